@@ -1,0 +1,70 @@
+"""What can go wrong, as one tree.
+
+RedlineError
+├── UsageError            the person asked for something that cannot be: one line, exit code 2
+│   ├── SpecError         a field of a spec is out of its range
+│   ├── UnknownName       no model, recipe step, device or door goes by that name
+│   └── MissingExtra      an optional package is needed and not installed
+├── BenchError            the bench broke; carries the stage, the kind and the traceback, becomes a `Failure`
+├── DoorError             the door itself broke: the worker is gone or spoke nonsense
+├── StoreError            the history cannot be opened, read or written
+└── RecordError           a stored record cannot be understood
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RedlineError(Exception):
+    """Everything Redline raises on purpose."""
+
+
+class UsageError(RedlineError):
+    """A mistake of the person in front of the terminal, told in one line."""
+
+
+class SpecError(UsageError):
+    """A field holds what it must not; the message names the field, the rule and the value."""
+
+
+class UnknownName(UsageError):
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.close = closest(name, known)
+        suggestion = f"; did you mean {' or '.join(self.close)}?" if self.close else ""
+        super().__init__(f"unknown {what} {name!r}{suggestion}{f' ({hint})' if hint else ''}")
+
+
+class MissingExtra(UsageError):
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f"{what} needs the package {package}: pip install 'redline[{extra}]'")
+
+
+class BenchError(RedlineError):
+    """Raised on the bench where the kind of failure is already known."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+class DoorError(RedlineError):
+    """The worker is gone, late, or said something that is not a message."""
+
+
+class StoreError(RedlineError):
+    """The history is not usable; the message names the place."""
+
+
+class RecordError(RedlineError):
+    """A record is of an unknown schema or damaged."""
+
+
+def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names that look most like `name`."""
+    lowered: dict[str, str] = {}
+    for candidate in known:
+        lowered.setdefault(candidate.lower(), candidate)
+    found = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.6)
+    return [lowered[match] for match in found]

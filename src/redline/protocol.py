@@ -1,0 +1,216 @@
+"""The one door: every message that may pass between desk and bench, and how it is framed on a socket.
+
+The desk sends a request; the bench answers with one reply, and with `Progress` on the way.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+
+import msgspec
+
+from redline.errors import DoorError
+from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef
+from redline.spec import RunSpec, Spec
+
+
+class Prepare(Spec, tag=True):
+    """Build the workload, apply the recipe, check its numerics, reach the steady state."""
+
+    spec: RunSpec
+
+
+class Measure(Spec, tag=True):
+    """Run one timed block."""
+
+    kind: BlockKind
+    seconds: float
+    max_steps: int | None = None
+    settle_seconds: float = 0.02
+    round: int = 0
+
+
+class Profile(Spec, tag=True):
+    """Capture a trace of a few steps, outside every timed block."""
+
+    path: str
+    """Where the gzipped Chrome trace is to be written."""
+    wait: int = 1
+    warmup: int = 2
+    active: int = 3
+    shapes: bool = True
+    memory: bool = False
+    stacks: bool = False
+
+
+class Close(Spec, tag=True):
+    """End the session."""
+
+
+class AskEnvironment(Spec, tag=True):
+    """What is this machine, seen from torch?"""
+
+    device: str = "auto"
+    threads: int | None = None
+
+
+class AskModels(Spec, tag=True):
+    """Which models go by name?"""
+
+    pattern: str | None = None
+
+
+class AskCheck(Spec, tag=True):
+    """Could these specs run here? Resolves `auto` devices; builds nothing."""
+
+    specs: tuple[RunSpec, ...]
+
+
+class AskHealth(Spec, tag=True):
+    """What does torch say about itself: build, visible devices, a compiler that works?"""
+
+
+Question = AskEnvironment | AskModels | AskCheck | AskHealth
+
+
+class Ask(Spec, tag=True):
+    """Something that needs torch but no run."""
+
+    question: Question
+
+
+Request = Prepare | Measure | Profile | Close | Ask
+
+
+class Progress(Spec, tag=True):
+    """Where the bench is; also tells where a crash happened."""
+
+    stage: str
+    detail: str = ""
+
+
+class ModelName(Spec):
+    name: str
+    source: str
+    kind: str = ""
+
+
+class ModelNames(Spec, tag=True):
+    models: tuple[ModelName, ...]
+    missing: tuple[str, ...] = ()
+    """Sources whose package is not installed, with how to get it."""
+
+
+class Checked(Spec):
+    """The answer for one spec: the spec with its device resolved, or why it cannot be."""
+
+    spec: RunSpec
+    usage: str | None = None
+    """A mistake of the person: nothing can run."""
+
+
+class CheckedSpecs(Spec, tag=True):
+    answers: tuple[Checked, ...]
+
+
+class HealthItem(Spec):
+    """One thing looked at: fine or not, what was seen, how to mend it."""
+
+    name: str
+    ok: bool | None
+    """None: absent, and only needed for some features."""
+    seen: str
+    mend: str = ""
+
+
+class Health(Spec, tag=True):
+    items: tuple[HealthItem, ...]
+    devices: tuple[DeviceInfo, ...] = ()
+
+
+class EnvironmentAnswer(Spec, tag=True):
+    environment: Environment
+
+
+class PreparedReply(Spec, tag=True):
+    prepared: Prepared
+
+
+class BlockReply(Spec, tag=True):
+    block: Block
+
+
+class TraceReply(Spec, tag=True):
+    trace: TraceRef
+
+
+class ClosedReply(Spec, tag=True):
+    closed: Closed
+
+
+class FailureReply(Spec, tag=True):
+    failure: Failure
+
+
+Reply = (
+    Progress
+    | PreparedReply
+    | BlockReply
+    | TraceReply
+    | ClosedReply
+    | FailureReply
+    | EnvironmentAnswer
+    | ModelNames
+    | CheckedSpecs
+    | Health
+)
+
+OnProgress = Callable[[Progress], None]
+
+_LENGTH = struct.Struct("!Q")
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def send(connection: socket.socket, message: Request | Reply) -> None:
+    body = _encoder.encode(message)
+    connection.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_request(connection: socket.socket) -> Request | None:
+    """The next request, or None when the desk has hung up."""
+    body = receive_frame(connection)
+    return None if body is None else _requests.decode(body)
+
+
+def receive_reply(connection: socket.socket) -> Reply | None:
+    """The next reply, or None when the worker is gone."""
+    body = receive_frame(connection)
+    if body is None:
+        return None
+    try:
+        return _replies.decode(body)
+    except msgspec.DecodeError as error:
+        raise DoorError(f"the worker sent something that is not a message: {error}") from None
+
+
+def receive_frame(connection: socket.socket) -> bytes | None:
+    """One length-prefixed frame; None at the end of the stream, also in the middle of a frame."""
+    header = _receive_exactly(connection, _LENGTH.size)
+    return None if header is None else _receive_exactly(connection, _LENGTH.unpack(header)[0])
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        try:
+            part = connection.recv(min(count - len(parts), 1 << 20))
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

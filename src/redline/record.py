@@ -1,0 +1,307 @@
+"""What was measured. Records are frozen; raw samples stay, summaries are derived from them elsewhere."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from redline.errors import RecordError
+from redline.spec import RunSpec, Spec, key_of
+
+SCHEMA = 1
+"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to mend it."""
+
+BENCHMARK_VERSION = "1"
+"""Raised whenever the way of measuring changes so that new numbers must not be set against old ones."""
+
+FailureKind = Literal["oom", "compile", "unsupported", "numerics", "timeout", "crash", "user"]
+BlockKind = Literal["latency", "throughput"]
+StopReason = Literal["target", "ceiling", "interrupted", "failed"]
+
+
+class Failure(Spec):
+    """A trial that broke is data: where, how, and what it said."""
+
+    stage: str
+    kind: FailureKind
+    message: str
+    """One line for the table."""
+    traceback: str = ""
+
+
+class DeviceInfo(Spec):
+    kind: str
+    """`cpu`, `cuda` or `rocm`."""
+    index: int | None = None
+    name: str = ""
+    uuid: str | None = None
+    driver: str | None = None
+    memory_bytes: int | None = None
+    capability: str | None = None
+    """Compute capability, or the gfx architecture on AMD."""
+    multiprocessors: int | None = None
+    power_limit_w: float | None = None
+    max_clock_hz: float | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+
+
+class Environment(Spec):
+    """Everything worth knowing about the place of a measurement."""
+
+    device: DeviceInfo
+    hostname: str = ""
+    platform: str = ""
+    python: str = ""
+    redline: str = ""
+    cpu: str = ""
+    physical_cores: int | None = None
+    logical_cores: int | None = None
+    affinity: tuple[int, ...] = ()
+    governor: str | None = None
+    memory_bytes: int | None = None
+    threads: int | None = None
+    interop_threads: int | None = None
+    versions: dict[str, str] = {}
+    """torch, torchvision, cuda, hip, cudnn, triton: those that are there."""
+    flags: dict[str, str] = {}
+    """Global switches of torch as they stood while measuring."""
+    variables: dict[str, str] = {}
+    """Environment variables that change speed."""
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    neighbours: tuple[str, ...] = ()
+    """Other processes seen on the GPU when the bench was opened."""
+
+
+class ColdStart(Spec):
+    """What happened before the steady state, each in seconds."""
+
+    import_s: float | None = None
+    """Importing torch; in a forked worker, what the fork server paid once."""
+    start_s: float | None = None
+    """From the request to a worker that answers."""
+    build_s: float | None = None
+    """Model made and moved to the device."""
+    first_call_s: float | None = None
+    """The first step under the recipe, compiling included."""
+    compile_s: float | None = None
+    """The compiler's share of it, where the recipe compiles."""
+    compile_cache: Literal["cold", "warm", "mixed"] | None = None
+
+
+class Numerics(Spec):
+    """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
+
+    method: Literal["outputs", "loss-path", "reference"] = "outputs"
+    """`reference`: this recipe is the strict fp32 reference itself."""
+    number_format: str = "fp32"
+    rel_l2: float | None = None
+    """Error over the part of the reference that depends on the input; NaN is told as None with finite False."""
+    cosine: float | None = None
+    top1_agreement: float | None = None
+    finite: bool = True
+    degenerate: bool = False
+    """The reference carries no signal to compare with, or the number format cannot resolve it."""
+    floor: float | None = None
+    """Error of fp32 arithmetic on weights and inputs rounded to the recipe's number format."""
+    tolerance: float | None = None
+    passed: bool = False
+    reason: str = ""
+    steps: int | None = None
+    """Length of the loss path."""
+    losses: tuple[float | None, ...] = ()
+    reference_losses: tuple[float | None, ...] = ()
+
+
+class Memory(Spec):
+    """Never one word for all. None where the device has no such figure."""
+
+    peak_allocated_bytes: int | None = None
+    """What the model's tensors took."""
+    peak_reserved_bytes: int | None = None
+    """What the allocator took from the device: this must fit."""
+    context_bytes: int | None = None
+    """The driver's view minus reserved: context and libraries."""
+    peak_rss_bytes: int | None = None
+    allocator_retries: int | None = None
+
+
+class TelemetrySample(Spec):
+    """One look at the device while a block ran."""
+
+    at_s: float
+    """Seconds since the block began."""
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    throttle: tuple[str, ...] = ()
+    """Reasons the driver gives for a lowered clock."""
+    foreign: tuple[str, ...] = ()
+    """Processes on the GPU that are not ours."""
+
+
+class WorkloadInfo(Spec):
+    source: str
+    """torchvision, builtin, timm, hf, user or live."""
+    class_name: str
+    parameters: int
+    items_per_step: int
+    item: str = "item"
+    """What is counted: img, seq or item."""
+    input_shapes: tuple[str, ...] = ()
+    model_hash: str = ""
+    input_hash: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Warmup(Spec):
+    """The way to the steady state, kept whole."""
+
+    samples: tuple[float, ...] = ()
+    seconds: float = 0.0
+    steady: bool = False
+    reason: str = ""
+
+
+class Prepared(Spec):
+    """The reply to `Prepare`: all that is known before the first timed block."""
+
+    environment: Environment
+    workload: WorkloadInfo
+    cold_start: ColdStart
+    numerics: Numerics
+    warmup: Warmup
+    memory: Memory
+    """Peaks of building, checking and warming up; blocks carry their own."""
+    recipe_notes: dict[str, str] = {}
+    """What each step did or could not do, by step."""
+    step_synchronises: bool | None = None
+    """Whether one step waits for the device by itself: issue time then says nothing about the host."""
+    isolated: bool = True
+
+
+class Block(Spec):
+    """Timed steps in a row."""
+
+    kind: BlockKind
+    clock: Literal["host", "device"]
+    samples: tuple[float, ...]
+    """Seconds per step; with the device clock from one step's end to the next, waiting included."""
+    settling: tuple[float, ...] = ()
+    """Steps of the block's first moments, kept apart."""
+    issue_s: tuple[float, ...] = ()
+    """Host seconds to issue each step, settling steps first; empty where nothing runs asynchronously."""
+    phases: dict[str, tuple[float, ...]] = {}
+    """Training: seconds per step in forward, backward and optimizer, one per sample."""
+    wall_s: float = 0.0
+    started_at: float = 0.0
+    round: int = 0
+    """Blocks of sibling sessions with the same round were measured next to each other."""
+    memory: Memory = Memory()
+    energy_j: float | None = None
+    telemetry: tuple[TelemetrySample, ...] = ()
+    unit: Literal["s"] = "s"
+
+
+class TraceRef(Spec):
+    """Where a captured trace lies and what capturing cost."""
+
+    path: str
+    steps: int
+    capture_s: float
+    bytes: int
+
+
+class Closed(Spec):
+    """The last word of a session."""
+
+    memory: Memory = Memory()
+
+
+class RunRecord(Spec):
+    """One measured thing, whole."""
+
+    id: str
+    spec: RunSpec
+    schema: int = SCHEMA
+    benchmark_version: str = BENCHMARK_VERSION
+    key: str | None = None
+    """None when the bench broke before it could say what it measures."""
+    created_at: float = 0.0
+    group: str | None = None
+    """Records measured interleaved share it; the first of a group is what the others are set against."""
+    position: int = 0
+    prepared: Prepared | None = None
+    blocks: tuple[Block, ...] = ()
+    trace: TraceRef | None = None
+    closed: Closed | None = None
+    stopped: StopReason | None = None
+    failure: Failure | None = None
+    notes: tuple[str, ...] = ()
+
+
+def new_id() -> str:
+    """Sorts by time, unique across writers: hexadecimal milliseconds and 40 random bits."""
+    return f"{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
+
+
+def key_of_record(spec: RunSpec, prepared: Prepared) -> str:
+    device = prepared.environment.device
+    identity = {
+        "model": prepared.workload.model_hash,
+        "inputs": prepared.workload.input_hash,
+        "device": f"{device.kind} {device.name}",
+        "driver": device.driver,
+        "torch": prepared.environment.versions.get("torch"),
+        "benchmark": BENCHMARK_VERSION,
+    }
+    return key_of(spec, identity)
+
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+
+MIGRATIONS: dict[int, Migration] = {}
+"""From schema n to n + 1, on plain dicts."""
+
+
+def encode(record: RunRecord) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode(data: bytes) -> RunRecord:
+    """Read a stored record of this schema or an older one."""
+    try:
+        plain = msgspec.msgpack.decode(data)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"not a record: {error}") from None
+    if not isinstance(plain, dict):
+        raise RecordError("not a record: expected a table")
+    return _convert(migrate(plain))
+
+
+def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = None, to: int = SCHEMA) -> dict[str, Any]:
+    table = MIGRATIONS if migrations is None else migrations
+    schema = plain.get("schema")
+    if not isinstance(schema, int) or schema > to:
+        raise RecordError(f"record of schema {schema!r}; this Redline reads up to {to}: update Redline")
+    while schema < to:
+        if schema not in table:
+            raise RecordError(f"no way from record schema {schema} to {schema + 1}")
+        plain = {**table[schema](plain), "schema": schema + 1}
+        schema += 1
+    return plain
+
+
+def _convert(plain: dict[str, Any]) -> RunRecord:
+    try:
+        return msgspec.convert(plain, RunRecord)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"record {plain.get('id')!r} is damaged: {error}") from None

@@ -1,0 +1,76 @@
+"""Seconds, bytes, joules and rates: how a person writes them and how they print. SI inside, pretty only here."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from redline.errors import SpecError
+
+_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)\s*", re.IGNORECASE)
+
+THIN_SPACE = "\u2009"
+
+
+def parse_bytes(text: str) -> int:
+    """'16GiB', '14 GB' or '1000000' as a count of bytes; GB is 10⁹, GiB 2³⁰."""
+    return round(_parse(text, _BYTES, "b", "a size such as 16GiB or 14GB"))
+
+
+def parse_seconds(text: str) -> float:
+    """'20ms', '10m' or '3' as seconds."""
+    return _parse(text, _SECONDS, "s", "a time such as 20ms, 3s or 10m")
+
+
+def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, expected: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    unit = (match.group(2).lower() or bare) if match else ""
+    if match is None or unit not in factors:
+        raise SpecError(f"expected {expected}, got {text!r}")
+    return float(match.group(1)) * factors[unit]
+
+
+def significant(value: float, digits: int) -> str:
+    """`value` with so many significant digits, no exponent, thousands apart."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}".replace(",", THIN_SPACE)
+
+
+def format_seconds(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "n/a"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= factor or unit == "µs":
+            return f"{significant(value / factor, digits)} {unit}"
+    raise AssertionError("unreachable")
+
+
+def format_bytes(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(value) >= factor:
+            return f"{significant(value / factor, 3)} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_share(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value * 100:.2g}{THIN_SPACE}%" if value < 0.1 else f"{value * 100:.0f}{THIN_SPACE}%"
