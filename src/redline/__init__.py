@@ -1,1 +1,21 @@
+"""Redline: how fast is your PyTorch model here, how fast could it be, what is in the way, and what to switch on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+__all__ = ["RunResult", "__version__", "doctor", "models", "run", "run_specs"]
+
+if TYPE_CHECKING:
+    from redline.api import RunResult, doctor, models, run, run_specs
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when first used, so that importing Redline costs next to nothing."""
+    if name in __all__:
+        from redline import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'redline' has no attribute {name!r}")

@@ -208,11 +208,11 @@ def key_of(spec: RunSpec, identity: Mapping[str, str | None]) -> str:
     return hashlib.sha256(encoded).hexdigest()[:24]
 
 
-def load_specs(path: Path) -> list[RunSpec]:
+def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[RunSpec]:
     """Read a TOML file: shared settings at the top, one `[[run]]` table per thing to measure.
 
-    A value under `[[run]]` overrides the same one at the top; `recipe` may be text or a list of texts, and
-    `model` a name or a list of names, each combination being one spec.
+    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both; `recipe` may
+    be text or a list of texts, and `model` a name or a list of names, each combination being one spec.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -225,7 +225,7 @@ def load_specs(path: Path) -> list[RunSpec]:
     runs = document.pop("run", [{}])
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")
-    return [spec for run in runs for spec in specs_from_table({**document, **run}, where=str(path))]
+    return [spec for run in runs for spec in specs_from_table({**document, **run, **(overrides or {})}, where=str(path))]
 
 
 def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunSpec]:

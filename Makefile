@@ -1,0 +1,70 @@
+# Set-up happens by itself: each target that needs the virtual environment makes it first.
+# `make PYTHON=python3.12 test` chooses the interpreter; Python 3.11 or later and make are all that must be there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types imports format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(STAMP) ## .venv with Redline and all that working on it needs; again when pyproject.toml changes
+
+demo: venv ## measure a model on the device that is here
+	$(BIN)/redline demo
+
+test: lint types imports ## everything that must hold before a change is done
+	$(BIN)/python -m pytest
+
+lint: venv ## ruff, as linter and as formatter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv ## mypy
+	$(BIN)/mypy
+
+imports: venv ## the arrows between the rooms
+	$(BIN)/lint-imports
+
+format: venv ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: venv ## run every program in benchmarks/
+	@set -e; for program in $(BENCHMARKS); do echo "== $$program"; $(BIN)/python $$program; done
+
+clean: ## remove caches and build outputs; the virtual environment stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# uv reads its own settings but not pip's. Someone who told only pip where packages come from (a mirror, a folder of
+# wheels) means it for this too: hand it over, and choose among several places as pip does.
+define SETTINGS_OF_PIP
+pip_setting() { printenv "PIP_$$1" || $(BIN)/python -m pip config get "global.$$2" 2>/dev/null || true; }; \
+if [ -z "$$UV_DEFAULT_INDEX$$UV_INDEX_URL$$UV_INDEX$$UV_EXTRA_INDEX_URL$$UV_FIND_LINKS$$UV_CONFIG_FILE" ] \
+	&& [ ! -e "$${XDG_CONFIG_HOME:-$$HOME/.config}/uv/uv.toml" ] && [ ! -e /etc/uv/uv.toml ]; then \
+	main=$$(pip_setting INDEX_URL index-url); \
+	more=$$(pip_setting EXTRA_INDEX_URL extra-index-url | tr '\n' ' '); \
+	folders=$$(pip_setting FIND_LINKS find-links | tr '\n' ' ' | sed 's/ *$$//; s/  */,/g'); \
+	if [ -n "$$main" ]; then export UV_DEFAULT_INDEX="$$main"; fi; \
+	if [ -n "$$more" ]; then export UV_INDEX="$$more" UV_INDEX_STRATEGY=unsafe-best-match; fi; \
+	if [ -n "$$folders" ]; then export UV_FIND_LINKS="$$folders"; fi; \
+fi
+endef
+
+# Byte-code is compiled at once: without it the first import of torch takes twice as long.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Redline needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' \
+		|| { echo "$(PYTHON) cannot make virtual environments: install its venv package (apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(SETTINGS_OF_PIP); set -x; \
+		$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -e '.[dev]'
+	@touch $@

@@ -1,0 +1,103 @@
+"""What writing one record costs (begin, ten blocks, finish) in an empty history and in one of 100 000 records.
+
+    python benchmarks/store_cost.py [--records 100000]
+
+A sweep writes a record per cell and asks once which cells are known, so both must stay flat as the history grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from redline.record import Block, RunRecord, new_id
+from redline.spec import RunSpec, WorkloadSpec
+from redline.store import History
+
+BLOCKS = 10
+SAMPLES = 50
+CELLS = 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=100_000, help="size of the large history")
+    parser.add_argument("--repeats", type=int, default=300, help="records timed at each size")
+    arguments = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        History.open(Path(folder) / "small.sqlite") as small,
+        History.open(Path(folder) / "large.sqlite") as large,
+    ):
+        started = time.perf_counter()
+        fill(large, arguments.records)
+        print(f"filled with {arguments.records} records of {BLOCKS} blocks in {time.perf_counter() - started:.1f} s\n")
+        print(f"{'median time':<28}{'small':>12}{'large':>12}{'large/small':>13}")
+        compare(f"begin + {BLOCKS} blocks + finish", write_record, small, large, arguments.repeats)
+        fill(small, CELLS)  # one sweep's worth: there must be something to know
+        compare(f"known_keys of {CELLS}", ask_keys, small, large, arguments.repeats // 10 + 1)
+        compare("the newest 20 rows", lambda history: history.rows(limit=20), small, large, arguments.repeats)
+    print(f"\nsmall: empty for the first line, {CELLS} records for the others")
+
+
+def compare(name: str, call: Callable[[History], object], small: History, large: History, repeats: int) -> None:
+    """Time both in turns, so that whatever else the machine does hits both alike."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for history, kept in zip((small, large), times, strict=True):
+            started = time.perf_counter()
+            call(history)
+            kept.append(time.perf_counter() - started)
+    before, after = map(median, times)
+    print(f"{name:<28}{before * 1e3:>9.2f} ms{after * 1e3:>9.2f} ms{after / before:>12.2f}×")
+
+
+def ask_keys(history: History) -> None:
+    assert len(history.known_keys(f"key {number}" for number in range(CELLS))) == CELLS
+
+
+def write_record(history: History) -> None:
+    record = make_record("key of this run")
+    history.begin(record)
+    for block in make_blocks():
+        history.append(record.id, block)
+    history.finish(msgspec.structs.replace(record, stopped="target"))
+
+
+def make_record(key: str) -> RunRecord:
+    spec = RunSpec(workload=WorkloadSpec(model="resnet50", batch=32))
+    return RunRecord(id=new_id(), spec=spec, created_at=time.time(), key=key, group=new_id())
+
+
+def make_blocks() -> list[Block]:
+    samples = tuple(0.01 + 1e-6 * number for number in range(SAMPLES))
+    return [Block(kind="throughput", clock="host", samples=samples, round=number) for number in range(BLOCKS)]
+
+
+def fill(history: History, number: int) -> None:
+    """Many records in few transactions: the same rows as one by one, in a hundredth of the time."""
+    from redline.store import queries
+    from redline.store.codec import pack_block, pack_head, row_of
+
+    bodies = [pack_block(block) for block in make_blocks()]
+    for first in range(0, number, 5000):
+        records = [make_record(f"key {n}") for n in range(first, min(first + 5000, number))]
+        with history._database.writing() as connection:
+            heads = [queries.values_of(row_of(record, over=True), pack_head(record)) for record in records]
+            connection.execute(queries.INSERT_RECORD, heads)
+            blocks = [
+                {"record_id": record.id, "number": position, "body": body}
+                for record in records
+                for position, body in enumerate(bodies)
+            ]
+            connection.execute(queries.INSERT_BLOCK, blocks)
+
+
+if __name__ == "__main__":
+    main()

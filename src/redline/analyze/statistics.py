@@ -1,0 +1,238 @@
+"""What samples can support: intervals of the median, tails, paired ratios. Nothing here assumes a bell curve of times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redline.spec import Spec
+
+MIN_COMMON_ROUNDS = 5
+"""Below it a paired interval rests on too few differences to say anything."""
+
+_EXACT_BINOMIAL_UP_TO = 4000
+"""Beyond it the normal approximation of a rank is within one rank of the exact one."""
+
+_TAIL_DOUBT = 0.01
+"""Chance left that a percentile lies above the second-largest sample."""
+
+Floats = NDArray[np.float64]
+
+
+class Interval(Spec, frozen=True, kw_only=True):
+    """Where the median lies, and on how many independent samples that rests."""
+
+    low: float
+    median: float
+    high: float
+    n: int
+    n_effective: float
+    """Samples that would say as much if they were independent."""
+
+    @property
+    def half_width(self) -> float:
+        """Relative to the median."""
+        return (self.high - self.low) / (2 * self.median) if self.median else math.inf
+
+
+class Ratio(Spec, frozen=True, kw_only=True):
+    """Time of the first over time of the other: above 1 the other is faster."""
+
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+
+
+def median_interval(blocks: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval | None:
+    """The distribution-free interval of the median, widened where samples are not independent.
+
+    Two estimates, the wider counts: ranks of all samples with the effective number of them, and the block medians,
+    which also see what changes from block to block. None with too few samples for any interval (6 at 95 %).
+    """
+    filled = [block for block in blocks if len(block)]
+    samples = np.fromiter(chain.from_iterable(filled), dtype=np.float64)
+    if samples.size < _fewest_for_median(confidence):
+        return None
+    median = float(np.median(samples))
+    n_effective = samples.size / autocorrelation_time(samples)
+    low, high = _rank_interval(samples, n_effective, confidence)
+    if len(filled) >= _fewest_for_median(confidence):
+        block_medians = np.array([np.median(block) for block in filled])
+        block_low, block_high = _rank_interval(block_medians, len(filled), confidence)
+        if block_high - block_low > high - low:
+            low, high = block_low, block_high
+    return Interval(
+        # Blocks of unequal length can put their own middle beside the pooled median.
+        low=min(low, median),
+        median=median,
+        high=max(high, median),
+        n=int(samples.size),
+        n_effective=n_effective,
+    )
+
+
+def autocorrelation_time(samples: Sequence[float] | Floats) -> float:
+    """How many successive samples say as much as one independent sample; 1 or more.
+
+    Taken from the above/below-median signs, which is what the ranks of a median rest on, so that one outlier cannot
+    hide a correlation. Lags are summed in pairs while their sum stays positive and does not grow (Geyer's initial
+    monotone sequence): for a reversible process noise begins where that ends.
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    count = values.size
+    if count < 4:
+        return 1.0
+    covariances = _autocovariances(np.sign(values - np.median(values)))
+    if covariances[0] <= 0:
+        return 1.0
+    pairs = covariances[0 : count // 2 * 2 : 2] + covariances[1 : count // 2 * 2 : 2]
+    ends = np.flatnonzero(pairs <= 0)
+    positive = np.minimum.accumulate(pairs[: ends[0] if ends.size else None])
+    time = 2 * float(positive.sum()) / float(covariances[0]) - 1
+    # Centring on the series' own middle takes about time/count away from every lag that was summed, on both sides of 0.
+    lags = 4 * positive.size - 1
+    return float(np.clip(time * (1 + lags / count), 1.0, count))
+
+
+def percentile(samples: Sequence[float], q: float) -> float | None:
+    """The q-quantile (q between 0 and 1), or None where so few samples would make it up."""
+    if len(samples) < fewest_for_percentile(q):
+        return None
+    return float(np.quantile(np.asarray(samples, dtype=np.float64), q))
+
+
+@lru_cache(maxsize=256)
+def fewest_for_percentile(q: float) -> int:
+    """Samples a percentile needs: 64 for p90, 130 for p95, 662 for p99; the median needs one.
+
+    The smallest n for which the second-largest sample is an upper bound at 99 %: at most one sample beyond the
+    percentile then has a chance of 1 % or less. With the largest instead, a single hiccup would be the tail.
+    """
+    if not 0 < q < 1:
+        raise ValueError(f"a percentile lies between 0 and 1, got {q}")
+    if q == 0.5:
+        return 1
+    beyond = min(q, 1 - q)
+
+    def doubt(count: int) -> float:
+        return float((1 - beyond) ** count + count * beyond * (1 - beyond) ** (count - 1))
+
+    high = 2
+    while doubt(high) > _TAIL_DOUBT:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if doubt(middle) > _TAIL_DOUBT else (low, middle)
+    return high
+
+
+def paired_ratio(first: Mapping[int, float], other: Mapping[int, float], confidence: float = 0.95) -> Ratio | None:
+    """First over other from the rounds both have, with a Student interval on the mean of the log-ratios.
+
+    None with fewer than five common rounds. A round in which a clock read nothing carries no ratio.
+    """
+    rounds = [key for key in sorted(first.keys() & other.keys()) if _is_time(first[key]) and _is_time(other[key])]
+    count = len(rounds)
+    if count < MIN_COMMON_ROUNDS:
+        return None
+    logs = np.log([first[key] / other[key] for key in rounds])
+    mean = float(logs.mean())
+    error = float(logs.std(ddof=1)) * math.sqrt(_mean_inflation(logs) / count)
+    half = student_t(count - 1, confidence) * error
+    return Ratio(ratio=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half), rounds=count)
+
+
+def spread(samples: Sequence[float]) -> float | None:
+    """Standard deviation over mean; None with fewer than two samples."""
+    if len(samples) < 2:
+        return None
+    values = np.asarray(samples, dtype=np.float64)
+    mean = float(values.mean())
+    return float(values.std(ddof=1)) / mean if mean else None
+
+
+@lru_cache(maxsize=1024)
+def student_t(degrees: int, confidence: float = 0.95) -> float:
+    """The two-sided quantile of Student's t for whole degrees of freedom, by bisection on its closed form."""
+    low, high = 0.0, 1.0
+    while _student_within(high, degrees) < confidence:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_within(middle, degrees) < confidence else (low, middle)
+    return (low + high) / 2
+
+
+def _student_within(t: float, degrees: int) -> float:
+    """P(|T| <= t): the finite trigonometric sums for odd and even degrees (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2 == 1
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(3 if odd else 2, degrees - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def _mean_inflation(logs: Floats) -> float:
+    """By how much positive autocorrelation of successive values multiplies the variance of their mean."""
+    centred = logs - logs.mean()
+    power = float(centred @ centred)
+    if power <= 0:
+        return 1.0
+    seen = float(centred[1:] @ centred[:-1]) / power
+    if seen <= 0:
+        return 1.0
+    # Centring on their own mean makes few values look less alike than they are, by about (1 + 3 rho)/n.
+    correlation = min(seen + (1 + 3 * seen) / logs.size, 0.9)
+    return (1 + correlation) / (1 - correlation)
+
+
+def _rank_interval(samples: Floats, n_effective: float, confidence: float) -> tuple[float, float]:
+    """The order statistics that bracket the median, ranks scaled from the effective to the real number of samples."""
+    ordered = np.sort(samples)
+    # With fewer effective samples than any interval needs, the whole range is the most that can be said.
+    effective = max(int(n_effective), _fewest_for_median(confidence))
+    rank = _median_rank(effective, confidence) * (samples.size + 1) / (effective + 1)
+    index = max(int(rank), 1) - 1
+    return float(ordered[index]), float(ordered[samples.size - 1 - index])
+
+
+@lru_cache(maxsize=4096)
+def _median_rank(count: int, confidence: float) -> int:
+    """The largest k for which the k-th smallest and k-th largest of `count` samples bracket the median often enough."""
+    miss = (1 - confidence) / 2
+    if count > _EXACT_BINOMIAL_UP_TO:
+        return int((count - NormalDist().inv_cdf(1 - miss) * math.sqrt(count)) / 2)
+    k = np.arange(1, count // 2 + 1)
+    log_terms = np.concatenate(([0.0], np.cumsum(np.log((count - k + 1) / k)))) - count * math.log(2)
+    return int(np.searchsorted(np.cumsum(np.exp(log_terms)), miss, side="right"))
+
+
+@lru_cache(maxsize=16)
+def _fewest_for_median(confidence: float) -> int:
+    """The fewest samples whose whole range brackets the median often enough: 6 at 95 %."""
+    return 1 + math.ceil(-math.log2(1 - confidence))
+
+
+def _autocovariances(values: Floats) -> Floats:
+    """Of all lags at once, by the power spectrum, padded so that the end does not meet the beginning."""
+    centred = values - values.mean()
+    size = 1 << (2 * values.size - 1).bit_length()
+    spectrum = np.fft.rfft(centred, size)
+    power = spectrum.real**2 + spectrum.imag**2
+    return np.fft.irfft(power, size)[: values.size] / values.size
+
+
+def _is_time(value: float) -> bool:
+    return math.isfinite(value) and value > 0

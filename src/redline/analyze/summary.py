@@ -1,0 +1,303 @@
+"""The derived row of a record, and of records measured together: what tables print and `--json` carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from statistics import median
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from redline.analyze.bound import Bound, bound
+from redline.analyze.statistics import median_interval, paired_ratio, percentile
+from redline.analyze.trust import Verdict, verdict
+from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason
+from redline.spec import Spec, Task
+
+
+class ThroughputInterval(Spec, frozen=True, kw_only=True):
+    """Where the throughput lies at 95 %; the half width is that of the step time, which the stopping rule looks at."""
+
+    low: float
+    high: float
+    half_width: float
+
+
+class Latency(Spec, frozen=True, kw_only=True):
+    """Seconds per step. A percentile is None where too few samples would make it up."""
+
+    p50: float
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    mean: float
+    std: float | None
+    n: int
+    clock: Literal["host", "device"]
+    low: float | None
+    """The 95 % interval of p50."""
+    high: float | None
+
+
+class ColdStartSummary(Spec, frozen=True, kw_only=True, rename={"import_": "import"}):
+    """All in seconds, but for the state of the compiler's cache."""
+
+    import_: float | None = None
+    start: float | None = None
+    build: float | None = None
+    first_call: float | None = None
+    compile: float | None = None
+    compile_cache: Literal["cold", "warm", "mixed"] | None = None
+
+
+class VersusFirst(Spec, frozen=True, kw_only=True):
+    """Against the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
+
+    ratio: float
+    low: float | None
+    """None with too few common rounds for an interval; the ratio is then one of medians."""
+    high: float | None
+    latency_change: float | None
+    memory_change: float | None
+
+
+class FailureSummary(Spec, frozen=True, kw_only=True):
+    stage: str
+    kind: str
+    message: str
+
+
+class RunSummary(Spec, frozen=True, kw_only=True):
+    """One row. None is unknown, never a guess; a failed run claims no speed, whatever it timed before it broke."""
+
+    model: str
+    task: Task
+    recipe: str
+    batch: int | None = None
+    """Items per step."""
+    item: str | None = None
+    device: str
+    device_name: str | None = None
+    throughput_per_s: float | None = None
+    throughput_interval: ThroughputInterval | None = None
+    throughput_wall_per_s: float | None = None
+    """By the wall clock over whole blocks: what device events do not see shows as the difference."""
+    latency_s: Latency | None = None
+    phases_s: dict[str, float] | None = None
+    memory: Memory | None = None
+    cold_start_s: ColdStartSummary | None = None
+    numerics: Numerics | None = None
+    energy_per_item_j: float | None = None
+    vs_first: VersusFirst | None = None
+    verdict: Verdict
+    bound: Bound
+    failure: FailureSummary | None = None
+    stopped: StopReason | None = None
+    record_id: str
+    group: str | None = None
+
+
+def summarize(records: Sequence[RunRecord]) -> list[RunSummary]:
+    """One row per record, in the order given; each is set against the first of its own group."""
+    firsts = _first_of_each_group(records)
+    return [_row(record, firsts.get(record.group or "")) for record in records]
+
+
+def _first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
+    firsts: dict[str, RunRecord] = {}
+    for record in records:
+        if record.group and (record.group not in firsts or record.position < firsts[record.group].position):
+            firsts[record.group] = record
+    return firsts
+
+
+def _row(record: RunRecord, first: RunRecord | None) -> RunSummary:
+    row = RunSummary(
+        record_id=record.id,
+        model=record.spec.workload.model,
+        task=record.spec.workload.task,
+        recipe=str(record.spec.recipe),
+        device=_device(record),
+        verdict=verdict(record),
+        bound=bound(record),
+        group=record.group,
+        batch=_items_per_step(record),
+        memory=_memory(record),
+        failure=_failure(record),
+        stopped=record.stopped,
+    )
+    if (prepared := record.prepared) is not None:
+        row = msgspec.structs.replace(
+            row,
+            item=prepared.workload.item,
+            device_name=prepared.environment.device.name or None,
+            cold_start_s=_cold_start(prepared.cold_start),
+            numerics=prepared.numerics,
+        )
+    return row if record.failure is not None else _with_speed(row, record, first)
+
+
+def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> RunSummary:
+    blocks = _blocks(record, "throughput")
+    items = row.batch
+    step_s = _median_step_s(blocks)
+    return msgspec.structs.replace(
+        row,
+        throughput_per_s=items / step_s if items and step_s else None,
+        throughput_interval=_throughput_interval(blocks, items),
+        throughput_wall_per_s=_per_wall_second(blocks, items),
+        latency_s=_latency(record),
+        phases_s=_phases(record),
+        energy_per_item_j=_energy_per_item_j(blocks, items),
+        vs_first=_versus(record, first),
+    )
+
+
+def _throughput_interval(blocks: Sequence[Block], items: int | None) -> ThroughputInterval | None:
+    step_s = median_interval([block.samples for block in blocks])
+    if step_s is None or step_s.low <= 0 or not items:
+        return None
+    return ThroughputInterval(low=items / step_s.high, high=items / step_s.low, half_width=step_s.half_width)
+
+
+def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
+    if first is None or first.id == record.id or first.failure is not None:
+        return None
+    first_rounds, own_rounds = _round_medians_s(first), _round_medians_s(record)
+    common = first_rounds.keys() & own_rounds.keys()
+    if not common:
+        return None
+    paired = paired_ratio(first_rounds, own_rounds)
+    first_latency, own_latency = _latency(first), _latency(record)
+    return VersusFirst(
+        ratio=paired.ratio if paired else _ratio_of_medians(first_rounds, own_rounds, common),
+        low=paired.low if paired else None,
+        high=paired.high if paired else None,
+        latency_change=_change(own_latency.p50, first_latency.p50) if own_latency and first_latency else None,
+        memory_change=_memory_change(_memory(record), _memory(first)),
+    )
+
+
+def _ratio_of_medians(first: Mapping[int, float], own: Mapping[int, float], rounds: Iterable[int]) -> float:
+    keys = list(rounds)
+    return median(first[key] for key in keys) / median(own[key] for key in keys)
+
+
+def _round_medians_s(record: RunRecord) -> dict[int, float]:
+    rounds: dict[int, list[float]] = {}
+    for block in _blocks(record, "throughput"):
+        rounds.setdefault(block.round, []).extend(block.samples)
+    return {key: middle for key, samples in rounds.items() if (middle := median(samples)) > 0}
+
+
+def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
+    if own is None or first is None:
+        return None
+    if own.peak_reserved_bytes is not None and first.peak_reserved_bytes is not None:
+        return _change(own.peak_reserved_bytes, first.peak_reserved_bytes)
+    if own.peak_rss_bytes is not None and first.peak_rss_bytes is not None:
+        return _change(own.peak_rss_bytes, first.peak_rss_bytes)
+    return None
+
+
+def _change(own: float, first: float) -> float | None:
+    return own / first - 1 if first else None
+
+
+def _latency(record: RunRecord) -> Latency | None:
+    """From latency blocks; where there are none, throughput blocks serve both."""
+    blocks = _blocks(record, "latency") or _blocks(record, "throughput")
+    samples = list(chain.from_iterable(block.samples for block in blocks))
+    if not samples:
+        return None
+    interval = median_interval([block.samples for block in blocks])
+    return Latency(
+        p50=median(samples),
+        p90=percentile(samples, 0.90),
+        p95=percentile(samples, 0.95),
+        p99=percentile(samples, 0.99),
+        mean=float(np.mean(samples)),
+        std=float(np.std(samples, ddof=1)) if len(samples) > 1 else None,
+        n=len(samples),
+        clock=blocks[0].clock,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+    )
+
+
+def _phases(record: RunRecord) -> dict[str, float] | None:
+    if record.spec.workload.task != "train":
+        return None
+    pooled: dict[str, list[float]] = {}
+    for block in _blocks(record, "throughput"):
+        for phase, samples in block.phases.items():
+            pooled.setdefault(phase, []).extend(samples)
+    return {phase: median(samples) for phase, samples in pooled.items() if samples} or None
+
+
+def _memory(record: RunRecord) -> Memory | None:
+    """The peak of each figure over the timed blocks; None where the device has no such figure."""
+    blocks = [block.memory for block in record.blocks if block.samples]
+    if not blocks:
+        return None
+
+    def peak(figure: str) -> int | None:
+        return max((value for memory in blocks if (value := getattr(memory, figure)) is not None), default=None)
+
+    return Memory(**{figure: peak(figure) for figure in Memory.__struct_fields__})
+
+
+def _cold_start(cold: ColdStart) -> ColdStartSummary:
+    return ColdStartSummary(
+        import_=cold.import_s,
+        start=cold.start_s,
+        build=cold.build_s,
+        first_call=cold.first_call_s,
+        compile=cold.compile_s,
+        compile_cache=cold.compile_cache,
+    )
+
+
+def _failure(record: RunRecord) -> FailureSummary | None:
+    if (failure := record.failure) is None:
+        return None
+    return FailureSummary(stage=failure.stage, kind=failure.kind, message=failure.message)
+
+
+def _device(record: RunRecord) -> str:
+    if record.spec.device != "auto" or record.prepared is None:
+        return record.spec.device
+    device = record.prepared.environment.device
+    return device.kind if device.index is None else f"{device.kind}:{device.index}"
+
+
+def _items_per_step(record: RunRecord) -> int | None:
+    return record.prepared.workload.items_per_step if record.prepared else record.spec.workload.batch
+
+
+def _median_step_s(blocks: Sequence[Block]) -> float | None:
+    samples = list(chain.from_iterable(block.samples for block in blocks))
+    return median(samples) if samples else None
+
+
+def _per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None:
+    timed = [block for block in blocks if block.wall_s > 0]
+    wall_s = sum(block.wall_s for block in timed)
+    return items * _steps(timed) / wall_s if items and wall_s else None
+
+
+def _energy_per_item_j(blocks: Sequence[Block], items: int | None) -> float | None:
+    metered = [block for block in blocks if block.energy_j is not None]
+    energy_j = sum(block.energy_j or 0.0 for block in metered)
+    return energy_j / (items * _steps(metered)) if items and metered else None
+
+
+def _steps(blocks: Iterable[Block]) -> int:
+    """Wall time and energy are of whole blocks, so the settling steps count."""
+    return sum(len(block.samples) + len(block.settling) for block in blocks)
+
+
+def _blocks(record: RunRecord, kind: Literal["latency", "throughput"]) -> list[Block]:
+    return [block for block in record.blocks if block.kind == kind and block.samples]

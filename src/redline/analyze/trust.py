@@ -1,0 +1,155 @@
+"""May a number be believed? Labels with their reasons, from one record and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Literal, get_args
+
+from redline.analyze.statistics import median_interval, spread
+from redline.record import BlockKind, RunRecord
+from redline.spec import Spec
+from redline.units import format_share
+
+TrustLabel = Literal["valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated", "invalid"]
+
+NOISY_SPREAD = 0.10
+NOTED_SPREAD = 0.05
+
+CONDEMNING_THROTTLE = {
+    "hw_slowdown": "hardware slow-down",
+    "sw_thermal": "software thermal slow-down",
+    "hw_thermal": "hardware thermal slow-down",
+    "power_brake": "external power brake",
+}
+NOTED_THROTTLE = {
+    # A power cap is how many cards run all day long: worth knowing, no reason to disbelieve the number.
+    "sw_power_cap": "software power cap",
+    "sync_boost": "clocks held to those of a sync-boost group",
+}
+
+ONE_PROCESS = "the interval is within one process; another process may sit a few percent apart"
+
+Finding = tuple[TrustLabel, str]
+
+
+class Verdict(Spec, frozen=True, kw_only=True):
+    """Several labels may hold; `valid` stands alone. Each other label has at least one reason."""
+
+    labels: tuple[TrustLabel, ...]
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Worth knowing, no reason to disbelieve."""
+
+    @property
+    def trusted(self) -> bool:
+        return self.labels == ("valid",)
+
+
+def verdict(record: RunRecord) -> Verdict:
+    if record.failure is not None:
+        return Verdict(labels=("invalid",), reasons=(record.failure.message,), notes=record.notes)
+    if not any(block.samples for block in record.blocks):
+        return Verdict(labels=("invalid",), reasons=("no step was timed",), notes=record.notes)
+    findings = [*_noise(record), *_throttling(record), *_warmup(record), *_neighbours(record), *_isolation(record)]
+    labels = tuple(dict.fromkeys(label for label, _ in findings))
+    return Verdict(
+        labels=labels or ("valid",),
+        reasons=tuple(dict.fromkeys(reason for _, reason in findings)),
+        notes=(*_spread_notes(record), *_throttle_notes(record), *_stop_notes(record), ONE_PROCESS, *record.notes),
+    )
+
+
+def target_half_width(record: RunRecord) -> float:
+    """The interval this record had to reach; a CPU is shared and has a wider one."""
+    measure = record.spec.measure
+    return measure.cpu_target_half_width if device_kind(record) == "cpu" else measure.target_half_width
+
+
+def device_kind(record: RunRecord) -> str:
+    """What it ran on where that is known, else what was asked for."""
+    if record.prepared is not None:
+        return record.prepared.environment.device.kind
+    return record.spec.device.partition(":")[0]
+
+
+def _noise(record: RunRecord) -> Iterator[Finding]:
+    target = target_half_width(record)
+    for kind, blocks in _series(record):
+        # A run cut short by hand is no better than one cut short by its ceiling.
+        if record.stopped in ("ceiling", "interrupted"):
+            interval = median_interval(blocks)
+            if interval is None:
+                yield "noisy", f"{kind}: too few samples for an interval when it stopped ({record.stopped})"
+            elif interval.half_width > target:
+                yield (
+                    "noisy",
+                    f"{kind}: interval ±{format_share(interval.half_width)} when it stopped ({record.stopped}), "
+                    f"target ±{format_share(target)}",
+                )
+        scatter = spread(list(chain.from_iterable(blocks)))
+        if scatter is not None and scatter > NOISY_SPREAD:
+            yield "noisy", f"{kind}: spread {format_share(scatter)} of the mean, over {format_share(NOISY_SPREAD)}"
+
+
+def _spread_notes(record: RunRecord) -> Iterator[str]:
+    for kind, blocks in _series(record):
+        scatter = spread(list(chain.from_iterable(blocks)))
+        if scatter is not None and NOTED_SPREAD < scatter <= NOISY_SPREAD:
+            yield f"{kind}: spread {format_share(scatter)} of the mean"
+
+
+def _throttling(record: RunRecord) -> Iterator[Finding]:
+    looks = _throttle_looks(record)
+    for word, meaning in CONDEMNING_THROTTLE.items():
+        hits = sum(word in look for look in looks)
+        if hits:
+            yield "throttled", f"{meaning} in {hits} of {len(looks)} looks at the device"
+
+
+def _throttle_notes(record: RunRecord) -> Iterator[str]:
+    looks = _throttle_looks(record)
+    for word in sorted(set(chain.from_iterable(looks)) - CONDEMNING_THROTTLE.keys()):
+        hits = sum(word in look for look in looks)
+        yield f"{NOTED_THROTTLE.get(word, word)} in {hits} of {len(looks)} looks at the device"
+
+
+def _throttle_looks(record: RunRecord) -> list[tuple[str, ...]]:
+    return [look.throttle for block in record.blocks for look in block.telemetry]
+
+
+def _warmup(record: RunRecord) -> Iterator[Finding]:
+    if record.prepared is not None and not record.prepared.warmup.steady:
+        warmup = record.prepared.warmup
+        yield "no-steady-state", warmup.reason or f"not steady after {warmup.seconds:.0f} s of warming up"
+
+
+def _neighbours(record: RunRecord) -> Iterator[Finding]:
+    during = [look.foreign for block in record.blocks for look in block.telemetry]
+    if seen := _distinct(chain.from_iterable(during)):
+        yield "shared-gpu", f"other processes on the GPU while timing: {seen}"
+    if record.prepared is not None and (seen := _distinct(record.prepared.environment.neighbours)):
+        yield "shared-gpu", f"other processes on the GPU at the start: {seen}"
+
+
+def _isolation(record: RunRecord) -> Iterator[Finding]:
+    if record.prepared is not None and not record.prepared.isolated:
+        yield "not-isolated", "measured in the caller's own process, with whatever state that had"
+
+
+def _stop_notes(record: RunRecord) -> Iterator[str]:
+    if record.stopped == "interrupted":
+        yield "interrupted before it was done"
+
+
+def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:
+    """The timed blocks of each kind that has any."""
+    series = [
+        (kind, [block.samples for block in record.blocks if block.kind == kind and block.samples])
+        for kind in get_args(BlockKind)
+    ]
+    return [(kind, blocks) for kind, blocks in series if blocks]
+
+
+def _distinct(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))

@@ -1,0 +1,70 @@
+"""Where a model runs: one file per kind of device. `torch.cuda` is named nowhere else on the bench."""
+
+from __future__ import annotations
+
+from redline.bench.device.base import Device
+from redline.errors import SpecError, UnknownName, UsageError
+
+__all__ = ["Device", "open_device", "resolve_device"]
+
+KINDS = ("cpu", "cuda", "rocm")
+
+
+def resolve_device(text: str) -> str:
+    """`auto` and bare kinds made exact: `cpu`, `cuda:0`, `rocm:1`; says why a device is not to be had."""
+    kind, _, index_text = text.partition(":")
+    if kind == "auto":
+        accelerator = _accelerator_kind()
+        return f"{accelerator}:0" if accelerator and _accelerator_problem(accelerator) is None else "cpu"
+    if kind not in KINDS:
+        raise UnknownName("device", text, ("auto", *KINDS), hint="write auto, cpu, cuda, cuda:1 or rocm:0")
+    if kind == "cpu":
+        if index_text:
+            raise SpecError(f"device cpu takes no index, got {text!r}")
+        return "cpu"
+    problem = _accelerator_problem(kind)
+    if problem:
+        raise UsageError(f"device {text} is not available: {problem}; run 'redline doctor', or use --device cpu")
+    return f"{kind}:{_index(text, index_text)}"
+
+
+def open_device(resolved: str) -> Device:
+    kind, _, index_text = resolved.partition(":")
+    if kind == "cpu":
+        from redline.bench.device.cpu import CpuDevice
+
+        return CpuDevice()
+    if kind == "rocm":
+        from redline.bench.device.rocm import RocmDevice
+
+        return RocmDevice(int(index_text))
+    from redline.bench.device.cuda import CudaDevice
+
+    return CudaDevice(int(index_text))
+
+
+def _index(text: str, index_text: str) -> int:
+    from redline.bench.device.cuda import device_count
+
+    if not index_text:
+        return 0
+    count = device_count()
+    if not index_text.isdigit() or int(index_text) >= count:
+        raise UsageError(f"device {text} does not exist: {count} visible, numbered from 0")
+    return int(index_text)
+
+
+def _accelerator_kind() -> str | None:
+    """Which accelerator this torch was built for; ROCm builds answer to torch.cuda as well."""
+    from redline.bench.device.cuda import built_for
+
+    return built_for()
+
+
+def _accelerator_problem(kind: str) -> str | None:
+    from redline.bench.device.cuda import unavailable_because
+
+    built = _accelerator_kind()
+    if built != kind:
+        return f"this torch was built for {built or 'the CPU only'}"
+    return unavailable_because()

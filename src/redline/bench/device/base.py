@@ -1,0 +1,99 @@
+"""What the rest of the bench may ask of a device."""
+
+from __future__ import annotations
+
+import resource
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from redline.record import DeviceInfo, Memory, TelemetrySample
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class Device(ABC):
+    """A clock, a barrier, memory figures and a thermometer."""
+
+    kind: str
+    torch_device: torch.device
+    clock: Literal["host", "device"]
+    autocast_type: str
+
+    @property
+    def is_accelerator(self) -> bool:
+        return self.clock == "device"
+
+    @abstractmethod
+    def info(self) -> DeviceInfo: ...
+
+    @abstractmethod
+    def synchronize(self) -> None: ...
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """A point in the device's own time; cheap, and does not wait."""
+
+    @abstractmethod
+    def seconds_between(self, marks: Sequence[Any]) -> list[float]:
+        """Seconds from each mark to the next, once everything up to the last has happened."""
+
+    @abstractmethod
+    def reset_peaks(self) -> None: ...
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Peaks since `reset_peaks`."""
+
+    @abstractmethod
+    def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
+        """Clocks, power, heat and load right now; the costly look at other processes only when asked."""
+
+    @abstractmethod
+    def refusal_of(self, dtype: torch.dtype) -> str | None:
+        """Why this device cannot compute in `dtype`, or None."""
+
+    def energy_j(self) -> float | None:
+        """A counter of joules spent, where there is one."""
+        return None
+
+    def release_cache(self) -> None:
+        """Give cached memory back, so that what follows is counted afresh."""
+
+    def neighbours(self) -> tuple[str, ...]:
+        """Other people's processes on this device."""
+        return ()
+
+    def synchronises(self, step: Callable[[], object]) -> bool | None:
+        """Whether one call of `step` waits for the device by itself. None: nothing here runs ahead of the host."""
+        return None
+
+    def allow_tf32(self, allowed: bool) -> None:
+        """Let fp32 products use the shorter format, or forbid it."""
+
+    def tf32_refusal(self) -> str | None:
+        return f"TF32 is a format of NVIDIA Ampere and later GPUs, not of {self.kind}"
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that only this kind of device has."""
+        return {}
+
+
+def reset_peak_rss() -> None:
+    """Start a new high-water mark of resident memory, where the kernel lets us."""
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        return  # `peak_rss_bytes` then tells the process's peak so far
+
+
+def peak_rss_bytes() -> int:
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

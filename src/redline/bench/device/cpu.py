@@ -1,0 +1,83 @@
+"""The CPU: host clock, resident memory, psutil for telemetry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+
+from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
+from redline.record import DeviceInfo, Memory, TelemetrySample
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+class CpuDevice(Device):
+    kind = "cpu"
+    clock: Literal["host", "device"] = "host"
+    autocast_type = "cpu"
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        psutil.cpu_percent(interval=None)  # the first look only starts the counter
+
+    def info(self) -> DeviceInfo:
+        frequency = psutil.cpu_freq()
+        return DeviceInfo(
+            kind="cpu",
+            name=cpu_name(),
+            memory_bytes=psutil.virtual_memory().total,
+            capability=torch.backends.cpu.get_cpu_capability(),
+            max_clock_hz=frequency.max * 1e6 if frequency and frequency.max else None,
+        )
+
+    def synchronize(self) -> None:
+        """A CPU is never ahead of itself."""
+
+    def mark(self) -> int:
+        return time.perf_counter_ns()
+
+    def seconds_between(self, marks: Sequence[int]) -> list[float]:
+        return [(later - earlier) / 1e9 for earlier, later in zip(marks, marks[1:], strict=False)]
+
+    def reset_peaks(self) -> None:
+        reset_peak_rss()
+
+    def memory(self) -> Memory:
+        return Memory(peak_rss_bytes=peak_rss_bytes())
+
+    def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
+        frequency = psutil.cpu_freq()
+        return TelemetrySample(
+            at_s=at_s,
+            utilisation=psutil.cpu_percent(interval=None) / 100,
+            memory_used_bytes=psutil.virtual_memory().used,
+            temperature_c=_temperature_c(),
+            clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
+        )
+
+    def refusal_of(self, dtype: torch.dtype) -> str | None:
+        return None  # every format computes on a CPU, if slowly; a missing operator shows when it is called
+
+
+def cpu_name() -> str:
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return line.partition(":")[2].strip()
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+def _temperature_c() -> float | None:
+    read = getattr(psutil, "sensors_temperatures", None)
+    sensors = read() if read else {}
+    for name in ("coretemp", "k10temp", "zenpower", "cpu_thermal"):
+        if sensors.get(name):
+            return float(max(entry.current for entry in sensors[name]))
+    return None

@@ -1,0 +1,144 @@
+"""NVIDIA GPUs, and what ROCm shares with them because torch gives both the name `torch.cuda`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
+from redline.bench.device.nvml import NvmlCard, open_card
+from redline.record import DeviceInfo, Memory, TelemetrySample
+
+
+def built_for() -> str | None:
+    if torch.version.hip:
+        return "rocm"
+    return "cuda" if torch.version.cuda else None
+
+
+def device_count() -> int:
+    return torch.cuda.device_count()
+
+
+def unavailable_because() -> str | None:
+    """None when a GPU can be used, else torch's own reason."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return None
+    said = [str(warning.message).splitlines()[0] for warning in caught]
+    return said[0] if said else "torch sees no GPU"
+
+
+class CudaDevice(Device):
+    kind = "cuda"
+    clock: Literal["host", "device"] = "device"
+    autocast_type = "cuda"
+
+    def __init__(self, index: int) -> None:
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(index)
+        torch.cuda.init()
+        self._card: NvmlCard | None = self._open_card()
+
+    def _open_card(self) -> NvmlCard | None:
+        uuid = getattr(self._properties(), "uuid", None)
+        return open_card(f"GPU-{uuid}") if uuid is not None else None
+
+    def _properties(self) -> Any:
+        return torch.cuda.get_device_properties(self.torch_device)
+
+    def info(self) -> DeviceInfo:
+        properties = self._properties()
+        facts = self._card.facts() if self._card else {}
+        return DeviceInfo(
+            kind=self.kind,
+            index=self.torch_device.index,
+            name=properties.name,
+            memory_bytes=properties.total_memory,
+            capability=f"{properties.major}.{properties.minor}",
+            multiprocessors=properties.multi_processor_count,
+            **{"uuid": str(getattr(properties, "uuid", "")) or None, **facts},
+        )
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
+        if marks:
+            marks[-1].synchronize()
+        return [earlier.elapsed_time(later) / 1e3 for earlier, later in zip(marks, marks[1:], strict=False)]
+
+    def reset_peaks(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        reset_peak_rss()
+
+    def memory(self) -> Memory:
+        statistics = torch.cuda.memory_stats(self.torch_device)
+        in_use = self._card.own_memory_bytes() if self._card else None
+        return Memory(
+            peak_allocated_bytes=statistics.get("allocated_bytes.all.peak", 0),
+            peak_reserved_bytes=statistics.get("reserved_bytes.all.peak", 0),
+            context_bytes=in_use - statistics.get("reserved_bytes.all.current", 0) if in_use is not None else None,
+            peak_rss_bytes=peak_rss_bytes(),
+            allocator_retries=statistics.get("num_alloc_retries", 0),
+        )
+
+    def release_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+    def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
+        if self._card is None:
+            return TelemetrySample(at_s=at_s)
+        return TelemetrySample(
+            at_s=at_s, foreign=self._card.foreign_processes() if neighbours else (), **self._card.reading()
+        )
+
+    def energy_j(self) -> float | None:
+        return self._card.energy_j() if self._card else None
+
+    def neighbours(self) -> tuple[str, ...]:
+        return self._card.foreign_processes() if self._card else ()
+
+    def refusal_of(self, dtype: torch.dtype) -> str | None:
+        if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return f"{self._properties().name} has no bf16 arithmetic (compute capability 8.0 and later do)"
+        return None
+
+    def synchronises(self, step: Callable[[], object]) -> bool | None:
+        previous = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                step()
+            finally:
+                torch.cuda.set_sync_debug_mode(previous)
+        self.synchronize()
+        return any("synchroniz" in str(warning.message) for warning in caught)
+
+    def allow_tf32(self, allowed: bool) -> None:
+        # The older of torch's two ways: mixing it with `fp32_precision` raises in torch 2.9 and later,
+        # and inductor reads this one.
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+
+    def tf32_refusal(self) -> str | None:
+        properties = self._properties()
+        if properties.major < 8:
+            return f"{properties.name} has no TF32 (compute capability 8.0 and later do)"
+        return None
+
+    def versions(self) -> dict[str, str]:
+        found = {"cuda": torch.version.cuda or ""}
+        if torch.backends.cudnn.is_available():
+            found["cudnn"] = str(torch.backends.cudnn.version())
+        return found

@@ -1,0 +1,118 @@
+"""NVIDIA's management library: what the driver says about one card. Every figure may be missing on some card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+THROTTLE_REASONS = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+}
+
+
+def open_card(uuid: str) -> NvmlCard | None:
+    """The card, or None where the library or the card cannot be reached."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return NvmlCard(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    except pynvml.NVMLError:
+        return None
+
+
+class NvmlCard:
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+
+    def _get(self, function: str, *arguments: Any, of: Callable[[Any], Any] = lambda value: value) -> Any:
+        """One figure, or None where this card, driver or permission does not give it."""
+        call = getattr(self._nvml, function, None)
+        if call is None:
+            return None
+        try:
+            return of(call(self._handle, *arguments))
+        except self._nvml.NVMLError:
+            return None
+
+    def facts(self) -> dict[str, Any]:
+        nvml = self._nvml
+        return {
+            "uuid": self._get("nvmlDeviceGetUUID", of=_text),
+            "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+            "power_limit_w": self._get("nvmlDeviceGetEnforcedPowerLimit", of=lambda milliwatts: milliwatts / 1e3),
+            "max_clock_hz": self._get("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM, of=lambda mhz: mhz * 1e6),
+            "ecc": self._get("nvmlDeviceGetEccMode", of=lambda modes: bool(modes[0])),
+            "mig": self._get("nvmlDeviceGetMigMode", of=lambda modes: bool(modes[0])),
+        }
+
+    def reading(self) -> dict[str, Any]:
+        nvml = self._nvml
+        return {
+            "utilisation": self._get("nvmlDeviceGetUtilizationRates", of=lambda rates: rates.gpu / 100),
+            "memory_used_bytes": self._get("nvmlDeviceGetMemoryInfo", of=lambda info: int(info.used)),
+            "power_w": self._get("nvmlDeviceGetPowerUsage", of=lambda milliwatts: milliwatts / 1e3),
+            "temperature_c": self._get("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU, of=float),
+            "clock_hz": self._get("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM, of=lambda mhz: mhz * 1e6),
+            "memory_clock_hz": self._get("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM, of=lambda mhz: mhz * 1e6),
+            "throttle": self._throttle(),
+        }
+
+    def energy_j(self) -> float | None:
+        energy: float | None = self._get("nvmlDeviceGetTotalEnergyConsumption", of=lambda millijoules: millijoules / 1e3)
+        return energy
+
+    def own_memory_bytes(self) -> int | None:
+        for process in self._processes():
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return int(process.usedGpuMemory)
+        return None
+
+    def foreign_processes(self) -> tuple[str, ...]:
+        """Processes on the card outside our family: sibling sessions and the desk are not foreign.
+
+        In a container the driver may speak of the host's process numbers; then nothing can be told apart.
+        """
+        running = {process.pid for process in self._processes()}
+        if os.getpid() not in running:
+            return ()
+        return tuple(_describe(pid) for pid in sorted(running - _family()))
+
+    def _processes(self) -> list[Any]:
+        return self._get("nvmlDeviceGetComputeRunningProcesses") or []
+
+    def _throttle(self) -> tuple[str, ...]:
+        bits = self._get("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:
+            bits = self._get("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+
+
+def _family() -> set[int]:
+    me = psutil.Process()
+    family = {me.pid, *(parent.pid for parent in me.parents() if parent.pid > 1)}
+    # Sibling workers share our parent: the fork server, or the desk behind the spawn door.
+    relatives = [*me.children(recursive=True), *(me.parent().children(recursive=True) if me.ppid() > 1 else [])]
+    return family | {process.pid for process in relatives}
+
+
+def _describe(pid: int) -> str:
+    try:
+        return f"{pid} {psutil.Process(pid).name()}"
+    except psutil.Error:
+        return str(pid)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

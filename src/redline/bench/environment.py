@@ -1,0 +1,91 @@
+"""The place of a measurement, written down: versions, flags, variables, neighbours."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import torch
+
+from redline import __version__
+from redline.bench.device.base import Device
+from redline.bench.device.cpu import cpu_name
+from redline.record import Environment
+
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+_TELLING_VARIABLES = re.compile(
+    r"(TORCH|PYTORCH|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|ONEDNN_|DNNL_|CUDA_|CUBLAS_|CUDNN_|NVIDIA_TF32|HIP_|ROCR_|HSA_|"
+    r"MIOPEN_|NCCL_|RCCL_|TRITON_|TORCHINDUCTOR_|LD_PRELOAD|MALLOC_)"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
+
+
+def describe(device: Device) -> Environment:
+    commit, dirty = _git_state()
+    return Environment(
+        device=device.info(),
+        hostname=socket.gethostname(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        redline=__version__,
+        cpu=cpu_name(),
+        physical_cores=psutil.cpu_count(logical=False),
+        logical_cores=psutil.cpu_count(),
+        affinity=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+        governor=_GOVERNOR.read_text().strip() if _GOVERNOR.exists() else None,
+        memory_bytes=psutil.virtual_memory().total,
+        threads=torch.get_num_threads(),
+        interop_threads=torch.get_num_interop_threads(),
+        versions={**_versions(), **device.versions()},
+        flags=torch_flags(),
+        variables={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if _TELLING_VARIABLES.match(name) and not _SECRET.search(name)
+        },
+        git_commit=commit,
+        git_dirty=dirty,
+        neighbours=device.neighbours(),
+    )
+
+
+def torch_flags() -> dict[str, str]:
+    return {
+        "cuda.matmul.allow_tf32": str(torch.backends.cuda.matmul.allow_tf32),
+        "cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
+        "cudnn.benchmark": str(torch.backends.cudnn.benchmark),
+        "cudnn.deterministic": str(torch.backends.cudnn.deterministic),
+        "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "mkldnn.enabled": str(torch.backends.mkldnn.is_available()),
+    }
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"torch": str(torch.__version__)}
+    for package in ("torchvision", "triton", "timm", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_state() -> tuple[str | None, bool | None]:
+    """The commit of the user's own project: whose code was measured."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5)
+        if commit.returncode != 0:
+            return None, None
+        changes = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None, None
+    return commit.stdout.strip(), bool(changes.stdout.strip())
+
+

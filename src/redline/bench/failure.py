@@ -1,0 +1,67 @@
+"""From an exception on the bench to a `Failure`: what kind it is, in one line, with the traceback beside."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+
+from redline.errors import BenchError, UsageError
+from redline.record import Failure, FailureKind
+
+_OOM_WORDINGS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "hipblas_status_alloc_failed",
+    "hiperroroutofmemory",
+    "miopenstatusallocfailed",
+    "unable to find a valid cudnn algorithm",
+)
+_UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
+
+
+def failure_from(error: BaseException, stage: str) -> Failure:
+    return Failure(
+        stage=stage,
+        kind=kind_of(error, stage),
+        message=one_line(error),
+        traceback="".join(traceback.format_exception(error))[-20_000:],
+    )
+
+
+def kind_of(error: BaseException, stage: str) -> FailureKind:
+    text = f"{type(error).__name__} {error}".lower()
+    if isinstance(error, BenchError):
+        return error.kind  # type: ignore[return-value]
+    if is_out_of_memory(error):
+        return "oom"
+    if isinstance(error, UsageError):
+        return "user"
+    if any(module in type(error).__module__ for module in ("torch._dynamo", "torch._inductor", "triton")):
+        return "compile"
+    if any(wording in text for wording in _UNSUPPORTED_WORDINGS):
+        return "unsupported"
+    return "compile" if stage == "compile" else "user"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch's own error, and the wordings of those below it; the cause may sit under a compiler's wrapper."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        if any(wording in str(error).lower() for wording in _OOM_WORDINGS):
+            return True
+        error = error.__cause__  # type: ignore[assignment]
+    return False
+
+
+def one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else ""
+    if isinstance(error, BenchError | UsageError):
+        return said
+    name = type(error).__name__
+    return f"{name}: {said}"[:500] if said else name

@@ -1,0 +1,22 @@
+"""Torch's global switches, put back as they were: a bench inside the user's own process must leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def remember_flags() -> Callable[[], None]:
+    """Returns what puts everything back."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    held = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    threads, grad, random = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
+
+    def restore() -> None:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = held
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(grad)
+        torch.set_rng_state(random)
+
+    return restore

@@ -1,0 +1,105 @@
+"""Timed blocks. The loop inside is as bare as it can be: everything else happens before or after it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redline.bench.device.base import Device
+from redline.bench.measure.telemetry import Sampling
+from redline.bench.workload.step import TimedStep
+from redline.protocol import Measure
+from redline.record import Block
+
+LONG_STEP_FACTOR = 10
+"""A step longer than so many settling times is not disturbed by what settles."""
+
+
+def measure_block(step: TimedStep, device: Device, request: Measure, step_estimate_s: float) -> Block:
+    """One block of the kind asked for: latency waits after every step, throughput only at the end."""
+    settling, timed = plan_steps(request, step_estimate_s)
+    device.synchronize()
+    device.reset_peaks()
+    with step.context(), quiet_collector(), Sampling(device) as sampling:
+        started_at, started = time.time(), time.perf_counter()
+        if request.kind == "latency":
+            block = _latency(step, device, settling, timed)
+        else:
+            block = _throughput(step, device, settling, timed)
+        wall_s = time.perf_counter() - started
+    return Block(
+        **block,
+        kind=request.kind,
+        wall_s=wall_s,
+        started_at=started_at,
+        round=request.round,
+        memory=device.memory(),
+        energy_j=sampling.energy_j,
+        telemetry=sampling.samples,
+    )
+
+
+def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
+    """How many steps to let pass and how many to time, fixed beforehand: a host running ahead has no sense of time."""
+    estimate = max(step_estimate_s, 1e-7)
+    settling = 0
+    if request.settle_seconds > 0 and estimate < LONG_STEP_FACTOR * request.settle_seconds:
+        settling = math.ceil(request.settle_seconds / estimate)
+    timed = max(1, round(request.seconds / estimate))
+    return settling, min(timed, request.max_steps) if request.max_steps else timed
+
+
+def _latency(step: TimedStep, device: Device, settling: int, timed: int) -> dict[str, Any]:
+    clock, synchronize = time.perf_counter, device.synchronize
+    samples = []
+    for _ in range(settling + timed):
+        started = clock()
+        step()
+        synchronize()
+        samples.append(clock() - started)
+    return {"clock": "host", "samples": tuple(samples[settling:]), "settling": tuple(samples[:settling])}
+
+
+def _throughput(step: TimedStep, device: Device, settling: int, timed: int) -> dict[str, Any]:
+    clock, mark = time.perf_counter, device.mark
+    marks = [mark()]
+    keep = marks.append
+    issue = []
+    for _ in range(settling + timed):
+        started = clock()
+        step(lambda: keep(mark()))
+        issue.append(clock() - started)
+    device.synchronize()
+    phases = len(step.phases)
+    between = device.seconds_between(marks)
+    whole = [sum(between[first : first + phases]) for first in range(0, len(between), phases)]
+    return {
+        "clock": device.clock,
+        "samples": tuple(whole[settling:]),
+        "settling": tuple(whole[:settling]),
+        "issue_s": tuple(issue) if device.is_accelerator else (),
+        "phases": {
+            name: tuple(between[settling * phases + position :: phases]) for position, name in enumerate(step.phases)
+        }
+        if phases > 1
+        else {},
+    }
+
+
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """No garbage collection inside a block."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,71 @@
+"""Has the workload settled? Two windows in a row must agree; new compilation starts the wait anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from redline.record import Warmup
+from redline.spec import MeasureSpec
+
+MEDIAN_AGREEMENT = 0.01
+QUARTILE_AGREEMENT = 0.05
+CPU_MEDIAN_AGREEMENT = 0.05
+CPU_QUARTILE_AGREEMENT = 0.15
+"""A shared CPU never agrees to 1 %."""
+
+
+def reach_steady_state(
+    step: Callable[[], object],
+    spec: MeasureSpec,
+    *,
+    compilations: Callable[[], int],
+    is_accelerator: bool,
+    on_step: Callable[[int, float], None] = lambda steps, seconds: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Warmup:
+    """Run `step` (which returns when its work is done) until it settles or the cap is reached."""
+    median_agreement = MEDIAN_AGREEMENT if is_accelerator else CPU_MEDIAN_AGREEMENT
+    quartile_agreement = QUARTILE_AGREEMENT if is_accelerator else CPU_QUARTILE_AGREEMENT
+    samples: list[float] = []
+    settled_from = 0
+    compiled = compilations()
+    started = clock()
+    while True:
+        before = clock()
+        step()
+        now = clock()
+        samples.append(now - before)
+        on_step(len(samples), now - started)
+        if compilations() != compiled:
+            compiled = compilations()
+            settled_from = len(samples)
+        long_enough = now - started >= spec.warmup_min_seconds and len(samples) >= spec.warmup_min_steps
+        if long_enough and windows_agree(samples[settled_from:], spec.warmup_window, median_agreement, quartile_agreement):
+            return Warmup(samples=tuple(samples), seconds=now - started, steady=True, reason="two windows agree")
+        if now - started >= spec.warmup_max_seconds:
+            reason = f"no two windows of {spec.warmup_window} steps agreed within {spec.warmup_max_seconds:g} s"
+            return Warmup(samples=tuple(samples), seconds=now - started, steady=False, reason=reason)
+
+
+def windows_agree(samples: Sequence[float], window: int, median: float, quartile: float) -> bool:
+    """Whether the last two windows have the same median and quartiles, each within its share."""
+    if len(samples) < 2 * window:
+        return False
+    earlier = _quartiles(samples[-2 * window : -window])
+    later = _quartiles(samples[-window:])
+    allowed = (quartile, median, quartile)
+    return all(abs(b - a) <= share * a for a, b, share in zip(earlier, later, allowed, strict=True))
+
+
+def _quartiles(window: Sequence[float]) -> tuple[float, float, float]:
+    ordered = sorted(window)
+    return _at(ordered, 0.25), _at(ordered, 0.5), _at(ordered, 0.75)
+
+
+def _at(ordered: Sequence[float], share: float) -> float:
+    """Linear interpolation between order statistics."""
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

@@ -1,0 +1,52 @@
+"""Answers that need torch but no run."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from redline.bench.device import open_device, resolve_device
+from redline.bench.environment import describe
+from redline.bench.recipe.compose import steps_of
+from redline.bench.workload.build import check_model, list_models
+from redline.errors import UsageError
+from redline.protocol import (
+    AskCheck,
+    AskEnvironment,
+    AskHealth,
+    AskModels,
+    Checked,
+    CheckedSpecs,
+    EnvironmentAnswer,
+    ModelNames,
+    Question,
+    Reply,
+)
+from redline.spec import RunSpec
+
+
+def answer(question: Question) -> Reply:
+    if isinstance(question, AskEnvironment):
+        if question.threads is not None:
+            torch.set_num_threads(question.threads)
+        return EnvironmentAnswer(environment=describe(open_device(resolve_device(question.device))))
+    if isinstance(question, AskModels):
+        models, missing = list_models(question.pattern)
+        return ModelNames(models=tuple(models), missing=tuple(missing))
+    if isinstance(question, AskCheck):
+        return CheckedSpecs(answers=tuple(check(spec) for spec in question.specs))
+    assert isinstance(question, AskHealth)
+    from redline.bench.health import health
+
+    return health()
+
+
+def check(spec: RunSpec) -> Checked:
+    """What can be known before anything is built: names, files, exclusions, the device."""
+    try:
+        resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
+        steps_of(spec.recipe, spec.workload.task)
+        check_model(spec.workload)
+    except UsageError as error:
+        return Checked(spec=spec, usage=str(error))
+    return Checked(spec=resolved)

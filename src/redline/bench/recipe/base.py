@@ -1,0 +1,100 @@
+"""What a recipe step is, and the setup it works on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from redline.bench.device.base import Device
+from redline.bench.workload.workload import Workload
+from redline.errors import SpecError
+from redline.registry import Registry
+from redline.spec import OptionValue, Step, Task
+
+FLAGS, PRECISION, LAYOUT, COMPILER = 0, 10, 20, 50
+"""Stages: a recipe is applied in this order, however it was written. Casting comes before compiling."""
+
+
+@dataclass
+class Setup:
+    """A workload on its way through a recipe; each step changes what it is about and nothing else."""
+
+    workload: Workload
+    device: Device
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast_dtype: torch.dtype | None = None
+    scales_gradients: bool = False
+    before_step: list[Callable[[], None]] = field(default_factory=list)
+    input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return self.workload.task
+
+    def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Change every input tensor, now and whenever other inputs are put in their place."""
+        self.input_changes.append(change)
+        self.args, self.kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, self.kwargs))
+
+    def prepared_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Fresh fp32 inputs as this recipe wants them."""
+        for change in self.input_changes:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
+        return args, kwargs
+
+    def autocast(self, *, cache: bool = True) -> torch.autocast:
+        """A fresh autocast context: entered once per step, as a server does once per request."""
+        return torch.autocast(
+            self.device.autocast_type,
+            dtype=self.autocast_dtype,
+            enabled=self.autocast_dtype is not None,
+            cache_enabled=cache,
+        )
+
+
+class RecipeStep(ABC):
+    """One optimisation: what it needs, what it excludes, how it is applied. One family, one file."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    stage: ClassVar[int]
+    tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
+    excludes: ClassVar[frozenset[str]] = frozenset()
+    """Names of steps that cannot stand in the same recipe; saying it on one side is enough."""
+    number_format: ClassVar[str | None] = None
+    """The number format it computes in, where it changes that: what the numerics are judged against."""
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """What may stand behind the colon."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        if step.argument is not None and step.argument not in self.arguments:
+            allowed = f"one of {', '.join(self.arguments)}" if self.arguments else "no argument"
+            raise SpecError(f"step {self.name} takes {allowed}, got {step.argument!r}")
+        self.accept_options(step.options)
+
+    def accept_options(self, options: dict[str, OptionValue]) -> None:
+        """Refuse what the step does not know."""
+        if options:
+            raise SpecError(f"step {self.name} takes no options, got {', '.join(sorted(options))}")
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        """Why this device cannot do it, or None."""
+        return None
+
+    @abstractmethod
+    def apply(self, setup: Setup) -> None: ...
+
+
+STEPS: Registry[type[RecipeStep]] = Registry(
+    "recipe step", package="redline.bench.recipe.steps", group="redline.recipe_steps"
+)
+"""Steps of the house are files in `steps/`; others register a class under the entry-point group."""

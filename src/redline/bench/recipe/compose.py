@@ -1,0 +1,46 @@
+"""From a recipe's text to a workload it has been applied to: names, exclusions, refusals, order."""
+
+from __future__ import annotations
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.base import STEPS, RecipeStep, Setup
+from redline.bench.workload.workload import Workload
+from redline.errors import BenchError, SpecError
+from redline.spec import Recipe, Task
+
+_COARSENESS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+
+
+def steps_of(recipe: Recipe, task: Task) -> list[RecipeStep]:
+    """The recipe's steps in the order of application. A mistake in the recipe itself is a `UsageError`."""
+    steps = [STEPS.get(step.name)(step) for step in recipe.steps]
+    names = {step.name for step in steps}
+    for step in steps:
+        if task not in step.tasks:
+            raise SpecError(f"step {step.name} is for {' and '.join(step.tasks)}, not for {task}")
+        clash = sorted(step.excludes & names - {step.name})
+        if clash:
+            raise SpecError(f"recipe {recipe}: {step.name} and {clash[0]} exclude each other")
+    return sorted(steps, key=lambda step: step.stage)
+
+
+def number_format_of(recipe: Recipe, task: Task) -> str:
+    """The coarsest number format any step computes in."""
+    formats = [step.number_format for step in steps_of(recipe, task) if step.number_format]
+    return max(formats, key=_COARSENESS.index, default="fp32")
+
+
+def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
+    """Strict fp32 first, then each step in its turn; a step the device cannot do is refused with the reason."""
+    steps = steps_of(recipe, workload.task)
+    for step in steps:
+        reason = step.refusal(device, workload.task)
+        if reason:
+            raise BenchError("unsupported", f"{step.name}: {reason}")
+    device.allow_tf32(False)
+    setup = Setup(
+        workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs
+    )
+    for step in steps:
+        step.apply(setup)
+    return setup

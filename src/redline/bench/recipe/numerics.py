@@ -1,0 +1,261 @@
+"""Are the numbers still right? Every recipe is compared with strict fp32 on fixed inputs before it is timed.
+
+Inference compares outputs on two sets of inputs, over the part of the output that depends on the input: a recipe
+that ignores its input must not pass because the model's output hardly moves. Training compares the loss over some
+steps, over the distance the loss travelled. Both are judged against a floor: fp32 arithmetic on weights and inputs
+rounded to the recipe's number format. Sound recipes sit at 1 to 2 times the floor; 4 times is the tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.base import Setup
+from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, unchanged_afterwards
+from redline.bench.workload.outputs import float_tensors
+from redline.bench.workload.step import InferenceStep, TrainingStep
+from redline.bench.workload.workload import Workload
+from redline.record import Numerics
+from redline.spec import OptimizerName
+
+TOLERANCE_OVER_FLOOR = 4.0
+SMALLEST_TOLERANCE = 1e-5
+SMALLEST_LOSS_TOLERANCE = 0.02
+LARGEST_TOLERANCE = 0.8
+"""Beyond this a recipe that ignores its input (error 1 and more) would come close to passing."""
+UNRESOLVED_FLOOR = 0.5
+"""Above this the number format cannot resolve the signal of this model, and nothing can be judged."""
+SMALLEST_SIGNAL = 1e-5
+"""Of the output's size: less than this moves with the input, and fp32 itself could not tell."""
+
+Outputs = list[list[torch.Tensor]]
+"""For each set of inputs, the floating tensors of the output."""
+
+
+@dataclass
+class OutputReference:
+    """Strict fp32's answers on two sets of inputs, and how far mere rounding of numbers moves them."""
+
+    inputs: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    outputs: Outputs
+    floor: float
+    number_format: str
+
+    @classmethod
+    def of(cls, workload: Workload, device: Device, number_format: str, seed: int) -> OutputReference:
+        inputs = [(workload.args, workload.kwargs), workload.fresh_inputs(seed + 1)]
+        step = InferenceStep(_strict(workload, device))
+        outputs = [_floats(step.on(*given)) for given in inputs]
+        with rounded_weights(workload.model, number_format):
+            rounded = [_floats(step.on(*rounded_inputs(given, number_format))) for given in inputs]
+        return cls(inputs, outputs, difference(rounded, outputs).rel_l2, number_format)
+
+    def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
+        found = [_floats(step.on(*setup.prepared_inputs(*given))) for given in self.inputs]
+        if [len(tensors) for tensors in found] != [len(tensors) for tensors in self.outputs]:
+            return Numerics(number_format=self.number_format, reason="the outputs are not built like the reference's")
+        return judged(difference(found, self.outputs), self.floor, self.number_format)
+
+    def as_numerics(self) -> Numerics:
+        """For the baseline, which is the reference."""
+        own = difference(self.outputs, self.outputs)
+        return Numerics(
+            method="reference",
+            rel_l2=_told(own.rel_l2),
+            cosine=_told(own.cosine),
+            top1_agreement=own.top1_agreement,
+            finite=own.finite,
+            degenerate=own.degenerate,
+            passed=own.finite,
+            reason="the strict fp32 reference itself" if own.finite else "the fp32 output is not finite",
+        )
+
+
+@dataclass
+class LossReference:
+    """Strict fp32's loss over some steps from the same start, and how far rounding the start moves it."""
+
+    losses: list[float]
+    floor: float
+    number_format: str
+    seed: int
+    run: Callable[[TrainingStep], list[float]] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, workload: Workload, device: Device, number_format: str, seed: int, steps: int, optimizer: OptimizerName
+    ) -> LossReference:
+        def path(step: TrainingStep, seed: int = seed) -> list[float]:
+            torch.manual_seed(seed)
+            with step.context():
+                return torch.stack([step().float() for _ in range(steps)]).tolist()
+
+        def strict() -> TrainingStep:
+            return TrainingStep(_strict(workload, device), optimizer)
+
+        with unchanged_afterwards(workload.model):
+            losses = path(strict())
+        with rounded_weights(workload.model, number_format):
+            floor = path_difference(path(strict()), losses)
+        if _draws_random_numbers(workload.model):
+            # A compiler draws dropout masks in another order: as far apart as two seeds is still sound.
+            with unchanged_afterwards(workload.model):
+                floor = max(floor, path_difference(path(strict(), seed + 1), losses))
+        return cls(losses, floor, number_format, seed, path)
+
+    def judge(self, step: TrainingStep, setup: Setup) -> Numerics:
+        losses = self.run(step)
+        finite = all(map(math.isfinite, losses))
+        found = Difference(
+            rel_l2=path_difference(losses, self.losses),
+            cosine=None,
+            top1_agreement=None,
+            finite=finite,
+            degenerate=_travelled(self.losses) < SMALLEST_SIGNAL * abs(self.losses[0]),
+        )
+        verdict = judged(found, self.floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path")
+        return self._with_paths(verdict, losses)
+
+    def as_numerics(self) -> Numerics:
+        finite = all(map(math.isfinite, self.losses))
+        reason = "the strict fp32 reference itself" if finite else "the fp32 loss is not finite"
+        reference = Numerics(method="reference", rel_l2=0.0 if finite else None, finite=finite, passed=finite, reason=reason)
+        return self._with_paths(reference, self.losses)
+
+    def _with_paths(self, numerics: Numerics, losses: list[float]) -> Numerics:
+        import msgspec
+
+        return msgspec.structs.replace(
+            numerics,
+            steps=len(losses),
+            losses=tuple(map(_told, losses)),
+            reference_losses=tuple(map(_told, self.losses)),
+        )
+
+
+@dataclass(frozen=True)
+class Difference:
+    rel_l2: float
+    cosine: float | None
+    top1_agreement: float | None
+    finite: bool
+    degenerate: bool
+
+
+def judged(
+    found: Difference,
+    floor: float,
+    number_format: str,
+    smallest: float = SMALLEST_TOLERANCE,
+    method: Any = "outputs",
+) -> Numerics:
+    """The verdict on a difference, given what rounding alone would do."""
+    unresolved = not math.isfinite(floor) or floor > UNRESOLVED_FLOOR
+    tolerance = LARGEST_TOLERANCE if unresolved else min(max(TOLERANCE_OVER_FLOOR * floor, smallest), LARGEST_TOLERANCE)
+    passed = found.finite and not found.degenerate and not unresolved and found.rel_l2 <= tolerance
+    return Numerics(
+        method=method,
+        number_format=number_format,
+        rel_l2=_told(found.rel_l2),
+        cosine=_told(found.cosine),
+        top1_agreement=found.top1_agreement,
+        finite=found.finite,
+        degenerate=found.degenerate or unresolved,
+        floor=_told(floor),
+        tolerance=tolerance,
+        passed=passed,
+        reason=_reason(found, floor, tolerance, number_format, unresolved),
+    )
+
+
+def _reason(found: Difference, floor: float, tolerance: float, number_format: str, unresolved: bool) -> str:
+    if not found.finite:
+        return "the output is not finite"
+    if found.degenerate:
+        return "the reference carries no signal: its output does not depend on the input"
+    if unresolved:
+        return f"{number_format} cannot resolve this model's signal: rounding alone moves it by {floor:.2g}"
+    relation = "within" if found.rel_l2 <= tolerance else "above"
+    over = f" ({found.rel_l2 / floor:.1f}× the floor)" if floor > 0 else ""
+    return f"error {found.rel_l2:.2g} is {relation} the tolerance {tolerance:.2g}{over}"
+
+
+def difference(found: Outputs, reference: Outputs) -> Difference:
+    """The worst over all output tensors and input sets."""
+    finite = all(bool(torch.isfinite(tensor).all()) for tensors in found for tensor in tensors)
+    worst, cosine, agreements, signals = 0.0, 1.0, [], []
+    for position in range(len(reference[0])):
+        expected = [tensors[position] for tensors in reference]
+        if expected[0].dim() == 0:
+            continue  # a loss among the outputs says less than what it was made from
+        centre = torch.cat(expected).mean(dim=0, keepdim=True)
+        for got, want in zip((tensors[position] for tensors in found), expected, strict=True):
+            if got.shape != want.shape:
+                return Difference(math.inf, None, None, finite, degenerate=False)
+            signal = _norm(want - centre)
+            signals.append(signal / max(_norm(want), 1e-30))
+            worst = max(worst, _ratio(_norm(got - want), signal))
+            cosine = min(cosine, _ratio(_dot(got - centre, want - centre), _norm(got - centre) * signal))
+            if want.dim() >= 2:
+                agreements.append(_top1_agreement(got, want))
+    degenerate = not signals or not all(signal > SMALLEST_SIGNAL for signal in signals)  # NaN is no signal either
+    return Difference(worst, cosine, min(agreements, default=None), finite, degenerate)
+
+
+def path_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """How far two loss paths lie apart, over how far the reference came."""
+    if not all(map(math.isfinite, losses)):
+        return math.inf
+    apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, reference, strict=True)))
+    return _ratio(apart, _travelled(reference))
+
+
+def _travelled(losses: Sequence[float]) -> float:
+    return math.sqrt(sum((loss - losses[0]) ** 2 for loss in losses))
+
+
+def _strict(workload: Workload, device: Device) -> Setup:
+    """The workload as it is: fp32, eager."""
+    device.allow_tf32(False)
+    return Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
+
+
+def _floats(output: Any) -> list[torch.Tensor]:
+    # Cloned: a graph's next replay overwrites its outputs.
+    return [tensor.detach().float().clone() for _, tensor in float_tensors(output)]
+
+
+def _draws_random_numbers(model: torch.nn.Module) -> bool:
+    return any("drop" in type(module).__name__.lower() and getattr(module, "p", 1.0) for module in model.modules())
+
+
+def _top1_agreement(found: torch.Tensor, reference: torch.Tensor) -> float:
+    classes = -1 if reference.dim() == 3 else 1  # (batch, time, words) for language, (batch, classes, …) else
+    return float((found.argmax(classes) == reference.argmax(classes)).float().mean())
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() * b.double()).sum())
+
+
+def _ratio(over: float, under: float) -> float:
+    if math.isnan(over) or math.isnan(under):
+        return math.nan
+    if under == 0:
+        return 0.0 if over == 0 else math.inf
+    return over / under
+
+
+def _told(value: float | None) -> float | None:
+    """Records hold no NaN and no infinity: those are `finite=False` and None."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""One file per family of optimisation. Adding one is adding a file here."""

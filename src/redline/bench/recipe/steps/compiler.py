@@ -1,0 +1,74 @@
+"""torch.compile, with each of its modes and with options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
+from redline.errors import SpecError
+from redline.spec import OptionValue, Step, Task
+
+_OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
+
+
+@STEPS.register("compile")
+class Compile(RecipeStep):
+    name = "compile"
+    summary = "torch.compile; compile:MODE, compile:freeze (inference), compile:key=value,… for options"
+    stage = COMPILER
+    excludes = frozenset({"torchscript"})
+    arguments = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.settings = self._settings()
+
+    def accept_options(self, options: dict[str, OptionValue]) -> None:
+        for name in ("fullgraph", "dynamic"):
+            if name in options and not isinstance(options[name], bool):
+                raise SpecError(f"compile: {name} must be true or false, got {options[name]!r}")
+        backend = options.get("backend")
+        if backend is not None and not isinstance(backend, str):
+            raise SpecError(f"compile: backend must be a name, got {backend!r}")
+        unknown = [name for name in options if name not in _OWN_OPTIONS and not _is_inductor_option(name)]
+        if unknown:
+            raise SpecError(f"compile has no option {unknown[0]!r}: give fullgraph, dynamic, backend or an inductor option")
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        if self.step.argument == "freeze" and task != "infer":
+            return "freeze turns weights into constants, which training changes; use it for inference"
+        return None
+
+    def apply(self, setup: Setup) -> None:
+        setup.model = torch.compile(setup.model, **self.settings)
+        # Tells graph trees that the outputs of the step before may be overwritten.
+        setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
+        if self.step.argument == "reduce-overhead" and not setup.device.is_accelerator:
+            setup.notes[self.name] = "reduce-overhead makes no graphs on a CPU"
+
+    def _settings(self) -> dict[str, Any]:
+        options = dict(self.step.options)
+        # One process measures one shape: let the compiler specialise on it.
+        settings: dict[str, Any] = {"dynamic": options.pop("dynamic", False)}
+        for name in ("fullgraph", "backend"):
+            if name in options:
+                settings[name] = options.pop(name)
+        mode = self.step.argument
+        if mode == "freeze":
+            options["freezing"] = True
+        elif mode not in (None, "default"):
+            settings["mode"] = mode
+        if options and "mode" in settings:
+            raise SpecError(f"compile: mode {mode} and options ({', '.join(sorted(options))}) exclude each other")
+        if options:
+            settings["options"] = options
+        return settings
+
+
+def _is_inductor_option(name: str) -> bool:
+    from torch._inductor import list_options
+
+    return name in list_options()

@@ -1,0 +1,40 @@
+"""TorchScript: trace, freeze, optimize_for_inference. Kept because people still deploy it; torch deprecates it."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
+from redline.errors import BenchError
+
+
+@STEPS.register("torchscript")
+class TorchScript(RecipeStep):
+    name = "torchscript"
+    summary = "torch.jit trace, freeze and optimize_for_inference"
+    stage = COMPILER
+    tasks = ("infer",)
+
+    def apply(self, setup: Setup) -> None:
+        if setup.args and setup.kwargs:
+            raise BenchError("unsupported", "torchscript traces positional or keyword inputs, not both at once")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit announces its retirement on every call
+            with torch.inference_mode(), setup.autocast(cache=False):
+                try:
+                    traced = torch.jit.trace(
+                        setup.workload.model,
+                        example_inputs=setup.args or None,
+                        example_kwarg_inputs=setup.kwargs or None,
+                        strict=False,
+                        check_trace=False,  # the numerics check compares far more than a second trace would
+                    )
+                except (RuntimeError, TypeError) as error:
+                    raise BenchError("compile", f"torchscript cannot trace it: {_first_line(error)}") from error
+                setup.model = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

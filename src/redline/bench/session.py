@@ -1,0 +1,232 @@
+"""The bench's main path: open the device, build the workload, apply the recipe, check the numerics, warm up, measure.
+
+`BenchSession` answers the messages of the door. A failure is an answer too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.environment import describe
+from redline.bench.failure import failure_from
+from redline.bench.flags import remember_flags
+from redline.bench.measure.blocks import measure_block
+from redline.bench.measure.steady import reach_steady_state
+from redline.bench.process import limit_private_memory
+from redline.bench.questions import answer
+from redline.bench.recipe.base import Setup
+from redline.bench.recipe.compile_watch import cache_state, compilations, compile_seconds
+from redline.bench.recipe.compose import apply_recipe, number_format_of
+from redline.bench.recipe.numerics import LossReference, OutputReference
+from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.bench.trace.capture import capture
+from redline.bench.workload.build import build_workload
+from redline.bench.workload.signal import give_signal
+from redline.bench.workload.step import InferenceStep, TrainingStep, make_step
+from redline.bench.workload.workload import Workload
+from redline.errors import BenchError
+from redline.protocol import (
+    Ask,
+    BlockReply,
+    Close,
+    ClosedReply,
+    FailureReply,
+    Measure,
+    Prepare,
+    PreparedReply,
+    Profile,
+    Reply,
+    Request,
+    TraceReply,
+)
+from redline.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup
+from redline.spec import RunSpec
+
+Timed = InferenceStep | TrainingStep
+
+
+class BenchSession:
+    """One workload under one recipe, from `Prepare` to `Close`."""
+
+    def __init__(
+        self,
+        on_progress: Callable[[str, str], None],
+        *,
+        import_s: float | None = None,
+        start_s: float | None = None,
+        isolated: bool = True,
+        live: Any | None = None,
+    ) -> None:
+        self._on_progress = on_progress
+        self._cold = {"import_s": import_s, "start_s": start_s}
+        self._isolated = isolated
+        self._live = live
+        self._stage = "start"
+        self._device: Device | None = None
+        self._step: Timed | None = None
+        self._step_estimate_s = 0.0
+        self._restore_flags = remember_flags()
+
+    def handle(self, request: Request) -> Reply:
+        """Any exception becomes a `Failure` with the stage it happened in; only the person's Ctrl-C goes through."""
+        try:
+            return self._answer(request)
+        except Exception as error:
+            failure = failure_from(error, self._stage)
+            if not isinstance(request, Ask):
+                self._forget()
+            return FailureReply(failure=failure)
+
+    def _answer(self, request: Request) -> Reply:
+        if isinstance(request, Ask):
+            self._enter("ask")
+            return answer(request.question)
+        if isinstance(request, Prepare):
+            return PreparedReply(prepared=self._prepare(request.spec))
+        if isinstance(request, Close):
+            return ClosedReply(closed=self._close())
+        self._stage = "measure" if isinstance(request, Measure) else "profile"
+        if self._step is None or self._device is None:
+            raise BenchError("crash", f"asked to {self._stage} before anything was prepared")
+        if isinstance(request, Profile):
+            return TraceReply(trace=capture(self._step, self._device, request))
+        block = measure_block(self._step, self._device, request, self._step_estimate_s)
+        self._step_estimate_s = statistics.median(block.samples)
+        return BlockReply(block=block)
+
+    def _prepare(self, spec: RunSpec) -> Prepared:
+        device = self._open_device(spec)
+        workload = self._build(spec, device)
+        reference = self._reference(spec, workload, device)
+        setup = self._apply(spec, workload, device)
+        step = self._first_call(spec, setup)
+        numerics = self._numerics(spec, reference, step, setup)
+        del reference
+        warmup = self._warm_up(spec, step, device)
+        self._step = step
+        self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
+        self._enter("ready")
+        return Prepared(
+            environment=describe(device),
+            workload=workload.info(),
+            cold_start=ColdStart(**self._cold),
+            numerics=numerics,
+            warmup=warmup,
+            memory=device.memory(),
+            recipe_notes=setup.notes,
+            step_synchronises=self._synchronises(step, device),
+            isolated=self._isolated,
+        )
+
+    def _open_device(self, spec: RunSpec) -> Device:
+        self._enter("device", spec.device)
+        resolved = resolve_device(spec.device)
+        if self._isolated and resolved == "cpu":
+            limit_private_memory(spec.launch.memory_limit_bytes)
+        if spec.threads is not None:
+            torch.set_num_threads(spec.threads)
+        self._device = open_device(resolved)
+        return self._device
+
+    def _build(self, spec: RunSpec, device: Device) -> Workload:
+        self._enter("build", spec.workload.model)
+        started = time.perf_counter()
+        torch.manual_seed(spec.seed)
+        workload = build_workload(spec.workload, spec.seed)
+        workload.to(device.torch_device)
+        device.synchronize()
+        self._cold["build_s"] = time.perf_counter() - started
+        self._enter("calibrate")
+        workload.notes += give_signal(workload, spec.seed)
+        return workload
+
+    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference:
+        self._enter("reference", "strict fp32")
+        number_format = number_format_of(spec.recipe, workload.task)
+        if workload.task == "infer":
+            return OutputReference.of(workload, device, number_format, spec.seed)
+        steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
+        return LossReference.of(workload, device, number_format, spec.seed, steps, optimizer)
+
+    def _apply(self, spec: RunSpec, workload: Workload, device: Device) -> Setup:
+        self._enter("recipe", str(spec.recipe))
+        setup = apply_recipe(spec.recipe, workload, device)
+        device.release_cache()
+        device.reset_peaks()
+        return setup
+
+    def _first_call(self, spec: RunSpec, setup: Setup) -> Timed:
+        compiles = any(step.name == "compile" for step in spec.recipe.steps)
+        self._enter("compile" if compiles else "first-call", str(spec.recipe))
+        step = make_step(setup, spec.workload.optimizer)
+        started = time.perf_counter()
+        with unchanged_afterwards(setup.workload.model) if setup.task == "train" else nullcontext():
+            with step.context():
+                step()
+            setup.device.synchronize()
+            self._cold["first_call_s"] = time.perf_counter() - started
+        if compiles:
+            self._cold["compile_s"] = compile_seconds()
+            self._cold["compile_cache"] = cache_state()
+        # Training starts again from the same weights with an optimizer that has seen nothing.
+        return make_step(setup, spec.workload.optimizer)
+
+    def _numerics(
+        self, spec: RunSpec, reference: OutputReference | LossReference, step: Timed, setup: Setup
+    ) -> Numerics:
+        if not spec.recipe.steps:
+            return reference.as_numerics()
+        self._enter("numerics", str(spec.recipe))
+        if isinstance(reference, OutputReference):
+            assert isinstance(step, InferenceStep)
+            return reference.judge(step, setup)
+        assert isinstance(step, TrainingStep)
+        return reference.judge(step, setup)
+
+    def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
+        self._enter("warm-up")
+        device.release_cache()
+        device.reset_peaks()
+        told = time.perf_counter()
+
+        def tell(steps: int, seconds: float) -> None:
+            nonlocal told
+            if time.perf_counter() - told > 1.0:
+                told = time.perf_counter()
+                self._enter("warm-up", f"{steps} steps, {seconds:.0f} s")
+
+        with step.context():
+            return reach_steady_state(
+                lambda: (step(), device.synchronize()),
+                spec.measure,
+                compilations=compilations,
+                is_accelerator=device.is_accelerator,
+                on_step=tell,
+            )
+
+    def _synchronises(self, step: Timed, device: Device) -> bool | None:
+        with step.context():
+            return device.synchronises(step)
+
+    def _close(self) -> Closed:
+        memory = self._device.memory() if self._device else Memory()
+        self._forget()
+        self._restore_flags()
+        return Closed(memory=memory)
+
+    def _forget(self) -> None:
+        """Let go of the model, so that an inline session leaves the memory as it found it."""
+        self._step = None
+        if self._device is not None:
+            self._device.release_cache()
+
+    def _enter(self, stage: str, detail: str = "") -> None:
+        self._stage = stage
+        self._on_progress(stage, detail)

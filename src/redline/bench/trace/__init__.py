@@ -1,0 +1,1 @@
+"""Capture with torch.profiler; nothing here analyses."""

@@ -1,0 +1,184 @@
+"""Making a randomly initialised model carry signal, so that comparing its outputs means something.
+
+Fresh from its constructor a model may answer zero to everything (ViT's head), pass its input by every block
+(ConvNeXt's layer scales of 1e-6), or let activations explode through BatchNorms that have never seen data. Any
+recipe would look perfect, or hopeless, on such a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from redline.bench.workload.inputs import Inputs, redraw, resize_leading
+
+if TYPE_CHECKING:
+    from redline.bench.workload.workload import Workload
+
+DORMANT = 1e-2
+"""A parameter whose values are all the same and smaller than this does nothing yet."""
+EMBEDDING_STD = 0.02
+CALIBRATION_ROWS = 8
+"""Items in the calibrating forward: a batch of one has too few values per channel to take a variance of."""
+QUIET_CHANNEL = 1e-3
+"""A channel that hardly varies is given at least this share of its layer's variance, lest it is blown up."""
+
+
+def awaken(model: nn.Module) -> list[str]:
+    """Give dormant parameters values that let signal through; says what was changed."""
+    generator = torch.Generator().manual_seed(0)
+    changed: dict[str, list[str]] = {}
+    norms = _norm_weights(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not _is_bias(name) and _is_dormant(parameter):
+                what, values = _values_for(name, parameter, norms, generator)
+                parameter.copy_(values)
+                changed.setdefault(what, []).append(name)
+    return [_note(what, names) for what, names in changed.items()]
+
+
+def calibrate_batchnorm(model: nn.Module, run: Callable[[], object]) -> int:
+    """Set the statistics of BatchNorms that have never seen data from one forward; says how many were set.
+
+    The statistics are set from a layer's input before it normalises that very input, so that the layers behind
+    already see normalised activations: one forward calibrates all depths.
+    """
+    untouched = [module for module in model.modules() if isinstance(module, _BatchNorm) and _is_untouched(module)]
+    modes = {module: module.training for module in model.modules()}
+    calibrated: set[nn.Module] = set()
+
+    def set_statistics(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if module not in calibrated and isinstance(module, _BatchNorm):  # used twice: keeps what it saw first
+            calibrated.add(module)
+            _set_statistics(module, args[0])
+
+    handles = [module.register_forward_pre_hook(set_statistics) for module in untouched]
+    try:
+        model.eval()
+        if untouched:
+            with torch.no_grad():
+                run()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+    return len(calibrated)
+
+
+def calibration_inputs(workload: Workload, seed: int = 0, rows: int = CALIBRATION_ROWS) -> Inputs:
+    """Inputs like the workload's own with at least `rows` items, drawn anew, whatever its batch."""
+    inputs = workload.args, workload.kwargs
+    if workload.items_per_step < rows:
+        inputs = resize_leading(inputs, rows, seed)
+    return redraw(inputs, seed, workload.vocabulary)
+
+
+def give_signal(workload: Workload, seed: int = 0) -> list[str]:
+    """Awaken and calibrate a workload whose weights are random, where it stands; says what was done."""
+    if not workload.weights_are_random:
+        return []
+    model, notes = workload.model, awaken(workload.model)
+
+    def run(inputs: Inputs) -> None:
+        args, kwargs = inputs
+        model(*args, **kwargs)
+
+    try:
+        count = calibrate_batchnorm(model, lambda: run(calibration_inputs(workload, seed)))
+    except Exception:
+        # A model of the user's may be made for one batch size only. What was calibrated on the way stays.
+        if workload.items_per_step >= CALIBRATION_ROWS:
+            raise
+        count = calibrate_batchnorm(model, lambda: run(workload.fresh_inputs(seed)))
+    if count:
+        notes.append(f"calibrated {count} BatchNorm layer{'s' if count > 1 else ''} on random inputs")
+    return notes
+
+
+def _set_statistics(module: _BatchNorm, inputs: Tensor) -> None:
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    values = inputs.detach().float()
+    over = [dimension for dimension in range(values.ndim) if dimension != 1]
+    mean = values.mean(dim=over)
+    if values.numel() == values.shape[1]:
+        # One value per channel: subtracting it would leave nothing, so only the scale is set, from all channels.
+        mean, variance = torch.zeros_like(mean), values.square().mean().expand_as(mean)
+    else:
+        variance = values.var(dim=over)
+    variance = variance.clamp(min=QUIET_CHANNEL * variance.mean().item())
+    usable = torch.isfinite(mean) & torch.isfinite(variance) & (variance > 0)
+    module.running_mean.copy_(torch.where(usable, mean, 0.0))
+    module.running_var.copy_(torch.where(usable, variance, 1.0))
+    if module.num_batches_tracked is not None:
+        module.num_batches_tracked.fill_(1)
+
+
+def _is_untouched(module: _BatchNorm) -> bool:
+    mean, variance = module.running_mean, module.running_var
+    if mean is None or variance is None or nn.parameter.is_lazy(mean):
+        return False
+    # The count of batches is no witness: statistics may have been loaded from a file that does not hold it.
+    return bool((mean == 0).all() and (variance == 1).all())
+
+
+def _is_bias(name: str) -> bool:
+    """Whatever is added rather than multiplied: zero is where it belongs, and signal passes by it."""
+    last = name.rsplit(".", 1)[-1].lower()
+    return "bias" in last or last in ("beta", "shift", "offset")
+
+
+def _is_dormant(parameter: nn.Parameter) -> bool:
+    if (
+        nn.parameter.is_lazy(parameter)
+        or not parameter.is_floating_point()
+        or parameter.numel() == 0
+        or parameter.is_meta
+    ):
+        return False
+    low, high = parameter.aminmax()
+    return bool(low == high) and abs(low.item()) < DORMANT
+
+
+def _values_for(name: str, parameter: nn.Parameter, norms: set[str], generator: torch.Generator) -> tuple[str, Tensor]:
+    """What the parameter is, and values for it."""
+    is_vector = sum(size > 1 for size in parameter.shape) <= 1
+    if name in norms or (is_vector and not _is_embedding(name, parameter)):
+        return "scale", torch.ones_like(parameter)
+    noise = torch.randn(parameter.shape, generator=generator)
+    if _is_embedding(name, parameter):
+        return "embedding", noise * EMBEDDING_STD
+    return "weight", noise / math.sqrt(parameter[0].numel())
+
+
+def _is_embedding(name: str, parameter: nn.Parameter) -> bool:
+    """Tokens and position tables: by name, or by the leading 1 with which they are spread over a batch."""
+    last = name.rsplit(".", 1)[-1].lower()
+    named = any(word in last for word in ("token", "embed", "pos", "query", "prompt"))
+    return named or (parameter.ndim == 3 and parameter.shape[0] == 1 and parameter.shape[2] > 1)
+
+
+def _norm_weights(model: nn.Module) -> set[str]:
+    """Weights of normalising modules, which scale whatever their shape (LayerNorm over several axes has a matrix)."""
+    return {
+        f"{name}.weight".lstrip(".")
+        for name, module in model.named_modules()
+        if "norm" in type(module).__name__.lower()
+    }
+
+
+def _note(what: str, names: list[str]) -> str:
+    which = names[0] if len(names) == 1 else f"{len(names)} parameters such as {names[0]}"
+    done = {
+        "scale": "set to 1 (a scale that let nothing through)",
+        "embedding": f"drawn with a spread of {EMBEDDING_STD} (it was constant)",
+        "weight": "drawn at random (it was all zero)",
+    }
+    return f"{which} {done[what]}"

@@ -1,0 +1,45 @@
+"""What a source of models is, and the table of those there are. Adding one is adding a file in `sources/`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from redline.bench.workload.workload import Workload
+from redline.errors import SpecError
+from redline.protocol import ModelName
+from redline.registry import Registry
+from redline.spec import WorkloadSpec
+
+
+class Source(ABC):
+    """Where models come from. It always answers to its name in front (`timm:NAME`), and may claim names without."""
+
+    needs_prefix: ClassVar[bool] = False
+    """Its names are only understood with the source in front; asking for the list may be slow."""
+
+    def claims(self, model: str) -> bool:
+        """Whether a name without a source in front is this one's."""
+        return any(known.name == model for known in self.models())
+
+    @abstractmethod
+    def check(self, spec: WorkloadSpec) -> None:
+        """Raise a `UsageError` where the spec cannot be honoured. Builds nothing."""
+
+    @abstractmethod
+    def build(self, spec: WorkloadSpec, seed: int) -> Workload:
+        """The workload of a checked spec, on the CPU; random state is already seeded."""
+
+    def models(self) -> list[ModelName]:
+        """What goes by name, as one writes it in a spec. Raises `MissingExtra` where the package is not installed."""
+        return []
+
+
+SOURCES: Registry[Source] = Registry("model source", package="redline.bench.workload.sources", group="redline.sources")
+
+
+def refuse_options(spec: WorkloadSpec, *options: str, why: str) -> None:
+    """A `SpecError` for the first of these options that was set."""
+    for option in options:
+        if getattr(spec, option) is not None:
+            raise SpecError(f"{option} {getattr(spec, option)} cannot be honoured for {spec.model}: {why}")

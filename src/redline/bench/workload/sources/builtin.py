@@ -1,0 +1,136 @@
+"""Two small models that are always there: `simple_cnn` and `transformer`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import redline
+from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.workload import Workload, assemble, choose_batch
+from redline.errors import SpecError, UnknownName
+from redline.protocol import ModelName
+from redline.spec import WorkloadSpec
+
+KINDS = {"simple_cnn": "classification", "transformer": "language"}
+VOCABULARY = 8192
+IMAGE_SIZE, SMALLEST_IMAGE, CLASSES, SEQUENCE_LENGTH = 32, 8, 10, 128
+
+
+class SimpleCNN(nn.Module):
+    """The usual first network for CIFAR-10: three stages of convolution, BatchNorm and ReLU, each halving the image."""
+
+    def __init__(self, classes: int = CLASSES, width: int = 32) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        channels = 3
+        for out in (width, 2 * width, 4 * width):
+            stages += [_convolution(channels, out), _convolution(out, out), nn.MaxPool2d(2)]
+            channels = out
+        self.features = nn.Sequential(*stages)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(images).mean(dim=(2, 3)))
+        return logits
+
+
+def _convolution(channels: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True))
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm: attention and a feed-forward network, each added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm_feed = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self._attention(self.norm_attention(hidden))
+        return hidden + self.feed(self.norm_feed(hidden))
+
+    def _attention(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        projected: Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return projected
+
+
+class Transformer(nn.Module):
+    """A compact encoder language model: token ids (B, T) to logits (B, T, V). No dropout."""
+
+    def __init__(
+        self,
+        sequence_length: int = SEQUENCE_LENGTH,
+        vocabulary: int = VOCABULARY,
+        width: int = 256,
+        depth: int = 4,
+        heads: int = 4,
+    ) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(vocabulary, width)
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, sequence_length, width))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.token_embedding(tokens) + self.position_embedding[:, : tokens.shape[1]]
+        logits: Tensor = self.head(self.norm(self.blocks(hidden)))
+        return logits
+
+
+class BuiltinSource(Source):
+    def check(self, spec: WorkloadSpec) -> None:
+        name = _bare(spec.model)
+        if name not in KINDS:
+            raise UnknownName("built-in model", name, KINDS)
+        if name == "transformer":
+            refuse_options(spec, "image_size", "classes", why="it reads tokens and answers with the vocabulary")
+            return
+        refuse_options(spec, "sequence_length", why="it takes images")
+        if spec.image_size is not None and spec.image_size < SMALLEST_IMAGE:
+            raise SpecError(f"image_size must be {SMALLEST_IMAGE} or more for {name}, got {spec.image_size}")
+
+    def build(self, spec: WorkloadSpec, seed: int) -> Workload:
+        notes: list[str] = []
+        batch = choose_batch(spec.batch, spec.task, notes)
+        model: nn.Module
+        if _bare(spec.model) == "transformer":
+            length = spec.sequence_length or SEQUENCE_LENGTH
+            model, item, vocabulary = Transformer(length), "seq", {"0": VOCABULARY}
+            inputs = torch.randint(0, VOCABULARY, (batch, length))
+        else:
+            size = spec.image_size or IMAGE_SIZE
+            model, item, vocabulary = SimpleCNN(spec.classes or CLASSES), "img", {}
+            inputs = torch.randn(batch, 3, size, size)
+        return assemble(
+            model,
+            ((inputs,), {}),
+            task=spec.task,
+            source="builtin",
+            identity=f"redline {redline.__version__} {_bare(spec.model)}",
+            seed=seed,
+            item=item,
+            vocabulary=vocabulary,
+            notes=notes,
+        )
+
+    def models(self) -> list[ModelName]:
+        return [ModelName(name=name, source="builtin", kind=kind) for name, kind in KINDS.items()]
+
+
+def _bare(model: str) -> str:
+    return model.removeprefix("builtin:")
+
+
+SOURCES.register("builtin")(BuiltinSource())

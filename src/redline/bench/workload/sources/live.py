@@ -1,0 +1,59 @@
+"""A live module from the user's Python: cloudpickled as (module, inputs, loss) on the desk, opened here."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from redline.bench.failure import is_out_of_memory, one_line
+from redline.bench.workload.handed import sort_out, workload_of
+from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.workload import Workload
+from redline.errors import BenchError, SpecError
+from redline.spec import WorkloadSpec
+
+
+class LiveSource(Source):
+    def claims(self, model: str) -> bool:
+        return False  # a live model is known by its artifact, never by a name
+
+    def check(self, spec: WorkloadSpec) -> None:
+        if spec.artifact is None:
+            raise SpecError(f"model {spec.model!r} is live but has no artifact: pass the module itself")
+        if not Path(spec.artifact).is_file():
+            raise SpecError(f"no such file: {spec.artifact} (the pickled {spec.model})")
+        refuse_options(spec, "classes", "sequence_length", why="the module is already built")
+
+    def build(self, spec: WorkloadSpec, seed: int) -> Workload:
+        whose = f"live model {spec.model}"
+        return workload_of(
+            sort_out(_open(spec), whose),
+            spec,
+            whose=whose,
+            source="live",
+            identity="live",
+            seed=seed,
+            resize=True,
+            notes=[],
+        )
+
+
+def _open(spec: WorkloadSpec) -> Any:
+    assert spec.artifact is not None
+    # Classes outside __main__ were pickled by name: they must be importable from where the person stands.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        with Path(spec.artifact).open("rb") as file:
+            return pickle.load(file)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise BenchError(
+            "user", f"live model {spec.model} cannot be opened in the worker: {one_line(error)}"
+        ) from error
+
+
+SOURCES.register("live")(LiveSource())

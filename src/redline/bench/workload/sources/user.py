@@ -1,0 +1,225 @@
+"""The user's own model: `path/to/file.py:factory` or `package.module:factory`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from redline.bench.failure import is_out_of_memory, one_line
+from redline.bench.workload.handed import sort_out, workload_of
+from redline.bench.workload.identity import short_hash
+from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.workload import Workload, choose_batch
+from redline.errors import BenchError, SpecError, closest
+from redline.spec import WorkloadSpec
+
+BATCH_NAMES = ("batch", "batch_size")
+_loaded: dict[Path, tuple[str, ModuleType]] = {}
+
+
+class UserSource(Source):
+    def claims(self, model: str) -> bool:
+        return ":" in model or model.endswith(".py")
+
+    def check(self, spec: WorkloadSpec) -> None:
+        """Look without running: the user's file may do anything when imported."""
+        place, factory = _split(spec.model)
+        refuse_options(spec, "classes", "sequence_length", why="the factory decides it")
+        path = _path_of(place)
+        if path is not None:
+            _check_attribute(path, place, factory)
+
+    def build(self, spec: WorkloadSpec, seed: int) -> Workload:
+        place, name = _split(spec.model)
+        module = _load(place)
+        whose = f"factory {name} in {place}"
+        factory = _attribute(module, name, place)
+        notes: list[str] = []
+        takes_batch = batch_parameter(factory)
+        arguments = {}
+        if takes_batch is not None and (spec.batch is not None or takes_batch.default is inspect.Parameter.empty):
+            arguments[takes_batch.name] = choose_batch(spec.batch, spec.task, notes)
+        return workload_of(
+            sort_out(_call(factory, takes_batch, arguments, whose), whose),
+            spec,
+            whose=whose,
+            source="user",
+            identity=_identity(module, name),
+            seed=seed,
+            resize=takes_batch is None,
+            notes=notes,
+        )
+
+
+def batch_parameter(factory: Callable[..., Any]) -> inspect.Parameter | None:
+    """The parameter that takes the batch: by name, or the only one that must be given."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [parameter for parameter in parameters if parameter.name in BATCH_NAMES]
+    if named:
+        return named[0]
+    required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
+    return required[0] if len(required) == 1 else None
+
+
+def _call(
+    factory: Callable[..., Any], parameter: inspect.Parameter | None, arguments: dict[str, int], whose: str
+) -> Any:
+    try:
+        if parameter is not None and parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            return factory(*arguments.values())
+        return factory(**arguments)
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise  # a failure of another kind, known by its own error
+        raise BenchError("user", f"{whose} raised {one_line(error)}") from error
+
+
+def _split(model: str) -> tuple[str, str]:
+    place, _, factory = model.removeprefix("user:").rpartition(":")
+    if not place or not factory.isidentifier():
+        raise SpecError(
+            f"model {model!r} does not name a factory: write path/to/file.py:factory or package.module:factory"
+        )
+    return place, factory
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.sep in place
+
+
+def _path_of(place: str) -> Path | None:
+    """The source file behind a place, where it has one."""
+    if _is_file(place):
+        path = Path(place).expanduser()
+        if not path.is_file():
+            raise SpecError(f"no such file: {place}")
+        return path
+    _make_importable(Path.cwd())
+    try:
+        found = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        found = None
+    except Exception as error:  # a parent package that raises while it is imported
+        raise SpecError(f"module {place} cannot be found: {one_line(error)}") from error
+    if found is None:
+        sources = [name for name in SOURCES if name not in ("user", "live")]
+        near = [f"{name}:" for name in closest(place, sources)]
+        raise SpecError(f"no module named {place!r}{f'; did you mean {near[0]}?' if near else ''}")
+    return Path(found.origin) if found.origin is not None and found.origin.endswith(".py") else None
+
+
+def _check_attribute(path: Path, place: str, factory: str) -> None:
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except SyntaxError as error:
+        raise SpecError(f"{place} line {error.lineno}: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"cannot read {place}: {error}") from None
+    names = _top_level_names(tree)
+    if names is not None and factory not in names:
+        raise SpecError(f"{place} has no {factory}{_did_you_mean(factory, names)}")
+
+
+def _top_level_names(tree: ast.Module) -> set[str] | None:
+    """Every name the file binds outside functions and classes; None where that cannot be told without running it."""
+    names: set[str] = set()
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name == "__getattr__":
+                return None
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            if any(alias.name == "*" for alias in node.names):
+                return None
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        else:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            waiting += ast.iter_child_nodes(node)
+    return names
+
+
+def _attribute(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
+    factory = getattr(module, name, None)
+    if factory is None:
+        raise SpecError(f"{place} has no {name}{_did_you_mean(name, vars(module))}")
+    if not callable(factory):
+        raise SpecError(f"{name} in {place} is {type(factory).__name__}, not a function that makes a model")
+    return factory
+
+
+def _did_you_mean(name: str, known: Any) -> str:
+    near = closest(name, known)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _load(place: str) -> ModuleType:
+    try:
+        if _is_file(place):
+            return _load_file(Path(place).expanduser().resolve())
+        _make_importable(Path.cwd())
+        return importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        raise BenchError("user", f"importing {place} raised {one_line(error)}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Run the file as a module others can import: compiling and pickling look its classes up by the module's name."""
+    content = short_hash(path.read_bytes())
+    if path in _loaded and _loaded[path][0] == content:
+        return _loaded[path][1]
+    _make_importable(path.parent)
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    _loaded[path] = (content, module)
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """The file's own name, so that a neighbour importing it gets the same module; another where that one is taken."""
+    name = path.stem
+    taken = sys.modules.get(name)
+    is_ours = path in _loaded and _loaded[path][1] is taken
+    if name.isidentifier() and name not in sys.stdlib_module_names and (taken is None or is_ours):
+        return name
+    return f"redline_user_{short_hash(str(path))}"
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _identity(module: ModuleType, factory: str) -> str:
+    """The content of the file, not its place: moving it does not make another model."""
+    file = getattr(module, "__file__", None)
+    content = short_hash(Path(file).read_bytes()) if file and Path(file).is_file() else module.__name__
+    return f"user {content} {factory}"
+
+
+SOURCES.register("user")(UserSource())

@@ -1,0 +1,90 @@
+"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts and dataclasses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def children(value: Any) -> list[tuple[str, Any]] | None:
+    """The named parts of a container, or None for anything else.
+
+    transformers' outputs are both mappings and dataclasses; as mappings they leave out the fields that are None.
+    """
+    if isinstance(value, Mapping):
+        return [(str(key), child) for key, child in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, tuple | list):
+        return [(str(index), child) for index, child in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return None
+
+
+def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
+    """Every tensor with where it stands: `1`, `logits`, `decoder.0`; a lone tensor stands at the empty path."""
+    if isinstance(value, Tensor):
+        return [(path, value)]
+    found = []
+    for key, child in children(value) or ():
+        found += named_tensors(child, join(path, key))
+    return found
+
+
+def map_leaves(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """The same structure with `change(path, leaf)` in place of every leaf, tensors and other objects alike."""
+    parts = children(value)
+    if parts is None:
+        return change(path, value)
+    changed = [map_leaves(child, change, join(path, key)) for key, child in parts]
+    if all(new is old for new, (_, old) in zip(changed, parts, strict=True)):
+        return value
+    return _rebuild(value, [key for key, _ in parts], changed)
+
+
+def map_tensors(value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
+    return map_leaves(value, lambda path, leaf: change(path, leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def describe(value: Any) -> str:
+    """Structure, shapes and dtypes as text; the values of tensors do not show."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    parts = children(value)
+    if parts is not None:
+        return f"{type(value).__name__}({', '.join(f'{key}: {describe(child)}' for key, child in parts)})"
+    # The repr of other objects may hold an address, which differs between two runs of the same thing.
+    return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__qualname__
+
+
+def join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _rebuild(value: Any, keys: list[str], parts: list[Any]) -> Any:
+    if isinstance(value, Mapping):
+        rebuilt = dict(zip(value, parts, strict=True))
+        return rebuilt if type(value) is dict else _same_mapping(value, rebuilt)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*parts)
+    if isinstance(value, tuple | list):
+        return type(value)(parts)
+    twin = copy.copy(value)
+    for key, part in zip(keys, parts, strict=True):
+        object.__setattr__(twin, key, part)  # also where the dataclass is frozen
+    return twin
+
+
+def _same_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    try:
+        twin: Any = copy.copy(value)
+        for key, part in parts.items():
+            twin[key] = part
+    except TypeError:  # a read-only mapping
+        return parts
+    return twin

@@ -1,0 +1,1 @@
+"""The command line: arguments to specs. The only printer and the only caller of exit."""

@@ -1,0 +1,54 @@
+"""Commands that read the history."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from redline.analyze.summary import summarize
+from redline.errors import SpecError
+from redline.report.export import export_csv, export_json
+from redline.report.terminal import detail, listing, make_console
+from redline.store import History
+
+
+def show_latest(limit: int, *, as_json: bool) -> None:
+    with History.open() as history:
+        rows = history.rows(limit=limit)
+        place = history.place
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode({"records": rows})).decode() + "\n")
+        return
+    console = make_console()
+    if rows:
+        console.print(listing(rows))
+    else:
+        console.print(f"nothing measured yet in {place}; start with 'redline demo'", markup=False)
+
+
+def show_one(record_id: str, *, as_json: bool) -> None:
+    with History.open() as history:
+        record = history.load(record_id)
+        siblings = history.find(group=record.group) if record.group else [record]
+    if as_json:
+        sys.stdout.write(export_json([record], raw=True) + "\n")
+        return
+    row = next(row for row in summarize(siblings) if row.record_id == record.id)
+    make_console().print(detail(row, record))
+
+
+def export_records(ids: list[str], format: str, output: Path | None, *, raw: bool) -> None:
+    if format not in ("csv", "json"):
+        raise SpecError(f"format must be csv or json, got {format!r}")
+    with History.open() as history:
+        records = [history.load(record_id) for record_id in ids] if ids else history.find(newest_first=False)
+    text = export_csv(records) if format == "csv" else export_json(records, raw=raw) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot write {output}: {error.strerror}") from None

@@ -1,0 +1,211 @@
+"""`redline`: one function per command. Whatever takes time to import is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from redline.errors import DoorError, RedlineError, UsageError
+
+EXIT_USAGE = 2
+EXIT_FAILED_ROW = 5
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="redline",
+    help="How fast is your PyTorch model here, how fast could it be, what is in the way, what to switch on.",
+    rich_markup_mode=None,  # rich's help costs as much time as everything else together
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+
+
+def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
+    """A mistake is one line and exit code 2; a broken bench one line and 5; a bug keeps its traceback."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            _complain("interrupted; what was measured is kept: 'redline show' lists it")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except RedlineError as error:
+            _complain(str(error))
+            is_mistake = isinstance(error, UsageError) or not isinstance(error, DoorError)
+            raise typer.Exit(EXIT_USAGE if is_mistake else EXIT_FAILED_ROW) from None
+
+    return guarded
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        from redline import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+@one_line_errors
+def run(
+    model: Annotated[list[str] | None, typer.Argument(help="Names, timm:NAME, hf:NAME, file.py:factory.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "-r", help="Steps joined by '+'; give it again to compare.")
+    ] = None,
+    amp: Annotated[bool, typer.Option("--amp", help="Sugar: the step amp.")] = False,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Sugar: the step channels-last.")] = False,
+    compile_: Annotated[bool, typer.Option("--compile", help="Sugar: the step compile.")] = False,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Items per step.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    task: Annotated[str | None, typer.Option(help="infer or train.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
+    effort: Annotated[str | None, typer.Option(help="quick, normal or strict.")] = None,
+    tail: Annotated[bool, typer.Option("--tail", help="Go on until p99 exists (662 samples).")] = False,
+    door: Annotated[str | None, typer.Option(help="fork, spawn or inline: how the worker is started.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A TOML file with [[run]] tables.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure models under one or more recipes, interleaved, each set against the first.
+
+    Recipe steps: baseline (strict fp32), tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value],
+    compile:freeze, torchscript, cudnn-benchmark.
+    """
+    from redline.cli.measure import run_and_print
+    from redline.spec import load_specs, specs_from_table
+
+    sugar = "+".join(
+        name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile_)) if on
+    )
+    recipes = [*(recipe or []), *([sugar] if sugar else [])]
+    table: dict[str, Any] = {
+        "batch": batch,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "task": task,
+        "optimizer": optimizer,
+        "device": device,
+        "threads": threads,
+        "effort": effort,
+        "tail": tail or None,
+        "launch": {"door": door} if door else None,
+        "seed": seed,
+        "model": model or None,
+        "recipe": recipes or None,
+    }
+    given = {name: value for name, value in table.items() if value is not None}
+    specs = load_specs(file, given) if file else specs_from_table(given, where="run")
+    raise typer.Exit(run_and_print(specs, as_json=json))
+
+
+@app.command()
+@one_line_errors
+def demo(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = "auto",
+    json: Json = False,
+) -> None:
+    """A first look with good defaults for whatever device is here."""
+    from redline.cli.measure import demo_specs, run_and_print
+
+    raise typer.Exit(run_and_print(demo_specs(device), as_json=json))
+
+
+@app.command()
+@one_line_errors
+def models(
+    pattern: Annotated[str | None, typer.Argument(help="Part of a name, or a pattern with *.")] = None,
+    json: Json = False,
+) -> None:
+    """Models that go by name."""
+    from redline import api
+    from redline.report.terminal import make_console, model_listing
+
+    names = api.models(pattern)
+    if json:
+        _print_json({"models": names.models, "missing": names.missing})
+        return
+    make_console().print(model_listing(names))
+    if pattern and not names.models:
+        raise UsageError(f"no model matches {pattern!r}")
+
+
+@app.command()
+@one_line_errors
+def doctor(json: Json = False) -> None:
+    """Look at drivers, torch, devices, permissions, compilers, profilers and extras; say how to mend each."""
+    from redline import api
+    from redline.report.terminal import health_report, make_console
+
+    items = api.doctor()
+    if json:
+        _print_json({"items": items, "ok": all(item.ok is not False for item in items)})
+    else:
+        make_console().print(health_report(items))
+
+
+@app.command()
+@one_line_errors
+def show(
+    id: Annotated[str | None, typer.Argument(help="A record's id, or the start of it.")] = None,
+    limit: Annotated[int, typer.Option(help="How many of the latest to list.")] = 20,
+    json: Json = False,
+) -> None:
+    """The latest records, or all about one."""
+    from redline.cli.history import show_latest, show_one
+
+    if id is None:
+        show_latest(limit, as_json=json)
+    else:
+        show_one(id, as_json=json)
+
+
+@app.command()
+@one_line_errors
+def export(
+    ids: Annotated[list[str] | None, typer.Argument(help="Records; all of them when none is named.")] = None,
+    format: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; stdout when left out.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="JSON: with every raw sample.")] = False,
+) -> None:
+    """The history as CSV or JSON."""
+    from redline.cli.history import export_records
+
+    export_records(ids or [], format, output, raw=raw)
+
+
+def _print_json(document: Any) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+
+
+def _complain(message: str) -> None:
+    print(f"redline: {message}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Doors to the bench: `inline`, `fork` and `spawn` speak one protocol, and so does the fake."""
+
+from __future__ import annotations
+
+from redline.errors import UsageError
+from redline.launch.session import Door, Session
+from redline.spec import LaunchSpec
+
+__all__ = ["Door", "Session", "open_door"]
+
+
+def open_door(launch: LaunchSpec) -> Door:
+    """The door a spec asks for. Each is imported when it is opened: only `inline` loads torch into this process."""
+    if launch.door == "fork":
+        from redline.launch.fork import ForkDoor
+
+        return ForkDoor(launch)
+    if launch.door == "spawn":
+        from redline.launch.spawn import SpawnDoor
+
+        return SpawnDoor(launch)
+    if launch.door == "inline":
+        from redline.launch.inline import InlineDoor
+
+        return InlineDoor(launch)
+    raise UsageError(f"door {launch.door!r} needs a landscape: make a FakeDoor and hand it over")

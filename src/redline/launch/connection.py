@@ -1,0 +1,177 @@
+"""A worker process at the other end of a socket: asking it, waiting for it, and telling how it died."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Protocol
+
+from redline.protocol import (
+    Ask,
+    Close,
+    ClosedReply,
+    FailureReply,
+    Measure,
+    OnProgress,
+    Progress,
+    Reply,
+    Request,
+    receive_reply,
+    send,
+)
+from redline.record import Closed, Failure
+from redline.spec import LaunchSpec
+
+ASK_TIMEOUT_S = 180.0
+CLOSE_TIMEOUT_S = 20.0
+LOG_TAIL_CHARACTERS = 4000
+_VMSTAT = Path("/proc/vmstat")
+
+
+class WorkerProcess(Protocol):
+    """The process behind the socket, whoever started it. Its group holds all it started itself."""
+
+    pid: int
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status as `os.waitpid` tells it, or None when it still runs."""
+
+
+class WorkerSession:
+    """The desk's end of one isolated worker."""
+
+    def __init__(self, connection: socket.socket, process: WorkerProcess, log: IO[bytes], launch: LaunchSpec) -> None:
+        self._connection = connection
+        self._process = process
+        self._log = log
+        self._launch = launch
+        self._stage = "start"
+        self._dead: Failure | None = None
+        self._paused = False
+        self._oom_kills = _kernel_oom_kills()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+        if self._dead is not None:
+            return FailureReply(failure=self._dead)
+        self.resume()
+        self._stage = _stage_of(request)
+        deadline = time.monotonic() + self._timeout_of(request)
+        try:
+            send(self._connection, request)
+            while True:
+                self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                reply = receive_reply(self._connection)
+                if reply is None:
+                    return FailureReply(failure=self._died())
+                if not isinstance(reply, Progress):
+                    return reply
+                self._stage = reply.stage
+                if on_progress:
+                    on_progress(reply)
+        except TimeoutError:
+            return FailureReply(failure=self._timed_out(self._timeout_of(request)))
+        except (BrokenPipeError, ConnectionError):
+            return FailureReply(failure=self._died())
+
+    def pause(self) -> None:
+        if self._dead is None and not self._paused:
+            self._signal(signal.SIGSTOP)
+            self._paused = True
+
+    def resume(self) -> None:
+        if self._paused:
+            self._signal(signal.SIGCONT)
+            self._paused = False
+
+    def close(self) -> Closed:
+        reply = self.ask(Close()) if self._dead is None else None
+        if self._process.wait(CLOSE_TIMEOUT_S if reply is not None else 0.0) is None:
+            self._signal(signal.SIGKILL)
+            self._process.wait(CLOSE_TIMEOUT_S)
+        self._release()
+        return reply.closed if isinstance(reply, ClosedReply) else Closed()
+
+    def kill(self) -> None:
+        """End the worker and all it started, now."""
+        self._signal(signal.SIGKILL)
+        self._dead = self._dead or Failure(stage=self._stage, kind="crash", message="the worker was stopped by the desk")
+        self._release()
+
+    def _release(self) -> None:
+        self._dead = self._dead or Failure(stage="closed", kind="crash", message="the session is closed")
+        self._connection.close()
+        self._log.close()
+
+    def _died(self) -> Failure:
+        status = self._process.wait(5.0)
+        if status is None:
+            self._signal(signal.SIGKILL)
+            status = self._process.wait(5.0)
+        kind, message = _cause_of_death(status, self._stage, _kernel_oom_kills() > self._oom_kills)
+        self._dead = Failure(stage=self._stage, kind=kind, message=message, traceback=self._log_tail())
+        return self._dead
+
+    def _timed_out(self, limit_s: float) -> Failure:
+        self._signal(signal.SIGKILL)
+        self._process.wait(5.0)
+        message = f"no answer within {limit_s:g} s while the worker was at '{self._stage}'; it was stopped"
+        self._dead = Failure(stage=self._stage, kind="timeout", message=message, traceback=self._log_tail())
+        return self._dead
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def _log_tail(self) -> str:
+        self._log.flush()
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), LOG_TAIL_CHARACTERS, max(0, size - LOG_TAIL_CHARACTERS))
+        return tail.decode("utf-8", "replace")
+
+    def _timeout_of(self, request: Request) -> float:
+        if isinstance(request, Measure):
+            return self._launch.measure_timeout_s + request.seconds
+        if isinstance(request, Ask):
+            return ASK_TIMEOUT_S
+        if isinstance(request, Close):
+            return CLOSE_TIMEOUT_S
+        return self._launch.prepare_timeout_s
+
+
+def worker_log() -> IO[bytes]:
+    """A file without a name: it goes when the last holder closes it, also after a SIGKILL."""
+    return tempfile.TemporaryFile(prefix="redline-worker-")  # noqa: SIM115  (held as long as the worker)
+
+
+def _stage_of(request: Request) -> str:
+    return type(request).__name__.lower()
+
+
+def _cause_of_death(status: int | None, stage: str, kernel_oom: bool) -> tuple[str, str]:
+    if status is None:
+        return "crash", f"the worker stopped answering at '{stage}' and could not be ended"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name
+        if number == signal.SIGKILL and kernel_oom:
+            return "oom", f"the kernel killed the worker at '{stage}': the machine ran out of memory"
+        return "crash", f"the worker died of {name} at '{stage}'"
+    return "crash", f"the worker exited with status {os.WEXITSTATUS(status)} at '{stage}'"
+
+
+def _kernel_oom_kills() -> int:
+    if not _VMSTAT.exists():
+        return 0
+    found = re.search(r"^oom_kill (\d+)", _VMSTAT.read_text(), re.MULTILINE)
+    return int(found.group(1)) if found else 0

@@ -1,0 +1,425 @@
+"""A bench without torch: it answers the protocol from a known truth and a noise model, in virtual time.
+
+Search loops are tested and simulated against it: what they find can be set against the `Landscape` they searched.
+Nothing sleeps; `clock_s` says how long the same would have taken. The same landscape and the same requests in the same
+order always give the same answers.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, Self, TypeAlias, TypeVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from redline import protocol, record
+from redline.errors import DoorError, UnknownName
+from redline.protocol import OnProgress, Reply, Request
+from redline.record import Failure, Memory, Numerics, Prepared
+from redline.spec import RunSpec
+
+T = TypeVar("T")
+PerSpec: TypeAlias = T | Mapping[str, T] | Callable[[RunSpec], T]
+"""One value for all; a function of the spec; or a table by `MODEL RECIPE`, recipe, model or `*`, tried in that order.
+
+A table must have an entry for every spec it is asked about (`*` is one): the fake does not guess its own truth.
+"""
+
+Floats = NDArray[np.float64]
+
+EXACT = Numerics(rel_l2=0.0, cosine=1.0, top1_agreement=1.0, passed=True)
+_PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
+_FIRST_CALL_STEPS = 20
+"""A first call costs about so many steady ones, compiling apart."""
+_WARMUP_SAMPLES = 20
+_LONG_STEP_FACTOR = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landscape:
+    """The truth behind a fake bench. Every sigma is relative: of the logarithm of the time."""
+
+    step_s: PerSpec[float]
+    """The median time of a step, before drift and offsets: what a perfect measurement would find."""
+    noise_sigma: float = 0.01
+    noise_rho: float = 0.0
+    """Correlation of one step's noise with the step before (AR(1)); it fades over the gap between two blocks."""
+    drift_sigma: float = 0.0
+    """Random walk shared by all sessions, per square root of a second: heat, clocks, neighbours."""
+    tail_share: float = 0.0
+    """Share of steps that hit a hiccup, two to three times as long as the others and sometimes far longer."""
+    offset_sigma: float = 0.0
+    """Every session gets one offset of its own, as every real process does."""
+    memory_bytes: PerSpec[int] = 2**28
+    memory_limit_bytes: int | None = None
+    """A spec that needs more fails with kind `oom`."""
+    compile_s: PerSpec[float] = 0.0
+    build_s: float = 0.5
+    start_s: float = 0.05
+    numerics: PerSpec[Numerics] = EXACT
+    failure: PerSpec[Failure | None] = None
+    """Scripted: `stage` says where it strikes (build, compile, numerics, warmup; measure, profile)."""
+    fails_after_blocks: int = 0
+    """How many blocks succeed before a failure scripted for `measure` strikes."""
+    issue_share: PerSpec[float] = 0.3
+    """Host time to issue a step over the time of the step; near 1 the run is host-bound."""
+    sync_s: float = 0.0
+    """What a latency step pays on top, for synchronising."""
+    step_synchronises: bool | None = False
+    steady: bool = True
+    device_kind: Literal["cuda", "rocm", "cpu"] = "cuda"
+    """What `auto` means here."""
+    throttle: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    power_w: float | None = None
+    default_batch: int = 32
+    models: Collection[str] = ()
+    """Names `AskModels` tells; any other name is accepted as well."""
+    unknown_models: Collection[str] = ()
+    seed: int = 0
+
+
+def look_up(table: PerSpec[T], spec: RunSpec) -> T:
+    """What a landscape says about one spec."""
+    if isinstance(table, Mapping):
+        recipe, model = str(spec.recipe), spec.workload.model
+        for key in (f"{model} {recipe}", recipe, model, "*"):
+            if key in table:
+                return cast(T, table[key])
+        raise KeyError(f"the landscape has no entry for {model} {recipe}")
+    return table(spec) if callable(table) else table
+
+
+class FakeWorld:
+    """What all sessions of a door share: the clock and the drift."""
+
+    def __init__(self, drift_sigma: float, seed: int) -> None:
+        self.clock_s = 0.0
+        self.log_drift = 0.0
+        self._sigma = drift_sigma
+        self._random = np.random.default_rng([seed, 0])
+
+    def advance(self, seconds: float) -> None:
+        self.clock_s += seconds
+        if self._sigma:
+            self.log_drift += self._sigma * math.sqrt(seconds) * float(self._random.standard_normal())
+
+    def walk(self, count: int, step_s: float) -> Floats:
+        """The drift during `count` steps of about so long; the caller moves the clock once it knows how long exactly."""
+        if not self._sigma:
+            return np.zeros(count)
+        strides = self._sigma * math.sqrt(step_s) * self._random.standard_normal(count)
+        path: Floats = self.log_drift + np.cumsum(strides)
+        self.log_drift = float(path[-1])
+        return path
+
+
+class FakeBench:
+    """One worker: answers requests about one spec as the real bench would, a failure being an answer too."""
+
+    def __init__(self, landscape: Landscape, world: FakeWorld, random: np.random.Generator) -> None:
+        self._truth = landscape
+        self._world = world
+        self._random = random
+        self._offset = math.exp(landscape.offset_sigma * float(random.standard_normal()))
+        self._noise = float(random.standard_normal())
+        self._noise_at_s = 0.0
+        self._spec: RunSpec | None = None
+        self._failure: Failure | None = None
+        self._blocks = 0
+
+    def answer(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+        if isinstance(request, protocol.Ask):
+            return self._tell(request.question)
+        if isinstance(request, protocol.Close):
+            return protocol.ClosedReply(closed=record.Closed(memory=self._memory()))
+        if self._failure is not None:
+            return protocol.FailureReply(failure=self._failure)
+        if isinstance(request, protocol.Prepare):
+            return self._prepare(request.spec, on_progress or (lambda progress: None))
+        if self._spec is None:
+            return self._fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
+        if isinstance(request, protocol.Measure):
+            return self._measure(self._spec, request)
+        scripted = self._scripted(self._spec, "profile")
+        # A profile is no state of the session: it may be measured on afterwards.
+        nothing = Failure(stage="profile", kind="unsupported", message="a fake bench has nothing to trace")
+        return protocol.FailureReply(failure=scripted or nothing)
+
+    def _prepare(self, spec: RunSpec, on_progress: OnProgress) -> Reply:
+        truth, step_s = self._truth, look_up(self._truth.step_s, spec)
+        compile_s = look_up(truth.compile_s, spec)
+        stages = {
+            "build": truth.start_s + truth.build_s,
+            "compile": compile_s + _FIRST_CALL_STEPS * step_s,
+            "numerics": 2 * step_s,
+            "warmup": max(spec.measure.warmup_min_seconds, _WARMUP_SAMPLES * step_s),
+        }
+        for stage, seconds in stages.items():
+            on_progress(protocol.Progress(stage=stage))
+            self._world.advance(seconds)
+            failure = self._scripted(spec, stage) or (self._out_of_memory(spec) if stage == "compile" else None)
+            if failure is not None:
+                return self._fail(failure)
+        self._spec = spec
+        cold_start = record.ColdStart(
+            import_s=0.0,
+            start_s=truth.start_s,
+            build_s=truth.build_s,
+            first_call_s=stages["compile"],
+            compile_s=compile_s or None,
+            compile_cache="cold" if compile_s else None,
+        )
+        return protocol.PreparedReply(
+            prepared=Prepared(
+                environment=_environment(_device_of(spec, truth), truth),
+                workload=_workload_info(spec, truth),
+                cold_start=cold_start,
+                numerics=look_up(truth.numerics, spec),
+                warmup=self._warmup(step_s, stages["warmup"]),
+                memory=self._memory(),
+                step_synchronises=truth.step_synchronises,
+            )
+        )
+
+    def _warmup(self, step_s: float, seconds: float) -> record.Warmup:
+        steady = self._truth.steady
+        return record.Warmup(
+            samples=tuple(self._step_times(step_s, _WARMUP_SAMPLES).tolist()),
+            seconds=seconds,
+            steady=steady,
+            reason="steady" if steady else "never became steady",
+        )
+
+    def _measure(self, spec: RunSpec, request: protocol.Measure) -> Reply:
+        truth, world = self._truth, self._world
+        if self._blocks >= truth.fails_after_blocks and (failure := self._scripted(spec, "measure")):
+            return self._fail(failure)
+        self._blocks += 1
+        on_host = request.kind == "latency" or _kind_of(_device_of(spec, truth)) == "cpu"
+        step_s = look_up(truth.step_s, spec) + (truth.sync_s if request.kind == "latency" else 0.0)
+        settling, timed = _plan_steps(request, step_s * self._offset * math.exp(world.log_drift))
+        times = self._step_times(step_s, settling + timed)
+        started_s, wall_s = world.clock_s, float(times.sum())
+        world.clock_s = self._noise_at_s = started_s + wall_s
+        return protocol.BlockReply(
+            block=record.Block(
+                kind=request.kind,
+                clock="host" if on_host else "device",
+                samples=tuple(times[settling:].tolist()),
+                settling=tuple(times[:settling].tolist()),
+                issue_s=() if on_host else self._issue_times(times, look_up(truth.issue_share, spec)),
+                phases=_phases(times[settling:]) if spec.workload.task == "train" else {},
+                wall_s=wall_s,
+                started_at=started_s,
+                round=request.round,
+                memory=self._memory(),
+                energy_j=None if truth.power_w is None else truth.power_w * wall_s,
+                telemetry=(self._look(),),
+            )
+        )
+
+    def _step_times(self, step_s: float, count: int) -> Floats:
+        truth, random = self._truth, self._random
+        drift = self._world.walk(count, step_s)
+        noise = random.standard_normal(count)
+        if truth.noise_rho:
+            noise = self._correlated(noise, step_s)
+        times: Floats = step_s * self._offset * np.exp(drift + truth.noise_sigma * noise)
+        if truth.tail_share:
+            hit = random.random(count) < truth.tail_share
+            times[hit] *= 2 + random.pareto(2.5, int(hit.sum()))
+        return times
+
+    def _correlated(self, fresh: Floats, step_s: float) -> Floats:
+        """AR(1): what the last block left of its noise has faded over the gap since then."""
+        rho = self._truth.noise_rho
+        left = rho ** (1 + (self._world.clock_s - self._noise_at_s) / step_s)
+        start = left * self._noise + math.sqrt(1 - left**2) * float(fresh[0])
+        shocks = (math.sqrt(1 - rho**2) * fresh[1:]).tolist()
+        noise = np.array(list(accumulate(shocks, lambda before, shock: rho * before + shock, initial=start)))
+        self._noise = float(noise[-1])
+        return noise
+
+    def _issue_times(self, times: Floats, share: float) -> tuple[float, ...]:
+        middle_s = float(np.median(times))
+        issues: Floats = share * middle_s * np.exp(0.05 * self._random.standard_normal(times.size))
+        # The first step of a block wakes the process up.
+        issues[0] *= 3
+        return tuple(issues.tolist())
+
+    def _look(self) -> record.TelemetrySample:
+        truth = self._truth
+        return record.TelemetrySample(at_s=0.0, power_w=truth.power_w, throttle=truth.throttle, foreign=truth.foreign)
+
+    def _memory(self) -> Memory:
+        if self._spec is None:
+            return Memory()
+        needed = look_up(self._truth.memory_bytes, self._spec)
+        if _kind_of(_device_of(self._spec, self._truth)) == "cpu":
+            return Memory(peak_rss_bytes=needed)
+        return Memory(peak_allocated_bytes=int(0.9 * needed), peak_reserved_bytes=needed, allocator_retries=0)
+
+    def _out_of_memory(self, spec: RunSpec) -> Failure | None:
+        limit, needed = self._truth.memory_limit_bytes, look_up(self._truth.memory_bytes, spec)
+        if limit is None or needed <= limit:
+            return None
+        return Failure(stage="compile", kind="oom", message=f"out of memory: {needed} bytes needed, {limit} there")
+
+    def _scripted(self, spec: RunSpec, stage: str) -> Failure | None:
+        failure = look_up(self._truth.failure, spec)
+        return failure if failure is not None and failure.stage == stage else None
+
+    def _fail(self, failure: Failure) -> protocol.FailureReply:
+        """A worker that broke stays broken: whatever it is asked next, the answer is the same."""
+        self._failure = failure
+        return protocol.FailureReply(failure=failure)
+
+    def _tell(self, question: protocol.Question) -> Reply:
+        truth = self._truth
+        if isinstance(question, protocol.AskCheck):
+            return protocol.CheckedSpecs(answers=tuple(_check(spec, truth) for spec in question.specs))
+        if isinstance(question, protocol.AskEnvironment):
+            device = truth.device_kind if question.device == "auto" else question.device
+            return protocol.EnvironmentAnswer(environment=_environment(device, truth))
+        if isinstance(question, protocol.AskModels):
+            pattern = (question.pattern or "").lower()
+            names = sorted(name for name in truth.models if pattern in name.lower())
+            return protocol.ModelNames(models=tuple(protocol.ModelName(name=name, source="fake") for name in names))
+        item = protocol.HealthItem(name="bench", ok=True, seen="a fake one: every number is simulated")
+        return protocol.Health(items=(item,), devices=(_device_info(truth.device_kind, truth),))
+
+
+class FakeSession:
+    """The desk's end of one fake worker."""
+
+    def __init__(self, bench: FakeBench) -> None:
+        self._bench = bench
+        self._closed: record.Closed | None = None
+        self.paused = False
+
+    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+        # Both are mistakes of the desk that would hang or break a real worker, so that they must not pass here.
+        if self._closed is not None:
+            raise DoorError("the session is closed")
+        if self.paused:
+            raise DoorError("the worker is paused and cannot answer")
+        return self._bench.answer(request, on_progress)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def close(self) -> record.Closed:
+        if self._closed is None:
+            reply = self._bench.answer(protocol.Close())
+            assert isinstance(reply, protocol.ClosedReply)
+            self._closed = reply.closed
+        return self._closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FakeDoor:
+    """Opens fake sessions into one world."""
+
+    def __init__(self, landscape: Landscape) -> None:
+        self.landscape = landscape
+        self.opened = 0
+        self._world = FakeWorld(landscape.drift_sigma, landscape.seed)
+        self._openings: dict[int, int] = {}
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds that would have passed on a real bench."""
+        return self._world.clock_s
+
+    def open(self, spec: RunSpec | None = None) -> FakeSession:
+        """A session whose noise depends on its spec and on how often that was opened, not on what else was measured."""
+        key = zlib.crc32(msgspec.msgpack.encode(spec))
+        self._openings[key] = opening = self._openings.get(key, 0) + 1
+        self.opened += 1
+        random = np.random.default_rng([self.landscape.seed, key, opening])
+        return FakeSession(FakeBench(self.landscape, self._world, random))
+
+    def close(self) -> None:
+        """Nothing to end: there is no process."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
+    resolved = msgspec.structs.replace(spec, device=_device_of(spec, truth))
+    model = spec.workload.model
+    if model in truth.unknown_models:
+        return protocol.Checked(spec=resolved, usage=str(UnknownName("model", model, truth.models)))
+    return protocol.Checked(spec=resolved)
+
+
+def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:
+    """Steps to let pass and steps to time. As on the real bench, a long step is not disturbed by what settles."""
+    settling = 0
+    if step_s < _LONG_STEP_FACTOR * request.settle_seconds:
+        settling = math.ceil(request.settle_seconds / step_s)
+    timed = max(1, round(request.seconds / step_s))
+    return settling, min(timed, request.max_steps or timed)
+
+
+def _phases(times: Floats) -> dict[str, tuple[float, ...]]:
+    return {name: tuple((times * share).tolist()) for name, share in _PHASES.items()}
+
+
+def _device_of(spec: RunSpec, truth: Landscape) -> str:
+    if spec.device != "auto":
+        return spec.device
+    return "cpu" if truth.device_kind == "cpu" else f"{truth.device_kind}:0"
+
+
+def _kind_of(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _device_info(device: str, truth: Landscape) -> record.DeviceInfo:
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return record.DeviceInfo(kind=kind, name="fake cpu", memory_bytes=truth.memory_limit_bytes)
+    return record.DeviceInfo(
+        kind=kind,
+        index=int(index or 0),
+        name=f"fake {kind} device",
+        driver="fake",
+        memory_bytes=truth.memory_limit_bytes,
+    )
+
+
+def _environment(device: str, truth: Landscape) -> record.Environment:
+    return record.Environment(device=_device_info(device, truth), hostname="fake", versions={"torch": "fake"})
+
+
+def _workload_info(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
+    model = spec.workload.model
+    return record.WorkloadInfo(
+        source="fake",
+        class_name=model,
+        parameters=0,
+        items_per_step=spec.workload.batch or truth.default_batch,
+        item="img",
+        model_hash=f"{zlib.crc32(model.encode()):08x}",
+        input_hash=f"{zlib.crc32(msgspec.json.encode(spec.workload)):08x}",
+    )

@@ -1,0 +1,154 @@
+"""The fork door: isolated workers from a server that has torch loaded already."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from redline.errors import DoorError
+from redline.launch.connection import WorkerSession, worker_log
+from redline.spec import LaunchSpec, RunSpec
+
+START_TIMEOUT_S = 180.0
+FORK_TIMEOUT_S = 30.0
+_MAX_MESSAGE = 1 << 20
+
+
+class ForkServer:
+    """The desk's end of `redline.bench.forkserver`. One per desk process: starting it costs an import of torch."""
+
+    def __init__(self) -> None:
+        # SEQPACKET keeps messages whole and ends with the last holder, so the server notices a killed desk.
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = worker_log()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "redline.bench.forkserver", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._exits: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._ready = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, connection: socket.socket, log_fd: int) -> int:
+        """A fresh worker that talks on `connection`; returns its process id."""
+        request = {
+            "cwd": os.getcwd(),
+            "sys_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
+            "environ": dict(os.environ),
+            "requested_at": time.time(),
+        }
+        with self._lock:
+            if not self._ready:
+                self._receive("ready", START_TIMEOUT_S)
+                self._ready = True
+            socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [connection.fileno(), log_fd])
+            return int(self._receive("forked", FORK_TIMEOUT_S)["forked"])
+
+    def exit_status(self, pid: int, timeout_s: float) -> int | None:
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while pid not in self._exits:
+                remaining = deadline - time.monotonic()
+                try:
+                    self._receive("exited", max(remaining, 0.001))
+                except TimeoutError:
+                    return None
+                except DoorError:
+                    return int(signal.SIGKILL)  # the server died, and its workers with it
+            return self._exits[pid]
+
+    def close(self) -> None:
+        self._control.close()  # the server sees the end of the stream, kills its workers and leaves
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _receive(self, wanted: str, timeout_s: float) -> dict[str, Any]:
+        """The next message of one kind; exits heard on the way are remembered."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._control.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                body = self._control.recv(_MAX_MESSAGE)
+            except ConnectionError:
+                body = b""
+            if not body:
+                raise DoorError(f"the fork server is gone: {self._last_words()}")
+            message: dict[str, Any] = msgspec.msgpack.decode(body)
+            if "exited" in message:
+                self._exits[message["exited"]] = message["status"]
+            if wanted in message:
+                return message
+
+    def _last_words(self) -> str:
+        self._process.poll()
+        size = os.fstat(self._log.fileno()).st_size
+        lines = os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else f"it exited with status {self._process.returncode}"
+
+
+class ForkedProcess:
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server = server
+        self.pid = pid
+
+    def wait(self, timeout_s: float) -> int | None:
+        return self._server.exit_status(self.pid, timeout_s)
+
+
+class ForkDoor:
+    def __init__(self, launch: LaunchSpec) -> None:
+        self._launch = launch
+        self._sessions: list[WorkerSession] = []
+
+    def open(self, spec: RunSpec | None = None) -> WorkerSession:
+        server = shared_server()
+        ours, theirs = socket.socketpair()
+        log = worker_log()
+        try:
+            pid = server.fork(theirs, log.fileno())
+        except TimeoutError:
+            raise DoorError("the fork server did not answer in time") from None
+        finally:
+            theirs.close()
+        session = WorkerSession(ours, ForkedProcess(server, pid), log, spec.launch if spec else self._launch)
+        self._sessions.append(session)
+        return session
+
+    def close(self) -> None:
+        """Ends this door's workers; the server stays for the next door of this process."""
+        for session in self._sessions:
+            session.kill()
+        self._sessions.clear()
+
+
+_server: ForkServer | None = None
+
+
+def shared_server() -> ForkServer:
+    global _server
+    if _server is None or not _server.alive:
+        _server = ForkServer()
+        atexit.register(_server.close)
+    return _server

@@ -1,0 +1,49 @@
+"""The inline door: the bench in this very process. Nothing is isolated, and the verdict says so.
+
+For live objects that cannot travel, for debugging, and for a caller that is a worker itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redline.protocol import Close, ClosedReply, OnProgress, Progress, Reply, Request
+from redline.record import Closed
+from redline.spec import LaunchSpec, RunSpec
+
+
+class InlineSession:
+    def __init__(self, live: Any | None = None) -> None:
+        from redline.bench.session import BenchSession  # torch is loaded here, and only here, on the desk
+
+        self._on_progress: OnProgress | None = None
+        self._bench = BenchSession(on_progress=self._progress, isolated=False, live=live)
+
+    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+        self._on_progress = on_progress
+        return self._bench.handle(request)
+
+    def pause(self) -> None:
+        """Nothing runs between two questions."""
+
+    def resume(self) -> None:
+        """Nothing was paused."""
+
+    def close(self) -> Closed:
+        reply = self.ask(Close())
+        return reply.closed if isinstance(reply, ClosedReply) else Closed()
+
+    def _progress(self, stage: str, detail: str) -> None:
+        if self._on_progress:
+            self._on_progress(Progress(stage=stage, detail=detail))
+
+
+class InlineDoor:
+    def __init__(self, launch: LaunchSpec | None = None, live: Any | None = None) -> None:
+        self._live = live
+
+    def open(self, spec: RunSpec | None = None) -> InlineSession:
+        return InlineSession(self._live)
+
+    def close(self) -> None:
+        """Sessions close themselves."""

@@ -1,0 +1,31 @@
+"""What a door opens: a session that answers the messages of `redline.protocol`, and the door itself."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from redline.protocol import OnProgress, Reply, Request
+from redline.record import Closed
+from redline.spec import RunSpec
+
+
+class Session(Protocol):
+    """A bench to talk to. A failure is a reply, never an exception."""
+
+    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply: ...
+
+    def pause(self) -> None:
+        """Keep the bench still while a sibling is measured."""
+
+    def resume(self) -> None: ...
+
+    def close(self) -> Closed: ...
+
+
+class Door(Protocol):
+    """Opens sessions of one kind."""
+
+    def open(self, spec: RunSpec | None = None) -> Session:
+        """A fresh bench; `spec` says what it will be asked, for those doors that must know beforehand."""
+
+    def close(self) -> None: ...

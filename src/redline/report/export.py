@@ -1,0 +1,147 @@
+"""Records for other programs: one JSON document, or a CSV table with stable columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from redline.record import RunRecord
+
+EXPORT_SCHEMA = 1
+"""Raised whenever a field of the JSON document or a column of the CSV table changes its meaning or goes away."""
+
+Summarize = Callable[[Sequence[RunRecord]], Sequence[msgspec.Struct]]
+"""From records to their rows, in the same order."""
+
+_Plain = Mapping[str, Any]
+
+
+def export_json(records: Sequence[RunRecord], *, raw: bool = False, summarize: Summarize | None = None) -> str:
+    """One document: `{"schema": 1, "results": [...]}`, and with `raw` everything that was measured under "records".
+
+    JSON knows neither NaN nor infinity: they become null.
+    """
+    document: dict[str, Any] = {"schema": EXPORT_SCHEMA, "results": (summarize or _summarize)(records)}
+    if raw:
+        document["records"] = records
+    # msgspec writes what is not finite as null. Raw samples are not indented: it would be one line for each.
+    encoded = msgspec.json.encode(document)
+    return (encoded if raw else msgspec.json.format(encoded, indent=2)).decode() + "\n"
+
+
+def export_csv(records: Sequence[RunRecord], *, summarize: Summarize | None = None) -> str:
+    """One row per record under the names of `COLUMNS`; a cell is empty where the value is unknown or not finite.
+
+    Times in seconds, sizes in bytes, `true` and `false`. Several trust labels in `verdict` are joined by `;`.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for record, row in zip(records, (summarize or _summarize)(records), strict=True):
+        plain = {**msgspec.to_builtins(row), "created_at": _iso_8601(record.created_at)}
+        writer.writerow(_cell(column(plain)) for column in COLUMNS.values())
+    return text.getvalue()
+
+
+def _summarize(records: Sequence[RunRecord]) -> Sequence[msgspec.Struct]:
+    # Here and not above: it brings numpy, which a caller with rows of its own need not wait for.
+    from redline.analyze.summary import summarize
+
+    return summarize(records)
+
+
+_Column = Callable[[_Plain], Any]
+
+
+def _at(*path: str) -> _Column:
+    """The value under a path of names; None as soon as one of them leads nowhere."""
+
+    def look_up(row: _Plain) -> Any:
+        value: Any = row
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    return look_up
+
+
+def _labels(row: _Plain) -> str:
+    labels: Iterable[str] = _at("verdict", "labels")(row) or ()
+    return ";".join(labels)
+
+
+COLUMNS: dict[str, _Column] = {
+    "record_id": _at("record_id"),
+    "created_at": _at("created_at"),
+    "model": _at("model"),
+    "task": _at("task"),
+    "recipe": _at("recipe"),
+    "batch": _at("batch"),
+    "device": _at("device"),
+    "device_name": _at("device_name"),
+    "throughput_per_s": _at("throughput_per_s"),
+    "throughput_low": _at("throughput_interval", "low"),
+    "throughput_high": _at("throughput_interval", "high"),
+    "latency_p50_s": _at("latency_s", "p50"),
+    "latency_p90_s": _at("latency_s", "p90"),
+    "latency_p95_s": _at("latency_s", "p95"),
+    "latency_p99_s": _at("latency_s", "p99"),
+    "latency_mean_s": _at("latency_s", "mean"),
+    "latency_std_s": _at("latency_s", "std"),
+    "samples": _at("latency_s", "n"),
+    "forward_s": _at("phases_s", "forward"),
+    "backward_s": _at("phases_s", "backward"),
+    "optimizer_s": _at("phases_s", "optimizer"),
+    "peak_allocated_bytes": _at("memory", "peak_allocated_bytes"),
+    "peak_reserved_bytes": _at("memory", "peak_reserved_bytes"),
+    "peak_rss_bytes": _at("memory", "peak_rss_bytes"),
+    "import_s": _at("cold_start_s", "import"),
+    "build_s": _at("cold_start_s", "build"),
+    "first_call_s": _at("cold_start_s", "first_call"),
+    "compile_s": _at("cold_start_s", "compile"),
+    "compile_cache": _at("cold_start_s", "compile_cache"),
+    "rel_l2": _at("numerics", "rel_l2"),
+    "cosine": _at("numerics", "cosine"),
+    "top1_agreement": _at("numerics", "top1_agreement"),
+    "numerics_passed": _at("numerics", "passed"),
+    "tolerance": _at("numerics", "tolerance"),
+    "ratio": _at("vs_first", "ratio"),
+    "ratio_low": _at("vs_first", "low"),
+    "ratio_high": _at("vs_first", "high"),
+    "verdict": _labels,
+    "bound": _at("bound", "label"),
+    "failure_stage": _at("failure", "stage"),
+    "failure_kind": _at("failure", "kind"),
+    "failure_message": _at("failure", "message"),
+}
+"""The table's columns, in order, and where each comes from. New ones go to the end."""
+
+
+def _iso_8601(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _harmless(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else ""
+    return str(value)
+
+
+def _harmless(text: str) -> str:
+    """Text on one line that no spreadsheet takes for a formula: file names and error messages are anyone's to write."""
+    one_line = " ".join(text.splitlines())
+    # Spreadsheets trim what they import, so a formula behind blanks is one too.
+    formula = text[:1] in ("\t", "\r", "\n") or one_line.lstrip().startswith(("=", "+", "-", "@"))
+    return f"'{one_line}" if formula else one_line

@@ -1,0 +1,1 @@
+"""Loops that ask the bench for more measurements."""

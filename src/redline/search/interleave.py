@@ -1,0 +1,217 @@
+"""Several recipes of one workload measured together: sessions held open, blocks in random order, round by round.
+
+Drift of clocks, heat and neighbours then hits all of them alike, and only then may a ratio carry an interval.
+A single recipe takes the same path alone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from redline.analyze.statistics import Interval, median_interval
+from redline.launch.session import Door, Session
+from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Progress
+from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, key_of_record, new_id
+from redline.spec import RunSpec
+
+
+class Journal(Protocol):
+    """Where records go the moment they come: `redline.store.History`, or nothing."""
+
+    def begin(self, record: RunRecord) -> None: ...
+
+    def append(self, record_id: str, block: Block) -> None: ...
+
+    def finish(self, record: RunRecord) -> None: ...
+
+
+class Observer:
+    """Is told what happens. Does nothing by itself."""
+
+    def waiting(self, holder: str) -> None:
+        """Somebody else holds the GPU."""
+
+    def opened(self, record: RunRecord) -> None: ...
+
+    def progress(self, record: RunRecord, progress: Progress) -> None: ...
+
+    def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None: ...
+
+    def closed(self, record: RunRecord) -> None: ...
+
+
+@dataclass
+class Entry:
+    """One session and what came out of it so far."""
+
+    record: RunRecord
+    session: Session
+    blocks: dict[BlockKind, list[Block]] = field(default_factory=dict)
+    timed_s: float = 0.0
+    stopped: StopReason | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.record.spec
+
+    @property
+    def is_accelerator(self) -> bool:
+        prepared = self.record.prepared
+        return prepared is not None and prepared.environment.device.kind != "cpu"
+
+    @property
+    def kinds(self) -> tuple[BlockKind, ...]:
+        """A GPU's latency needs blocks of its own; elsewhere one kind of block says both."""
+        if self.is_accelerator and self.spec.workload.task == "infer":
+            return ("throughput", "latency")
+        return ("throughput",)
+
+    @property
+    def target(self) -> float:
+        measure = self.spec.measure
+        return measure.target_half_width if self.is_accelerator else measure.cpu_target_half_width
+
+    def interval(self, kind: BlockKind) -> Interval | None:
+        return median_interval([block.samples for block in self.blocks.get(kind, [])])
+
+    def is_content(self) -> bool:
+        """Enough rounds, enough samples, and every interval narrow enough."""
+        measure = self.spec.measure
+        if len(self.blocks.get("throughput", [])) < measure.min_rounds:
+            return False
+        for kind in self.kinds:
+            count = sum(len(block.samples) for block in self.blocks[kind])
+            needs_tail = kind == self.kinds[-1] and self.spec.workload.task == "infer"
+            if count < max(measure.min_samples, measure.tail_samples if needs_tail else 0):
+                return False
+            interval = self.interval(kind)
+            if interval is None or interval.half_width > self.target:
+                return False
+        return True
+
+
+def measure_together(
+    specs: Sequence[RunSpec],
+    door: Door,
+    journal: Journal,
+    observer: Observer | None = None,
+    seed: int = 0,
+) -> list[RunRecord]:
+    """Measure `specs` interleaved; one record each, in their order. What breaks becomes a failed record."""
+    observer = observer or Observer()
+    group = new_id() if len(specs) > 1 else None
+    done: dict[int, RunRecord] = {}
+    waiting: list[int] = []
+    entries: list[Entry] = []
+    try:
+        for position, spec in enumerate(specs):
+            entry = _open(spec, group, position, door, journal, observer)
+            if entry.record.failure is None:
+                entries.append(entry)
+                _keep_still(entry, len(specs))
+            elif entry.record.failure.kind == "oom" and entries:
+                entry.session.close()
+                waiting.append(position)  # alone it may still fit
+            else:
+                done[position] = _finish(entry, journal, observer)
+        _measure_rounds(entries, random.Random(seed), journal, observer)
+    finally:
+        for entry in entries:
+            entry.stopped = entry.stopped or "interrupted"
+            done[entry.record.position] = _finish(entry, journal, observer)
+    for position in waiting:
+        done[position] = _measure_alone(specs[position], position, door, journal, observer)
+    return [done[position] for position in range(len(specs))]
+
+
+def _open(
+    spec: RunSpec, group: str | None, position: int, door: Door, journal: Journal, observer: Observer
+) -> Entry:
+    """Open a session and prepare it; what is ready to be timed is in the journal before it is."""
+    record = RunRecord(id=new_id(), spec=spec, created_at=time.time(), group=group, position=position)
+    observer.opened(record)
+    session = door.open(spec)
+    reply = session.ask(Prepare(spec=spec), lambda progress: observer.progress(record, progress))
+    if isinstance(reply, PreparedReply):
+        key = key_of_record(spec, reply.prepared)
+        record = msgspec.structs.replace(record, prepared=reply.prepared, key=key)
+        journal.begin(record)
+    else:
+        record = msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
+    return Entry(record=record, session=session, stopped=record.stopped)
+
+
+def _measure_rounds(entries: list[Entry], order: random.Random, journal: Journal, observer: Observer) -> None:
+    """Rounds go on until everybody is content or out of time; each round visits everybody once, in random order."""
+    rounds = 0
+    while True:
+        live = [entry for entry in entries if entry.stopped is None]
+        for entry in live:
+            if entry.timed_s >= entry.spec.measure.max_seconds:
+                entry.stopped = "ceiling"
+        live = [entry for entry in live if entry.stopped is None]
+        if not live or all(entry.is_content() for entry in live):
+            break
+        order.shuffle(live)
+        for entry in live:
+            _measure_round(entry, rounds, journal, len(entries))
+            observer.measured(entry.record, rounds + 1, entry.interval("throughput"), entry.target)
+        rounds += 1
+    for entry in entries:
+        entry.stopped = entry.stopped or "target"
+
+
+def _measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
+    measure = entry.spec.measure
+    entry.session.resume()
+    for kind in entry.kinds:
+        request = Measure(
+            kind=kind, seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number
+        )
+        reply = entry.session.ask(request)
+        if not isinstance(reply, BlockReply):
+            entry.record = msgspec.structs.replace(entry.record, failure=failure_of(reply))
+            entry.stopped = "failed"
+            return
+        journal.append(entry.record.id, reply.block)
+        entry.blocks.setdefault(kind, []).append(reply.block)
+        entry.record = msgspec.structs.replace(entry.record, blocks=(*entry.record.blocks, reply.block))
+        entry.timed_s += reply.block.wall_s
+    _keep_still(entry, siblings)
+
+
+def _keep_still(entry: Entry, siblings: int) -> None:
+    """An idle CPU worker's threads spin for a while and would disturb the next; a GPU's worker just sleeps."""
+    if siblings > 1 and not entry.is_accelerator:
+        entry.session.pause()
+
+
+def _finish(entry: Entry, journal: Journal, observer: Observer) -> RunRecord:
+    closed = entry.session.close()
+    record = msgspec.structs.replace(entry.record, stopped=entry.stopped, closed=closed)
+    journal.finish(record)
+    observer.closed(record)
+    return record
+
+
+def _measure_alone(spec: RunSpec, position: int, door: Door, journal: Journal, observer: Observer) -> RunRecord:
+    """Did not fit beside its siblings. Measured after them it has no ratio: they merely followed each other."""
+    entry = _open(spec, None, position, door, journal, observer)
+    entry.record = msgspec.structs.replace(
+        entry.record, notes=("did not fit in memory beside the other recipes; measured alone, without a ratio",)
+    )
+    if entry.record.failure is None:
+        _measure_rounds([entry], random.Random(0), journal, observer)
+    return _finish(entry, journal, observer)
+
+
+def failure_of(reply: object) -> Failure:
+    if isinstance(reply, FailureReply):
+        return reply.failure
+    return Failure(stage="door", kind="crash", message=f"the bench answered out of turn: {type(reply).__name__}")

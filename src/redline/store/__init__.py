@@ -1,0 +1,9 @@
+"""The history: every record ever measured, written as it comes.
+
+Importing this loads no database library; opening a `History` does.
+"""
+
+from redline.store.codec import Row, Status
+from redline.store.history import Filters, History, OnUnreadable
+
+__all__ = ["Filters", "History", "OnUnreadable", "Row", "Status"]

@@ -1,0 +1,227 @@
+"""The history as the rest of Redline sees it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from redline.errors import RecordError, StoreError
+from redline.record import Block, RunRecord
+from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Select
+
+    from redline.store.database import Database
+
+# Everything that imports SQLAlchemy (a quarter of a second) is imported by the method that needs it: a command that
+# opens no history must not wait for it. By the second call such an import is a dictionary lookup.
+
+CHUNK = 10_000
+"""Values per IN list: below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
+
+OnUnreadable = Callable[[str, RecordError], None]
+"""Called with the id of a record that a search had to leave out, and why."""
+
+
+class Filters(TypedDict, total=False):
+    """What `rows` and `find` may be asked for; everything left out fits all."""
+
+    model: str | None
+    task: str | None
+    recipe: str | None
+    """The recipe's text as it was written."""
+    key: str | None
+    group: str | None
+    status: Status | None
+    since: float | None
+    """Seconds since the epoch."""
+    limit: int | None
+    newest_first: bool
+
+
+def _log_unreadable(record_id: str, error: RecordError) -> None:
+    logging.getLogger(__name__).warning("left out record %s: %s", record_id, error)
+
+
+class History:
+    """Records in a database. May be used by several threads, and several processes may write to one place.
+
+    A record is begun, its blocks are appended one by one as they are measured, and it is finished; each call is one
+    transaction, so whatever kills the writer, all that was appended before stays and can be loaded.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str | os.PathLike[str] | None = None) -> History:
+        """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user."""
+        from redline.store.database import Database
+        from redline.store.place import resolve
+
+        return cls(Database.open(resolve(None if url is None else os.fspath(url))))
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for people: a path, or a URL without its password."""
+        return self._database.place
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Writing
+
+    def begin(self, record: RunRecord) -> None:
+        """Write a record's head, or replace it when more is known; blocks already appended stay."""
+        self._write(record, over=False)
+
+    def append(self, record_id: str, block: Block) -> None:
+        """Add a block at the end of a record, at a cost that depends neither on the record nor on the history."""
+        from redline.store import queries
+
+        body = pack_block(block)
+        with self._database.writing() as connection:
+            if connection.execute(queries.LOCK_RECORD, {"record_id": record_id}).first() is None:
+                raise StoreError(f"no record {record_id!r} in {self.place}: begin it before appending to it")
+            connection.execute(queries.APPEND_BLOCK, {"record_id": record_id, "body": body})
+
+    def finish(self, record: RunRecord) -> None:
+        """Write a record's head for the last time. Blocks that the record carries and nobody appended are added."""
+        self._write(record, over=True)
+
+    def _write(self, record: RunRecord, *, over: bool) -> None:
+        from redline.store import queries
+
+        values = queries.values_of(row_of(record, over=over), pack_head(record))
+        with self._database.writing() as connection:
+            if connection.execute(queries.UPDATE_RECORD, {"this_id": record.id, **values}).rowcount == 0:
+                connection.execute(queries.INSERT_RECORD, values)
+            if record.blocks:
+                self._append_missing(connection, record)
+
+    def _append_missing(self, connection: Connection, record: RunRecord) -> None:
+        from redline.store import queries
+
+        stored: int = connection.execute(queries.NEXT_BLOCK, {"record_id": record.id}).scalar_one()
+        missing = [
+            {"record_id": record.id, "number": number, "body": pack_block(block)}
+            for number, block in enumerate(record.blocks)
+            if number >= stored
+        ]
+        if missing:
+            connection.execute(queries.INSERT_BLOCK, missing)
+
+    # Reading
+
+    def load(self, id_or_unique_prefix: str) -> RunRecord:
+        """One record, whole. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
+        from redline.store import queries
+
+        with self._database.reading() as connection:
+            record_id = self._the_id(connection, id_or_unique_prefix)
+            head: bytes = connection.execute(queries.HEAD_OF, {"record_id": record_id}).one().head
+            bodies = _bodies(connection, [record_id]).get(record_id, [])
+        return unpack(record_id, head, bodies)
+
+    def rows(self, **filters: Unpack[Filters]) -> list[Row]:
+        """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
+        from redline.store import queries
+
+        with self._database.reading() as connection:
+            found = connection.execute(queries.matching(queries.ROW, **filters))
+            return [Row(**row) for row in found.mappings()]
+
+    def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Unpack[Filters]) -> list[RunRecord]:
+        """The records that fit, newest first, whole. Those that cannot be read are left out and told of."""
+        from redline.store import queries
+
+        return self._records(queries.matching(queries.HEAD, **filters), on_unreadable)
+
+    def group_of(self, record: RunRecord) -> list[RunRecord]:
+        """All records measured interleaved with this one, the first of the group first; alone, just itself."""
+        from redline.store import queries
+
+        return [record] if record.group is None else self._records(queries.in_group(record.group), _log_unreadable)
+
+    def latest_group(self) -> list[RunRecord]:
+        """The group of the newest record; empty where there is none."""
+        from redline.store import queries
+
+        for row in self.rows(limit=1):
+            if row.group is None:
+                return [self.load(row.id)]
+            return self._records(queries.in_group(row.group), _log_unreadable)
+        return []
+
+    def known_keys(self, keys: Iterable[str]) -> dict[str, Row]:
+        """What there is under each spec key: the newest done record, else failed, else interrupted, else running."""
+        from redline.store import queries
+
+        known: dict[str, Row] = {}
+        with self._database.reading() as connection:
+            for chunk in _chunks(sorted(set(keys))):
+                for row in connection.execute(queries.BEST_BY_KEY, {"keys": chunk}).mappings():
+                    known[row["key"]] = Row(**row)
+        return known
+
+    def count(self) -> int:
+        from redline.store import queries
+
+        with self._database.reading() as connection:
+            number: int = connection.execute(queries.COUNT).scalar_one()
+            return number
+
+    def _the_id(self, connection: Connection, prefix: str) -> str:
+        from redline.store import queries
+
+        # Ids are plain text; anything else fits none, and would not make a range.
+        plain = bool(prefix) and prefix.isascii() and prefix.isprintable()
+        found: Sequence[str] = connection.execute(queries.ids_from(prefix, limit=4)).scalars().all() if plain else []
+        if not found:
+            raise StoreError(f"no record {prefix!r} in {self.place}")
+        if found[0] != prefix and len(found) > 1:
+            some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+            raise StoreError(f"{prefix!r} fits several records ({some}): give more of the id")
+        return found[0]
+
+    def _records(self, heads: Select[Any], on_unreadable: OnUnreadable) -> list[RunRecord]:
+        with self._database.reading() as connection:
+            found = [(row.id, row.head) for row in connection.execute(heads)]
+            bodies = _bodies(connection, [record_id for record_id, _ in found])
+        readable = []
+        for record_id, head in found:
+            try:
+                readable.append(unpack(record_id, head, bodies.get(record_id, [])))
+            except RecordError as error:
+                on_unreadable(record_id, error)
+        return readable
+
+
+def _bodies(connection: Connection, record_ids: Sequence[str]) -> dict[str, list[bytes]]:
+    """The blocks of several records, each in the order in which they were measured."""
+    from redline.store import queries
+
+    bodies: dict[str, list[bytes]] = {}
+    for chunk in _chunks(record_ids):
+        for record_id, body in connection.execute(queries.BLOCKS_OF, {"ids": chunk}):
+            bodies.setdefault(record_id, []).append(body)
+    return bodies
+
+
+def _chunks(values: Iterable[str]) -> Iterator[list[str]]:
+    iterator = iter(values)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk

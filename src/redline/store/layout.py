@@ -1,0 +1,133 @@
+"""The tables, their version, and the way up from older ones.
+
+A record is a row with what queries need as columns and the rest as bytes; its blocks are rows that are only ever
+appended, so writing one costs the same however many there are. No column carries a name that SQL reserves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
+
+from redline.errors import StoreError
+
+LAYOUT = 1
+"""Raised with every change of the tables; `MIGRATIONS` then says how to make it."""
+
+Migration = Callable[[Connection], None]
+
+MIGRATIONS: dict[int, Migration] = {}
+"""From layout n to n + 1, inside the transaction that writes the new version down."""
+
+metadata = MetaData()
+
+# Prefixes of ids are looked up as a range, which a language's sorting rules on a server would tear apart.
+_Id = Text().with_variant(Text(collation="C"), "postgresql")
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("created_at", Double, nullable=False),
+    Column("spec_key", Text),
+    Column("group_id", Text),
+    Column("group_position", Integer, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("recipe", Text, nullable=False),
+    Column("batch", Integer),
+    Column("device", Text, nullable=False),
+    Column("device_name", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("stopped", Text),
+    Column("record_schema", Integer, nullable=False),
+    # Last, so that SQLite reads a listing without following the bytes into their overflow pages.
+    Column("head", LargeBinary, nullable=False),
+)
+
+blocks = Table(
+    "blocks",
+    metadata,
+    Column("record_id", _Id, ForeignKey("records.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+Index("records_by_time", records.c.created_at, records.c.id)
+Index("records_by_model", records.c.model, records.c.created_at, records.c.id)
+Index("records_by_recipe", records.c.recipe, records.c.created_at, records.c.id)
+Index("records_by_status", records.c.status, records.c.created_at, records.c.id)
+Index("records_by_group", records.c.group_id, records.c.group_position, records.c.id)
+# In the order in which a resume prefers them, whole: it never has to look into the rows to choose.
+Index(
+    "records_by_key",
+    records.c.spec_key,
+    records.c.status,
+    records.c.created_at.desc(),
+    records.c.id.desc(),
+)
+
+_ADVISORY_LOCK = 0x7265646C
+"""Any fixed number: on PostgreSQL it makes two first openers take turns."""
+
+
+def version(connection: Connection) -> int | None:
+    """The layout of this database; None where there is none yet."""
+    if not inspect(connection).has_table(meta.name):
+        return None
+    value = connection.execute(select(meta.c.value).where(meta.c.name == "layout")).scalar()
+    return int(value) if isinstance(value, str) and value.isdecimal() else None
+
+
+def bring_up(connection: Connection, place: str) -> None:
+    """Make the tables, or lead older ones up, in a transaction of the caller's that holds the write lock."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+    found = version(connection)  # again, under the lock: another process may have been faster
+    if found is None:
+        _create(connection, place)
+        return
+    if found > LAYOUT:
+        raise StoreError(f"the history at {place} has layout {found}, this Redline knows {LAYOUT}: update Redline")
+    for layout in range(found, LAYOUT):
+        if layout not in MIGRATIONS:
+            raise StoreError(f"the history at {place} has layout {found}: no way from {layout} to {layout + 1}")
+        MIGRATIONS[layout](connection)
+    connection.execute(update(meta).where(meta.c.name == "layout").values(value=str(LAYOUT)))
+
+
+def _create(connection: Connection, place: str) -> None:
+    present = set(inspect(connection).get_table_names())
+    # On a server other tables are normal neighbours; a SQLite file with tables is somebody else's.
+    foreign = present if connection.dialect.name == "sqlite" else present & set(metadata.tables)
+    if foreign:
+        names = ", ".join(sorted(foreign)[:3])
+        raise StoreError(
+            f"the database at {place} belongs to something else (tables {names}): set REDLINE_STORE to another place"
+        )
+    metadata.create_all(connection, checkfirst=False)
+    connection.execute(insert(meta).values(name="layout", value=str(LAYOUT)))

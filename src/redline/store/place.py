@@ -1,0 +1,72 @@
+"""Where a history lies: the per-user folder, a path, or a database URL. Nothing is opened here."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import platformdirs
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from redline.errors import StoreError
+
+VARIABLE = "REDLINE_STORE"
+"""Environment variable: a database URL, or the path of a SQLite file."""
+
+KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+
+# `sqlite:/x` is a slip of the pen for a URL; taken as a path it would quietly start an empty history elsewhere.
+_URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
+_SECRETS = re.compile(r"(?<=:).*@|\?.*")
+
+
+def resolve(text: str | None = None) -> URL:
+    """The URL meant by `text`, else by the environment, else the history of this user."""
+    text = text or os.environ.get(VARIABLE)
+    if not text:
+        return _file(str(platformdirs.user_data_path("redline") / "history.sqlite"))
+    return _parsed(text) if _URL.match(text) else _file(text)
+
+
+def describe(url: URL) -> str:
+    """The place for human eyes: a path, or a URL without its password."""
+    if url.get_backend_name() == "sqlite":
+        return url.database or ":memory:"
+    secrets = [name for name in url.query if "password" in name.lower()]
+    return url.difference_update_query(secrets).render_as_string(hide_password=True)
+
+
+def file_of(url: URL) -> Path | None:
+    """The SQLite file behind a URL; None for a server, for memory, and for a `file:` URI, which SQLite reads itself."""
+    if url.get_backend_name() != "sqlite" or in_memory(url) or str(url.database).startswith("file:"):
+        return None
+    return Path(str(url.database))
+
+
+def in_memory(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def _file(path: str) -> URL:
+    if path == ":memory:":
+        return URL.create("sqlite")
+    # Absolute now: the place must not move when someone changes the working directory.
+    return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(path)))
+
+
+def _parsed(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # What cannot be parsed may hold a password anywhere: show only what surely is none.
+        raise StoreError(f"cannot read {_SECRETS.sub('…', text)!r} as a place for the history: write {KINDS}") from None
+    backend, _, driver = url.drivername.partition("+")
+    if backend in ("postgres", "postgresql"):
+        # SQLAlchemy's own default differs between its versions.
+        return url.set(drivername=f"postgresql+{driver or 'psycopg'}")
+    if backend != "sqlite" or driver not in ("", "pysqlite"):
+        raise StoreError(f"no history in {url.drivername!r} ({describe(url)}): set {VARIABLE} to {KINDS}")
+    path = file_of(url)
+    return url if path is None else url.set(database=os.path.abspath(path.expanduser()))

@@ -1,0 +1,126 @@
+"""The statements, in SQLAlchemy Core so that SQLite and PostgreSQL understand the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, bindparam, func, insert, select, update
+
+from redline.store.codec import Row
+from redline.store.layout import blocks, records
+
+ROW = (
+    records.c.id,
+    records.c.created_at,
+    records.c.spec_key.label("key"),
+    records.c.group_id.label("group"),
+    records.c.group_position.label("position"),
+    records.c.model,
+    records.c.task,
+    records.c.recipe,
+    records.c.batch,
+    records.c.device,
+    records.c.device_name,
+    records.c.status,
+    records.c.stopped,
+    records.c.record_schema.label("schema"),
+)
+"""The columns of a `Row`, by its names."""
+
+HEAD = (records.c.id, records.c.head)
+
+INSERT_RECORD = insert(records)
+UPDATE_RECORD = update(records).where(records.c.id == bindparam("this_id"))
+
+LOCK_RECORD = select(records.c.id).where(records.c.id == bindparam("record_id")).with_for_update()
+"""On PostgreSQL, appenders to one record take turns; SQLite lets only one write anyway."""
+
+INSERT_BLOCK = insert(blocks)
+NEXT_BLOCK = select(func.coalesce(func.max(blocks.c.number) + 1, 0)).where(blocks.c.record_id == bindparam("record_id"))
+APPEND_BLOCK = insert(blocks).values(
+    record_id=bindparam("record_id"), number=NEXT_BLOCK.scalar_subquery(), body=bindparam("body")
+)
+
+BLOCKS_OF = (
+    select(blocks.c.record_id, blocks.c.body)
+    .where(blocks.c.record_id.in_(bindparam("ids", expanding=True)))
+    .order_by(blocks.c.record_id, blocks.c.number)
+)
+
+COUNT = select(func.count()).select_from(records)
+
+HEAD_OF = select(*HEAD).where(records.c.id == bindparam("record_id"))
+
+
+def values_of(row: Row, head: bytes) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "created_at": row.created_at,
+        "spec_key": row.key,
+        "group_id": row.group,
+        "group_position": row.position,
+        "model": row.model,
+        "task": row.task,
+        "recipe": row.recipe,
+        "batch": row.batch,
+        "device": row.device,
+        "device_name": row.device_name,
+        "status": row.status,
+        "stopped": row.stopped,
+        "record_schema": row.schema,
+        "head": head,
+    }
+
+
+def matching(
+    columns: Sequence[ColumnElement[Any]],
+    *,
+    model: str | None = None,
+    task: str | None = None,
+    recipe: str | None = None,
+    key: str | None = None,
+    group: str | None = None,
+    status: str | None = None,
+    since: float | None = None,
+    limit: int | None = None,
+    newest_first: bool = True,
+) -> Select[Any]:
+    """`columns` of the records that fit, in order of time."""
+    asked = {
+        records.c.model: model,
+        records.c.task: task,
+        records.c.recipe: recipe,
+        records.c.spec_key: key,
+        records.c.group_id: group,
+        records.c.status: status,
+    }
+    statement = select(*columns).where(*(column == value for column, value in asked.items() if value is not None))
+    if since is not None:
+        statement = statement.where(records.c.created_at >= since)
+    order = (records.c.created_at, records.c.id)  # ids sort by time too and settle what falls on one instant
+    statement = statement.order_by(*(column.desc() if newest_first else column for column in order))
+    return statement if limit is None else statement.limit(limit)
+
+
+def in_group(group: str) -> Select[Any]:
+    """Heads of a group, the one that the others are set against first."""
+    return select(*HEAD).where(records.c.group_id == group).order_by(records.c.group_position, records.c.id)
+
+
+def ids_from(prefix: str, limit: int) -> Select[Any]:
+    """Ids that begin with `prefix`, shortest first. As a range, because LIKE would not use the index."""
+    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    return select(records.c.id).where(records.c.id >= prefix, records.c.id < end).order_by(records.c.id).limit(limit)
+
+
+def _best_by_key() -> Select[Any]:
+    # A resume prefers done over failed over interrupted over running, and of equals the newest. The words happen to
+    # sort that way, which lets the index answer without sorting.
+    order = (records.c.status, records.c.created_at.desc(), records.c.id.desc())
+    standing = func.row_number().over(partition_by=records.c.spec_key, order_by=order).label("standing")
+    ranked = select(records.c.id, standing).where(records.c.spec_key.in_(bindparam("keys", expanding=True))).subquery()
+    return select(*ROW).join(ranked, ranked.c.id == records.c.id).where(ranked.c.standing == 1)
+
+
+BEST_BY_KEY = _best_by_key()

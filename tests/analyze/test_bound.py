@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redline.analyze.bound import bound, host_share
+from redline.record import Failure
+
+
+def issuing(make_block: Any, *issue_s: float) -> tuple[Any, ...]:
+    return tuple(make_block(0.010, issue_s=issue_s, seed=number) for number in range(3))
+
+
+def test_the_host_is_the_limit_when_issuing_takes_as_long_as_the_step(make_record: Any, make_block: Any) -> None:
+    found = bound(make_record(blocks=issuing(make_block, 0.010, 0.0097, 0.0097)))
+    assert found.label == "host"
+    assert found.evidence == "issue/step 0.97: the device waits for the host"
+
+
+def test_the_device_is_the_limit_when_issuing_is_short(make_record: Any, make_block: Any) -> None:
+    found = bound(make_record(blocks=issuing(make_block, 0.010, 0.0031, 0.0031)))
+    assert found.label == "unknown"
+    assert found.evidence == "issue/step 0.31: the device is the limit, not the host; work not counted"
+
+
+def test_the_first_issue_may_pay_for_waking_up(make_record: Any, make_block: Any) -> None:
+    assert host_share(make_record(blocks=issuing(make_block, 1.0, 0.002))) == pytest.approx(0.2, rel=0.01)
+
+
+def test_a_single_issue_counts_when_it_is_all_there_is(make_record: Any, make_block: Any) -> None:
+    assert bound(make_record(blocks=issuing(make_block, 0.010))).label == "host"
+
+
+def test_later_issues_may_be_held_up_by_a_full_queue_and_do_not_count(make_record: Any, make_block: Any) -> None:
+    blocks = issuing(make_block, 0.003, 0.003, 0.003, *([0.010] * 50))
+    assert bound(make_record(blocks=blocks)).label == "unknown"
+
+
+def test_latency_blocks_say_nothing_about_issuing(make_record: Any, make_block: Any) -> None:
+    blocks = (make_block(kind="latency", issue_s=(0.01, 0.01)), make_block(issue_s=(0.001, 0.001)))
+    assert host_share(make_record(blocks=blocks)) == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_step_that_waits_for_the_device_itself_cannot_be_told(
+    make_record: Any, make_block: Any, make_prepared: Any
+) -> None:
+    blocks = issuing(make_block, 0.010, 0.010, 0.010)
+    found = bound(make_record(blocks=blocks, prepared=make_prepared(step_synchronises=True)))
+    assert found.label == "unknown"
+    assert "waits for the device" in found.evidence
+
+
+def test_on_a_cpu_host_and_device_are_the_same(make_record: Any) -> None:
+    found = bound(make_record(device="cpu"))
+    assert (found.label, found.evidence) == ("unknown", "host and device are the same; work not counted")
+
+
+def test_without_issue_times(make_record: Any, make_block: Any) -> None:
+    assert bound(make_record(blocks=(make_block(issue_s=()),))).evidence == "no issue times were kept; work not counted"
+
+
+def test_a_failed_run_has_no_bound(make_record: Any) -> None:
+    found = bound(make_record(failure=Failure(stage="measure", kind="crash", message="gone")))
+    assert (found.label, found.evidence) == ("unknown", "nothing was measured")

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from redline.analyze.trust import ONE_PROCESS, target_half_width, verdict
+from redline.record import DeviceInfo, Environment, Failure, TelemetrySample, Warmup
+
+
+def look(**fields: Any) -> tuple[TelemetrySample, ...]:
+    return (TelemetrySample(at_s=0.0), TelemetrySample(at_s=0.1, **fields))
+
+
+def test_a_sound_run_is_valid_and_says_that_it_is_one_process(make_record: Any) -> None:
+    found = verdict(make_record())
+    assert found.labels == ("valid",)
+    assert found.trusted
+    assert found.reasons == ()
+    assert found.notes == (ONE_PROCESS,)
+
+
+def test_a_failed_run_is_invalid_with_its_message(make_record: Any) -> None:
+    failure = Failure(stage="measure", kind="oom", message="out of memory: 3 GiB needed")
+    found = verdict(make_record(failure=failure, stopped="failed"))
+    assert found.labels == ("invalid",)
+    assert found.reasons == ("out of memory: 3 GiB needed",)
+    assert not found.trusted
+
+
+def test_a_run_without_a_sample_is_invalid(make_record: Any, make_block: Any) -> None:
+    assert verdict(make_record(blocks=())).labels == ("invalid",)
+    assert verdict(make_record(blocks=(make_block(samples=()),))).labels == ("invalid",)
+
+
+class TestNoisy:
+    def wide(self, make_block: Any) -> tuple[Any, ...]:
+        """A spread of 4 %, not noisy by itself; 40 samples leave an interval of well over 1 %."""
+        return tuple(make_block(count=10, sigma=0.04, round=number, seed=number) for number in range(4))
+
+    def test_when_the_ceiling_came_before_the_target(self, make_record: Any, make_block: Any) -> None:
+        found = verdict(make_record(blocks=self.wide(make_block), stopped="ceiling"))
+        assert found.labels == ("noisy",)
+        assert "ceiling" in found.reasons[0]
+        assert "target ±1" in found.reasons[0]
+
+    def test_when_it_was_interrupted_before_the_target(self, make_record: Any, make_block: Any) -> None:
+        assert verdict(make_record(blocks=self.wide(make_block), stopped="interrupted")).labels == ("noisy",)
+
+    def test_not_when_the_ceiling_came_but_the_interval_is_narrow(self, make_record: Any) -> None:
+        """The ceiling may also cut off the wait for more tail samples."""
+        assert verdict(make_record(stopped="ceiling")).labels == ("valid",)
+
+    def test_a_cpu_has_its_own_target(self, make_record: Any, make_block: Any) -> None:
+        on_cpu = make_record(device="cpu", blocks=self.wide(make_block), stopped="ceiling")
+        assert target_half_width(on_cpu) == on_cpu.spec.measure.cpu_target_half_width
+        assert verdict(on_cpu).labels == ("valid",)
+
+    def test_with_too_few_samples_for_an_interval(self, make_record: Any, make_block: Any) -> None:
+        found = verdict(make_record(blocks=(make_block(count=4),), stopped="ceiling"))
+        assert found.labels == ("noisy",)
+        assert "too few" in found.reasons[0]
+
+    def test_by_its_spread_alone(self, make_record: Any, make_block: Any) -> None:
+        found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.15),)))
+        assert found.labels == ("noisy",)
+        assert "spread 15" in found.reasons[0]
+
+    def test_by_the_spread_of_its_latency_alone(self, make_record: Any, make_block: Any) -> None:
+        blocks = (make_block(count=500), make_block(kind="latency", clock="host", count=500, sigma=0.2))
+        found = verdict(make_record(blocks=blocks))
+        assert found.labels == ("noisy",)
+        assert found.reasons[0].startswith("latency")
+
+    def test_a_spread_of_seven_percent_is_noted(self, make_record: Any, make_block: Any) -> None:
+        found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.07),)))
+        assert found.labels == ("valid",)
+        assert any("spread 7" in note for note in found.notes)
+
+
+class TestThrottled:
+    @pytest.mark.parametrize("word", ["hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"])
+    def test_by_heat_or_hardware(self, word: str, make_record: Any, make_block: Any) -> None:
+        found = verdict(make_record(blocks=(make_block(), make_block(telemetry=look(throttle=(word,))))))
+        assert found.labels == ("throttled",)
+        assert "1 of 3 looks" in found.reasons[0]
+        assert found.notes == (ONE_PROCESS,)
+
+    @pytest.mark.parametrize("word", ["sw_power_cap", "sync_boost", "something_new"])
+    def test_other_words_are_only_noted(self, word: str, make_record: Any, make_block: Any) -> None:
+        found = verdict(make_record(blocks=(make_block(telemetry=look(throttle=(word,))),)))
+        assert found.labels == ("valid",)
+        assert any("1 of 2 looks" in note for note in found.notes)
+
+
+def test_without_a_steady_state(make_record: Any, make_prepared: Any) -> None:
+    prepared = make_prepared(warmup=Warmup(steady=False, seconds=60.0, reason="medians still 3 % apart"))
+    found = verdict(make_record(prepared=prepared))
+    assert found.labels == ("no-steady-state",)
+    assert found.reasons == ("medians still 3 % apart",)
+
+
+def test_a_foreign_process_while_timing_shares_the_gpu(make_record: Any, make_block: Any) -> None:
+    blocks = (
+        make_block(telemetry=look(foreign=("python 4711",))),
+        make_block(telemetry=look(foreign=("python 4711",))),
+    )
+    found = verdict(make_record(blocks=blocks))
+    assert found.labels == ("shared-gpu",)
+    assert found.reasons == ("other processes on the GPU while timing: python 4711",)
+
+
+def test_a_neighbour_at_the_start_shares_the_gpu(make_record: Any, make_prepared: Any) -> None:
+    environment = Environment(device=DeviceInfo(kind="cuda"), neighbours=("Xorg 12",))
+    found = verdict(make_record(prepared=make_prepared(environment=environment)))
+    assert found.labels == ("shared-gpu",)
+    assert "Xorg 12" in found.reasons[0]
+
+
+def test_the_callers_own_process_is_not_isolated(make_record: Any, make_prepared: Any) -> None:
+    assert verdict(make_record(prepared=make_prepared(isolated=False))).labels == ("not-isolated",)
+
+
+def test_several_labels_may_hold_and_valid_is_none_of_them(
+    make_record: Any, make_block: Any, make_prepared: Any
+) -> None:
+    record = make_record(
+        prepared=make_prepared(isolated=False, warmup=Warmup(steady=False)),
+        blocks=(make_block(count=500, sigma=0.3, telemetry=look(throttle=("hw_thermal",), foreign=("other",))),),
+    )
+    found = verdict(record)
+    assert found.labels == ("noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated")
+    assert len(found.reasons) == 5
+
+
+def test_notes_of_the_record_are_passed_on(make_record: Any) -> None:
+    assert "a note" in verdict(msgspec.structs.replace(make_record(), notes=("a note",))).notes

@@ -1,0 +1,155 @@
+"""What a call costs does not grow with the history: counted in steps of SQLite's machine, never in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import event
+from store_writer import make_block, make_record
+
+from redline.errors import StoreError
+from redline.record import RunRecord
+from redline.store import History, queries
+from redline.store.codec import pack_block, pack_head, row_of
+
+MANY = 20_000
+
+
+def fill(history: History, number: int) -> None:
+    """As many finished records as asked for, each with a block, in one transaction."""
+    template = make_record(stopped="target")
+    head, body = pack_head(template), pack_block(make_block())
+    row = row_of(template, over=True)
+    heads = [
+        queries.values_of(
+            msgspec.structs.replace(
+                row,
+                id=f"old{n:08d}",
+                key=f"key{n}",
+                group=f"group{n // 5}",
+                model=f"model{n % 50}",
+                created_at=float(n),
+            ),
+            head,
+        )
+        for n in range(number)
+    ]
+    bodies = [{"record_id": values["id"], "number": 0, "body": body} for values in heads]
+    with history._database.writing() as connection:
+        connection.execute(queries.INSERT_RECORD, heads)
+        connection.execute(queries.INSERT_BLOCK, bodies)
+
+
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[History, History]]:
+    folder = tmp_path_factory.mktemp("cost")
+    with History.open(folder / "small.sqlite") as small, History.open(folder / "large.sqlite") as large:
+        fill(small, 100)
+        fill(large, MANY)
+        yield small, large
+
+
+@contextmanager
+def counting(history: History) -> Iterator[list[int]]:
+    """Counts instructions of SQLite's virtual machine: a scan shows as a multiple, whatever the machine is busy with."""
+    steps = [0]
+
+    def step() -> int:
+        steps[0] += 1
+        return 0
+
+    pooled = history._database._engine.raw_connection()
+    connection: Any = pooled.driver_connection
+    pooled.close()  # back to the pool, whose only connection it is
+    connection.set_progress_handler(step, 1)
+    try:
+        yield steps
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+def life_of_a_record(history: History) -> RunRecord:
+    record = make_record(key="key7", group="group7", model="model7", created_at=50.0)
+    history.begin(record)
+    for number in range(10):
+        history.append(record.id, make_block(number))
+    history.finish(msgspec.structs.replace(record, stopped="target"))
+    return record
+
+
+def ambiguous(history: History) -> None:
+    with pytest.raises(StoreError, match="fits several"):
+        history.load("old")
+
+
+CALLS: dict[str, Callable[[History], object]] = {
+    "write a record": life_of_a_record,
+    "known_keys": lambda history: history.known_keys([f"key{n}" for n in range(50)]),
+    "load": lambda history: history.load("old00000042"),
+    "load by prefix": ambiguous,
+    "newest rows": lambda history: history.rows(limit=20),
+    "newest rows of a model": lambda history: history.rows(model="model7", limit=2),
+    "rows of a key": lambda history: history.rows(key="key7"),
+    "rows of a group": lambda history: history.rows(group="group7"),
+    "running rows": lambda history: history.rows(status="running"),
+    "rows of a recipe": lambda history: history.rows(recipe="fp16"),
+    "find a key": lambda history: history.find(key="key7"),
+    "latest group": lambda history: history.latest_group(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_cost_is_flat(histories: tuple[History, History], name: str) -> None:
+    costs = []
+    for history in histories:
+        CALLS[name](history)  # the first time statements are compiled and the schema is read
+        with counting(history) as steps:
+            CALLS[name](history)
+        costs.append(steps[0])
+    small, large = costs
+    assert small > 10
+    assert large < 1.5 * small
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_statement_finds_its_rows_by_an_index(histories: tuple[History, History], name: str) -> None:
+    _, history = histories
+    seen: list[tuple[str, Any]] = []
+
+    def note(_c: object, _k: object, statement: str, parameters: Any, _x: object, _m: object) -> None:
+        if not statement.startswith(("BEGIN", "EXPLAIN")):
+            seen.append((statement, parameters))
+
+    engine = history._database._engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        CALLS[name](history)
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    assert seen
+    with history._database.reading() as connection:
+        for statement, parameters in seen:
+            for *_, detail in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters):
+                by_index = "USING" in detail or not detail.startswith("SCAN")
+                of_few = "CONSTANT ROW" in detail or detail.startswith(("SCAN (subquery", "SCAN anon_"))
+                assert by_index or of_few, f"{detail} in {statement}"
+
+
+def test_a_thousand_keys_take_one_statement(histories: tuple[History, History]) -> None:
+    _, history = histories
+    statements: list[str] = []
+
+    def note(_c: object, _k: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    engine = history._database._engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        assert len(history.known_keys([f"key{n}" for n in range(0, 2 * MANY, 40)])) == MANY // 40
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    assert [statement[:6] for statement in statements] == ["BEGIN", "SELECT"]

@@ -1,0 +1,286 @@
+"""What goes in comes out, and is found again."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from store_writer import make_block, make_prepared, make_record
+
+from redline.errors import StoreError
+from redline.record import Closed, Failure, Memory, RunRecord, TelemetrySample
+from redline.store import History, Row
+
+HOSTILE = [
+    'it\'s "quoted" `so`; DROP TABLE records; --',
+    "two\nlines\r\nand\ttabs",
+    "Ünïcödé 模型 🏎️ \u202eright to left",
+    "=HYPERLINK(1)",
+    "x" * 300,
+    "%_?:name",
+]
+
+
+def replace(record: RunRecord, **changes: object) -> RunRecord:
+    return msgspec.structs.replace(record, **changes)
+
+
+def test_a_record_comes_back_whole(history: History) -> None:
+    block = msgspec.structs.replace(
+        make_block(samples=(1e-9, 0.1 + 0.2, 5e-324, 1.7976931348623157e308)),
+        settling=(0.5,),
+        issue_s=(1e-6,),
+        phases={"forward": (0.1, 0.2)},
+        memory=Memory(peak_rss_bytes=2**40),
+        telemetry=(TelemetrySample(at_s=0.1, power_w=300.0, throttle=("thermal",), foreign=("pid 7",)),),
+    )
+    record = make_record(key="k", group="g", position=3, notes=("a note",))
+    history.begin(record)
+    history.append(record.id, block)
+    history.append(record.id, make_block(1))
+    done = replace(
+        record, prepared=make_prepared(), stopped="target", closed=Closed(memory=Memory(allocator_retries=2))
+    )
+    history.finish(done)
+    assert history.load(record.id) == replace(done, blocks=(block, make_block(1)))
+
+
+def test_samples_that_are_not_finite_survive(history: History) -> None:
+    record = make_record(blocks=(make_block(samples=(math.nan, math.inf, -math.inf)),))
+    history.finish(record)
+    nan, *infinite = history.load(record.id).blocks[0].samples
+    assert math.isnan(nan)
+    assert infinite == [math.inf, -math.inf]
+
+
+def test_blocks_keep_their_order(history: History) -> None:
+    record = make_record()
+    history.begin(record)
+    for number in range(120):
+        history.append(record.id, make_block(number))
+    assert [block.round for block in history.load(record.id).blocks] == list(range(120))
+
+
+def test_blocks_are_there_before_the_record_is_finished(history: History, path) -> None:
+    record = make_record()
+    history.begin(record)
+    history.append(record.id, make_block(7))
+    with History.open(path) as other:
+        assert other.load(record.id).blocks == (make_block(7),)
+        assert other.rows()[0].status == "running"
+
+
+def test_beginning_again_replaces_the_head_and_keeps_the_blocks(history: History) -> None:
+    record = make_record()
+    history.begin(record)
+    history.append(record.id, make_block())
+    history.begin(replace(record, key="now known", prepared=make_prepared()))
+    assert history.count() == 1
+    loaded = history.load(record.id)
+    assert loaded.key == "now known"
+    assert loaded.blocks == (make_block(),)
+
+
+def test_finishing_adds_only_the_blocks_that_nobody_appended(history: History) -> None:
+    record = make_record()
+    history.begin(record)
+    history.append(record.id, make_block(0))
+    whole = replace(record, blocks=tuple(make_block(number) for number in range(3)), stopped="target")
+    history.finish(whole)
+    history.finish(whole)
+    assert history.load(record.id) == whole
+
+
+def test_appending_to_nothing_is_an_error(history: History, path) -> None:
+    with pytest.raises(StoreError, match=f"no record 'nowhere' in {path}: begin it"):
+        history.append("nowhere", make_block())
+    assert history.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, "done"),
+        ({"stopped": "target"}, "done"),
+        ({"stopped": "ceiling"}, "done"),
+        ({"stopped": "interrupted"}, "interrupted"),
+        ({"stopped": "failed"}, "failed"),
+        ({"failure": Failure(stage="build", kind="oom", message="no room")}, "failed"),
+    ],
+)
+def test_status_says_how_it_ended(history: History, changes: dict[str, object], status: str) -> None:
+    record = make_record()
+    history.begin(record)
+    assert [row.status for row in history.rows()] == ["running"]
+    history.finish(replace(record, **changes))
+    assert [row.status for row in history.rows()] == [status]
+
+
+def test_a_row_has_what_a_listing_shows(history: History) -> None:
+    record = make_record(model="vit_b_16", task="train", recipe="fp16+compile", key="k", group="g", position=2)
+    history.begin(record)
+    asked = Row(
+        id=record.id,
+        created_at=record.created_at,
+        key="k",
+        group="g",
+        position=2,
+        model="vit_b_16",
+        task="train",
+        recipe="fp16+compile",
+        batch=8,
+        device="cpu",
+        device_name="",
+        status="running",
+        stopped=None,
+        schema=1,
+    )
+    assert history.rows() == [asked]
+    auto = msgspec.structs.replace(record.spec, device="auto")
+    history.finish(replace(record, spec=auto, prepared=make_prepared(), stopped="target"))
+    turned_out = {"device": "cuda:1", "device_name": "Test GPU", "batch": 16, "status": "done", "stopped": "target"}
+    assert history.rows() == [msgspec.structs.replace(asked, **turned_out)]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_only_names(history: History, name: str) -> None:
+    history.finish(make_record())
+    failure = Failure(stage=name, kind="user", message=name)
+    record = make_record(model=name, key=name, group=name, notes=(name,), failure=failure)
+    history.finish(record)
+    assert history.load(record.id) == record
+    assert history.find(model=name) == history.find(key=name) == history.find(group=name) == [record]
+    assert history.known_keys([name])[name].model == name
+    assert history.group_of(record) == [record]
+    assert history.find(model=name[:-1]) == []
+
+
+def test_text_that_is_not_unicode_is_refused_in_one_line(history: History) -> None:
+    with pytest.raises(StoreError, match="not Unicode"):
+        history.begin(make_record(model="caf\udce9.py:factory"))
+    assert history.count() == 0
+
+
+class TestLookup:
+    @pytest.fixture(autouse=True)
+    def ids(self, history: History) -> None:
+        for record_id in ("abc1", "abc2", "abd", "abd9", "b"):
+            history.finish(make_record(id=record_id))
+
+    @pytest.mark.parametrize(("prefix", "found"), [("abc1", "abc1"), ("abd9", "abd9"), ("b", "b"), ("abd", "abd")])
+    def test_a_unique_prefix_or_the_whole_id_is_enough(self, history: History, prefix: str, found: str) -> None:
+        assert history.load(prefix).id == found
+
+    def test_an_ambiguous_prefix_names_some_that_fit(self, history: History) -> None:
+        with pytest.raises(StoreError, match=r"'abc' fits several records \(abc1, abc2\): give more"):
+            history.load("abc")
+        with pytest.raises(StoreError, match=r"\(abc1, abc2, abd, …\)"):
+            history.load("a")
+
+    @pytest.mark.parametrize("prefix", ["zzz", "", "%", "_", "a%", "ABC1", "ä", "\n", "\x7f", "\U0010ffff", "'; --"])
+    def test_what_fits_none_is_an_error_that_names_the_place(self, history: History, prefix: str) -> None:
+        with pytest.raises(StoreError) as caught:
+            history.load(prefix)
+        assert str(caught.value) == f"no record {prefix!r} in {history.place}"
+
+
+class TestSearch:
+    @pytest.fixture(autouse=True)
+    def records(self, history: History) -> None:
+        for second, (record_id, model, task, recipe) in enumerate(
+            [
+                ("a", "resnet50", "infer", "baseline"),
+                ("b", "resnet50", "train", "fp16"),
+                ("c", "vit_b_16", "infer", "fp16"),
+                ("d", "resnet50", "infer", "fp16+compile"),
+            ]
+        ):
+            record = make_record(id=record_id, model=model, task=task, recipe=recipe, created_at=100.0 + second)
+            history.begin(record)
+            history.append(record_id, make_block(second))
+            if record_id != "d":
+                history.finish(replace(record, stopped="target"))
+
+    @pytest.mark.parametrize(
+        ("filters", "ids"),
+        [
+            ({}, "dcba"),
+            ({"model": "resnet50"}, "dba"),
+            ({"model": "resnet50", "task": "infer"}, "da"),
+            ({"recipe": "fp16"}, "cb"),
+            ({"status": "done"}, "cba"),
+            ({"status": "running"}, "d"),
+            ({"since": 102.0}, "dc"),
+            ({"limit": 2}, "dc"),
+            ({"limit": 2, "newest_first": False}, "ab"),
+            ({"model": "resnet50", "limit": 1, "newest_first": False}, "a"),
+            ({"limit": 0}, ""),
+            ({"model": "resnet"}, ""),
+            ({"model": None}, "dcba"),
+        ],
+    )
+    def test_filters(self, history: History, filters: dict[str, object], ids: str) -> None:
+        assert "".join(row.id for row in history.rows(**filters)) == ids
+        found = history.find(**filters)
+        assert "".join(record.id for record in found) == ids
+        assert all(record.blocks == (make_block("abcd".index(record.id)),) for record in found)
+
+    def test_a_filter_that_does_not_exist_is_refused(self, history: History) -> None:
+        with pytest.raises(TypeError, match="modle"):
+            history.rows(modle="resnet50")
+
+    def test_records_of_one_instant_keep_their_order(self, history: History) -> None:
+        for record_id in ("y", "x", "z"):
+            history.finish(make_record(id=record_id, created_at=500.0))
+        assert [row.id for row in history.rows(since=500.0)] == ["z", "y", "x"]
+
+
+class TestGroups:
+    def test_a_group_comes_in_its_own_order(self, history: History) -> None:
+        for position in (2, 0, 1):
+            history.finish(make_record(group="g", position=position, created_at=10.0 - position))
+        history.finish(make_record(group="other", created_at=1.0))
+        assert [record.position for record in history.latest_group()] == [0, 1, 2]
+        assert history.group_of(history.find(group="g")[2]) == history.latest_group()
+
+    def test_a_record_without_group_stands_alone(self, history: History) -> None:
+        alone = make_record(created_at=20.0)
+        history.finish(make_record(group="g", created_at=10.0))
+        history.finish(alone)
+        assert history.group_of(alone) == history.latest_group() == [alone]
+
+    def test_an_empty_history_has_no_latest_group(self, history: History) -> None:
+        assert history.latest_group() == []
+
+
+class TestKnownKeys:
+    def test_unknown_keys_are_left_out(self, history: History) -> None:
+        history.finish(make_record(key="k"))
+        history.begin(make_record(key=None))
+        assert list(history.known_keys(["k", "other"])) == ["k"]
+        assert history.known_keys([]) == {}
+
+    def test_done_goes_before_failed_before_interrupted_before_running(self, history: History) -> None:
+        ends = [
+            ("running", {}),
+            ("interrupted", {"stopped": "interrupted"}),
+            ("failed", {"failure": Failure(stage="build", kind="oom", message="no room")}),
+            ("done", {"stopped": "target"}),
+        ]
+        # Each better end is older than the worse ones before it.
+        for age, (status, changes) in enumerate(ends):
+            history.begin(make_record(key="k", created_at=100.0 - age, **changes))
+            assert history.known_keys(["k"])["k"].status == status
+
+    def test_of_equals_the_newest(self, history: History) -> None:
+        for record_id, created_at in (("a", 5.0), ("b", 9.0), ("c", 7.0)):
+            history.finish(make_record(id=record_id, key="k", created_at=created_at))
+        assert history.known_keys(["k"])["k"].id == "b"
+
+    def test_more_keys_than_one_statement_takes(self, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("redline.store.history.CHUNK", 7)
+        for number in range(20):
+            history.finish(make_record(key=f"k{number}", blocks=(make_block(number),)))
+        assert len(history.known_keys(f"k{number}" for number in range(40))) == 20
+        assert all(len(record.blocks) == 1 for record in history.find())

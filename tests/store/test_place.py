@@ -1,0 +1,191 @@
+"""Where the history lies, and what is said when it cannot lie there."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from store_writer import make_record
+
+from redline.errors import StoreError
+from redline.store import History
+from redline.store.place import describe, resolve
+
+
+def test_importing_loads_neither_torch_nor_sqlalchemy() -> None:
+    code = "import sys, redline.store; sys.exit(bool({'torch', 'sqlalchemy', 'sqlite3'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_new_folder_is_made_and_the_file_is_tuned(tmp_path: Path) -> None:
+    path = tmp_path / "not" / "yet" / "there.sqlite"
+    with History.open(path) as history:
+        history.finish(make_record())
+        assert history.place == str(path)
+        with history._database.reading() as connection:
+            pragmas = ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
+            values = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas]
+    assert values == ["wal", 1, 60_000, 1]
+
+
+@pytest.mark.parametrize("form", ["{path}", "sqlite:///{path}"])
+def test_the_environment_names_a_path_or_a_url(path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.setenv("REDLINE_STORE", form.format(path=path))
+    with History.open() as history:
+        history.finish(make_record())
+        assert history.place == str(path)
+    assert path.exists()
+
+
+def test_an_argument_goes_before_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDLINE_STORE", str(path))
+    assert describe(resolve("/elsewhere/h.sqlite")) == "/elsewhere/h.sqlite"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_by_default_it_is_in_the_data_folder_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("REDLINE_STORE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("REDLINE_STORE", value)
+    monkeypatch.setattr("platformdirs.user_data_path", lambda name: tmp_path / name)
+    assert describe(resolve()) == str(tmp_path / "redline" / "history.sqlite")
+
+
+def test_paths_are_absolute_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert describe(resolve("a b#?.sqlite")) == str(tmp_path / "a b#?.sqlite")
+    assert describe(resolve("sqlite:///x.sqlite")) == str(tmp_path / "x.sqlite")
+    assert describe(resolve("~/x.sqlite")) == "/home/someone/x.sqlite"
+
+
+@pytest.mark.parametrize("url", [":memory:", "sqlite://", "sqlite:///:memory:"])
+def test_memory_will_do_for_a_try(url: str) -> None:
+    record = make_record()
+    with History.open(url) as history:
+        history.finish(record)
+        assert history.load(record.id) == record
+        assert history.place == ":memory:"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:s3cret@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
+        ("postgres://me@host/db", "postgresql+psycopg://me@host/db"),
+        (
+            "postgresql+psycopg2://host/db?password=s3cret&sslmode=require",
+            "postgresql+psycopg2://host/db?sslmode=require",
+        ),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert describe(resolve(url)) == shown
+
+
+class TestRefusals:
+    def refused(self, place: str | Path) -> str:
+        with pytest.raises(StoreError) as caught:
+            History.open(place)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert "s3cret" not in message
+        return message
+
+    def test_a_file_that_is_no_database(self, path: Path) -> None:
+        path.write_text("this is a letter, not a database\n" * 200)
+        before = path.read_bytes()
+        assert self.refused(path) == (
+            f"cannot open the history at {path}: file is not a database; "
+            "move the file away or set REDLINE_STORE to another place"
+        )
+        assert path.read_bytes() == before
+
+    def test_a_damaged_database(self, path: Path) -> None:
+        with History.open(path) as history:
+            for _ in range(50):
+                history.finish(make_record())
+        whole = path.read_bytes()
+        path.write_bytes(whole[:100] + b"\x55" * (len(whole) - 100))
+        assert f"cannot open the history at {path}: " in self.refused(path)
+
+    def test_a_database_of_something_else(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE bookmarks (url TEXT)")
+        assert f"{path} belongs to something else (tables bookmarks)" in self.refused(path)
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmarks",)]
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        assert f"cannot open the history at {tmp_path}: unable to open database file; check" in self.refused(tmp_path)
+
+    def test_a_folder_that_is_a_file(self, path: Path) -> None:
+        path.write_text("")
+        assert f"{path} is not a folder; set REDLINE_STORE" in self.refused(path / "history.sqlite")
+        assert "is not a folder" in self.refused(path / "deeper" / "history.sqlite")
+
+    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+    def test_a_folder_that_is_not_ours(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o500)
+        assert "cannot make the folder" in self.refused(tmp_path / "new" / "history.sqlite")
+        assert "unable to open database file" in self.refused(tmp_path / "history.sqlite")
+
+    @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder where even root may not write")
+    def test_a_folder_that_cannot_be_made(self) -> None:
+        assert "cannot make the folder of the history at /proc/self/x/" in self.refused("/proc/self/x/history.sqlite")
+
+    @pytest.mark.parametrize(
+        "url",
+        ["mysql://me:s3cret@h/db", "foo://me:s3cret@h", "sqlite+aiosqlite:///x", "postgresql+nope://me:s3cret@h/db"],
+    )
+    def test_a_database_we_do_not_speak(self, url: str) -> None:
+        message = self.refused(url)
+        assert message.startswith(f"no history in '{url.partition(':')[0]}'")
+        assert "set REDLINE_STORE to a path, sqlite:///PATH or postgresql://" in message
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "sqlite:/x.sqlite",
+            "postgres:me:s3cret@h",
+            "postgresql://me:s3cret@h:port/db",
+            "postgresql://h:port/db?password=s3cret",
+        ],
+    )
+    def test_a_url_with_a_slip(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert "as a place for the history: write a path" in self.refused(url)
+        assert list(tmp_path.iterdir()) == []  # it was not taken for a path
+
+    def test_a_driver_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "psycopg", None)
+        assert self.refused("postgresql://me:s3cret@h/db") == (
+            "the history at postgresql+psycopg://me:***@h/db needs the package psycopg: pip install 'psycopg[binary]'"
+        )
+
+
+class TestReadOnly:
+    def url(self, path: Path) -> str:
+        return f"sqlite:///file:{path}?mode=ro&uri=true"
+
+    def test_it_can_be_read_and_says_so_when_written(self, path: Path) -> None:
+        record = make_record()
+        with History.open(path) as history:
+            history.finish(record)
+        with History.open(self.url(path)) as history:
+            assert history.load(record.id) == record
+            with pytest.raises(StoreError, match=r"cannot write to .*: attempt to write a readonly database; make the"):
+                history.begin(make_record())
+            assert history.count() == 1
+
+    def test_a_missing_one_is_not_made(self, path: Path) -> None:
+        with pytest.raises(StoreError, match="unable to open database file"):
+            History.open(self.url(path))
+        assert not path.exists()

@@ -1,0 +1,24 @@
+"""The desk stays light: what answers `--help` loads neither torch nor a database library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "torchvision", "sqlalchemy")
+
+
+@pytest.mark.parametrize("module", ["redline.cli.main", "redline.api", "redline.doctor", "redline.launch"])
+def test_the_desk_loads_nothing_heavy(module: str) -> None:
+    # A process of its own: other tests have loaded torch into this one.
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_the_check_can_fail() -> None:
+    code = f"import sys, sqlalchemy; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['sqlalchemy']"
