@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One snapshot: what is read in it belongs together."""
+        """On SQLite one snapshot; on PostgreSQL a later statement may see more. Nothing is ever taken away, so no harm."""
         self._mind_forks()
         with self._in_one_line("read"), self._engine.begin() as connection:
             yield connection
@@ -161,8 +162,6 @@ def _write_ahead(connection: Any) -> None:
     Changing the journal does not wait for its turn as other statements do: when several processes open a new file
     at the same moment, all but one are refused and must ask again.
     """
-    import sqlite3
-
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:

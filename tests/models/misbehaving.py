@@ -1,0 +1,87 @@
+"""Models that break in every way a worker can break."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+import torch
+from torch import nn
+
+
+class Misbehaving(nn.Module):
+    """Well-behaved for some calls, so that it breaks where we want it to: while it is prepared or while it is timed."""
+
+    def __init__(self, deed, after_calls: int = 0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.deed = deed
+        self.calls_left = after_calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.calls_left <= 0:
+            self.deed()
+        self.calls_left -= 1
+        return self.linear(x)
+
+
+def _model(deed, after_calls: int = 0):
+    return Misbehaving(deed, after_calls), torch.randn(4, 8)
+
+
+def sound():
+    return _model(lambda: None)
+
+
+def segfaults():
+    return _model(lambda: ctypes.string_at(0))
+
+
+def killed():
+    return _model(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def killed_while_timed():
+    return _model(lambda: os.kill(os.getpid(), signal.SIGKILL), after_calls=30_000)
+
+
+def hangs():
+    return _model(lambda: time.sleep(3600))
+
+
+def eats_memory():
+    return _model(lambda: torch.ones(2**45))
+
+
+def eats_memory_bit_by_bit():
+    held = []
+    return _model(lambda: [held.append(torch.ones(2**26)) for _ in range(1000)])
+
+
+def raises():
+    def deed():
+        raise ValueError("this forward\nalways raises")
+
+    return _model(deed)
+
+
+def factory_raises():
+    raise RuntimeError("no such dataset")
+
+
+def loads_with_workers():
+    """A factory that draws its inputs through a DataLoader with worker processes."""
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8))
+    loader = torch.utils.data.DataLoader(data, batch_size=16, num_workers=2)
+    (batch,) = next(iter(loader))
+    return nn.Linear(8, 8), batch
+
+
+def reports_its_process():
+    """Leaves a child behind, as a library that starts helpers does."""
+    import subprocess
+
+    subprocess.Popen(["sleep", "600"])
+    return _model(lambda: time.sleep(0.01))
