@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import redline
+from redline.cli.progress import LiveObserver
 from redline.report.export import export_json
 
 RECIPES = ["baseline", "amp+channels-last+compile", "fp16+channels-last+compile:reduce-overhead"]
@@ -59,7 +60,8 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=32)
     arguments.add_argument("--out", type=Path)
     given = arguments.parse_args()
-    result = redline.run(given.model, recipes=RECIPES, batch=given.batch, device="cuda")
+    with LiveObserver() as observer:
+        result = redline.run(given.model, recipes=RECIPES, batch=given.batch, device="cuda", observer=observer)
     print(result)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,9 @@ def main() -> None:
 
 def plain_median_s(model: str, batch: int, recipe: str) -> float:
     command = [sys.executable, "-c", PLAIN_LOOP, model, str(batch), recipe]
-    return float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
+    return float(
+        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    )
 
 
 if __name__ == "__main__":

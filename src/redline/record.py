@@ -20,7 +20,8 @@ BENCHMARK_VERSION = "1"
 
 FailureKind = Literal["oom", "compile", "unsupported", "numerics", "timeout", "crash", "user"]
 BlockKind = Literal["latency", "throughput"]
-StopReason = Literal["target", "ceiling", "interrupted", "failed"]
+StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"]
+"""`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
 
 
 class Failure(Spec):

@@ -10,7 +10,6 @@ from typing import Generic, TypeVar
 
 from redline.errors import UnknownName
 
-
 T = TypeVar("T")
 
 

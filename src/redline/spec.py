@@ -6,7 +6,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, dataclass_transform, get_args
 
 import msgspec
 
@@ -25,8 +25,17 @@ def _require_choice(name: str, value: str, choices: Any) -> None:
         raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of all specs and records."""
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class _SpecMeta(msgspec.StructMeta):
+    """Gives every spec and record the same settings: msgspec hands down none of them by itself."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> Any:
+        fixed = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+        return super().__new__(mcls, name, bases, namespace, **{**fixed, **settings})
+
+
+class Spec(msgspec.Struct, metaclass=_SpecMeta):
+    """The base of all specs and records: frozen, keyword-only, unknown fields refused."""
 
 
 class Step(Spec):
@@ -127,7 +136,13 @@ class MeasureSpec(Spec):
 
     def __post_init__(self) -> None:
         _require_choice("effort", self.effort, Effort)
-        for name in ("target_half_width", "cpu_target_half_width", "max_seconds", "block_seconds", "warmup_max_seconds"):
+        for name in (
+            "target_half_width",
+            "cpu_target_half_width",
+            "max_seconds",
+            "block_seconds",
+            "warmup_max_seconds",
+        ):
             if not getattr(self, name) > 0:
                 raise SpecError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("min_samples", "tail_samples", "min_rounds", "warmup_window", "loss_path_steps"):
@@ -225,7 +240,9 @@ def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[R
     runs = document.pop("run", [{}])
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")
-    return [spec for run in runs for spec in specs_from_table({**document, **run, **(overrides or {})}, where=str(path))]
+    return [
+        spec for run in runs for spec in specs_from_table({**document, **run, **(overrides or {})}, where=str(path))
+    ]
 
 
 def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunSpec]:
@@ -238,14 +255,20 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     effort, tail = rest.pop("effort", "normal"), rest.pop("tail", False)
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), rest.pop("measure", {}), f"{where}: measure")
     launch = _override(LaunchSpec(), rest.pop("launch", {}), f"{where}: launch")
-    shared = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
+    shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
     specs = []
     for model in models:
         workload = _convert({"model": model, **rest}, WorkloadSpec, where)
         for recipe in recipes:
             specs.append(
                 _convert(
-                    {"workload": workload, "recipe": Recipe.parse(recipe), "measure": measure, "launch": launch, **shared},
+                    {
+                        "workload": workload,
+                        "recipe": Recipe.parse(recipe),
+                        "measure": measure,
+                        "launch": launch,
+                        **shared,
+                    },
                     RunSpec,
                     where,
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ class TestMedianInterval:
         blocks = [
             [middle - 0.2, middle, middle + 0.2] * 8 for middle in (1.00, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07)
         ]
-        apart, pooled = median_interval(blocks), median_interval([sum(blocks, [])])
+        apart, pooled = median_interval(blocks), median_interval([list(chain.from_iterable(blocks))])
         assert apart is not None
         assert pooled is not None
         assert (apart.low, apart.high) == (1.00, 1.07)

@@ -37,7 +37,9 @@ def door():
     opened.close()
 
 
-@pytest.mark.parametrize("recipe", ["baseline", "fp16+channels-last+compile:reduce-overhead", "tf32+cudnn-benchmark", "torchscript"])
+@pytest.mark.parametrize(
+    "recipe", ["baseline", "fp16+channels-last+compile:reduce-overhead", "tf32+cudnn-benchmark", "torchscript"]
+)
 def test_a_forked_worker_measures_on_the_gpu(door, recipe: str) -> None:
     spec = spec_of(recipe)
     session = door.open(spec)
@@ -88,7 +90,8 @@ def test_training_keeps_its_loss_path(door, recipe: str) -> None:
 
 
 def test_out_of_memory_on_the_gpu_is_a_row(door) -> None:
-    spec = RunSpec(workload=WorkloadSpec(model="resnet18", batch=200_000), measure=MeasureSpec.for_effort("quick"))
+    model = f"{MISBEHAVING}:eats_device_memory"
+    spec = RunSpec(workload=WorkloadSpec(model=model), measure=MeasureSpec.for_effort("quick"))
     reply = door.open(spec).ask(Prepare(spec=spec))
     assert isinstance(reply, FailureReply)
     assert reply.failure.kind == "oom"

@@ -60,6 +60,12 @@ def eats_memory_bit_by_bit():
     return _model(lambda: [held.append(torch.ones(2**26)) for _ in range(1000)])
 
 
+def eats_device_memory():
+    model, inputs = sound()
+    model.register_forward_pre_hook(lambda module, args: (args[0] + args[0].new_zeros(2**40).sum(),))
+    return model, inputs
+
+
 def raises():
     def deed():
         raise ValueError("this forward\nalways raises")

@@ -30,7 +30,7 @@ NOTED_THROTTLE = {
 
 ONE_PROCESS = "the interval is within one process; another process may sit a few percent apart"
 
-Finding = tuple[TrustLabel, str]
+Doubt = tuple[TrustLabel, str]
 
 
 class Verdict(Spec, frozen=True, kw_only=True):
@@ -51,11 +51,11 @@ def verdict(record: RunRecord) -> Verdict:
         return Verdict(labels=("invalid",), reasons=(record.failure.message,), notes=record.notes)
     if not any(block.samples for block in record.blocks):
         return Verdict(labels=("invalid",), reasons=("no step was timed",), notes=record.notes)
-    findings = [*_noise(record), *_throttling(record), *_warmup(record), *_neighbours(record), *_isolation(record)]
-    labels = tuple(dict.fromkeys(label for label, _ in findings))
+    doubts = [*_noise(record), *_throttling(record), *_warmup(record), *_neighbours(record), *_isolation(record)]
+    labels = tuple(dict.fromkeys(label for label, _ in doubts))
     return Verdict(
         labels=labels or ("valid",),
-        reasons=tuple(dict.fromkeys(reason for _, reason in findings)),
+        reasons=tuple(dict.fromkeys(reason for _, reason in doubts)),
         notes=(*_spread_notes(record), *_throttle_notes(record), *_stop_notes(record), ONE_PROCESS, *record.notes),
     )
 
@@ -73,11 +73,11 @@ def device_kind(record: RunRecord) -> str:
     return record.spec.device.partition(":")[0]
 
 
-def _noise(record: RunRecord) -> Iterator[Finding]:
+def _noise(record: RunRecord) -> Iterator[Doubt]:
     target = target_half_width(record)
     for kind, blocks in _series(record):
         # A run cut short by hand is no better than one cut short by its ceiling.
-        if record.stopped in ("ceiling", "interrupted"):
+        if record.stopped in ("ceiling", "unreachable", "interrupted"):
             interval = median_interval(blocks)
             if interval is None:
                 yield "noisy", f"{kind}: too few samples for an interval when it stopped ({record.stopped})"
@@ -99,7 +99,7 @@ def _spread_notes(record: RunRecord) -> Iterator[str]:
             yield f"{kind}: spread {format_share(scatter)} of the mean"
 
 
-def _throttling(record: RunRecord) -> Iterator[Finding]:
+def _throttling(record: RunRecord) -> Iterator[Doubt]:
     looks = _throttle_looks(record)
     for word, meaning in CONDEMNING_THROTTLE.items():
         hits = sum(word in look for look in looks)
@@ -118,13 +118,13 @@ def _throttle_looks(record: RunRecord) -> list[tuple[str, ...]]:
     return [look.throttle for block in record.blocks for look in block.telemetry]
 
 
-def _warmup(record: RunRecord) -> Iterator[Finding]:
+def _warmup(record: RunRecord) -> Iterator[Doubt]:
     if record.prepared is not None and not record.prepared.warmup.steady:
         warmup = record.prepared.warmup
         yield "no-steady-state", warmup.reason or f"not steady after {warmup.seconds:.0f} s of warming up"
 
 
-def _neighbours(record: RunRecord) -> Iterator[Finding]:
+def _neighbours(record: RunRecord) -> Iterator[Doubt]:
     during = [look.foreign for block in record.blocks for look in block.telemetry]
     if seen := _distinct(chain.from_iterable(during)):
         yield "shared-gpu", f"other processes on the GPU while timing: {seen}"
@@ -132,7 +132,7 @@ def _neighbours(record: RunRecord) -> Iterator[Finding]:
         yield "shared-gpu", f"other processes on the GPU at the start: {seen}"
 
 
-def _isolation(record: RunRecord) -> Iterator[Finding]:
+def _isolation(record: RunRecord) -> Iterator[Doubt]:
     if record.prepared is not None and not record.prepared.isolated:
         yield "not-isolated", "measured in the caller's own process, with whatever state that had"
 

@@ -87,5 +87,3 @@ def _git_state() -> tuple[str | None, bool | None]:
     except (OSError, subprocess.TimeoutExpired):
         return None, None
     return commit.stdout.strip(), bool(changes.stdout.strip())
-
-

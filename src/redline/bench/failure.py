@@ -49,13 +49,11 @@ def kind_of(error: BaseException, stage: str) -> FailureKind:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """torch's own error, and the wordings of those below it; the cause may sit under a compiler's wrapper."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            return True
-        if any(wording in str(error).lower() for wording in _OOM_WORDINGS):
-            return True
-        error = error.__cause__  # type: ignore[assignment]
-    return False
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if any(wording in str(error).lower() for wording in _OOM_WORDINGS):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def one_line(error: BaseException) -> str:

@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -22,10 +24,22 @@ from redline.bench.process import die_with_parent, own_descriptors, volunteer_fo
 
 MAX_MESSAGE = 1 << 20
 
+SAFE_IMPORT = {
+    # OpenBLAS starts its threads while numpy is imported.
+    "OPENBLAS_NUM_THREADS": "1",
+    # Inductor asks for CUDA while it is imported; asked through NVML, the CUDA driver stays out of this process.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""Set while importing, and put back before the first fork."""
 
-def main(control_fd: int) -> None:
+
+def main(control_fd: int, light: bool) -> None:
     control = socket.socket(fileno=control_fd)
-    import_s = preload()
+    import_s = preload(light)
+    if _threads() > 1 and not light:
+        # Some version's compiler starts a thread or asks the GPU's driver while it is imported: do without it.
+        os.set_inheritable(control_fd, True)
+        os.execv(sys.executable, [sys.executable, "-m", "redline.bench.forkserver", str(control_fd), "light"])
     _tell(control, {"ready": import_s})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wakeup_read, wakeup_write = os.pipe()
@@ -35,11 +49,11 @@ def main(control_fd: int) -> None:
     signal.set_wakeup_fd(wakeup_write)
     children: set[int] = set()
     while True:
-        readable, _, _ = select.select([control, wakeup_read], [], [])
+        readable, _, _ = select.select([control.fileno(), wakeup_read], [], [])
         if wakeup_read in readable:
             os.read(wakeup_read, 4096)
             _report_exits(control, children)
-        if control in readable:
+        if control.fileno() in readable:
             body, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 2)
             if not body:
                 break  # the desk is gone
@@ -49,32 +63,44 @@ def main(control_fd: int) -> None:
         _kill_group(child)
 
 
-def preload() -> float:
-    """Import what workers need; returns the seconds it took."""
-    # OpenBLAS starts its threads while numpy is imported, and a second thread makes every fork unsafe.
-    previous = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+def preload(light: bool) -> float:
+    """Import what workers need; returns the seconds it took. `light` leaves the compiler to the workers."""
     started = time.perf_counter()
-    import torch
-    import torch._dynamo
-    import torch._inductor.compile_fx  # saves a compiling worker more than a second
-    import torchvision.models.segmentation  # noqa: F401
+    with _variables(SAFE_IMPORT):
+        import torch
+        import torchvision.models.segmentation  # noqa: F401
 
-    import redline.bench.session  # noqa: F401
+        import redline.bench.session  # noqa: F401
 
+        if not light:
+            import torch._inductor.compile_fx
     elapsed = time.perf_counter() - started
-    if previous is None:
-        del os.environ["OPENBLAS_NUM_THREADS"]
-    else:
-        os.environ["OPENBLAS_NUM_THREADS"] = previous
     if torch.cuda.is_initialized():
         raise RuntimeError("an import of the fork server initialised CUDA; no worker could use the GPU")
     return elapsed
 
 
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    held = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in held.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
+
+
 def _fork(control: socket.socket, wakeup: int, descriptors: list[int], request: dict[str, Any]) -> int:
-    if sys.platform == "linux" and len(threads := os.listdir("/proc/self/task")) != 1:
-        raise RuntimeError(f"the fork server has {len(threads)} threads: a fork now would hang its children")
+    if _threads() != 1:
+        raise RuntimeError(f"the fork server has {_threads()} threads: a fork now would hang its children")
     server = os.getpid()
     child = os.fork()
     if child:
@@ -87,7 +113,8 @@ def _fork(control: socket.socket, wakeup: int, descriptors: list[int], request: 
     control.close()
     os.setsid()
     die_with_parent(server)
-    _become_worker(*descriptors, request)
+    connection, log = descriptors
+    _become_worker(connection, log, request)
     os._exit(0)
 
 
@@ -137,4 +164,4 @@ def _tell(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), light="light" in sys.argv[2:])

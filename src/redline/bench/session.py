@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -65,7 +66,7 @@ class BenchSession:
         live: Any | None = None,
     ) -> None:
         self._on_progress = on_progress
-        self._cold = {"import_s": import_s, "start_s": start_s}
+        self._cold: dict[str, Any] = {"import_s": import_s, "start_s": start_s}
         self._isolated = isolated
         self._live = live
         self._stage = "start"
@@ -112,6 +113,8 @@ class BenchSession:
         warmup = self._warm_up(spec, step, device)
         self._step = step
         self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
+        gc.collect()
+        gc.freeze()  # later collections, between blocks, then look at little
         self._enter("ready")
         return Prepared(
             environment=describe(device),
@@ -224,6 +227,7 @@ class BenchSession:
     def _forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
         self._step = None
+        gc.unfreeze()
         if self._device is not None:
             self._device.release_cache()
 

@@ -1,6 +1,6 @@
 """The worker's loop: a request in, `Progress` on the way, one reply out, until the desk hangs up.
 
-Started as `python -m redline.bench.worker FD REQUESTED_AT PARENT` by the spawn door, or forked by the fork server.
+Started as `python -m redline.bench.worker FD REQUESTED_AT` by the spawn door, or forked by the fork server.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 
-from redline.bench.process import die_with_parent, volunteer_for_oom
+from redline.bench.process import volunteer_for_oom
 from redline.protocol import Close, Progress, receive_request, send
 
 
@@ -28,9 +28,7 @@ def serve(connection: socket.socket, *, import_s: float | None, requested_at: fl
 
 
 def main(arguments: list[str]) -> None:
-    descriptor, requested_at, parent = int(arguments[0]), float(arguments[1]), int(arguments[2])
-    if parent:
-        die_with_parent(parent)
+    descriptor, requested_at = int(arguments[0]), float(arguments[1])
     volunteer_for_oom()
     started = time.perf_counter()
     import torch  # noqa: F401  (timed here, on its own)

@@ -93,9 +93,7 @@ def run(
     from redline.cli.measure import run_and_print
     from redline.spec import load_specs, specs_from_table
 
-    sugar = "+".join(
-        name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile_)) if on
-    )
+    sugar = "+".join(name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile_)) if on)
     recipes = [*(recipe or []), *([sugar] if sugar else [])]
     table: dict[str, Any] = {
         "batch": batch,

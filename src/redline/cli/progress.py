@@ -39,7 +39,11 @@ class LiveObserver(Observer):
         self._console = make_console(stderr=True)
         self._live = self._console.is_terminal
         self._progress = RichProgress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=self._console, transient=True
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
         self._last_line_at = 0.0
@@ -51,7 +55,9 @@ class LiveObserver(Observer):
             self._start = self._progress.add_task("starting the bench (importing torch)")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live:
             self._progress.stop()
 

@@ -24,7 +24,7 @@ from redline.protocol import (
     receive_reply,
     send,
 )
-from redline.record import Closed, Failure
+from redline.record import Closed, Failure, FailureKind
 from redline.spec import LaunchSpec
 
 ASK_TIMEOUT_S = 180.0
@@ -53,6 +53,7 @@ class WorkerSession:
         self._stage = "start"
         self._dead: Failure | None = None
         self._paused = False
+        self._released = False
         self._oom_kills = _kernel_oom_kills()
 
     @property
@@ -93,6 +94,8 @@ class WorkerSession:
             self._paused = False
 
     def close(self) -> Closed:
+        if self._released:
+            return Closed()
         reply = self.ask(Close()) if self._dead is None else None
         if self._process.wait(CLOSE_TIMEOUT_S if reply is not None else 0.0) is None:
             self._signal(signal.SIGKILL)
@@ -102,11 +105,14 @@ class WorkerSession:
 
     def kill(self) -> None:
         """End the worker and all it started, now."""
+        if self._released:
+            return
         self._signal(signal.SIGKILL)
-        self._dead = self._dead or Failure(stage=self._stage, kind="crash", message="the worker was stopped by the desk")
+        self._process.wait(CLOSE_TIMEOUT_S)
         self._release()
 
     def _release(self) -> None:
+        self._released = True
         self._dead = self._dead or Failure(stage="closed", kind="crash", message="the session is closed")
         self._connection.close()
         self._log.close()
@@ -151,14 +157,14 @@ class WorkerSession:
 
 def worker_log() -> IO[bytes]:
     """A file without a name: it goes when the last holder closes it, also after a SIGKILL."""
-    return tempfile.TemporaryFile(prefix="redline-worker-")  # noqa: SIM115  (held as long as the worker)
+    return tempfile.TemporaryFile(prefix="redline-worker-")
 
 
 def _stage_of(request: Request) -> str:
     return type(request).__name__.lower()
 
 
-def _cause_of_death(status: int | None, stage: str, kernel_oom: bool) -> tuple[str, str]:
+def _cause_of_death(status: int | None, stage: str, kernel_oom: bool) -> tuple[FailureKind, str]:
     if status is None:
         return "crash", f"the worker stopped answering at '{stage}' and could not be ended"
     if os.WIFSIGNALED(status):

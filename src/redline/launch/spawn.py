@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 
-from redline.errors import UsageError
+from redline.errors import DoorError, UsageError
 from redline.launch.connection import WorkerSession, worker_log
+from redline.launch.guardian import REPLY_BYTES
 from redline.spec import LaunchSpec, RunSpec
 
-_PR_SET_PDEATHSIG = 1
+START_TIMEOUT_S = 60.0
 
 
 class SpawnedProcess:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
+    """A worker behind its guardian."""
+
+    def __init__(self, guardian: subprocess.Popen[bytes], line: socket.socket) -> None:
+        self._guardian = guardian
+        self._line = line
+        self._status: int | None = None
+        line.settimeout(START_TIMEOUT_S)
+        told = line.recv(REPLY_BYTES)
+        if not told:
+            guardian.wait()
+            raise DoorError("the worker could not be started")
+        self.pid = int(told)
 
     def wait(self, timeout_s: float) -> int | None:
-        try:
-            code = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-        return -code if code < 0 else code << 8  # as os.waitpid would tell it
+        if self._status is None:
+            self._line.settimeout(max(timeout_s, 0.001))
+            try:
+                told = self._line.recv(REPLY_BYTES)
+            except TimeoutError:
+                return None
+            code = int(told) if told else -9  # a guardian that says nothing was killed, and its worker with it
+            self._status = -code if code < 0 else code << 8  # as os.waitpid would tell it
+            self._line.close()
+            self._guardian.wait()
+        return self._status
 
 
 class SpawnDoor:
@@ -42,19 +56,25 @@ class SpawnDoor:
         if prefix and shutil.which(prefix[0]) is None:
             raise UsageError(f"no such command: {prefix[0]!r} (asked for in front of the worker)")
         ours, theirs = socket.socketpair()
+        line, guardians_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log = worker_log()
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "redline.bench.worker", *_arguments(theirs.fileno(), bool(prefix))],
-            pass_fds=[theirs.fileno()],
+        worker = [*prefix, sys.executable, "-m", "redline.bench.worker", str(theirs.fileno()), repr(time.time())]
+        guardian = subprocess.Popen(
+            [sys.executable, "-m", "redline.launch.guardian", str(guardians_line.fileno()), *worker],
+            pass_fds=[theirs.fileno(), guardians_line.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_die_with_desk,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+                "REDLINE_WORKER_FDS": str(theirs.fileno()),
+            },
         )
         theirs.close()
-        session = WorkerSession(ours, SpawnedProcess(process), log, launch)
+        guardians_line.close()
+        session = WorkerSession(ours, SpawnedProcess(guardian, line), log, launch)
         self._sessions.append(session)
         return session
 
@@ -62,13 +82,3 @@ class SpawnDoor:
         for session in self._sessions:
             session.kill()
         self._sessions.clear()
-
-
-def _arguments(descriptor: int, has_prefix: bool) -> list[str]:
-    # Behind a command in front, the worker's parent is that command and dies with the desk in its place.
-    return [str(descriptor), repr(time.time()), "0" if has_prefix else str(os.getpid())]
-
-
-def _die_with_desk() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

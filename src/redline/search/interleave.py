@@ -6,6 +6,7 @@ A single recipe takes the same path alone.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -19,6 +20,10 @@ from redline.launch.session import Door, Session
 from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Progress
 from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, key_of_record, new_id
 from redline.spec import RunSpec
+
+HOPELESS_AFTER = 0.25
+HOPELESS_FACTOR = 2.0
+"""After a quarter of the ceiling, a target that would take twice the ceiling is given up."""
 
 
 class Journal(Protocol):
@@ -80,20 +85,31 @@ class Entry:
     def interval(self, kind: BlockKind) -> Interval | None:
         return median_interval([block.samples for block in self.blocks.get(kind, [])])
 
-    def is_content(self) -> bool:
-        """Enough rounds, enough samples, and every interval narrow enough."""
+    def has_enough_samples(self) -> bool:
         measure = self.spec.measure
         if len(self.blocks.get("throughput", [])) < measure.min_rounds:
             return False
-        for kind in self.kinds:
-            count = sum(len(block.samples) for block in self.blocks[kind])
-            needs_tail = kind == self.kinds[-1] and self.spec.workload.task == "infer"
-            if count < max(measure.min_samples, measure.tail_samples if needs_tail else 0):
-                return False
-            interval = self.interval(kind)
-            if interval is None or interval.half_width > self.target:
-                return False
-        return True
+        tail = measure.tail_samples if self.spec.workload.task == "infer" else 0
+        needed = dict.fromkeys(self.kinds, measure.min_samples) | {self.kinds[-1]: max(measure.min_samples, tail)}
+        return all(sum(len(block.samples) for block in self.blocks[kind]) >= count for kind, count in needed.items())
+
+    def reason_to_stop(self) -> StopReason | None:
+        """Content, out of time, or bound to run out of it."""
+        if self.stopped is not None:
+            return self.stopped
+        ceiling_s = self.spec.measure.max_seconds
+        if self.timed_s >= ceiling_s:
+            return "ceiling"
+        if not self.has_enough_samples():
+            return None
+        intervals = [self.interval(kind) for kind in self.kinds]
+        width = max(interval.half_width if interval else math.inf for interval in intervals)
+        if width <= self.target:
+            return "target"
+        # An interval narrows with the square root of time; do not spend a minute to learn that it was not enough.
+        needed_s = self.timed_s * (width / self.target) ** 2
+        is_hopeless = self.timed_s >= HOPELESS_AFTER * ceiling_s and needed_s > HOPELESS_FACTOR * ceiling_s
+        return "unreachable" if is_hopeless else None
 
 
 def measure_together(
@@ -130,9 +146,7 @@ def measure_together(
     return [done[position] for position in range(len(specs))]
 
 
-def _open(
-    spec: RunSpec, group: str | None, position: int, door: Door, journal: Journal, observer: Observer
-) -> Entry:
+def _open(spec: RunSpec, group: str | None, position: int, door: Door, journal: Journal, observer: Observer) -> Entry:
     """Open a session and prepare it; what is ready to be timed is in the journal before it is."""
     record = RunRecord(id=new_id(), spec=spec, created_at=time.time(), group=group, position=position)
     observer.opened(record)
@@ -148,32 +162,26 @@ def _open(
 
 
 def _measure_rounds(entries: list[Entry], order: random.Random, journal: Journal, observer: Observer) -> None:
-    """Rounds go on until everybody is content or out of time; each round visits everybody once, in random order."""
+    """Each round visits, in random order, everybody who is not done; the first goes on as long as anybody needs it."""
     rounds = 0
-    while True:
-        live = [entry for entry in entries if entry.stopped is None]
-        for entry in live:
-            if entry.timed_s >= entry.spec.measure.max_seconds:
-                entry.stopped = "ceiling"
-        live = [entry for entry in live if entry.stopped is None]
-        if not live or all(entry.is_content() for entry in live):
-            break
-        order.shuffle(live)
-        for entry in live:
+    while unfinished := [entry for entry in entries if entry.reason_to_stop() is None]:
+        visited = list(unfinished)
+        if entries[0] not in visited and entries[0].reason_to_stop() in ("target", "unreachable"):
+            visited.append(entries[0])  # ratios are to the first: without it a round says nothing about them
+        order.shuffle(visited)
+        for entry in visited:
             _measure_round(entry, rounds, journal, len(entries))
             observer.measured(entry.record, rounds + 1, entry.interval("throughput"), entry.target)
         rounds += 1
     for entry in entries:
-        entry.stopped = entry.stopped or "target"
+        entry.stopped = entry.reason_to_stop()
 
 
 def _measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
     measure = entry.spec.measure
     entry.session.resume()
     for kind in entry.kinds:
-        request = Measure(
-            kind=kind, seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number
-        )
+        request = Measure(kind=kind, seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number)
         reply = entry.session.ask(request)
         if not isinstance(reply, BlockReply):
             entry.record = msgspec.structs.replace(entry.record, failure=failure_of(reply))

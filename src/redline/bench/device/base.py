@@ -63,6 +63,7 @@ class Device(ABC):
 
     def release_cache(self) -> None:
         """Give cached memory back, so that what follows is counted afresh."""
+        return
 
     def neighbours(self) -> tuple[str, ...]:
         """Other people's processes on this device."""
@@ -74,6 +75,7 @@ class Device(ABC):
 
     def allow_tf32(self, allowed: bool) -> None:
         """Let fp32 products use the shorter format, or forbid it."""
+        return
 
     def tf32_refusal(self) -> str | None:
         return f"TF32 is a format of NVIDIA Ampere and later GPUs, not of {self.kind}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +43,7 @@ class CpuDevice(Device):
         return time.perf_counter_ns()
 
     def seconds_between(self, marks: Sequence[int]) -> list[float]:
-        return [(later - earlier) / 1e9 for earlier, later in zip(marks, marks[1:], strict=False)]
+        return [(later - earlier) / 1e9 for earlier, later in pairwise(marks)]
 
     def reset_peaks(self) -> None:
         reset_peak_rss()

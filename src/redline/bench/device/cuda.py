@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -75,7 +76,7 @@ class CudaDevice(Device):
     def seconds_between(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         if marks:
             marks[-1].synchronize()
-        return [earlier.elapsed_time(later) / 1e3 for earlier, later in zip(marks, marks[1:], strict=False)]
+        return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,9 @@ THROTTLE_REASONS = {
     0x40: "hw_thermal",
     0x80: "power_brake",
 }
+
+NEIGHBOUR_PERIOD_S = 2.0
+"""Telling strangers from relatives walks the process table: not more often than this."""
 
 
 def open_card(uuid: str) -> NvmlCard | None:
@@ -35,6 +40,8 @@ class NvmlCard:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
+        self._foreign: tuple[str, ...] = ()
+        self._looked_at = -math.inf
 
     def _get(self, function: str, *arguments: Any, of: Callable[[Any], Any] = lambda value: value) -> Any:
         """One figure, or None where this card, driver or permission does not give it."""
@@ -70,7 +77,9 @@ class NvmlCard:
         }
 
     def energy_j(self) -> float | None:
-        energy: float | None = self._get("nvmlDeviceGetTotalEnergyConsumption", of=lambda millijoules: millijoules / 1e3)
+        energy: float | None = self._get(
+            "nvmlDeviceGetTotalEnergyConsumption", of=lambda millijoules: millijoules / 1e3
+        )
         return energy
 
     def own_memory_bytes(self) -> int | None:
@@ -84,10 +93,13 @@ class NvmlCard:
 
         In a container the driver may speak of the host's process numbers; then nothing can be told apart.
         """
-        running = {process.pid for process in self._processes()}
-        if os.getpid() not in running:
-            return ()
-        return tuple(_describe(pid) for pid in sorted(running - _family()))
+        now = time.monotonic()
+        if now - self._looked_at > NEIGHBOUR_PERIOD_S:
+            running = {process.pid for process in self._processes()}
+            can_tell = os.getpid() in running
+            self._foreign = tuple(_describe(pid) for pid in sorted(running - _family())) if can_tell else ()
+            self._looked_at = now
+        return self._foreign
 
     def _processes(self) -> list[Any]:
         return self._get("nvmlDeviceGetComputeRunningProcesses") or []
@@ -101,10 +113,10 @@ class NvmlCard:
 
 def _family() -> set[int]:
     me = psutil.Process()
-    family = {me.pid, *(parent.pid for parent in me.parents() if parent.pid > 1)}
+    parent = me.parent()
     # Sibling workers share our parent: the fork server, or the desk behind the spawn door.
-    relatives = [*me.children(recursive=True), *(me.parent().children(recursive=True) if me.ppid() > 1 else [])]
-    return family | {process.pid for process in relatives}
+    siblings = parent.children(recursive=True) if parent is not None and parent.pid > 1 else []
+    return {process.pid for process in (me, *me.parents(), *me.children(recursive=True), *siblings)}
 
 
 def _describe(pid: int) -> str:

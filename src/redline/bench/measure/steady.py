@@ -41,7 +41,9 @@ def reach_steady_state(
             compiled = compilations()
             settled_from = len(samples)
         long_enough = now - started >= spec.warmup_min_seconds and len(samples) >= spec.warmup_min_steps
-        if long_enough and windows_agree(samples[settled_from:], spec.warmup_window, median_agreement, quartile_agreement):
+        if long_enough and windows_agree(
+            samples[settled_from:], spec.warmup_window, median_agreement, quartile_agreement
+        ):
             return Warmup(samples=tuple(samples), seconds=now - started, steady=True, reason="two windows agree")
         if now - started >= spec.warmup_max_seconds:
             reason = f"no two windows of {spec.warmup_window} steps agreed within {spec.warmup_max_seconds:g} s"

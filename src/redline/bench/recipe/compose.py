@@ -38,9 +38,7 @@ def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
         if reason:
             raise BenchError("unsupported", f"{step.name}: {reason}")
     device.allow_tf32(False)
-    setup = Setup(
-        workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs
-    )
+    setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
     for step in steps:
         step.apply(setup)
     return setup

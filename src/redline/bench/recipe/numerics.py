@@ -125,7 +125,9 @@ class LossReference:
     def as_numerics(self) -> Numerics:
         finite = all(map(math.isfinite, self.losses))
         reason = "the strict fp32 reference itself" if finite else "the fp32 loss is not finite"
-        reference = Numerics(method="reference", rel_l2=0.0 if finite else None, finite=finite, passed=finite, reason=reason)
+        reference = Numerics(
+            method="reference", rel_l2=0.0 if finite else None, finite=finite, passed=finite, reason=reason
+        )
         return self._with_paths(reference, self.losses)
 
     def _with_paths(self, numerics: Numerics, losses: list[float]) -> Numerics:

@@ -55,8 +55,13 @@ def list_models(pattern: str | None = None) -> tuple[list[ModelName], list[str]]
             missing.append(str(error))
     if pattern is not None:
         wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
-        found = [model for model in found if fnmatch.fnmatchcase(model.name.lower(), wanted)]
+        found = [model for model in found if _matches(model.name.lower(), wanted)]
     return found, missing
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """With its source in front or without: `resnet5*` finds timm's too."""
+    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in (name, name.partition(":")[2]))
 
 
 @contextmanager

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from redline.bench.workload.structure import join, map_tensors, named_tensors
+from redline.bench.workload.structure import map_tensors, named_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+COARSE_CELLS = 2
 
 
 def redraw(inputs: Inputs, seed: int, vocabulary: Mapping[str, int]) -> Inputs:
@@ -60,7 +63,7 @@ def input_shapes(inputs: Inputs) -> tuple[str, ...]:
 
 def _all_tensors(inputs: Inputs) -> list[tuple[str, Tensor]]:
     args, kwargs = inputs
-    return named_tensors(args) + [(join("", path), tensor) for path, tensor in named_tensors(kwargs)]
+    return named_tensors(args) + named_tensors(kwargs)
 
 
 def _resized(tensor: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -92,13 +95,29 @@ def _draw_floating(tensor: Tensor, generator: torch.Generator) -> Tensor:
     values = tensor.detach().float()
     if not bool(values.isfinite().all()):
         return tensor.detach()  # a mask with -inf, or an input that is broken and had better show it
-    drawn = torch.randn(tensor.shape, generator=generator)
+    drawn = _draw_normal(tensor.shape, generator)
     if _says_nothing(values):
         return drawn
     drawn = drawn * values.std().item() + values.mean().item()
     low, high = values.min().item(), values.max().item()
     # A model fed with pixels or probabilities may take a root or a logarithm: stay on the side of zero that was given.
     return drawn.clamp(low, high) if low >= 0 or high <= 0 else drawn
+
+
+def _draw_normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Standard normal values; in images half of their variance is shared by each quarter of the picture.
+
+    To a network that ends in average pooling all pictures of pure noise look alike: its output hardly depends on
+    the input, and rounding errors drown what little does. Quarters that differ bring the dependence back.
+    """
+    drawn = torch.randn(shape, generator=generator)
+    if len(shape) < 4:
+        return drawn
+    coarse = torch.randn((*shape[:-2], COARSE_CELLS, COARSE_CELLS), generator=generator)
+    for dimension in (-2, -1):
+        cells = torch.arange(shape[dimension]) * COARSE_CELLS // shape[dimension]
+        coarse = coarse.index_select(dimension, cells)
+    return (drawn + coarse) * math.sqrt(0.5)
 
 
 def _draw_integers(tensor: Tensor, generator: torch.Generator, vocabulary: int | None) -> Tensor:

@@ -28,6 +28,11 @@ CALIBRATION_ROWS = 8
 QUIET_CHANNEL = 1e-3
 """A channel that hardly varies is given at least this share of its layer's variance, lest it is blown up."""
 
+CALM_BIAS = 1.0
+"""Given to calibrated BatchNorms whose bias is still zero. With zero a ReLU cuts half of every value, which multiplies
+a small error by 1.2 per layer: rounding resnet152's weights to fp16 changed its whole output (relative error 0.8),
+and nothing worse could have been told from it. With 1 most values pass, the factor is 1.06, the error 0.01."""
+
 
 def awaken(model: nn.Module) -> list[str]:
     """Give dormant parameters values that let signal through; says what was changed."""
@@ -47,9 +52,9 @@ def calibrate_batchnorm(model: nn.Module, run: Callable[[], object]) -> int:
     """Set the statistics of BatchNorms that have never seen data from one forward; says how many were set.
 
     The statistics are set from a layer's input before it normalises that very input, so that the layers behind
-    already see normalised activations: one forward calibrates all depths.
+    already see normalised activations: one forward calibrates all depths. Biases of zero become `CALM_BIAS`.
     """
-    untouched = [module for module in model.modules() if isinstance(module, _BatchNorm) and _is_untouched(module)]
+    untouched = _untouched(model)
     modes = {module: module.training for module in model.modules()}
     calibrated: set[nn.Module] = set()
 
@@ -85,18 +90,20 @@ def give_signal(workload: Workload, seed: int = 0) -> list[str]:
     if not workload.weights_are_random:
         return []
     model, notes = workload.model, awaken(workload.model)
+    waiting = _untouched(model)
 
     def run(inputs: Inputs) -> None:
         args, kwargs = inputs
         model(*args, **kwargs)
 
     try:
-        count = calibrate_batchnorm(model, lambda: run(calibration_inputs(workload, seed)))
+        calibrate_batchnorm(model, lambda: run(calibration_inputs(workload, seed)))
     except Exception:
-        # A model of the user's may be made for one batch size only. What was calibrated on the way stays.
+        # A model of the user's may be made for one batch size only. What was calibrated before it broke is sound.
         if workload.items_per_step >= CALIBRATION_ROWS:
             raise
-        count = calibrate_batchnorm(model, lambda: run(workload.fresh_inputs(seed)))
+        calibrate_batchnorm(model, lambda: run(workload.fresh_inputs(seed)))
+    count = len(waiting) - len(_untouched(model))
     if count:
         notes.append(f"calibrated {count} BatchNorm layer{'s' if count > 1 else ''} on random inputs")
     return notes
@@ -119,6 +126,12 @@ def _set_statistics(module: _BatchNorm, inputs: Tensor) -> None:
     module.running_var.copy_(torch.where(usable, variance, 1.0))
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.fill_(1)
+    if module.bias is not None and bool((module.bias == 0).all()):
+        module.bias.fill_(CALM_BIAS)
+
+
+def _untouched(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and _is_untouched(module)]
 
 
 def _is_untouched(module: _BatchNorm) -> bool:

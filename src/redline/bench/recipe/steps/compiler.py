@@ -35,7 +35,9 @@ class Compile(RecipeStep):
             raise SpecError(f"compile: backend must be a name, got {backend!r}")
         unknown = [name for name in options if name not in _OWN_OPTIONS and not _is_inductor_option(name)]
         if unknown:
-            raise SpecError(f"compile has no option {unknown[0]!r}: give fullgraph, dynamic, backend or an inductor option")
+            raise SpecError(
+                f"compile has no option {unknown[0]!r}: give fullgraph, dynamic, backend or an inductor option"
+            )
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if self.step.argument == "freeze" and task != "infer":

@@ -105,7 +105,9 @@ def read_config(name: str) -> Any:
         if not (folder / "config.json").is_file():
             raise SpecError(f"hf:{name}: the folder has no config.json")
         return _read(auto, name, str(folder), local_files_only=True)
-    if "/" not in name or name.startswith((".", "/", "~")):
+    if name.startswith((".", "/", "~")):
+        raise SpecError(f"hf:{name}: no such folder")
+    if "/" not in name:
         hint = "an architecture, a folder with a config.json, or a hub id as owner/name"
         raise UnknownName("model", f"hf:{name}", (f"hf:{known}" for known in _config_names()), hint=hint)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
@@ -34,15 +35,7 @@ class TimmSource(Source):
             # A convolutional network takes any size and knows no such option; a transformer is built for one size.
             if settings.fixed_input_size:
                 options["img_size"] = spec.image_size
-        try:
-            model = timm.create_model(name, pretrained=False, **options)
-        except (AssertionError, TypeError, ValueError) as error:
-            if not options:
-                raise
-            asked = ", ".join(f"{option}={value}" for option, value in options.items())
-            raise SpecError(
-                f"{spec.model} cannot be built with {asked}: {str(error) or type(error).__name__}"
-            ) from error
+        model = _create(timm, name, options, spec)
         return assemble(
             model,
             ((torch.randn(batch, channels, height, width),), {}),
@@ -56,6 +49,22 @@ class TimmSource(Source):
 
     def models(self) -> list[ModelName]:
         return [ModelName(name=f"timm:{name}", source="timm", kind="image") for name in _timm().list_models()]
+
+
+def _create(timm: Any, name: str, options: dict[str, Any], spec: WorkloadSpec) -> nn.Module:
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=False, **options)
+    except (AssertionError, TypeError, ValueError) as error:
+        if not options:
+            raise
+        asked = ", ".join(f"{option}={value}" for option, value in options.items())
+        said = str(error) or type(error).__name__
+        raise SpecError(f"{spec.model} cannot be built with {asked}: {said}") from error
+    # timm itself only finds out in the first forward.
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if spec.image_size is not None and isinstance(patch, tuple) and any(spec.image_size % side for side in patch):
+        raise SpecError(f"image_size must be a multiple of {max(patch)} for {spec.model}, got {spec.image_size}")
+    return model
 
 
 def _timm() -> Any:

@@ -80,6 +80,8 @@ def _make(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> nn.Modu
     elif name in ("inception_v3", "googlenet"):
         # Left unsaid it warns; True draws truncated normals, twice as slow to build.
         options["init_weights"] = False
+        # Inference never looks at the auxiliary heads; they would only take memory.
+        options["aux_logits"] = spec.task == "train"
         if spec.task == "train":
             notes.append("trains with its auxiliary heads")
     return _built(name, **options)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from redline.bench.workload.losses import DefaultLoss, takes_targets, training_loss
+from redline.errors import BenchError
+
+
+def test_the_loss_given_is_used() -> None:
+    assert training_loss(lambda output: output.sum())(torch.ones(3)).item() == 3
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(), F.cross_entropy, lambda output, targets: F.nll_loss(output.log_softmax(1), targets)],
+    ids=["module", "function", "lambda"],
+)
+def test_a_loss_of_two_is_given_class_targets(loss: Any) -> None:
+    value = training_loss(loss)(torch.randn(4, 10, requires_grad=True))
+    value.backward()
+    assert value.isfinite()
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), F.l1_loss, nn.BCEWithLogitsLoss()], ids=["mse", "l1", "bce"])
+def test_losses_between_values_get_targets_like_the_output(loss: Any) -> None:
+    assert training_loss(loss)(torch.randn(4, 10)).isfinite()
+
+
+def test_which_losses_take_targets() -> None:
+    assert takes_targets(nn.CrossEntropyLoss())
+    assert takes_targets(lambda output, targets: output)
+    assert not takes_targets(lambda output: output)
+    assert not takes_targets(lambda output, weight=1.0: output)
+    assert not takes_targets(lambda *parts: parts[0])
+
+
+@dataclass
+class Output:
+    loss: Tensor | None
+    logits: Tensor
+
+
+def test_the_outputs_own_loss_is_taken() -> None:
+    own = torch.tensor(2.5)
+    default = DefaultLoss()
+    assert default(SimpleNamespace(loss=own)).item() == 2.5
+    assert default({"loss": own, "logits": torch.randn(2, 3)}).item() == 2.5
+    assert default(Output(own, torch.randn(2, 3))).item() == 2.5
+    assert default(own).item() == 2.5, "a model may return its loss"
+    assert default({"loss": own.reshape(1)}).ndim == 0
+
+
+def test_an_output_without_its_own_loss_is_trained_on_its_logits() -> None:
+    logits = torch.randn(2, 3)
+    assert DefaultLoss()(Output(None, logits)).item() == pytest.approx(DefaultLoss()({"logits": logits}).item())
+
+
+@pytest.mark.parametrize("shape", [(4, 10), (2, 6, 50), (2, 5, 4, 4), (2, 3, 2, 2, 2)])
+def test_cross_entropy_finds_the_classes(shape: tuple[int, ...]) -> None:
+    """Even logits cost the logarithm of the number of classes, and there is a gradient for each."""
+    logits = torch.zeros(shape, requires_grad=True)
+    loss = DefaultLoss()(logits)
+    classes = shape[2] if len(shape) == 3 else shape[1]
+    assert loss.item() == pytest.approx(torch.tensor(float(classes)).log().item(), rel=1e-5)
+    loss.backward()
+    assert logits.grad is not None
+    assert (logits.grad != 0).all()
+
+
+def test_outputs_without_classes_are_trained_as_values() -> None:
+    for shape in ((4,), (4, 1)):
+        output = torch.randn(shape, requires_grad=True)
+        DefaultLoss()(output).backward()
+        assert output.grad is not None
+        assert (output.grad != 0).all()
+
+
+Inception = namedtuple("Inception", ["logits", "aux_logits"])
+GoogLeNet = namedtuple("GoogLeNet", ["logits", "aux_logits2", "aux_logits1"])
+
+
+def test_auxiliary_heads_weigh_as_torchvision_trains_them() -> None:
+    even = torch.zeros(2, 10)
+    unit = torch.tensor(10.0).log().item()
+    default = DefaultLoss()
+    assert default(Inception(even, even)).item() == pytest.approx(1.4 * unit)
+    assert default(GoogLeNet(even, even, even)).item() == pytest.approx(1.6 * unit)
+    assert default(Inception(even, None)).item() == pytest.approx(unit)
+    assert default({"out": torch.zeros(2, 10, 4, 4), "aux": torch.zeros(2, 10, 4, 4)}).item() == pytest.approx(
+        1.5 * unit
+    )
+
+
+def test_every_part_of_an_unnamed_structure_counts() -> None:
+    parts = [torch.zeros(2, 10, requires_grad=True), torch.zeros(2, 4, 8, 8, requires_grad=True)]
+    DefaultLoss()({"features": parts, "note": "text"}).backward()
+    assert all(part.grad is not None for part in parts)
+
+
+def test_logits_are_judged_in_single_precision() -> None:
+    assert DefaultLoss()(torch.randn(2, 10, dtype=torch.float16)).dtype is torch.float32
+
+
+def test_an_output_with_nothing_to_train_on_is_refused() -> None:
+    with pytest.raises(BenchError, match="no loss to train on") as caught:
+        DefaultLoss()({"ids": torch.ones(2, dtype=torch.int64)})
+    assert caught.value.kind == "user"
+
+
+def test_targets_are_drawn_once_and_by_seed() -> None:
+    logits = torch.randn(64, 10)
+    default = DefaultLoss(seed=1)
+    assert default(logits) == default(logits) == DefaultLoss(seed=1)(logits)
+    assert default(logits) != DefaultLoss(seed=2)(logits)
+
+
+def test_the_loss_compiles_whole_once_its_targets_are_there() -> None:
+    default = DefaultLoss()
+    logits = torch.randn(4, 10)
+    expected = default(logits)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda output: default(output), backend="eager", fullgraph=True)
+    assert compiled(logits) == expected
+
+
+def test_fake_targets_neither_stay_nor_meet_real_ones() -> None:
+    default = DefaultLoss()
+    with FakeTensorMode():
+        default(torch.randn(4, 10))
+    assert default(torch.randn(4, 10)).isfinite()
+    with FakeTensorMode():
+        default(torch.randn(4, 10))
+
+
+def test_targets_first_drawn_under_inference_mode_still_train() -> None:
+    default = DefaultLoss()
+    with torch.inference_mode():
+        default(torch.randn(4, 10))
+    logits = torch.randn(4, 10, requires_grad=True)
+    default(logits).backward()

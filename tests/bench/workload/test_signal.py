@@ -1,0 +1,236 @@
+"""A random model must carry signal: its answer depends on its input and on each of its blocks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.signal import CALM_BIAS, awaken, calibrate_batchnorm, calibration_inputs, give_signal
+from redline.bench.workload.workload import Workload, assemble
+
+
+def handmade(model: nn.Module, *args: Any, **options: Any) -> Workload:
+    return assemble(model, (args, {}), task="infer", source="user", identity="test", seed=0, **options)
+
+
+class Dormant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.layer_scale = nn.Parameter(torch.full((16, 1, 1), 1e-6))
+        self.norm = nn.LayerNorm(16)
+        self.plane_norm = nn.LayerNorm((4, 4))
+        self.body = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 8)
+        for parameter in (self.norm.weight, self.plane_norm.weight, self.head.weight, self.head.bias):
+            nn.init.zeros_(parameter)
+
+
+def test_dormant_parameters_wake_up_each_in_its_way() -> None:
+    model = Dormant()
+    body = model.body.weight.detach().clone()
+    notes = awaken(model)
+    assert (model.layer_scale == 1).all()
+    assert (model.norm.weight == 1).all()
+    assert (model.plane_norm.weight == 1).all(), "a norm over a plane has a matrix for a scale"
+    assert model.head.weight.std().item() == pytest.approx(16**-0.5, rel=0.3)
+    assert 0 < model.class_token.std().item() < 0.05
+    assert (model.head.bias == 0).all(), "a bias of zero is where it belongs"
+    assert torch.equal(model.body.weight, body)
+    assert len(notes) == 3
+    assert any("3 parameters such as layer_scale set to 1" in note for note in notes)
+
+
+def test_waking_twice_changes_nothing_more() -> None:
+    model = Dormant()
+    awaken(model)
+    before = copy.deepcopy(model.state_dict())
+    assert awaken(model) == []
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_head_of_a_vision_transformer_answers(build: Any) -> None:
+    workload = build("vit_b_32", image_size=64, classes=10)
+    with torch.no_grad():
+        assert (workload.model(*workload.args) == 0).all(), "torchvision starts with a zero head"
+        assert any("heads.head.weight" in note for note in give_signal(workload))
+        assert (workload.model(*workload.args) != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.BatchNorm1d(4), (8, 4)),
+        (nn.BatchNorm1d(4), (8, 4, 5)),
+        (nn.BatchNorm2d(4), (8, 4, 5, 5)),
+        (nn.BatchNorm3d(4), (8, 4, 3, 3, 3)),
+        (nn.SyncBatchNorm(4), (8, 4, 5, 5)),
+    ],
+)
+def test_statistics_are_set_so_that_the_layer_normalises(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    inputs = 7 + 3 * torch.randn(shape)
+    assert calibrate_batchnorm(norm, lambda: norm(inputs)) == 1
+    output = norm.eval()(inputs)
+    assert output.mean().item() == pytest.approx(CALM_BIAS, abs=1e-3)
+    assert output.std().item() == pytest.approx(1, rel=0.1)
+
+
+def test_layers_behind_see_what_is_already_normalised() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(20) for layer in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU())))
+    inputs = 100 * torch.randn(64, 32)
+    assert calibrate_batchnorm(model, lambda: model(inputs)) == 20
+    output = model.eval()(inputs)
+    assert 0.1 < output.std() < 10
+
+
+def test_what_has_seen_data_or_keeps_no_statistics_is_left_alone() -> None:
+    seen, none = nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False)
+    seen(torch.randn(8, 4))
+    loaded = nn.BatchNorm1d(4)  # statistics from a file that does not count batches
+    loaded.running_mean.fill_(0.5)
+    model = nn.Sequential(seen, none, loaded, nn.LayerNorm(4), nn.LazyBatchNorm1d())
+    before = seen.running_mean.clone()
+
+    def fail() -> None:
+        raise AssertionError("nothing to calibrate: no forward is needed")
+
+    assert calibrate_batchnorm(model, fail) == 0
+    assert torch.equal(seen.running_mean, before)
+    assert (seen.bias == 0).all()
+
+
+def test_modes_and_hooks_are_as_before_even_after_an_error() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4)).train()
+    model[0].eval()
+
+    def run() -> None:
+        assert not model[1].training, "calibrated as it will be used"
+        raise RuntimeError("broke")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        calibrate_batchnorm(model, run)
+    assert [module.training for module in model] == [False, True]
+    assert not any(module._forward_pre_hooks for module in model)
+
+
+def test_one_value_per_channel_and_silent_channels_do_not_blow_up() -> None:
+    norm = nn.BatchNorm2d(16)
+    inputs = 50 * torch.randn(1, 16, 1, 1)
+    calibrate_batchnorm(norm, lambda: norm(inputs))
+    assert norm.eval()(inputs).std().item() == pytest.approx(1, rel=0.3), "the signal survives"
+    silent = nn.BatchNorm1d(4)
+    values = torch.randn(64, 4)
+    values[:, 0] = 3.0
+    calibrate_batchnorm(silent, lambda: silent(values))
+    assert silent.eval()(values + 0.01)[:, 0].abs().max() < 3, "a channel that never varied is not multiplied by 300"
+
+
+def test_a_layer_used_twice_and_one_never_used() -> None:
+    norm, unused = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    model = nn.ModuleList([norm, unused])
+    inputs = 5 + torch.randn(64, 4)
+    assert calibrate_batchnorm(model, lambda: norm(norm(inputs))) == 1
+    assert norm.running_mean.mean().item() == pytest.approx(5, abs=0.5), "the first use counts"
+    assert (unused.running_mean == 0).all()
+
+
+def test_calibration_has_rows_enough_whatever_the_batch(build: Any) -> None:
+    (images,), _ = calibration_inputs(build("simple_cnn"))
+    assert images.shape == (8, 3, 32, 32)
+    (images,), _ = calibration_inputs(build("simple_cnn", batch=12))
+    assert images.shape[0] == 12
+    (tokens,), _ = calibration_inputs(build("transformer", sequence_length=4))
+    assert tokens.shape == (8, 4)
+    assert len({tuple(row.tolist()) for row in tokens}) == 8
+
+
+class OneRowOnly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal: Tensor = self.norm(x)
+        return normal.view(1, 12)
+
+
+def test_a_model_made_for_one_batch_is_calibrated_on_its_own() -> None:
+    workload = handmade(OneRowOnly(), torch.randn(1, 4, 3))
+    assert give_signal(workload) == ["calibrated 1 BatchNorm layer on random inputs"]
+
+
+def test_weights_that_are_not_random_are_never_touched() -> None:
+    workload = handmade(nn.BatchNorm1d(4), torch.randn(2, 4), weights_are_random=False)
+    assert give_signal(workload) == []
+    assert (workload.model.running_mean == 0).all()
+
+
+def forward(workload: Workload, inputs: Inputs) -> Tensor:
+    args, kwargs = inputs
+    with torch.no_grad():
+        output: Tensor = workload.model(*args, **kwargs)
+    return output
+
+
+def rounded(workload: Workload, inputs: Inputs, dtype: torch.dtype) -> Tensor:
+    """The output of fp32 arithmetic on weights and inputs rounded to `dtype`."""
+    model = copy.deepcopy(workload.model)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(tensor.to(dtype))
+        output: Tensor = model(*(tensor.to(dtype).float() for tensor in inputs[0]))
+    return output
+
+
+SAMPLES = [
+    ("resnet18", 64, "layer3.1"),
+    ("mobilenet_v2", 64, "features.9"),
+    ("googlenet", 64, "inception4c"),
+    ("shufflenet_v2_x1_0", 64, "stage3.3"),
+    ("convnext_tiny", 64, "features.5.4"),
+    ("squeezenet1_0", 64, "features.8"),
+]
+SLOW_SAMPLES = [
+    ("resnet152", 64, "layer3.17"),
+    ("mobilenet_v3_large", 64, "features.8"),
+    ("efficientnet_b0", 64, "features.4.1"),
+    ("efficientnet_b7", 64, "features.5.4"),
+    ("vit_b_16", 64, "encoder.layers.encoder_layer_6"),
+    ("swin_t", 64, "features.5.3"),
+    ("vgg11", 64, "features.13"),
+    ("densenet121", 64, "features.denseblock3.denselayer12"),
+    ("inception_v3", 96, "Mixed_6c"),
+    ("maxvit_t", 224, "blocks.2.layers.1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "block"),
+    [*SAMPLES, *(pytest.param(*sample, marks=pytest.mark.slow) for sample in SLOW_SAMPLES)],
+)
+def test_faults_stand_out_from_rounding(build: Any, model: str, size: int, block: str) -> None:
+    """Ignoring the input, or dropping a block in the middle, changes more than 5 times what rounding to bf16 does."""
+    workload = build(model, image_size=size, batch=4)
+    give_signal(workload)
+    inputs = workload.fresh_inputs(1)
+    output = forward(workload, inputs)
+    depends = (output - output.mean(0, keepdim=True)).norm()
+    assert output.isfinite().all()
+    assert depends / output.norm() > 0.02, "the output depends on the input"
+    floor = (rounded(workload, inputs, torch.bfloat16) - output).norm()
+    assert floor / depends < 0.25
+    assert (forward(workload, workload.fresh_inputs(2)) - output).norm() > 5 * floor
+
+    def drop(_: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor:
+        before = args[0]
+        return before if isinstance(before, Tensor) and before.shape == result.shape else torch.zeros_like(result)
+
+    workload.model.get_submodule(block).register_forward_hook(drop)
+    assert (forward(workload, inputs) - output).norm() > 5 * floor

@@ -1,0 +1,297 @@
+"""The user's own model, from a file, from a package or alive."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redline.bench.workload.build import build_workload, check_model
+from redline.bench.workload.workload import Workload
+from redline.errors import BenchError, SpecError
+from redline.spec import WorkloadSpec
+
+Write = Callable[..., Path]
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x, scale=None):
+        y = self.layer(x)
+        return y if scale is None else y * scale
+"""
+
+
+def from_file(file: Path, factory: str, **options: Any) -> Workload:
+    return build_workload(WorkloadSpec(model=f"{file}:{factory}", **options), 0)
+
+
+def run(workload: Workload) -> Any:
+    return workload.model(*workload.args, **workload.kwargs)
+
+
+@pytest.mark.parametrize(
+    ("returned", "shape"),
+    [
+        ("torch.randn(2, 4)", (2, 3)),
+        ("(torch.randn(2, 4),)", (2, 3)),
+        ("[torch.randn(2, 4), torch.ones(2, 1)]", (2, 3)),
+        ("{'x': torch.randn(2, 4), 'scale': torch.ones(2, 1)}", (2, 3)),
+    ],
+    ids=["tensor", "tuple", "list", "dict"],
+)
+def test_inputs_may_be_a_tensor_positions_or_keywords(user_file: Write, returned: str, shape: tuple[int, ...]) -> None:
+    workload = from_file(user_file(f"{NET}\ndef make():\n    return Net(), {returned}\n"), "make")
+    assert run(workload).shape == shape
+    assert workload.items_per_step == 2, "without a batch the inputs stay as given"
+    assert workload.source == "user"
+    assert workload.weights_are_random
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("batch", 5),
+        ("batch_size", 5),
+        ("n", 5),
+        ("n, /", 5),
+        ("width=4, batch=2", 5),
+        ("*, batch", 5),
+        ("batch=2", 5),
+    ],
+)
+def test_a_factory_may_take_the_batch(user_file: Write, signature: str, expected: int) -> None:
+    name = "n" if "n" in signature.split(",")[0].split() else "batch_size" if "batch_size" in signature else "batch"
+    file = user_file(f"{NET}\ndef make({signature}):\n    return Net(), torch.randn({name}, 4)\n")
+    assert from_file(file, "make", batch=5).items_per_step == expected
+
+
+def test_a_factory_that_must_be_told_gets_the_default_and_one_that_need_not_keeps_its_own(user_file: Write) -> None:
+    file = user_file(
+        f"{NET}\ndef must(batch):\n    return Net(), torch.randn(batch, 4)\n"
+        "def may(batch=6):\n    return Net(), torch.randn(batch, 4)\n"
+    )
+    told = from_file(file, "must", task="train")
+    assert told.items_per_step == 8
+    assert told.notes == ["batch 8 by default for training"]
+    assert from_file(file, "may").items_per_step == 6
+
+
+def test_without_a_batch_parameter_the_inputs_are_resized(user_file: Write) -> None:
+    file = user_file(f"{NET}\ndef make():\n    return Net(), (torch.randn(2, 4), torch.tensor([1.0, 2.0, 3.0]))\n")
+    workload = from_file(file, "make", batch=7)
+    assert workload.args[0].shape == (7, 4)
+    assert workload.args[1].tolist() == [1.0, 2.0, 3.0]
+    assert "from 2 to 7; 1 of 2 inputs do not share that size" in workload.notes[0]
+    assert run(workload).shape == (7, 3)
+
+
+def test_the_factorys_loss_is_used(user_file: Write) -> None:
+    file = user_file(
+        f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4), lambda output: output.sum() * 0 + 42\n"
+        "def two():\n    return Net(), torch.randn(2, 4), nn.CrossEntropyLoss()\n"
+    )
+    workload = from_file(file, "make", task="train")
+    assert workload.model.training
+    assert workload.loss(run(workload)).item() == 42
+    two = from_file(file, "two", task="train")
+    two.loss(run(two)).backward()
+
+
+def test_a_class_is_a_factory_too_when_images_are_asked_for(user_file: Write) -> None:
+    file = user_file(
+        "class Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(nn.Conv2d(3, 2, 3), nn.Flatten())\n"
+    )
+    with pytest.raises(BenchError, match=r"gave a module without inputs: give \(module, inputs\)"):
+        from_file(file, "Net")
+    workload = from_file(file, "Net", image_size=8, batch=3)
+    assert run(workload).shape == (3, 2 * 6 * 6)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise ValueError('no such\\nthing')", r"^factory make in .*\.py raised ValueError: no such$"),
+        ("raise SystemExit(3)", "raised SystemExit: 3"),
+        ("return 3", "gave int where a torch.nn.Module belongs"),
+        ("return nn.Linear(1, 1), None, None, None", "gave 4 things"),
+        ("return nn.Linear(1, 1), torch.ones(1, 1), 3", "gave int where the loss belongs"),
+    ],
+)
+def test_a_factory_that_goes_wrong_is_told_in_one_line(user_file: Write, body: str, says: str) -> None:
+    with pytest.raises(BenchError, match=says) as caught:
+        from_file(user_file(f"def make():\n    {body}\n"), "make")
+    assert caught.value.kind == "user"
+    assert "\n" not in str(caught.value)
+
+
+def test_the_cause_is_kept_and_memory_is_another_failure(user_file: Write) -> None:
+    with pytest.raises(BenchError) as caught:
+        from_file(user_file("def make():\n    raise ValueError('why')\n"), "make")
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(MemoryError):
+        from_file(user_file("def make():\n    raise MemoryError\n"), "make")
+
+
+def test_a_file_that_cannot_be_imported_says_so(user_file: Write) -> None:
+    with pytest.raises(
+        BenchError, match=r"importing .* raised ModuleNotFoundError: No module named 'not_there_at_all'"
+    ):
+        from_file(user_file("import not_there_at_all\ndef make(): ...\n"), "make")
+
+
+def test_places_that_do_not_exist_are_found_without_running_the_file(user_file: Write, tmp_path: Path) -> None:
+    file = user_file("raise RuntimeError('was run')\ndef make_model(): ...\nif True:\n    also = make_model\n")
+    check_model(WorkloadSpec(model=f"{file}:make_model"))
+    check_model(WorkloadSpec(model=f"{file}:also"))
+    starred = user_file("from math import *\n")
+    check_model(WorkloadSpec(model=f"{starred}:sqrt"))
+    for model, says in {
+        f"{file}:make_modle": "has no make_modle; did you mean make_model?",
+        f"{tmp_path}/absent.py:make": "no such file: .*absent.py",
+        f"{user_file('def make(:')}:make": r"line 3: ",
+        f"{file}": "does not name a factory",
+        "no_such_package.module:make": "no module named 'no_such_package.module'",
+        "tim:resnet50": r"no module named 'tim'; did you mean timm:\?",
+        "json:dumpz": "json has no dumpz; did you mean dump",
+    }.items():
+        with pytest.raises(SpecError, match=says):
+            check_model(WorkloadSpec(model=model))
+    with pytest.raises(SpecError, match="the factory decides it"):
+        check_model(WorkloadSpec(model=f"{file}:make_model", classes=3))
+
+
+def test_image_size_is_refused_where_the_factory_brings_inputs(user_file: Write) -> None:
+    file = user_file(f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n")
+    with pytest.raises(SpecError, match="brings its own inputs"):
+        from_file(file, "make", image_size=8)
+
+
+def test_a_file_sees_its_neighbours_and_its_classes_pickle(user_file: Write) -> None:
+    user_file(NET, name="neighbour_of_redline.py")
+    file = user_file(
+        "from neighbour_of_redline import Net\nclass Mine(Net): ...\n"
+        "def make():\n    return Mine(), torch.randn(2, 4)\n"
+    )
+    workload = from_file(file, "make")
+    twin = pickle.loads(pickle.dumps(workload.model))
+    assert type(twin) is type(workload.model)
+    assert sys.modules[type(twin).__module__].__file__ == str(file)
+    torch._dynamo.reset()
+    compiled = torch.compile(workload.model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(*workload.args), run(workload))
+
+
+def test_a_file_named_like_a_module_of_python_does_not_replace_it(user_file: Write) -> None:
+    file = user_file(f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n", name="json.py")
+    import json
+
+    assert type(from_file(file, "make").model).__name__ == "Net"
+    assert sys.modules["json"] is json
+
+
+def test_a_package_is_found_from_where_one_stands(
+    user_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "redline_test_package").mkdir()
+    (tmp_path / "redline_test_package" / "__init__.py").touch()
+    user_file(f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n", name="redline_test_package/zoo.py")
+    monkeypatch.chdir(tmp_path)
+    workload = build_workload(WorkloadSpec(model="redline_test_package.zoo:make"), 0)
+    assert run(workload).shape == (2, 3)
+
+
+def test_the_hash_follows_the_files_content(user_file: Write) -> None:
+    text = f"{NET}\ndef make():\n    return Net(), torch.randn(2, 4)\n"
+    one, moved, changed = user_file(text), user_file(text), user_file(text.replace("y * scale", "y / scale"))
+    hashes = [from_file(file, "make").model_hash for file in (one, moved, changed)]
+    # The class of a moved file lives in another module, which is part of its name; the content is what changes below.
+    assert hashes[0] != hashes[2]
+    before = hashes[0]
+    one.write_text(one.read_text() + "\n# a word more\n")
+    assert from_file(one, "make").model_hash != before, "an edited file is loaded again"
+
+
+def test_lazy_layers_are_given_their_shape(user_file: Write) -> None:
+    file = user_file(
+        "def make():\n    return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), torch.randn(2, 4)\n"
+    )
+    workload = from_file(file, "make", task="train")
+    assert workload.info().parameters == 4 * 3 + 3 + 6
+    assert workload.model.training
+
+
+def test_other_number_formats_are_noted(user_file: Write) -> None:
+    file = user_file("def make():\n    return nn.Linear(4, 3).double(), torch.randn(2, 4).double()\n")
+    assert "float64" in from_file(file, "make").notes[0]
+
+
+def live(tmp_path: Path, *parts: Any, **options: Any) -> Workload:
+    artifact = tmp_path / "model.pkl"
+    artifact.write_bytes(cloudpickle.dumps(parts))
+    return build_workload(WorkloadSpec(model="my model", artifact=str(artifact), **options), 0)
+
+
+def test_a_live_module_keeps_its_weights(tmp_path: Path) -> None:
+    class Local(nn.Module):
+        """Defined inside a function: only cloudpickle can carry it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.layer(x))
+
+    model = Local()
+    workload = live(tmp_path, model, torch.randn(2, 4), None)
+    assert workload.source == "live"
+    assert not workload.weights_are_random
+    assert torch.equal(workload.model.layer.weight, model.layer.weight)
+    assert not workload.model.training
+    assert model.training, "the user's own stays as it was"
+    train = live(tmp_path, model, {"x": torch.randn(2, 4)}, lambda output: output.sum(), task="train", batch=6)
+    assert train.model.training
+    assert train.kwargs["x"].shape == (6, 4)
+    train.loss(run(train)).backward()
+
+
+def test_the_hash_of_a_live_module_follows_its_code_not_its_weights(tmp_path: Path) -> None:
+    def make(sign: int) -> nn.Module:
+        class Local(nn.Linear):
+            if sign > 0:
+
+                def forward(self, input: Tensor) -> Tensor:
+                    return super().forward(input)
+
+            else:
+
+                def forward(self, input: Tensor) -> Tensor:
+                    return -super().forward(input)
+
+        return Local(4, 3)
+
+    inputs = torch.randn(2, 4)
+    same = {live(tmp_path, make(1), inputs, None).model_hash for _ in range(2)}
+    assert len(same) == 1
+    assert live(tmp_path, make(-1), inputs, None).model_hash not in same
+
+
+def test_a_live_model_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such file"):
+        check_model(WorkloadSpec(model="mine", artifact=str(tmp_path / "absent.pkl")))
+    broken = tmp_path / "broken.pkl"
+    broken.write_bytes(b"nonsense")
+    with pytest.raises(BenchError, match="live model mine cannot be opened in the worker: UnpicklingError") as caught:
+        build_workload(WorkloadSpec(model="mine", artifact=str(broken)), 0)
+    assert caught.value.kind == "user"
