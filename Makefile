@@ -43,21 +43,6 @@ clean: ## remove caches and build outputs; the virtual environment stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# uv reads its own settings but not pip's. Someone who told only pip where packages come from (a mirror, a folder of
-# wheels) means it for this too: hand it over, and choose among several places as pip does.
-define SETTINGS_OF_PIP
-pip_setting() { printenv "PIP_$$1" || $(BIN)/python -m pip config get "global.$$2" 2>/dev/null || true; }; \
-if [ -z "$$UV_DEFAULT_INDEX$$UV_INDEX_URL$$UV_INDEX$$UV_EXTRA_INDEX_URL$$UV_FIND_LINKS$$UV_CONFIG_FILE" ] \
-	&& [ ! -e "$${XDG_CONFIG_HOME:-$$HOME/.config}/uv/uv.toml" ] && [ ! -e /etc/uv/uv.toml ]; then \
-	main=$$(pip_setting INDEX_URL index-url); \
-	more=$$(pip_setting EXTRA_INDEX_URL extra-index-url | tr '\n' ' '); \
-	folders=$$(pip_setting FIND_LINKS find-links | tr '\n' ' ' | sed 's/ *$$//; s/  */,/g'); \
-	if [ -n "$$main" ]; then export UV_DEFAULT_INDEX="$$main"; fi; \
-	if [ -n "$$more" ]; then export UV_INDEX="$$more" UV_INDEX_STRATEGY=unsafe-best-match; fi; \
-	if [ -n "$$folders" ]; then export UV_FIND_LINKS="$$folders"; fi; \
-fi
-endef
-
 # Byte-code is compiled at once: without it the first import of torch takes twice as long.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -66,6 +51,5 @@ $(STAMP): pyproject.toml
 		|| { echo "$(PYTHON) cannot make virtual environments: install its venv package (apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(SETTINGS_OF_PIP); set -x; \
-		$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -e '.[dev]'
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -e '.[dev]'
 	@touch $@

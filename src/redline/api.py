@@ -90,7 +90,6 @@ def run(
     records go into the history.
     """
     table = {"recipe": [recipes] if isinstance(recipes, str) else list(recipes), **settings}
-    live: Any | None = None
     if isinstance(model, str) or (isinstance(model, list | tuple) and all(isinstance(name, str) for name in model)):
         if inputs is not None or loss is not None:
             raise UsageError("inputs and loss go with a live module; a model by name brings its own")
@@ -98,11 +97,13 @@ def run(
     else:
         live = (model, inputs, loss)
         table |= {"model": f"live:{type(model).__name__}", "artifact": pickled(live)}
-        if table["artifact"] is None and door is None:
+        if table["artifact"] is None:
+            # It cannot travel: the bench comes to it, nothing is isolated, and the verdict says so.
             from redline.launch.inline import InlineDoor
 
-            door = InlineDoor(live=live)
-            table["launch"] = {"door": "inline"}
+            name = f"memory:{id(model)}"
+            table |= {"artifact": name, "launch": {"door": "inline"}}
+            door = InlineDoor(handed_over={name: live})
     return RunResult(run_specs(specs_from_table(table), door=door, journal=journal, observer=observer))
 
 

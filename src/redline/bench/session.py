@@ -28,8 +28,10 @@ from redline.bench.recipe.compose import apply_recipe, number_format_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.trace.capture import capture
+from redline.bench.workload.borrow import remember_module
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
+from redline.bench.workload.sources.live import HANDED_OVER
 from redline.bench.workload.step import InferenceStep, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
@@ -63,17 +65,18 @@ class BenchSession:
         import_s: float | None = None,
         start_s: float | None = None,
         isolated: bool = True,
-        live: Any | None = None,
+        handed_over: dict[str, Any] | None = None,
     ) -> None:
         self._on_progress = on_progress
         self._cold: dict[str, Any] = {"import_s": import_s, "start_s": start_s}
         self._isolated = isolated
-        self._live = live
+        HANDED_OVER.update(handed_over or {})
         self._stage = "start"
         self._device: Device | None = None
         self._step: Timed | None = None
         self._step_estimate_s = 0.0
         self._restore_flags = remember_flags()
+        self._give_back_model: Callable[[], None] = lambda: None
 
     def handle(self, request: Request) -> Reply:
         """Any exception becomes a `Failure` with the stage it happened in; only the person's Ctrl-C goes through."""
@@ -143,6 +146,8 @@ class BenchSession:
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
         workload = build_workload(spec.workload, spec.seed)
+        if spec.workload.artifact in HANDED_OVER:
+            self._give_back_model = remember_module(workload.model)
         workload.to(device.torch_device)
         device.synchronize()
         self._cold["build_s"] = time.perf_counter() - started
@@ -227,6 +232,7 @@ class BenchSession:
     def _forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
         self._step = None
+        self._give_back_model()
         gc.unfreeze()
         if self._device is not None:
             self._device.release_cache()

@@ -13,11 +13,11 @@ from redline.spec import LaunchSpec, RunSpec
 
 
 class InlineSession:
-    def __init__(self, live: Any | None = None) -> None:
+    def __init__(self, handed_over: dict[str, Any]) -> None:
         from redline.bench.session import BenchSession  # torch is loaded here, and only here, on the desk
 
         self._on_progress: OnProgress | None = None
-        self._bench = BenchSession(on_progress=self._progress, isolated=False, live=live)
+        self._bench = BenchSession(on_progress=self._progress, isolated=False, handed_over=handed_over)
 
     def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         self._on_progress = on_progress
@@ -39,11 +39,11 @@ class InlineSession:
 
 
 class InlineDoor:
-    def __init__(self, launch: LaunchSpec | None = None, live: Any | None = None) -> None:
-        self._live = live
+    def __init__(self, launch: LaunchSpec | None = None, handed_over: dict[str, Any] | None = None) -> None:
+        self._handed_over = handed_over or {}
 
     def open(self, spec: RunSpec | None = None) -> InlineSession:
-        return InlineSession(self._live)
+        return InlineSession(self._handed_over)
 
     def close(self) -> None:
         """Sessions close themselves."""

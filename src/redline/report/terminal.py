@@ -191,7 +191,9 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
         if row.numerics and not row.numerics.passed:
             told.append(Text(f"  {row.recipe}: numerics: {row.numerics.reason}", style="red"))
-        told += [Text(f"  {row.recipe}: {note}", style="dim") for note in row.verdict.notes if "memory beside" in note]
+        told += [
+            Text(f"  {row.recipe}: {note}", style="dim") for note in row.verdict.notes if "without a ratio" in note
+        ]
     return told
 
 

@@ -121,6 +121,9 @@ def measure_together(
 ) -> list[RunRecord]:
     """Measure `specs` interleaved; one record each, in their order. What breaks becomes a failed record."""
     observer = observer or Observer()
+    if len(specs) > 1 and any(spec.launch.door == "inline" for spec in specs):
+        alone = "inline sessions share one process and its switches; measured one after the other, without a ratio"
+        return [_measure_alone(spec, place, alone, door, journal, observer) for place, spec in enumerate(specs)]
     group = new_id() if len(specs) > 1 else None
     done: dict[int, RunRecord] = {}
     waiting: list[int] = []
@@ -141,8 +144,9 @@ def measure_together(
         for entry in entries:
             entry.stopped = entry.stopped or "interrupted"
             done[entry.record.position] = _finish(entry, journal, observer)
+    alone = "did not fit in memory beside the other recipes; measured alone, without a ratio"
     for position in waiting:
-        done[position] = _measure_alone(specs[position], position, door, journal, observer)
+        done[position] = _measure_alone(specs[position], position, alone, door, journal, observer)
     return [done[position] for position in range(len(specs))]
 
 
@@ -208,12 +212,12 @@ def _finish(entry: Entry, journal: Journal, observer: Observer) -> RunRecord:
     return record
 
 
-def _measure_alone(spec: RunSpec, position: int, door: Door, journal: Journal, observer: Observer) -> RunRecord:
-    """Did not fit beside its siblings. Measured after them it has no ratio: they merely followed each other."""
+def _measure_alone(
+    spec: RunSpec, position: int, why: str, door: Door, journal: Journal, observer: Observer
+) -> RunRecord:
+    """Runs that merely followed each other have no ratio."""
     entry = _open(spec, None, position, door, journal, observer)
-    entry.record = msgspec.structs.replace(
-        entry.record, notes=("did not fit in memory beside the other recipes; measured alone, without a ratio",)
-    )
+    entry.record = msgspec.structs.replace(entry.record, notes=(why,))
     if entry.record.failure is None:
         _measure_rounds([entry], random.Random(0), journal, observer)
     return _finish(entry, journal, observer)

@@ -29,9 +29,10 @@ QUIET_CHANNEL = 1e-3
 """A channel that hardly varies is given at least this share of its layer's variance, lest it is blown up."""
 
 CALM_BIAS = 1.0
-"""Given to calibrated BatchNorms whose bias is still zero. With zero a ReLU cuts half of every value, which multiplies
-a small error by 1.2 per layer: rounding resnet152's weights to fp16 changed its whole output (relative error 0.8),
-and nothing worse could have been told from it. With 1 most values pass, the factor is 1.06, the error 0.01."""
+"""Given to calibrated BatchNorms whose bias is still zero. With zero a ReLU cuts half of every value, which for normal
+values multiplies a small error by 1.2 per layer; with 1 most values pass, and the factor is 1.06. Measured on resnet152
+at 64 px: rounding its weights to fp16 moved the output by 0.8 of what depends on the input, against 0.01 with 1.
+Of 0.5, 1, 1.5 and 2, tried on nine torchvision models, 1 was a compromise: more bias makes inputs matter less."""
 
 
 def awaken(model: nn.Module) -> list[str]:

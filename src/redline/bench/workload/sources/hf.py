@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,12 @@ def read_config(name: str) -> Any:
     """The config of an architecture, of a folder or of a hub id; every way to fail ends in one line."""
     auto = _transformers().AutoConfig
     if name in _config_names():
-        return auto.for_model(name)
+        return _read(auto.for_model, name, name)
     folder = Path(name).expanduser()
     if folder.exists():
         if not (folder / "config.json").is_file():
             raise SpecError(f"hf:{name}: the folder has no config.json")
-        return _read(auto, name, str(folder), local_files_only=True)
+        return _read(auto.from_pretrained, name, str(folder), local_files_only=True)
     if name.startswith((".", "/", "~")):
         raise SpecError(f"hf:{name}: no such folder")
     if "/" not in name:
@@ -114,7 +115,7 @@ def read_config(name: str) -> Any:
         return auto.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError):
         _require_hub(name)
-    return _read(auto, name, name)
+    return _read(auto.from_pretrained, name, name)
 
 
 def choose_head(config: Any, spec: WorkloadSpec) -> Head:
@@ -165,8 +166,8 @@ def _inputs(config: Any, reads: str, batch: int, spec: WorkloadSpec) -> tuple[di
         size = spec.image_size or getattr(holder, "image_size", None) or IMAGE_SIZE
         height, width = (size, size) if isinstance(size, int) else tuple(size)
         return {reads: torch.randn(batch, getattr(holder, "num_channels", 3), height, width)}, {}
-    if reads == "input_ids":
-        text = _text_config(config)
+    text = _text_config(config)
+    if reads == "input_ids" and isinstance(getattr(text, "vocab_size", None), int):
         limit = getattr(text, "max_position_embeddings", None) or 0
         length = spec.sequence_length or (min(SEQUENCE_LENGTH, limit) if limit > 0 else SEQUENCE_LENGTH)
         names = [reads, "decoder_input_ids"] if getattr(config, "is_encoder_decoder", False) else [reads]
@@ -205,10 +206,10 @@ def _check_positions(model: nn.Module, tokens: Tensor | None, spec: WorkloadSpec
             raise SpecError(f"sequence_length must be {limit} or less for {spec.model}, got {tokens.shape[1]}")
 
 
-def _read(auto: Any, name: str, where: str, **options: Any) -> Any:
+def _read(reader: Callable[..., Any], name: str, where: str, **options: Any) -> Any:
     try:
-        return auto.from_pretrained(where, **options)
-    except (OSError, ValueError) as error:
+        return reader(where, **options)
+    except Exception as error:  # configs check themselves, each in its own way
         raise SpecError(f"hf:{name}: its config cannot be read: {_first_line(error)}") from error
 
 
@@ -228,7 +229,7 @@ def _require_hub(name: str) -> None:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0][:160] if lines else type(error).__name__  # some list every architecture there is
 
 
 def _text_config(config: Any) -> Any:
