@@ -145,9 +145,9 @@ class BenchSession:
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
-        workload = build_workload(spec.workload, spec.seed)
         if spec.workload.artifact in HANDED_OVER:
-            self._give_back_model = remember_module(workload.model)
+            self._give_back_model = remember_module(HANDED_OVER[spec.workload.artifact][0])
+        workload = build_workload(spec.workload, spec.seed)
         workload.to(device.torch_device)
         device.synchronize()
         self._cold["build_s"] = time.perf_counter() - started

@@ -18,6 +18,9 @@ from redline.record import Block
 LONG_STEP_FACTOR = 10
 """A step longer than so many settling times is not disturbed by what settles."""
 
+OVERRUN = 4.0
+"""A block that takes so many times what was asked (the estimate was stale) ends there, where the host can tell."""
+
 
 def measure_block(step: TimedStep, device: Device, request: Measure, step_estimate_s: float) -> Block:
     """One block of the kind asked for: latency waits after every step, throughput only at the end."""
@@ -27,9 +30,9 @@ def measure_block(step: TimedStep, device: Device, request: Measure, step_estima
     with step.context(), quiet_collector(), Sampling(device) as sampling:
         started_at, started = time.time(), time.perf_counter()
         if request.kind == "latency":
-            block = _latency(step, device, settling, timed)
+            block = _latency(step, device, settling, timed, started + OVERRUN * request.seconds)
         else:
-            block = _throughput(step, device, settling, timed)
+            block = _throughput(step, device, settling, timed, started + OVERRUN * request.seconds)
         wall_s = time.perf_counter() - started
     return Block(
         **block,
@@ -53,26 +56,32 @@ def plan_steps(request: Measure, step_estimate_s: float) -> tuple[int, int]:
     return settling, min(timed, request.max_steps) if request.max_steps else timed
 
 
-def _latency(step: TimedStep, device: Device, settling: int, timed: int) -> dict[str, Any]:
+def _latency(step: TimedStep, device: Device, settling: int, timed: int, deadline: float) -> dict[str, Any]:
     clock, synchronize = time.perf_counter, device.synchronize
     samples = []
     for _ in range(settling + timed):
         started = clock()
         step()
         synchronize()
-        samples.append(clock() - started)
+        ended = clock()
+        samples.append(ended - started)
+        if ended > deadline and len(samples) > settling:
+            break
     return {"clock": "host", "samples": tuple(samples[settling:]), "settling": tuple(samples[:settling])}
 
 
-def _throughput(step: TimedStep, device: Device, settling: int, timed: int) -> dict[str, Any]:
-    clock, mark = time.perf_counter, device.mark
+def _throughput(step: TimedStep, device: Device, settling: int, timed: int, deadline: float) -> dict[str, Any]:
+    clock, mark, runs_ahead = time.perf_counter, device.mark, device.is_accelerator
     marks = [mark()]
     keep = marks.append
     issue = []
     for _ in range(settling + timed):
         started = clock()
         step(lambda: keep(mark()))
-        issue.append(clock() - started)
+        ended = clock()
+        issue.append(ended - started)
+        if not runs_ahead and ended > deadline and len(issue) > settling:
+            break
     device.synchronize()
     phases = len(step.phases)
     between = device.seconds_between(marks)
