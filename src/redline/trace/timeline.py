@@ -1,0 +1,87 @@
+"""When a device was busy, and with what: unions over all its streams, never sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from redline.spec import Spec
+from redline.trace.classes import class_of
+from redline.trace.columns import DeviceWork, Mask, Trace, Work, seconds
+from redline.trace.intervals import Intervals, joined, union
+
+
+class Timeline(Spec):
+    """Each the length of a union of intervals; of several devices, the sum over them."""
+
+    span_s: float
+    """From the first device event to the end of the last."""
+    busy_s: float
+    idle_s: float
+    compute_s: float
+    """Kernels that are not communication."""
+    communication_s: float
+    exposed_communication_s: float
+    """Communication while nothing computes."""
+    copy_s: float
+    """Copies by the device's copy engines; kernels that copy count as compute."""
+    exposed_copy_s: float
+    """Copies while no kernel runs."""
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """The same in nanoseconds, for one device."""
+
+    span: int
+    busy: int
+    idle: int
+    compute: int
+    communication: int
+    exposed_communication: int
+    copy: int
+    exposed_copy: int
+
+
+def per_device(trace: Trace) -> Iterator[tuple[int, DeviceWork]]:
+    """The device numbers in a trace with the work of each."""
+    for device in np.unique(trace.work.device).tolist():
+        yield device, trace.work.only(trace.work.device == device)
+
+
+def device_time(trace: Trace, work: DeviceWork) -> DeviceTime:
+    communication_rows = is_communication(trace, work)
+    kernels = work.kind == Work.KERNEL
+    compute = _union(work, kernels & ~communication_rows)
+    communication = _union(work, communication_rows)
+    both = joined(compute, communication)
+    copies = _union(work, work.kind == Work.COPY)
+    busy = union(work.start, work.end)
+    return DeviceTime(
+        span=busy.span,
+        busy=busy.total,
+        idle=busy.span - busy.total,
+        compute=compute.total,
+        communication=communication.total,
+        exposed_communication=both.total - compute.total,
+        copy=copies.total,
+        exposed_copy=joined(both, copies).total - both.total,
+    )
+
+
+def timeline_of(times: Sequence[DeviceTime]) -> Timeline:
+    sums = {field.name: sum(getattr(time, field.name) for time in times) for field in fields(DeviceTime)}
+    return Timeline(**{f"{name}_s": seconds(value) for name, value in sums.items()})
+
+
+def is_communication(trace: Trace, work: DeviceWork) -> Mask:
+    names = np.unique(work.name[work.kind == Work.KERNEL])
+    collectives = [number for number in names.tolist() if class_of(trace.names[number]) == "communication"]
+    found: Mask = np.isin(work.name, collectives) & (work.kind == Work.KERNEL)
+    return found
+
+
+def _union(work: DeviceWork, rows: Mask) -> Intervals:
+    return union(work.start[rows], work.end[rows])
