@@ -37,7 +37,7 @@ def parse_seconds(text: str) -> float:
 def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
     unit = (match.group(2).lower() or bare) if match else ""
-    if match is None or unit not in factors:
+    if match is None or unit not in factors or not math.isfinite(float(match.group(1)) * factors[unit]):
         raise SpecError(f"expected {expected}, got {text!r}")
     return float(match.group(1)) * factors[unit]
 
@@ -48,7 +48,8 @@ def significant(value: float, digits: int) -> str:
         return str(value)
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 9.996 becomes 10.0
+    decimals = max(0, digits - 1 - exponent)
     return f"{value:,.{decimals}f}".replace(",", THIN_SPACE)
 
 

@@ -132,6 +132,8 @@ def _bound_cell(row: RunSummary) -> Text:
 
 def _trust_cell(row: RunSummary) -> Text:
     told = ", ".join(row.verdict.labels)
+    if row.verdict.labels == ("noisy",) and all(reason.startswith("latency:") for reason in row.verdict.reasons):
+        told = "noisy (latency)"  # the throughput beside it is sound
     spread = next((note for note in row.verdict.notes if "spread" in note), None)
     if row.verdict.trusted and spread:
         told = f"valid, noted: {spread}"
