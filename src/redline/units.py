@@ -37,9 +37,10 @@ def parse_seconds(text: str) -> float:
 def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
     unit = (match.group(2).lower() or bare) if match else ""
-    if match is None or unit not in factors or not math.isfinite(float(match.group(1)) * factors[unit]):
+    value = float(match.group(1)) * factors[unit] if match and unit in factors else math.nan
+    if not math.isfinite(value):
         raise SpecError(f"expected {expected}, got {text!r}")
-    return float(match.group(1)) * factors[unit]
+    return value
 
 
 def significant(value: float, digits: int) -> str:
