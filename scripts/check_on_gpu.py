@@ -13,6 +13,7 @@ import json
 import statistics
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import redline
@@ -89,7 +90,7 @@ def plain_loop(model, x, autocast_dtype) -> list[float]:
                 model(x)
             event.record()
     torch.cuda.synchronize()
-    times = [earlier.elapsed_time(later) / 1e3 for earlier, later in zip(events, events[1:], strict=False)]
+    times = [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
     return times[STEPS // 10 :]
 
 
