@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from redline.errors import RecordError
+from redline.errors import RecordError, SpecError
 from redline.spec import RunSpec, Spec, key_of
 
 SCHEMA = 1
@@ -281,7 +281,7 @@ def decode(data: bytes) -> RunRecord:
     """Read a stored record of this schema or an older one."""
     try:
         plain = msgspec.msgpack.decode(data)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # not msgpack, text that is not UTF-8, tables in tables without end
         raise RecordError(f"not a record: {error}") from None
     if not isinstance(plain, dict):
         raise RecordError("not a record: expected a table")
@@ -291,7 +291,9 @@ def decode(data: bytes) -> RunRecord:
 def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = None, to: int = SCHEMA) -> dict[str, Any]:
     table = MIGRATIONS if migrations is None else migrations
     schema = plain.get("schema")
-    if not isinstance(schema, int) or schema > to:
+    if not isinstance(schema, int):
+        raise RecordError(f"not a record: its schema is {schema!r}")
+    if schema > to:
         raise RecordError(f"record of schema {schema!r}; this Redline reads up to {to}: update Redline")
     while schema < to:
         if schema not in table:
@@ -304,5 +306,5 @@ def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = Non
 def _convert(plain: dict[str, Any]) -> RunRecord:
     try:
         return msgspec.convert(plain, RunRecord)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, SpecError) as error:
         raise RecordError(f"record {plain.get('id')!r} is damaged: {error}") from None

@@ -54,11 +54,15 @@ class Registry(Generic[T]):
         """Import every file of the package (adding a plug-in is adding a file), then what others installed."""
         if self._filled:
             return
-        self._filled = True
-        if self._package:
-            package = import_module(self._package)
-            for module in iter_modules(package.__path__):
-                import_module(f"{self._package}.{module.name}")
-        if self._group:
-            for entry in entry_points(group=self._group):
-                self.register(entry.name)(entry.load())
+        self._filled = True  # already now: a plug-in may ask for another while it is imported
+        try:
+            if self._package:
+                package = import_module(self._package)
+                for module in iter_modules(package.__path__):
+                    import_module(f"{self._package}.{module.name}")
+            if self._group:
+                for entry in entry_points(group=self._group):
+                    self.register(entry.name)(entry.load())
+        except BaseException:
+            self._filled = False  # half a table would call what is missing unknown
+            raise

@@ -11,7 +11,7 @@ from redline.cli.progress import LiveObserver
 from redline.protocol import AskEnvironment, EnvironmentAnswer
 from redline.record import RunRecord
 from redline.report.export import export_json
-from redline.report.terminal import make_console, run_report
+from redline.report.terminal import RunReport, make_console
 from redline.spec import RunSpec, specs_from_table
 
 
@@ -23,7 +23,7 @@ def run_and_print(specs: Sequence[RunSpec], *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(export_json(records) + "\n")
     else:
-        make_console().print(run_report(summarize(records)))
+        make_console().print(RunReport(summarize(records)))
     return EXIT_FAILED_ROW if any(_failed(record) for record in records) else 0
 
 

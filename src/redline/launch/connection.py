@@ -155,6 +155,19 @@ class WorkerSession:
         return self._launch.prepare_timeout_s
 
 
+class WorkerDoor:
+    """What doors to worker processes have in common: they know their sessions and end them."""
+
+    def __init__(self, launch: LaunchSpec) -> None:
+        self._launch = launch
+        self._sessions: list[WorkerSession] = []
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.kill()
+        self._sessions.clear()
+
+
 def worker_log() -> IO[bytes]:
     """A file without a name: it goes when the last holder closes it, also after a SIGKILL."""
     return tempfile.TemporaryFile(prefix="redline-worker-")

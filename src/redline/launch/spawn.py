@@ -10,9 +10,9 @@ import sys
 import time
 
 from redline.errors import DoorError, UsageError
-from redline.launch.connection import WorkerSession, worker_log
+from redline.launch.connection import WorkerDoor, WorkerSession, worker_log
 from redline.launch.guardian import REPLY_BYTES
-from redline.spec import LaunchSpec, RunSpec
+from redline.spec import RunSpec
 
 START_TIMEOUT_S = 60.0
 
@@ -45,11 +45,7 @@ class SpawnedProcess:
         return self._status
 
 
-class SpawnDoor:
-    def __init__(self, launch: LaunchSpec) -> None:
-        self._launch = launch
-        self._sessions: list[WorkerSession] = []
-
+class SpawnDoor(WorkerDoor):
     def open(self, spec: RunSpec | None = None) -> WorkerSession:
         launch = spec.launch if spec else self._launch
         prefix = launch.command_prefix
@@ -77,8 +73,3 @@ class SpawnDoor:
         session = WorkerSession(ours, SpawnedProcess(guardian, line), log, launch)
         self._sessions.append(session)
         return session
-
-    def close(self) -> None:
-        for session in self._sessions:
-            session.kill()
-        self._sessions.clear()

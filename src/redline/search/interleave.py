@@ -190,7 +190,7 @@ def _measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -
         if not isinstance(reply, BlockReply):
             entry.record = msgspec.structs.replace(entry.record, failure=failure_of(reply))
             entry.stopped = "failed"
-            return
+            break
         journal.append(entry.record.id, reply.block)
         entry.blocks.setdefault(kind, []).append(reply.block)
         entry.record = msgspec.structs.replace(entry.record, blocks=(*entry.record.blocks, reply.block))
@@ -218,9 +218,13 @@ def _measure_alone(
     """Runs that merely followed each other have no ratio."""
     entry = _open(spec, None, position, door, journal, observer)
     entry.record = msgspec.structs.replace(entry.record, notes=(why,))
-    if entry.record.failure is None:
-        _measure_rounds([entry], random.Random(0), journal, observer)
-    return _finish(entry, journal, observer)
+    try:
+        if entry.record.failure is None:
+            _measure_rounds([entry], random.Random(0), journal, observer)
+    finally:
+        entry.stopped = entry.stopped or "interrupted"
+        record = _finish(entry, journal, observer)
+    return record
 
 
 def failure_of(reply: object) -> Failure:

@@ -65,8 +65,10 @@ def _latency(step: TimedStep, device: Device, settling: int, timed: int, deadlin
         synchronize()
         ended = clock()
         samples.append(ended - started)
-        if ended > deadline and len(samples) > settling:
-            break
+        if ended > deadline:
+            if len(samples) > settling:
+                break
+            settling = len(samples)  # time enough to settle has passed: the next step counts, and is the last
     return {"clock": "host", "samples": tuple(samples[settling:]), "settling": tuple(samples[:settling])}
 
 
@@ -80,8 +82,10 @@ def _throughput(step: TimedStep, device: Device, settling: int, timed: int, dead
         step(lambda: keep(mark()))
         ended = clock()
         issue.append(ended - started)
-        if not runs_ahead and ended > deadline and len(issue) > settling:
-            break
+        if ended > deadline and not runs_ahead:
+            if len(issue) > settling:
+                break
+            settling = len(issue)
     device.synchronize()
     phases = len(step.phases)
     between = device.seconds_between(marks)
