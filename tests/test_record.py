@@ -169,6 +169,7 @@ def whole_record(**changes: Any) -> RunRecord:
                 memory_limit_bytes=2**30,
                 prepare_timeout_s=5.0,
                 measure_timeout_s=7.0,
+                close_timeout_s=9.0,
             ),
             device="cuda:1",
             threads=3,

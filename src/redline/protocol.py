@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +21,8 @@ class Prepare(Spec, tag=True):
     """Build the workload, apply the recipe, check its numerics, reach the steady state."""
 
     spec: RunSpec
+    bare: bool = False
+    """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
 
 
 class Measure(Spec, tag=True):
@@ -37,13 +39,15 @@ class Profile(Spec, tag=True):
     """Capture a trace of a few steps, outside every timed block."""
 
     path: str
-    """Where the gzipped Chrome trace is to be written."""
+    """Where the gzipped Chrome trace is to be written; with `outside`, where the other profiler writes."""
     wait: int = 1
     warmup: int = 2
     active: int = 3
     shapes: bool = True
     memory: bool = False
     stacks: bool = False
+    outside: bool = False
+    """A profiler in front of the worker looks on: only run the steps and mark them for it."""
 
 
 class Close(Spec, tag=True):
@@ -175,6 +179,7 @@ T = TypeVar("T")
 _LENGTH = struct.Struct("!Q")
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_scripts: msgspec.msgpack.Decoder[list[Request]] = msgspec.msgpack.Decoder(list[Request])
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -193,6 +198,15 @@ def receive_reply(connection: socket.socket) -> Reply | None:
     """The next reply, or None when the worker is gone."""
     body = receive_frame(connection)
     return None if body is None else _decode(_replies, body, "worker")
+
+
+def write_script(requests: Sequence[Request]) -> bytes:
+    """Requests for a worker that nobody talks to."""
+    return _encoder.encode(list(requests))
+
+
+def read_script(body: bytes) -> list[Request]:
+    return _decode(_scripts, body, "script")
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:

@@ -98,8 +98,8 @@ class ColdStart(Spec):
 class Numerics(Spec):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 
-    method: Literal["outputs", "loss-path", "reference"] = "outputs"
-    """`reference`: this recipe is the strict fp32 reference itself."""
+    method: Literal["outputs", "loss-path", "reference", "skipped"] = "outputs"
+    """`reference`: this recipe is the strict fp32 reference itself. `skipped`: under a profiler from outside."""
     number_format: str = "fp32"
     rel_l2: float | None = None
     """Error over the part of the reference that depends on the input; NaN is told as None with finite False."""
@@ -213,7 +213,7 @@ class Block(Spec):
 
 
 class TraceRef(Spec):
-    """Where a captured trace lies and what capturing cost."""
+    """Where a captured trace lies and what capturing cost, the profiler's start and the writing included."""
 
     path: str
     steps: int

@@ -185,6 +185,8 @@ class LaunchSpec(Spec):
     prepare_timeout_s: float = 1800.0
     measure_timeout_s: float = 300.0
     """For one block; a block that takes this long hangs."""
+    close_timeout_s: float = 20.0
+    """For a worker to leave once it is told to; a profiler in front of it then still has files to write."""
     command_prefix: tuple[str, ...] = ()
     """Put in front of a spawned interpreter: a vendor profiler, numactl."""
     memory_limit_bytes: int | None = None
@@ -192,7 +194,7 @@ class LaunchSpec(Spec):
 
     def __post_init__(self) -> None:
         _require_choice("door", self.door, DoorName)
-        for name in ("prepare_timeout_s", "measure_timeout_s", "memory_limit_bytes"):
+        for name in ("prepare_timeout_s", "measure_timeout_s", "close_timeout_s", "memory_limit_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise SpecError(f"{name} must be above 0, got {value}")

@@ -54,6 +54,8 @@ from redline.spec import RunSpec
 
 Timed = InferenceStep | TrainingStep
 
+BARE_WARMUP_STEPS = 2
+
 
 class BenchSession:
     """One workload under one recipe, from `Prepare` to `Close`."""
@@ -93,7 +95,8 @@ class BenchSession:
             self._enter("ask")
             return answer(request.question)
         if isinstance(request, Prepare):
-            return PreparedReply(prepared=self._prepare(request.spec))
+            prepare = self._prepare_bare if request.bare else self._prepare
+            return PreparedReply(prepared=prepare(request.spec))
         if isinstance(request, Close):
             return ClosedReply(closed=self._close())
         self._stage = "measure" if isinstance(request, Measure) else "profile"
@@ -131,6 +134,27 @@ class BenchSession:
             isolated=self._isolated,
         )
 
+    def _prepare_bare(self, spec: RunSpec) -> Prepared:
+        """For a profiler from outside: nothing that is not needed to run the step."""
+        device = self._open_device(spec)
+        workload = self._build(spec, device, calibrate=False)
+        setup = self._apply(spec, workload, device)
+        step = self._first_call(spec, setup)
+        warmup = self._few_steps(step, device)
+        self._step = step
+        self._step_estimate_s = warmup.samples[-1]
+        self._enter("ready")
+        return Prepared(
+            environment=describe(device),
+            workload=workload.info(),
+            cold_start=ColdStart(**self._cold),
+            numerics=Numerics(method="skipped", reason="not checked under a profiler from outside"),
+            warmup=warmup,
+            memory=device.memory(),
+            recipe_notes=setup.notes,
+            isolated=self._isolated,
+        )
+
     def _open_device(self, spec: RunSpec) -> Device:
         self._enter("device", spec.device)
         resolved = resolve_device(spec.device)
@@ -141,7 +165,7 @@ class BenchSession:
         self._device = open_device(resolved)
         return self._device
 
-    def _build(self, spec: RunSpec, device: Device) -> Workload:
+    def _build(self, spec: RunSpec, device: Device, *, calibrate: bool = True) -> Workload:
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
@@ -151,8 +175,9 @@ class BenchSession:
         workload.to(device.torch_device)
         device.synchronize()
         self._cold["build_s"] = time.perf_counter() - started
-        self._enter("calibrate")
-        workload.notes += give_signal(workload, spec.seed)
+        if calibrate:
+            self._enter("calibrate")
+            workload.notes += give_signal(workload, spec.seed)
         return workload
 
     def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference:
@@ -218,6 +243,17 @@ class BenchSession:
                 is_accelerator=device.is_accelerator,
                 on_step=tell,
             )
+
+    def _few_steps(self, step: Timed, device: Device) -> Warmup:
+        self._enter("warm-up")
+        samples = []
+        with step.context():
+            for _ in range(BARE_WARMUP_STEPS):
+                started = time.perf_counter()
+                step()
+                device.synchronize()
+                samples.append(time.perf_counter() - started)
+        return Warmup(samples=tuple(samples), seconds=sum(samples), steady=False, reason="not waited for")
 
     def _synchronises(self, step: Timed, device: Device) -> bool | None:
         with step.context():
