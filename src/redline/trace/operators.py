@@ -9,6 +9,7 @@ import numpy as np
 
 from redline.spec import Spec
 from redline.trace.columns import UNKNOWN, Ints, Mask, Trace, seconds
+from redline.trace.kernels import NamedTime
 from redline.trace.links import Links
 
 
@@ -70,6 +71,12 @@ def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[Ope
         for (name, dims, types), sums in merged.items()
     ]
     return sorted(rows, key=lambda row: (-row.device_self_s, -row.cpu_self_s, row.name))
+
+
+def class_times(links: Sequence[Links]) -> list[NamedTime]:
+    """Host time of each operator without those it called: what time by class rests on where there is no device."""
+    rows = operator_rows(links)
+    return [NamedTime(row.name, row.calls, round(row.cpu_self_s * 1e9), None, None) for row in rows]
 
 
 def self_times(links: Links) -> tuple[Ints, Ints]:

@@ -71,6 +71,27 @@ def device_time(trace: Trace, work: DeviceWork) -> DeviceTime:
     )
 
 
+def host_time(trace: Trace) -> DeviceTime:
+    """Of a trace without a device, the host is the device: busy while any operator is under way."""
+    operators = trace.operators
+    names = np.unique(operators.name).tolist()
+    collectives = [number for number in names if class_of(trace.names[number]) == "communication"]
+    talking = np.isin(operators.name, collectives)
+    compute = union(operators.start[~talking], operators.end[~talking])
+    communication = union(operators.start[talking], operators.end[talking])
+    busy = joined(compute, communication)
+    return DeviceTime(
+        span=busy.span,
+        busy=busy.total,
+        idle=busy.span - busy.total,
+        compute=compute.total,
+        communication=communication.total,
+        exposed_communication=busy.total - compute.total,
+        copy=0,
+        exposed_copy=0,
+    )
+
+
 def timeline_of(times: Sequence[DeviceTime]) -> Timeline:
     sums = {field.name: sum(getattr(time, field.name) for time in times) for field in fields(DeviceTime)}
     return Timeline(**{f"{name}_s": seconds(value) for name, value in sums.items()})
