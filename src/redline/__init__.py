@@ -6,14 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["RunResult", "__version__", "doctor", "models", "run", "run_specs"]
+_PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
+
+__all__ = [
+    "ProfileResult",
+    "RunResult",
+    "__version__",
+    "compare_profiles",
+    "doctor",
+    "models",
+    "profile",
+    "read_profile",
+    "run",
+    "run_specs",
+]
 
 if TYPE_CHECKING:
     from redline.api import RunResult, doctor, models, run, run_specs
+    from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
 
 
 def __getattr__(name: str) -> Any:
     """Public names are loaded when first used, so that importing Redline costs next to nothing."""
+    if name in _PROFILING:
+        from redline import profiling
+
+        return getattr(profiling, name)
     if name in __all__:
         from redline import api
 

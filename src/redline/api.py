@@ -89,22 +89,35 @@ def run(
     effort, tail, seed. Several recipes are measured interleaved and set against the first. Without a `journal` the
     records go into the history.
     """
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **settings)
+    return RunResult(run_specs(specs, door=own_door or door, journal=journal, observer=observer))
+
+
+def specs_of(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] = "baseline",
+    loss: Any | None = None,
+    **settings: Any,
+) -> tuple[list[RunSpec], Door | None]:
+    """The specs of a call, and the only door they can go through where a live model cannot travel."""
     table = {"recipe": [recipes] if isinstance(recipes, str) else list(recipes), **settings}
     if isinstance(model, str) or (isinstance(model, list | tuple) and all(isinstance(name, str) for name in model)):
         if inputs is not None or loss is not None:
             raise UsageError("inputs and loss go with a live module; a model by name brings its own")
         table["model"] = model
-    else:
-        live = (model, inputs, loss)
-        table |= {"model": f"live:{type(model).__name__}", "artifact": pickled(live)}
-        if table["artifact"] is None:
-            # It cannot travel: the bench comes to it, nothing is isolated, and the verdict says so.
-            from redline.launch.inline import InlineDoor
+        return specs_from_table(table), None
+    live = (model, inputs, loss)
+    table |= {"model": f"live:{type(model).__name__}", "artifact": pickled(live)}
+    if table["artifact"] is not None:
+        return specs_from_table(table), None
+    # It cannot travel: the bench comes to it, nothing is isolated, and the verdict says so.
+    from redline.launch.inline import InlineDoor
 
-            name = f"memory:{id(model)}"
-            table |= {"artifact": name, "launch": {"door": "inline"}}
-            door = InlineDoor(handed_over={name: live})
-    return RunResult(run_specs(specs_from_table(table), door=door, journal=journal, observer=observer))
+    name = f"memory:{id(model)}"
+    table |= {"artifact": name, "launch": {"door": "inline"}}
+    return specs_from_table(table), InlineDoor(handed_over={name: live})
 
 
 def run_specs(

@@ -27,6 +27,9 @@ WORDS = {
     "numerics": "checking the numerics",
     "warm-up": "warming up",
     "ready": "ready",
+    "timing": "timing without the profiler",
+    "profile": "capturing",
+    "reading": "reading what the profiler wrote",
 }
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are told this often."""

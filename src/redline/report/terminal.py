@@ -369,6 +369,10 @@ def _memory_lines(row: RunSummary) -> list[tuple[str, str]]:
     return [("peak memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in figures if value is not None))]
 
 
+def plain_table(title: str) -> Table:
+    return _table(Text(title, style="dim"))
+
+
 def _table(title: Text | None) -> Table:
     return Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 1)
