@@ -122,11 +122,11 @@ def profile_with_tool(
 ) -> ProfileResult:
     """The same steps under a vendor's profiler: its kernel table, and hardware counters where it reads them."""
     from redline.analyze.profile import with_tool
-    from redline.search.outside import check_device, profile_behind, require_tool
+    from redline.search.outside import check_device, find_tool, profile_behind
     from redline.trace.vendors.tool import TOOLS
 
     chosen = TOOLS.get(tool)()
-    require_tool(chosen)
+    find_tool(chosen)
     observer = observer or Observer()
     with ExitStack() as stack:
         (spec,) = checked([spec], stack.enter_context(opened(spec.launch)))

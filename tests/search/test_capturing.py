@@ -13,7 +13,7 @@ from redline.errors import DoorError, UsageError
 from redline.launch.fake import FakeDoor, Landscape
 from redline.protocol import Profile
 from redline.record import Block, Failure, RunRecord
-from redline.search.outside import check_device, profile_behind, require_tool
+from redline.search.outside import check_device, find_tool, profile_behind
 from redline.search.profile import TIMED_BLOCKS, as_profiled, capture
 from redline.spec import RunSpec, WorkloadSpec
 from redline.trace.vendors.ncu import Ncu
@@ -146,16 +146,24 @@ with open(folder + "/pmc_perf.csv", "w") as file:
             profile_behind(broken, RocprofCompute(), tmp_path / "out")
 
 
+def test_a_tool_beside_the_path_is_found(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Ncu, "also_in", (str(tmp_path / "b*"),))
+    command(commands, "ncu", "")
+    assert find_tool(Ncu()) == str(commands / "ncu")
+
+
 @pytest.mark.parametrize("name", TOOLS.names())
 def test_a_missing_tool_says_how_to_get_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(TOOLS.get(name), "also_in", ())
     with pytest.raises(UsageError, match=f"{name} is not installed.*install"):
-        require_tool(TOOLS.get(name)())
+        find_tool(TOOLS.get(name)())
 
 
 def test_a_tool_for_another_device_is_refused(commands: Path) -> None:
     command(commands, "ncu", "")
-    require_tool(Ncu())
+    assert find_tool(Ncu()) == str(commands / "ncu")
     check_device(Ncu(), "cuda:1")
     with pytest.raises(UsageError, match="would run on cpu"):
         check_device(Ncu(), "cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import shutil
 import time
 from pathlib import Path
@@ -21,9 +23,14 @@ SCRIPT_TIMEOUT_S = 3600.0
 """A tool that replays runs the worker a dozen times or more."""
 
 
-def require_tool(tool: VendorTool) -> None:
-    if shutil.which(tool.name) is None:
+def find_tool(tool: VendorTool) -> str:
+    """Its command; raises with how to get it where it is not there."""
+    folders = [os.environ.get("PATH", os.defpath)]
+    folders += [folder for pattern in tool.also_in for folder in sorted(glob.glob(pattern), reverse=True)]
+    found = shutil.which(tool.name, path=os.pathsep.join(folders))
+    if found is None:
         raise UsageError(f"{tool.name} is not installed, or not on the PATH: {tool.how_to_get}")
+    return found
 
 
 def check_device(tool: VendorTool, device: str) -> None:
@@ -37,18 +44,20 @@ def profile_behind(
 ) -> tuple[RunRecord, VendorTable | None]:
     """What the tool told of a few steps; no table where the worker failed, the record then says why."""
     observer = observer or Observer()
+    command = find_tool(tool)
     folder.mkdir(parents=True, exist_ok=True)
     request = Profile(path=str(folder), wait=0, warmup=1, active=steps or tool.steps, outside=True)
-    launch = LaunchSpec(door="spawn", command_prefix=tool.prefix(folder), close_timeout_s=tool.exit_timeout_s)
+    prefix = (command, *tool.prefix(folder)[1:])
+    launch = LaunchSpec(door="spawn", command_prefix=prefix, close_timeout_s=tool.exit_timeout_s)
     spec = msgspec.structs.replace(spec, launch=launch)
     record = RunRecord(id=new_id(), spec=spec, created_at=time.time())
     observer.opened(record)
-    record = _by_script(record, request, tool, folder) if tool.replays else _by_door(record, request, observer)
+    record = _by_script(record, request, folder) if tool.replays else _by_door(record, request, observer)
     if record.failure is not None:
         return record, None
     observer.progress(record, Progress(stage="reading", detail=tool.name))
     for follow_up in tool.follow_ups(folder):
-        run_after(follow_up.command, follow_up.output)
+        run_after((command, *follow_up.command[1:]), follow_up.output)
     return record, tool.read(folder)
 
 
@@ -73,9 +82,9 @@ def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunReco
     return msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
 
 
-def _by_script(record: RunRecord, request: Profile, tool: VendorTool, folder: Path) -> RunRecord:
+def _by_script(record: RunRecord, request: Profile, folder: Path) -> RunRecord:
     requests: list[Request] = [Prepare(spec=record.spec, bare=True), request]
     started = time.perf_counter()
-    run_script(tool.prefix(folder), requests, folder, SCRIPT_TIMEOUT_S)
+    run_script(record.spec.launch.command_prefix, requests, folder, SCRIPT_TIMEOUT_S)
     trace = TraceRef(path=str(folder), steps=request.active, capture_s=time.perf_counter() - started, bytes=0)
     return msgspec.structs.replace(record, trace=trace, stopped="target")

@@ -29,6 +29,7 @@ _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 class Ncu(VendorTool):
     name = "ncu"
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    also_in: ClassVar[tuple[str, ...]] = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
     how_to_get = "install Nsight Compute (it comes with the CUDA toolkit, or developer.nvidia.com/nsight-compute)"
     steps: ClassVar[int] = 1
 

@@ -22,6 +22,7 @@ _COLUMNS = {
 class Nsys(VendorTool):
     name = "nsys"
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    also_in: ClassVar[tuple[str, ...]] = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems*/*/bin")
     how_to_get = "install Nsight Systems (package nsight-systems-cli, or developer.nvidia.com/nsight-systems)"
 
     def prefix(self, folder: Path) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ WHOLE_PROCESS = (
 class Rocprof(VendorTool):
     name = "rocprof"
     devices: ClassVar[tuple[str, ...]] = ("rocm",)
+    also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
     steps: ClassVar[int] = 20
     sees_everything: ClassVar[bool] = True

@@ -31,6 +31,7 @@ _ALL_KERNELS = "all kernels"
 class RocprofCompute(VendorTool):
     name = "rocprof-compute"
     devices: ClassVar[tuple[str, ...]] = ("rocm",)
+    also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler-compute, and its Python requirements"
     steps: ClassVar[int] = 1
     sees_everything: ClassVar[bool] = True

@@ -15,6 +15,7 @@ from redline.trace.vendors.tool import TOOLS, VendorTable, VendorTool
 class Rocprofv2(VendorTool):
     name = "rocprofv2"
     devices: ClassVar[tuple[str, ...]] = ("rocm",)
+    also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
     steps: ClassVar[int] = 20
     sees_everything: ClassVar[bool] = True

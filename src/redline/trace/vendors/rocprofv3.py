@@ -15,6 +15,7 @@ from redline.trace.vendors.tool import TOOLS, VendorTable, VendorTool
 class Rocprofv3(VendorTool):
     name = "rocprofv3"
     devices: ClassVar[tuple[str, ...]] = ("rocm",)
+    also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler-sdk"
     steps: ClassVar[int] = 20
     sees_everything: ClassVar[bool] = True

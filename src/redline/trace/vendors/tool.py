@@ -35,6 +35,8 @@ class VendorTool(ABC):
     devices: ClassVar[tuple[str, ...]]
     """Kinds of device it looks at."""
     how_to_get: ClassVar[str]
+    also_in: ClassVar[tuple[str, ...]] = ()
+    """Folders, as patterns, where it is often installed without being on the PATH."""
     steps: ClassVar[int] = 3
     """How many steps it is shown."""
     sees_everything: ClassVar[bool] = False
