@@ -49,6 +49,8 @@ def profile(
     recipe: str = "baseline",
     loss: Any | None = None,
     steps: int | None = None,
+    wait: int = 1,
+    warmup: int = 2,
     shapes: bool = True,
     memory: bool = False,
     stacks: bool = False,
@@ -69,11 +71,20 @@ def profile(
         raise UsageError(
             f"a profile is of one model under one recipe, got {len(specs)}; set two side by side with --diff"
         )
-    if steps is not None and steps < 1:
-        raise UsageError(f"steps must be 1 or more, got {steps}")
+    for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0)):
+        if count is not None and count < least:
+            raise UsageError(f"{name} must be {least} or more, got {count}")
     if tool is not None:
         return profile_with_tool(specs[0], tool, steps=steps, folder=folder, observer=observer)
-    request = ProfileRequest(path="", active=steps or DEFAULT_STEPS, shapes=shapes, memory=memory, stacks=stacks)
+    request = ProfileRequest(
+        path="",
+        wait=wait,
+        warmup=warmup,
+        active=steps or DEFAULT_STEPS,
+        shapes=shapes,
+        memory=memory,
+        stacks=stacks,
+    )
     return profile_spec(
         specs[0], request, folder=folder, by_shape=by_shape, door=own_door or door, journal=journal, observer=observer
     )

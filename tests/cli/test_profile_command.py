@@ -95,6 +95,7 @@ class TestUsage:
             (["--diff", "nowhere.json", "neither.json"], "no such file"),
             (["--diff", "abcdef123456", "abcdef123456"], "no record"),
             (["resnet18", "--steps", "0", "--device", "cpu"], "steps must be 1 or more"),
+            (["resnet18", "--warmup", "-1", "--device", "cpu"], "warmup must be 0 or more"),
             (["resnet18", "--tool", "ncuu", "--device", "cpu"], "unknown profiler"),
         ],
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.profile_diff import compare_profiles
 from redline.report.kernel_csv import kernel_csv
-from redline.report.profile import profile_text
+from redline.report.profile import ProfileReport, Sort, profile_text
 from redline.report.profile_diff import DiffReport
 from redline.report.profile_page import profile_page
 from redline.trace.decode import read_trace, read_traces
@@ -57,7 +57,27 @@ def test_a_damaged_file_is_told_first(tmp_path: Path, training: Profile) -> None
 
 
 def test_names_are_not_markup_in_the_terminal(tmp_path: Path) -> None:
-    assert "[red]bold[/red]" in profile_text(evil(tmp_path / "a.json"))
+    text = profile_text(evil(tmp_path / "a.json"))
+    assert "[red]bold[/red]" in text
+    assert "\x1b" not in text  # nor does the terminal obey what they hold
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"), [("host", "aten::slow_on_the_host"), ("memory", "aten::large"), ("calls", "aten::often")]
+)
+def test_operators_in_the_order_asked_for(tmp_path: Path, sort: Sort, first: str) -> None:
+    maker = TraceMaker()
+    maker.operator("aten::slow_on_the_host", 0, 900 * US)
+    large = maker.operator("aten::large", 1000 * US, 10 * US)
+    maker.memory(1005 * US, 4096)
+    maker.kernel(GEMM, 1010 * US, 50 * US, launched=1006 * US, operator=large)
+    for number in range(3):
+        maker.operator("aten::often", (2000 + 10 * number) * US, US)
+    console = Console(width=160, no_color=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(ProfileReport(profile_of([read_trace(maker.write(tmp_path / "a.json"))]), sort=sort))
+    rows = captured.get().partition("operators, by")[2].splitlines()
+    assert rows[3].startswith(first)
 
 
 class Tags(HTMLParser):

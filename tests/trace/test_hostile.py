@@ -11,6 +11,7 @@ from kineto import GEMM, TraceMaker
 
 from redline.errors import TraceError
 from redline.trace import decode, reading
+from redline.trace.classes import class_of, short_name
 from redline.trace.decode import read_trace
 
 GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
@@ -156,6 +157,18 @@ def test_markup_in_names_is_just_a_name(tmp_path: Path) -> None:
     name = "<script>alert('x')</script>&\u0000\u001b[31m"
     trace = trace_of(tmp_path, json.dumps({"ph": "X", "cat": "kernel", "name": name, "ts": 1, "dur": 1}))
     assert list(trace.names) == [name]
+
+
+def test_a_device_for_every_kernel_is_refused(tmp_path: Path) -> None:
+    rows = [f'{{"ph":"X","cat":"kernel","name":"k","ts":{n},"dur":1,"args":{{"device":{n}}}}}' for n in range(5000)]
+    with pytest.raises(TraceError, match="5,000 devices"):
+        trace_of(tmp_path, *rows)
+
+
+@pytest.mark.parametrize("name", ["Functor" * 200_000, "Cijk_" * 200_000, "a" * 1_000_000, "<" * 1_000_000])
+def test_absurdly_long_names_are_looked_at_only_so_far(name: str) -> None:
+    assert len(short_name(f"void k<{name}>(int)")) <= 57
+    assert class_of(name)
 
 
 def test_an_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,9 @@ def profile(
     steps: Annotated[int | None, typer.Option(help="Steps to capture; 3 unless a tool wants otherwise.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Record allocations too.")] = False,
     stacks: Annotated[bool, typer.Option("--stacks", help="Record Python stacks too.")] = False,
+    shapes: Annotated[bool, typer.Option(help="Record the shapes of inputs.")] = True,
+    wait: Annotated[int, typer.Option(help="Steps to let pass before the profiler starts.")] = 1,
+    warmup: Annotated[int, typer.Option(help="Steps under the profiler that are not kept.")] = 2,
     by_shape: Annotated[
         bool, typer.Option("--by-shape", help="Operators apart by the shapes of their inputs.")
     ] = False,
@@ -148,12 +151,13 @@ def profile(
     html: Annotated[Path | None, typer.Option(help="Where that page goes.")] = None,
     csv: Annotated[Path | None, typer.Option(help="The kernel table, laid out like rocprof --stats.")] = None,
     rows: Annotated[int, typer.Option(help="Rows of each table.")] = 12,
+    sort: Annotated[str | None, typer.Option(help="Operators by device, host, memory or calls.")] = None,
     json: Json = False,
 ) -> None:
     """What a step does with its time and what is in the way: of a model, of traces, or of two profiles side by side."""
     from redline.cli.profile import Output, compare, profile_model, profile_traces
 
-    output = Output(as_json=json, rows=rows, page=html, opens=open_, csv=csv)
+    output = Output(as_json=json, rows=rows, sort=sort, page=html, opens=open_, csv=csv)
     what = what or []
     if diff is not None:
         if what or trace:
@@ -179,6 +183,9 @@ def profile(
         "folder": out,
         "memory": memory,
         "stacks": stacks,
+        "shapes": shapes,
+        "wait": wait,
+        "warmup": warmup,
         "by_shape": by_shape,
     }
     given = {name: value for name, value in table.items() if value is not None}

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ from redline.cli.main import EXIT_FAILED_ROW, complain
 from redline.cli.progress import LiveObserver
 from redline.errors import BenchError, SpecError, UsageError
 from redline.profiling import compare_profiles, profile, read_profile
+from redline.report.profile import Sort
 from redline.report.terminal import make_console
 
 
@@ -24,6 +25,8 @@ class Output:
 
     as_json: bool = False
     rows: int = 12
+    sort: str | None = None
+    """What the operator table is ordered by."""
     page: Path | None = None
     """Where the HTML goes; None: beside nothing, none is written."""
     opens: bool = False
@@ -70,11 +73,20 @@ def show(found: Profile, output: Output) -> None:
     else:
         from redline.report.profile import ProfileReport
 
-        make_console().print(ProfileReport(found, output.rows))
+        make_console().print(ProfileReport(found, output.rows, _sort(output.sort)))
     if page is not None:
         print(f"page: {page}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
         if output.opens:
             _open(page)
+
+
+def _sort(word: str | None) -> Sort | None:
+    if word is None:
+        return None
+    for known in get_args(Sort):
+        if word == known:
+            return known  # type: ignore[no-any-return]
+    raise SpecError(f"sort must be one of {', '.join(get_args(Sort))}, got {word!r}")
 
 
 def _page(found: Profile, output: Output) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
@@ -10,10 +11,14 @@ from rich.text import Text
 
 from redline.analyze.profile import Profile
 from redline.report.terminal import PIPE_WIDTH, plain_table
+from redline.trace.classes import printable
 from redline.trace.operators import OperatorRow
 from redline.units import format_bytes, format_seconds, format_share
 
 DEFAULT_ROWS = 12
+LABEL_LENGTH = 120
+Sort = Literal["device", "host", "memory", "calls"]
+SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
 UNCLASSIFIED_WORTH_TELLING = 0.005
 PERFETTO = "https://ui.perfetto.dev"
 
@@ -26,9 +31,10 @@ def profile_text(profile: Profile, rows: int = DEFAULT_ROWS) -> str:
 
 
 class ProfileReport:
-    def __init__(self, profile: Profile, rows: int = DEFAULT_ROWS) -> None:
+    def __init__(self, profile: Profile, rows: int = DEFAULT_ROWS, sort: Sort | None = None) -> None:
         self._profile = profile
         self._rows = rows
+        self._sort: Sort = sort or ("device" if profile.has_device else "host")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         profile, rows = self._profile, self._rows
@@ -40,7 +46,7 @@ class ProfileReport:
             _kernels(profile, rows) if profile.kernels else None,
             _copies(profile) if profile.copies else None,
             _counters(profile) if profile.counters else None,
-            _operators(profile, rows) if profile.operators else None,
+            _operators(profile, rows, self._sort) if profile.operators else None,
         ]
         for table in tables:
             if table is not None:
@@ -196,7 +202,9 @@ def _copies(profile: Profile) -> Table:
     for row in profile.copies:
         speed = "n/a" if row.bytes_per_s is None else f"{row.bytes_per_s / 1e9:.1f}"
         size = format_bytes(row.bytes)
-        table.add_row(Text(row.name), f"{row.calls:,}", _time(row.total_s), format_share(row.share), size, speed)
+        table.add_row(
+            Text(_label(row.name)), f"{row.calls:,}", _time(row.total_s), format_share(row.share), size, speed
+        )
     return table
 
 
@@ -207,14 +215,13 @@ def _counters(profile: Profile) -> Table:
     names = {row.name: row.short_name for row in profile.kernels}
     for row in profile.counters:
         value = format_bytes(row.value) if row.unit == "bytes" else format_share(row.value)
-        kernel = "all" if row.kernel is None else names.get(row.kernel, row.kernel)
+        kernel = "all" if row.kernel is None else names.get(row.kernel, _label(row.kernel))
         table.add_row(Text(kernel), row.name, value, row.verdict, row.meaning if row.kernel is None else "")
     return table
 
 
-def _operators(profile: Profile, rows: int) -> Table:
-    order = "device" if profile.has_device else "host"
-    table = plain_table(f"operators, by {order} time")
+def _operators(profile: Profile, rows: int, sort: Sort) -> Table:
+    table = plain_table(f"operators, by {SORTS[sort]}")
     table.add_column("operator", overflow="fold")
     headers = ["calls", "host self", "host total"]
     headers += ["device self", "device total"] if profile.has_device else []
@@ -222,18 +229,21 @@ def _operators(profile: Profile, rows: int) -> Table:
     headers += ["allocated"] if with_memory else []
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
-    shown = sorted(profile.operators, key=lambda row: -_rank(row, profile.has_device))[:rows]
-    for row in shown:
+    for row in sorted(profile.operators, key=lambda row: -_rank(row, sort))[:rows]:
         cells = [f"{row.calls:,}", _time(row.cpu_self_s), _time(row.cpu_total_s)]
         cells += [_time(row.device_self_s), _time(row.device_total_s)] if profile.has_device else []
         allocated = row.device_allocated_bytes if profile.has_device else row.cpu_allocated_bytes
         cells += [format_bytes(allocated)] if with_memory else []
-        table.add_row(Text(f"{row.name} {row.dims}" if row.dims else row.name), *cells)
+        table.add_row(Text(_label(f"{row.name} {row.dims}" if row.dims else row.name)), *cells)
     return table
 
 
-def _rank(row: OperatorRow, has_device: bool) -> float:
-    return row.device_self_s if has_device else row.cpu_self_s
+def _rank(row: OperatorRow, sort: Sort) -> float:
+    if sort == "memory":
+        return row.device_allocated_bytes + row.cpu_allocated_bytes
+    if sort == "calls":
+        return row.calls
+    return row.device_self_s if sort == "device" else row.cpu_self_s
 
 
 def _findings(profile: Profile) -> Iterator[RenderableType]:
@@ -250,6 +260,12 @@ def _grid(lines: Iterator[tuple[str, str]]) -> Table:
     for name, value in lines:
         grid.add_row(Text(name, style="dim"), Text(value))
     return grid
+
+
+def _label(text: str) -> str:
+    """A name from a trace: anyone's to write, and as long as they like."""
+    shown = printable(text[: LABEL_LENGTH + 1])
+    return shown if len(shown) <= LABEL_LENGTH else shown[:LABEL_LENGTH] + "…"
 
 
 def _part(value: float, whole: float) -> str:

@@ -7,6 +7,7 @@ rule that fits counts, so their order matters: a convolution by implicit GEMM is
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -20,6 +21,8 @@ MEMORY_CLASSES: frozenset[KernelClass] = frozenset(("elementwise", "norm", "redu
 """Do little with each byte they touch: memory is what limits them, whatever the device."""
 
 SHORT_NAME_LENGTH = 56
+LONGEST_NAME = 4000
+"""Names are looked at so far: no library writes longer ones, but anyone may write a trace."""
 
 _RULES: tuple[tuple[KernelClass, str], ...] = (
     # hipblaslt_gemm is no collective, and neither is anything else whose name begins with hip.
@@ -82,15 +85,15 @@ _FP32 = re.compile(
     r"simt_s|convolve_sgemm|conv2d\w*<float|_fp32\b|nvjet_sss|Sp3AsmConv\w*_fp32",
     re.IGNORECASE,
 )
-_FUNCTOR = re.compile(
-    r"((?:[A-Za-z]\w*?)(?:Functor\w*|Ops?\b|_kernel_cuda|_kernel_impl|_cuda_kernel|_kernel\b(?=\()|Epilogue|KernelImpl))"
-)
+_WORD = re.compile(r"([A-Za-z_]\w*)(\(?)")
+_TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
 _WRAPPERS = frozenset(("gpu_kernel_impl", "ReduceOp", "BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor"))
 """Functors that only carry another one."""
 
 
 @lru_cache(maxsize=100_000)
 def class_of(name: str) -> KernelClass:
+    name = name[:LONGEST_NAME]
     for kind, rule in _COMPILED:
         if rule.search(name):
             return kind
@@ -99,30 +102,42 @@ def class_of(name: str) -> KernelClass:
 
 def converts_layout(name: str) -> bool:
     """A kernel that only turns one memory layout of images into the other."""
-    return bool(_LAYOUT.search(name))
+    return bool(_LAYOUT.search(name[:LONGEST_NAME]))
 
 
 def is_strict_fp32(name: str) -> bool:
     """A matrix product or convolution in 32-bit arithmetic, without tensor cores. Told by the name alone."""
-    return (
-        class_of(name) in ("matmul", "convolution") and bool(_FP32.search(name)) and not _TENSOR_CORE_FP32.search(name)
-    )
+    name = name[:LONGEST_NAME]
+    is_product = class_of(name) in ("matmul", "convolution")
+    return is_product and bool(_FP32.search(name)) and not _TENSOR_CORE_FP32.search(name)
 
 
 @lru_cache(maxsize=100_000)
 def short_name(name: str) -> str:
     """The function without namespaces, types and parameters, with the functor that tells what it computes."""
-    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    plain = printable(name[:LONGEST_NAME]).removeprefix("void ").replace("(anonymous namespace)::", "")
     if plain.startswith("_Z"):
         base, functor = _unmangled(plain), ""
     else:
         head = _outside_brackets(plain)
         base = head.rpartition("::")[2].strip() or plain
         template = plain[len(head) :] if "<" in plain else ""
-        words = [word for word in _FUNCTOR.findall(template) if word not in base and word not in _WRAPPERS]
-        functor = f"<{words[0]}>" if words else ""
+        functor = next((f"<{word}>" for word in _telling_words(template) if word not in base), "")
     short = base + functor
     return short if len(short) <= SHORT_NAME_LENGTH else short[: SHORT_NAME_LENGTH - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Nothing in it that a terminal would obey."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
+
+
+def _telling_words(template: str) -> Iterator[str]:
+    """The names among a kernel's template arguments that say what it computes."""
+    for word, called in _WORD.findall(template):
+        tells = "Functor" in word or word.endswith(_TELLING) or (called and word.endswith("_kernel"))
+        if tells and word not in _WRAPPERS:
+            yield word
 
 
 def _outside_brackets(text: str) -> str:

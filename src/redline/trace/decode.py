@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from redline.errors import TraceError
 from redline.trace.building import Builder, NeedsExactTimes
@@ -21,6 +22,8 @@ from redline.trace.splitting import find_events, last_boundary, scan
 
 LONGEST_EVENT_BYTES = 64 << 20
 """Nothing that is a trace goes on so long without an event ending, or before its list of events begins."""
+
+MOST_DEVICES = 256
 
 _LONGEST_FOOTER_BYTES = 16 << 20
 
@@ -51,6 +54,9 @@ def read_trace(path: Path) -> Trace:
     if not builder.events:
         raise TraceError(f"{path} holds no whole event" + _because(lost))
     tables = builder.finish()
+    devices = len(np.unique(tables["work"].device))
+    if devices > MOST_DEVICES:
+        raise TraceError(f"{path} names {devices:,} devices: this is not the trace of one process")
     if not len(tables["operators"]) and not len(tables["work"]):
         what = f"{path} holds {builder.events:,} events, but neither operators nor device work"
         raise TraceError(what + _because(lost))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,8 @@ class NamedTime:
     total_ns: int
     min_ns: int | None
     max_ns: int | None
+    bytes: int | None = None
+    """Moved by all of them; None where one does not tell."""
 
 
 class KernelRow(Spec, rename={"kernel_class": "class"}):
@@ -66,20 +68,30 @@ def times_by_name(traces: Sequence[Trace], kinds: Iterable[Work]) -> list[NamedT
     wanted = [int(kind) for kind in kinds]
     merged: dict[str, NamedTime] = {}
     for trace in traces:
-        rows = np.isin(trace.work.kind, wanted)
-        name, duration = trace.work.name[rows], trace.work.duration[rows]
-        order = np.argsort(name, kind="stable")
-        name, duration = name[order], duration[order]
-        begins = np.flatnonzero(np.concatenate(([True], name[1:] != name[:-1]))) if len(name) else name[:0]
-        if not len(name):
-            continue
-        calls = np.diff(np.concatenate((begins, [len(name)])))
-        columns = (np.add.reduceat(duration, begins), np.minimum.reduceat(duration, begins))
-        longest = np.maximum.reduceat(duration, begins)
-        for row, (number, count) in enumerate(zip(name[begins].tolist(), calls.tolist(), strict=True)):
-            found = NamedTime(trace.names[number], count, int(columns[0][row]), int(columns[1][row]), int(longest[row]))
+        for found in _of_one(trace, wanted):
             merged[found.name] = _together(merged[found.name], found) if found.name in merged else found
     return sorted(merged.values(), key=lambda one: (-one.total_ns, one.name))
+
+
+def _of_one(trace: Trace, kinds: list[int]) -> Iterator[NamedTime]:
+    rows = np.flatnonzero(np.isin(trace.work.kind, kinds))
+    if not len(rows):
+        return
+    rows = rows[np.argsort(trace.work.name[rows], kind="stable")]
+    name, duration, size = trace.work.name[rows], trace.work.duration[rows], trace.work.bytes[rows]
+    begins = np.flatnonzero(np.concatenate(([True], name[1:] != name[:-1])))
+    columns = zip(
+        name[begins].tolist(),
+        np.diff(np.concatenate((begins, [len(name)]))).tolist(),
+        np.add.reduceat(duration, begins).tolist(),
+        np.minimum.reduceat(duration, begins).tolist(),
+        np.maximum.reduceat(duration, begins).tolist(),
+        np.add.reduceat(size, begins).tolist(),
+        np.minimum.reduceat(size, begins).tolist(),
+        strict=True,
+    )
+    for number, calls, total, shortest, longest, moved, least in columns:
+        yield NamedTime(trace.names[number], calls, total, shortest, longest, moved if least >= 0 else None)
 
 
 def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
@@ -138,35 +150,21 @@ def most_of_the_time(rows: Sequence[KernelRow], share: float = MOST_OF_THE_TIME)
 def copy_rows(traces: Sequence[Trace]) -> list[Direction]:
     """Copies and fills by direction, with the bandwidth where every copy tells its size."""
     device_ns = sum(int(trace.work.duration.sum()) for trace in traces)
-    rows = []
-    for kind, label in ((Work.COPY, "copy"), (Work.FILL, "fill")):
-        for one in times_by_name(traces, [kind]):
-            size = _bytes_of(traces, one.name, kind)
-            rows.append(
-                Direction(
-                    name=one.name,
-                    kind=label,  # type: ignore[arg-type]
-                    calls=one.calls,
-                    total_s=seconds(one.total_ns),
-                    share=one.total_ns / device_ns if device_ns else 0.0,
-                    bytes=size,
-                    bytes_per_s=size / seconds(one.total_ns) if size is not None and one.total_ns else None,
-                )
-            )
+    kinds: tuple[tuple[Work, Literal["copy", "fill"]], ...] = ((Work.COPY, "copy"), (Work.FILL, "fill"))
+    rows = [
+        Direction(
+            name=one.name,
+            kind=label,
+            calls=one.calls,
+            total_s=seconds(one.total_ns),
+            share=one.total_ns / device_ns if device_ns else 0.0,
+            bytes=one.bytes,
+            bytes_per_s=one.bytes / seconds(one.total_ns) if one.bytes is not None and one.total_ns else None,
+        )
+        for kind, label in kinds
+        for one in times_by_name(traces, [kind])
+    ]
     return sorted(rows, key=lambda row: -row.total_s)
-
-
-def _bytes_of(traces: Sequence[Trace], name: str, kind: Work) -> int | None:
-    total = 0
-    for trace in traces:
-        if name not in trace.names:
-            continue
-        rows = (trace.work.name == trace.names.index(name)) & (trace.work.kind == kind)
-        sizes = trace.work.bytes[rows]
-        if (sizes < 0).any():
-            return None
-        total += int(sizes.sum())
-    return total
 
 
 def _together(one: NamedTime, other: NamedTime) -> NamedTime:
@@ -178,4 +176,5 @@ def _together(one: NamedTime, other: NamedTime) -> NamedTime:
         total_ns=one.total_ns + other.total_ns,
         min_ns=min(lows, default=None),
         max_ns=max(highs, default=None),
+        bytes=None if one.bytes is None or other.bytes is None else one.bytes + other.bytes,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from redline.analyze.bound import DATA_WAIT_SHARE, EXPOSED_SHARE, LAUNCH_GAP_SHARE
 from redline.analyze.diagnose.finding import Finding, gain_without, has_step, with_step
+from redline.trace.classes import printable
 from redline.units import format_seconds
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def copies(profile: Profile) -> Finding | None:
     moves = [row for row in profile.copies if row.kind == "copy"]
     longest = moves[0] if moves else None
     speed = f" at {longest.bytes_per_s / 1e9:.1f} GB/s" if longest and longest.bytes_per_s else ""
-    most = f"; most of it {longest.name}{speed}" if longest else ""
+    most = f"; most of it {printable(longest.name[:80])}{speed}" if longest else ""
     pageable = any("pageable" in row.name.lower() for row in moves)
     pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
     return Finding(
