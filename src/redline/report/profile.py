@@ -19,7 +19,6 @@ DEFAULT_ROWS = 12
 LABEL_LENGTH = 120
 Sort = Literal["device", "host", "memory", "calls"]
 SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
-UNCLASSIFIED_WORTH_TELLING = 0.005
 PERFETTO = "https://ui.perfetto.dev"
 
 
@@ -172,8 +171,7 @@ def _classes(profile: Profile) -> Table:
         table.add_column(header, justify="left" if header == "class" else "right", no_wrap=True)
     for row in profile.classes:
         table.add_row(row.name, _time(row.total_s), format_share(row.share), f"{row.calls:,}")
-    if profile.unclassified_share > UNCLASSIFIED_WORTH_TELLING:
-        table.caption = f"{format_share(profile.unclassified_share)} of the time is not classified (other)"
+    table.caption = f"not classified (other): {format_share(profile.unclassified_share)}"
     return table
 
 
