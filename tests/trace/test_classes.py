@@ -105,6 +105,9 @@ def test_only_layout_changes_are_layout_changes() -> None:
         ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw", False),
         ("cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4", False),
         (GEMM, False),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize32x32x8_g1_ffma_aligna4", True),
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4>(int)", True),
+        ("nvjet_sss_128x64_64x6_2x1_v_bz_TNN", False),  # nvjet runs on tensor cores only
         ("Cijk_Ailk_Bljk_SB_MT64x64x16", True),
         ("Cijk_Ailk_Bljk_HB_MT64x64x16", False),
         (ADD, False),

@@ -88,6 +88,16 @@ class TestTimeline:
         assert (found.compute, found.communication, found.exposed_communication) == (120, 100, 40)
         assert (found.copy, found.exposed_copy) == (30, 20)
 
+    def test_copies_within_the_device_are_not_waited_for(self, decoded) -> None:
+        maker = TraceMaker()
+        maker.kernel(GEMM, 0, 100)
+        maker.copy("Memcpy DtoD (Device -> Device)", 100, 50)
+        maker.copy("Memcpy DtoH (Device -> Pageable)", 150, 20)
+        trace = decoded(maker)
+        ((_, work),) = per_device(trace)
+        found = device_time(trace, work)
+        assert (found.copy, found.exposed_copy) == (70, 20)
+
     def test_several_devices_are_looked_at_one_by_one(self, decoded) -> None:
         maker = TraceMaker()
         maker.kernel(GEMM, 0, 100)

@@ -82,7 +82,7 @@ _LAYOUT = re.compile(
 _TENSOR_CORE_FP32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
 _FP32 = re.compile(
     r"sgemm|scudnn|_f32f32_f32f32_|f32f32_f32f32|Cijk_\w*?_S_?B|_SB_MT|fp32_bx|gemv\w*<\w*,? ?float|winograd\w*<float|"
-    r"simt_s|convolve_sgemm|conv2d\w*<float|_fp32\b|nvjet_sss|Sp3AsmConv\w*_fp32",
+    r"simt_s|_ffma_|gemm\w*<float|convolve_sgemm|conv2d\w*<float|_fp32\b|Sp3AsmConv\w*_fp32",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"([A-Za-z_]\w*)(\(?)")

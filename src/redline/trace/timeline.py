@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -11,6 +12,8 @@ from redline.spec import Spec
 from redline.trace.classes import class_of
 from redline.trace.columns import DeviceWork, Mask, Trace, Work, seconds
 from redline.trace.intervals import Intervals, joined, union
+
+_WITHIN_DEVICE = re.compile(r"DtoD|Device -> Device").search
 
 
 class Timeline(Spec):
@@ -28,7 +31,7 @@ class Timeline(Spec):
     copy_s: float
     """Copies by the device's copy engines; kernels that copy count as compute."""
     exposed_copy_s: float
-    """Copies while no kernel runs."""
+    """Copies between host and device while no kernel runs."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ def device_time(trace: Trace, work: DeviceWork) -> DeviceTime:
     compute = _union(work, kernels & ~communication_rows)
     communication = _union(work, communication_rows)
     both = joined(compute, communication)
-    copies = _union(work, work.kind == Work.COPY)
+    copying = work.kind == Work.COPY
+    moving = _union(work, copying & ~_named(trace, work, copying, _WITHIN_DEVICE))
     busy = union(work.start, work.end)
     return DeviceTime(
         span=busy.span,
@@ -66,8 +70,8 @@ def device_time(trace: Trace, work: DeviceWork) -> DeviceTime:
         compute=compute.total,
         communication=communication.total,
         exposed_communication=both.total - compute.total,
-        copy=copies.total,
-        exposed_copy=joined(both, copies).total - both.total,
+        copy=_union(work, copying).total,
+        exposed_copy=joined(both, moving).total - both.total,
     )
 
 
@@ -98,9 +102,13 @@ def timeline_of(times: Sequence[DeviceTime]) -> Timeline:
 
 
 def is_communication(trace: Trace, work: DeviceWork) -> Mask:
-    names = np.unique(work.name[work.kind == Work.KERNEL])
-    collectives = [number for number in names.tolist() if class_of(trace.names[number]) == "communication"]
-    found: Mask = np.isin(work.name, collectives) & (work.kind == Work.KERNEL)
+    return _named(trace, work, work.kind == Work.KERNEL, lambda name: class_of(name) == "communication")
+
+
+def _named(trace: Trace, work: DeviceWork, rows: Mask, is_meant: Callable[[str], object]) -> Mask:
+    """Of these rows, those whose name is meant; each name is looked at once."""
+    numbers = [number for number in np.unique(work.name[rows]).tolist() if is_meant(trace.names[number])]
+    found: Mask = np.isin(work.name, numbers) & rows
     return found
 
 

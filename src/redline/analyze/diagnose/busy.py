@@ -18,9 +18,7 @@ FP32_SHARE = 0.10
 ELEMENTWISE_SHARE = 0.20
 """Of the device's work: below these, mending it is not worth the trouble."""
 
-_NORM_IN_EVAL = re.compile(
-    r"bn_fw_inf|FwdInfer|batch_norm_transform_input|^aten::native_batch_norm$|^aten::cudnn_batch"
-)
+_NORM_IN_EVAL = re.compile(r"bn_fw_inf|FwdInfer|batch_norm_transform_input|^aten::native_batch_norm$")
 _NORM_IN_TRAINING = re.compile(
     r"collect_statistics|bn_fw_tr|bn_bw|FwdTrain|BnormBwd|BatchNormBwd|batch_norm_back|NormBackward", re.IGNORECASE
 )
