@@ -10,7 +10,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from redline.errors import DoorError, RedlineError, UsageError
+from redline.errors import BenchError, DoorError, RedlineError, UsageError
 
 EXIT_USAGE = 2
 EXIT_FAILED_ROW = 5
@@ -42,9 +42,10 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             _complain("interrupted; what was measured is kept: 'redline show' lists it")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except RedlineError as error:
-            _complain(str(error))
-            is_mistake = isinstance(error, UsageError) or not isinstance(error, DoorError)
-            raise typer.Exit(EXIT_USAGE if is_mistake else EXIT_FAILED_ROW) from None
+            is_broken = isinstance(error, BenchError | DoorError)
+            # What broke on the bench without being anybody's mistake comes with its traceback.
+            _complain(str(error) if is_broken else " ".join(str(error).splitlines()))
+            raise typer.Exit(EXIT_FAILED_ROW if is_broken else EXIT_USAGE) from None
 
     return guarded
 

@@ -45,6 +45,9 @@ class Compile(RecipeStep):
         return None
 
     def apply(self, setup: Setup) -> None:
+        if self.settings.get("options", {}).get("freezing"):
+            # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
+            inductor_config().freezing = True
         setup.model = torch.compile(setup.model, **self.settings)
         # Tells graph trees that the outputs of the step before may be overwritten.
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
@@ -68,6 +71,12 @@ class Compile(RecipeStep):
         if options:
             settings["options"] = options
         return settings
+
+
+def inductor_config() -> Any:
+    from torch._inductor import config
+
+    return config
 
 
 def _is_inductor_option(name: str) -> bool:
