@@ -124,6 +124,9 @@ class WatchedSession:
         self.is_closed = True
         return self._inner.close()
 
+    def kill(self) -> None:
+        self.close()
+
 
 def together(
     landscape: Landscape, *specs: RunSpec, judge: Judge = lambda door, spec, request: None, seed: int = 0
