@@ -34,13 +34,13 @@ device = "cpu"
 threads = 1
 
 [measure]
-max_seconds = 0.3
-block_seconds = 0.05
+max_seconds = 0.15
+block_seconds = 0.03
 min_rounds = 2
 min_samples = 2
 tail_samples = 2
-warmup_min_seconds = 0.05
-warmup_max_seconds = 0.3
+warmup_min_seconds = 0.02
+warmup_max_seconds = 0.1
 warmup_min_steps = 2
 warmup_window = 2
 loss_path_steps = 4
@@ -145,11 +145,8 @@ def complaint(result: Result | subprocess.CompletedProcess[str]) -> str:
 # What run prints
 
 
-def test_two_recipes_make_one_table() -> None:
-    result = redline(
-        "run", "simple_cnn", "--effort", "quick", "--batch", "2", "--threads", "1", "-r", "baseline",
-        "-r", "channels-last",
-    )  # fmt: skip
+def test_two_recipes_make_one_table(tiny: str) -> None:
+    result = redline("run", "simple_cnn", "--batch", "2", "-f", tiny, "-r", "baseline", "-r", "channels-last")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert re.match(r"simple_cnn · infer · batch 2 · .+ \(cpu\)", lines[0])
@@ -159,7 +156,7 @@ def test_two_recipes_make_one_table() -> None:
     assert list(rows) == ["baseline", "channels-last"]
     assert re.search(r"\d×", rows["channels-last"])
     assert any(line.startswith("cold start") for line in lines)
-    assert lines[-1].startswith("next: ")
+    assert "next: " in "".join(lines[-2:])
     assert all(len(line) <= PIPE_WIDTH for line in lines)
     assert "simple_cnn channels-last: warming up" in result.stderr, "progress is told, and not on stdout"
 
@@ -194,7 +191,7 @@ def assert_carries(row: Mapping[str, Any], required: Mapping[str, Any], where: s
             assert isinstance(row[key], kind), f"{where}{key} is {row[key]!r}"
 
 
-def test_json_is_one_document_on_stdout_and_nothing_else(tiny: str, own_history: Path) -> None:
+def test_json_is_one_document_on_stdout_and_nothing_else(own_history: Path) -> None:
     done = command(
         "run", "simple_cnn", "--effort", "quick", "--threads", "1", "--batch", "2", "-r", "baseline", "-r",
         "channels-last", "-r", "tf32", "--json",
@@ -234,13 +231,13 @@ def test_training_has_phases(tiny: str) -> None:
 
 @pytest.mark.parametrize("task", ["infer", "train"])
 def test_a_segmentation_model_infers_and_trains(tiny: str, task: str) -> None:
-    rows = measure(
+    (row,) = measure(
         "lraspp_mobilenet_v3_large", "-f", tiny, "--task", task, "--batch", "2", "--image-size", "64", "--classes", "5",
-        "-r", "baseline", "-r", "channels-last",
+        "-r", "channels-last",
     )  # fmt: skip
-    assert [row["batch"] for row in rows] == [2, 2]
-    assert rows[1]["numerics"]["passed"], rows[1]["numerics"]
-    assert (rows[1]["phases_s"] is None) == (task == "infer")
+    assert row["batch"] == 2
+    assert row["numerics"]["passed"], row["numerics"]
+    assert (row["phases_s"] is None) == (task == "infer")
 
 
 # The user's own model
@@ -323,7 +320,7 @@ def test_a_file_says_what_to_run_and_flags_overrule_it(
     assert {spec.measure.effort for spec in specs} == {"quick"}
     assert {spec.workload.batch for spec in specs_of("-f", str(file), "-b", "2")} == {2}
     (spec,) = specs_of("simple_cnn", "-f", tiny)
-    assert spec.measure.max_seconds == 0.3
+    assert spec.measure.max_seconds == 0.15
 
 
 # Bad input
@@ -600,7 +597,7 @@ def test_help_names_every_command_and_every_step() -> None:
     assert overview.exit_code == 0
     for name in ("run", "demo", "models", "doctor", "show", "export"):
         assert re.search(rf"^\s+{name}\s", overview.stdout, re.MULTILINE)
-    told = redline("run", "--help").stdout
+    told = "".join(redline("run", "--help").stdout.split())  # lines may end at a hyphen
     assert all(step in told for step in STEPS)
     assert re.fullmatch(r"\d+\.\d+.*\n", redline("--version").stdout)
 
@@ -664,7 +661,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(
     marker = f"redline-interrupted-{os.getpid()}"
     endless = tmp_path / "endless.toml"
     endless.write_text(
-        TINY.replace("max_seconds = 0.3", "max_seconds = 600", 1).replace("min_rounds = 2", "min_rounds = 100000")
+        TINY.replace("\nmax_seconds = 0.15", "\nmax_seconds = 600").replace("min_rounds = 2", "min_rounds = 100000")
     )
     running = start(marker, "run", model("make()"), "-f", str(endless), "-r", "baseline", "-r", "bf16", "--json")
     wait_for_line(running, "block 1")

@@ -120,6 +120,7 @@ def test_sound_recipes_pass_and_planted_faults_are_caught(model: str) -> None:
             assert wrong.finite == (fault != "fault-returns-nan")
 
 
+@pytest.mark.slow
 def test_the_zero_head_of_a_vit_is_handled() -> None:
     raw = build_workload(WorkloadSpec(model="vit_b_32", batch=2, image_size=64), seed=0)
     device = CpuDevice()
@@ -339,7 +340,7 @@ def test_paths_are_compared_over_how_far_they_came() -> None:
 
 
 def trains() -> Workload:
-    return named("simple_cnn", task="train", batch=8, image_size=16)
+    return named("simple_cnn", task="train", batch=8, image_size=8)
 
 
 class Drops(nn.Module):
