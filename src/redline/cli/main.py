@@ -202,8 +202,23 @@ def _complain(message: str) -> None:
     print(f"redline: {message}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 
+# typer carries its own copy of click or uses the installed one, by its version; the ancestor is the same either way.
+ArgumentMistake: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
 def main() -> None:
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except ArgumentMistake as error:
+        told = error.format_message() if hasattr(error, "format_message") else str(error)
+        if "NoArgs" in type(error).__name__:
+            sys.stderr.write(f"{told}\n")  # the help itself
+        else:
+            _complain(" ".join(told.split()) + " ('--help' lists the options)")
+        sys.exit(EXIT_USAGE)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

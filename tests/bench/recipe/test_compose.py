@@ -273,3 +273,9 @@ def test_a_worker_knows_the_steps_that_are_installed(plugin: str) -> None:
     assert reply.answers[0].usage is None
     assert reply.answers[1].usage is not None
     assert "did you mean doubled?" in reply.answers[1].usage
+
+
+@pytest.mark.parametrize("recipe", ["compile:max-autotune,backend=eager", "compile:backend=aot_eager,max_autotune=true"])
+def test_modes_and_options_are_refused_for_a_backend_that_would_ignore_them(recipe: str) -> None:
+    with pytest.raises(SpecError, match="are inductor's; backend"):
+        steps_of(Recipe.parse(recipe), "infer")

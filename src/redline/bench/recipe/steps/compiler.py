@@ -70,6 +70,9 @@ class Compile(RecipeStep):
             raise SpecError(f"compile: mode {mode} and options ({', '.join(sorted(options))}) exclude each other")
         if options:
             settings["options"] = options
+        if settings.get("backend", "inductor") != "inductor" and settings.keys() & {"mode", "options"}:
+            # torch would drop them with a line in a log, and the row would claim what did not happen.
+            raise SpecError(f"compile: modes and options are inductor's; backend {settings['backend']} takes none")
         return settings
 
 
