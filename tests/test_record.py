@@ -364,10 +364,12 @@ class TestDamage:
 class TestIds:
     def test_sort_by_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ids = []
-        # One millisecond, one second, past the year 2100: each must sort behind the one before.
-        for milliseconds in (1_700_000_000_000, 1_700_000_000_001, 1_700_000_001_000, 4_200_000_000_000):
+        # A clock that was never set, today, a millisecond later, a second later, past the year 2100.
+        for milliseconds in (1, 1_700_000_000_000, 1_700_000_000_001, 1_700_000_001_000, 4_200_000_000_000):
             monkeypatch.setattr(record.time, "time_ns", lambda now=milliseconds: now * 1_000_000)
-            ids.append(new_id())
+            ids.append(min(new_id() for _ in range(20)))
+            assert ids == sorted(ids)
+            ids.append(max(new_id() for _ in range(20)))
         assert ids == sorted(ids)
         assert len({len(found) for found in ids}) == 1
 

@@ -128,6 +128,8 @@ def run_specs(
     observer: Observer | None = None,
 ) -> list[RunRecord]:
     """Check all specs first, then measure those of one workload together. A mistake in any is raised before the first."""
+    if not specs:
+        raise UsageError("nothing to measure: name at least one model and one recipe")
     observer = observer or Observer()
     records: list[RunRecord] = []
     with ExitStack() as stack:

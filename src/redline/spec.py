@@ -131,7 +131,9 @@ class MeasureSpec(Spec):
     warmup_min_steps: int = 3
     warmup_max_seconds: float = 60.0
     warmup_window: int = 10
-    """Two windows of so many steps must agree before the state counts as steady."""
+    """Two windows of at least so many steps must agree before the state counts as steady."""
+    warmup_window_seconds: float = 0.5
+    """And of at least this long: a slow drift does not show in a few milliseconds."""
     loss_path_steps: int = 20
     """Training numerics compare the loss over so many steps."""
 
@@ -169,6 +171,7 @@ class MeasureSpec(Spec):
                 warmup_min_steps=2,
                 warmup_max_seconds=10.0,
                 warmup_window=3,
+                warmup_window_seconds=0.1,
                 loss_path_steps=5,
             ),
             "normal": cls(),
@@ -224,13 +227,27 @@ def key_of(spec: RunSpec, identity: Mapping[str, str | None]) -> str:
     """The spec key: two runs with the same key measured the same thing.
 
     `identity` is what the spec cannot know: model and input hash, device model, driver, torch and benchmark version.
-    How the bench was opened (door, timeouts) and where a pickled model lay are not part of what was measured.
+    How the bench was opened (door, timeouts), where a pickled model lay and which of several equal cards it was are not
+    part of what was measured. Fields at their defaults are left out, so that a field added later changes no old key.
     """
-    what = msgspec.to_builtins(msgspec.structs.replace(spec, launch=LaunchSpec()))
-    what["workload"]["artifact"] = None
-    what["recipe"] = spec.recipe.canonical()
+    what = {
+        **_set_fields(spec, leave_out=("launch", "recipe", "device", "workload", "measure")),
+        "workload": _set_fields(spec.workload, leave_out=("artifact",)),
+        "measure": _set_fields(spec.measure, leave_out=()),
+        "recipe": spec.recipe.canonical(),
+        "device": spec.device.partition(":")[0],
+    }
     encoded = msgspec.json.encode([what, dict(identity)], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:24]
+
+
+def _set_fields(struct: Spec, leave_out: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that were given another value than their default."""
+    return {
+        field.name: value
+        for field in msgspec.structs.fields(struct)
+        if field.name not in leave_out and (value := getattr(struct, field.name)) != field.default
+    }
 
 
 def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[RunSpec]:
@@ -264,10 +281,12 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     rest = dict(table)
     models = _names(rest.pop("model", []), "model", where)
     recipes = _names(rest.pop("recipe", "baseline"), "recipe", where)
-    effort, tail = rest.pop("effort", "normal"), rest.pop("tail", False)
+    own_measure = rest.pop("measure", {})
+    in_table = own_measure.get("effort", "normal") if isinstance(own_measure, Mapping) else "normal"
+    effort, tail = rest.pop("effort", in_table), rest.pop("tail", False)
     if not isinstance(tail, bool):
         raise SpecError(f"{where}: tail must be true or false, got {tail!r}")
-    measure = _override(MeasureSpec.for_effort(effort, tail=tail), rest.pop("measure", {}), f"{where}: measure")
+    measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
     launch = _override(LaunchSpec(), rest.pop("launch", {}), f"{where}: launch")
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
     specs = []

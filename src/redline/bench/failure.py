@@ -13,13 +13,15 @@ _OOM_WORDINGS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "hipblas_status_alloc_failed",
+    "not enough memory: you tried to allocate",
+    "std::bad_alloc",
+    "_alloc_failed",  # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuFFT and hipBLAS each end a status of theirs so
+    "_allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     "hiperroroutofmemory",
     "miopenstatusallocfailed",
     "unable to find a valid cudnn algorithm",
 )
+_TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
 
 
@@ -62,4 +64,6 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, BenchError | UsageError):
         return said
     name = type(error).__name__
+    if said.startswith(_TORCHSCRIPT_WRAPPER):
+        said = lines[-1].removeprefix(f"{name}: ")
     return f"{name}: {said}"[:500] if said else name

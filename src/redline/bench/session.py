@@ -72,7 +72,8 @@ class BenchSession:
         self._on_progress = on_progress
         self._cold: dict[str, Any] = {"import_s": import_s, "start_s": start_s}
         self._isolated = isolated
-        HANDED_OVER.update(handed_over or {})
+        self._handed_over = handed_over or {}
+        HANDED_OVER.update(self._handed_over)
         self._stage = "start"
         self._device: Device | None = None
         self._step: Timed | None = None
@@ -263,6 +264,8 @@ class BenchSession:
         memory = self._device.memory() if self._device else Memory()
         self._forget()
         self._restore_flags()
+        for name in self._handed_over:
+            HANDED_OVER.pop(name, None)
         return Closed(memory=memory)
 
     def _forget(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from redline.errors import DoorError, RedlineError, UsageError
+from redline.errors import BenchError, DoorError, RedlineError, UsageError
 
 EXIT_USAGE = 2
 EXIT_FAILED_ROW = 5
@@ -39,12 +39,13 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
-            complain("interrupted; what was measured is kept: 'redline show' lists it")
+            _complain("interrupted; what was measured is kept: 'redline show' lists it")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except RedlineError as error:
-            complain(str(error))
-            is_mistake = isinstance(error, UsageError) or not isinstance(error, DoorError)
-            raise typer.Exit(EXIT_USAGE if is_mistake else EXIT_FAILED_ROW) from None
+            is_broken = isinstance(error, BenchError | DoorError)
+            # What broke on the bench without being anybody's mistake comes with its traceback.
+            _complain(str(error) if is_broken else " ".join(str(error).splitlines()))
+            raise typer.Exit(EXIT_FAILED_ROW if is_broken else EXIT_USAGE) from None
 
     return guarded
 
@@ -273,12 +274,27 @@ def _print_json(document: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
 
 
-def complain(message: str) -> None:
+def _complain(message: str) -> None:
     print(f"redline: {message}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 
+# typer carries its own copy of click or uses the installed one, by its version; the ancestor is the same either way.
+ArgumentMistake: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
 def main() -> None:
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except ArgumentMistake as error:
+        told = error.format_message() if hasattr(error, "format_message") else str(error)
+        if "NoArgs" in type(error).__name__:
+            sys.stderr.write(f"{told}\n")  # the help itself
+        else:
+            _complain(" ".join(told.split()) + " ('--help' lists the options)")
+        sys.exit(EXIT_USAGE)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from typing import Any, get_args
 import msgspec
 
 from redline.analyze.profile import Profile
-from redline.cli.main import EXIT_FAILED_ROW, complain
 from redline.cli.progress import LiveObserver
-from redline.errors import BenchError, SpecError, UsageError
+from redline.errors import SpecError, UsageError
 from redline.profiling import compare_profiles, profile, read_profile
 from redline.report.profile import Sort
 from redline.report.terminal import make_console
@@ -35,11 +34,7 @@ class Output:
 
 def profile_model(settings: dict[str, Any], output: Output) -> int:
     with LiveObserver() as observer:
-        try:
-            result = profile(**settings, observer=observer)
-        except BenchError as error:
-            complain(str(error))
-            return EXIT_FAILED_ROW
+        result = profile(**settings, observer=observer)
     show(result.profile, output)
     return 0
 

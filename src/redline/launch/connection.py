@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import IO, Protocol
 
+from redline.errors import DoorError
 from redline.protocol import (
     Ask,
     Close,
@@ -82,6 +83,10 @@ class WorkerSession:
             return FailureReply(failure=self._timed_out(self._timeout_of(request)))
         except (BrokenPipeError, ConnectionError):
             return FailureReply(failure=self._died())
+        except DoorError as error:
+            self._signal(signal.SIGKILL)
+            self._dead = Failure(stage=self._stage, kind="crash", message=str(error), traceback=log_tail(self._log))
+            return FailureReply(failure=self._dead)
 
     def pause(self) -> None:
         if self._dead is None and not self._paused:

@@ -90,7 +90,7 @@ def run_table(rows: Sequence[RunSummary], hidden: Collection[str] = ()) -> Table
         if name in FOLDED:
             table.add_column(header, overflow="fold")
         else:
-            table.add_column(header, justify="left" if name == "bound" else "right", no_wrap=True)
+            table.add_column(Text(header), justify="left" if name == "bound" else "right", no_wrap=True)
     for row in rows:
         cells = _row_cells(row)
         table.add_row(*(cells.get(name, "–") for name in columns))
@@ -279,7 +279,7 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
     host = next((row for row in measured if row.bound.label == "host"), None)
     if host:
         return f"next: {host.recipe} is host-bound: try compile:reduce-overhead, or a larger batch"
-    if all(not row.group for row in measured):
+    if not any(row.vs_first for row in measured):
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
     return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"
 

@@ -110,8 +110,8 @@ class AmdCard:
         cap = self._get("amdsmi_get_power_cap_info") or {}
         limit = number(cap.get("power_cap"))
         return {
-            "uuid": self._get("amdsmi_get_gpu_device_uuid"),
-            "driver": driver.get("driver_version"),
+            "uuid": words(self._get("amdsmi_get_gpu_device_uuid")),
+            "driver": words(driver.get("driver_version")),
             "power_limit_w": limit / 1e6 if limit else None,  # microwatts
         }
 
@@ -139,10 +139,17 @@ class AmdCard:
         return count * resolution / 1e6 if count is not None and resolution is not None else None  # microjoules
 
 
+def words(value: Any) -> str | None:
+    return None if value in (None, "", "N/A") else str(value)
+
+
+_ALL_ONES = (float(0xFFFF), float(0xFFFFFFFF), float(0xFFFFFFFFFFFFFFFF))
+
+
 def number(value: Any) -> float | None:
     """What amdsmi calls a number: sometimes text, sometimes "N/A", sometimes the all-ones of a missing sensor."""
     try:
         found = float(value)
     except (TypeError, ValueError):
         return None
-    return None if found in (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF) else found
+    return None if found in _ALL_ONES else found

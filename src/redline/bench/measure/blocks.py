@@ -29,10 +29,9 @@ def measure_block(step: TimedStep, device: Device, request: Measure, step_estima
     device.reset_peaks()
     with step.context(), quiet_collector(), Sampling(device) as sampling:
         started_at, started = time.time(), time.perf_counter()
-        if request.kind == "latency":
-            block = _latency(step, device, settling, timed, started + OVERRUN * request.seconds)
-        else:
-            block = _throughput(step, device, settling, timed, started + OVERRUN * request.seconds)
+        deadline = started + OVERRUN * (request.settle_seconds + request.seconds)
+        take = _latency if request.kind == "latency" else _throughput
+        block = take(step, device, settling, timed, deadline)
         wall_s = time.perf_counter() - started
     return Block(
         **block,
