@@ -64,14 +64,18 @@ def batch_norm_in_eval(profile: Profile) -> Finding | None:
     if any(_NORM_IN_TRAINING.search(name) for name in names):
         return None
     seconds, share, top = _part(profile, lambda name: bool(_NORM_IN_EVAL.search(name)))
-    if share < NORM_SHARE or has_step(profile, "fold-bn"):
+    if share < NORM_SHARE or _is_folded(profile):
         return None
     return Finding(
         code="batch-norm-eval",
         evidence=f"{share:.0%} of the device's work is batch-norm with fixed statistics ({top})",
-        next=f"-r {with_step(profile, 'fold-bn')}: fold it into the convolutions (compile:freeze does it too)",
+        next=f"-r {with_step(profile, 'compile:freeze')}: frozen, it is folded into the convolutions",
         gain_bound=gain_without(profile, seconds),
     )
+
+
+def _is_folded(profile: Profile) -> bool:
+    return profile.capture is not None and "compile:freeze" in profile.capture.recipe
 
 
 def unfused_elementwise(profile: Profile) -> Finding | None:

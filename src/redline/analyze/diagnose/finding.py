@@ -37,7 +37,9 @@ def has_step(profile: Profile, *names: str) -> bool:
 
 
 def with_step(profile: Profile, step: str) -> str:
-    """The profiled recipe with one more step, as it is written after -r; of a trace from elsewhere, the step alone."""
-    if profile.capture is None or profile.capture.recipe == "baseline":
+    """The profiled recipe with this step, in the place of one of the same name; of a foreign trace, the step alone."""
+    if profile.capture is None:
         return step
-    return f"{profile.capture.recipe}+{step}"
+    name = step.partition(":")[0]
+    kept = [str(other) for other in Recipe.parse(profile.capture.recipe).steps if other.name != name]
+    return "+".join([*kept, step])

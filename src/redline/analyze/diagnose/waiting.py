@@ -23,8 +23,8 @@ def host(profile: Profile) -> Finding | None:
         advice = "a larger batch: graphs are on already, so the host is late with something else"
     else:
         advice = (
-            f"-r {with_step(profile, 'graphs')}: a CUDA graph takes Python out of the step "
-            "(or compile:reduce-overhead); or a larger batch"
+            f"-r {with_step(profile, 'compile:reduce-overhead')}: CUDA graphs take Python out of the step; "
+            "or a larger batch"
         )
     return Finding(
         code="host-bound",
@@ -41,14 +41,18 @@ def launch(profile: Profile) -> Finding | None:
         return None
     launches = profile.launches
     fused = has_step(profile, "compile")
-    advice = "graphs: replayed kernels follow each other more closely" if fused else "compile: fewer, larger kernels"
+    advice = (
+        f"-r {with_step(profile, 'compile:reduce-overhead')}: the kernels of a replayed graph follow each other closely"
+        if fused
+        else f"-r {with_step(profile, 'compile')}: fewer, larger kernels"
+    )
     return Finding(
         code="launch-bound",
         evidence=(
             f"{share:.0%} of the time lies in short gaps between kernels; {launches.short_share:.0%} of the kernels "
             f"take no more than 10 µs (median {format_seconds(launches.median_kernel_s)})"
         ),
-        next=f"-r {with_step(profile, advice.partition(':')[0])}: {advice.partition(': ')[2]}",
+        next=advice,
         gain_bound=gain_without(profile, profile.idle.launch_gap_s),
     )
 
