@@ -98,8 +98,8 @@ class ColdStart(Spec):
 class Numerics(Spec):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 
-    method: Literal["outputs", "loss-path", "reference"] = "outputs"
-    """`reference`: this recipe is the strict fp32 reference itself."""
+    method: Literal["outputs", "loss-path", "reference", "unchecked"] = "outputs"
+    """`reference`: this recipe is the strict fp32 reference itself. `unchecked`: the spec asked for no comparison."""
     number_format: str = "fp32"
     rel_l2: float | None = None
     """Error over the part of the reference that depends on the input; NaN is told as None with finite False."""
@@ -129,7 +129,15 @@ class Memory(Spec):
     context_bytes: int | None = None
     """The driver's view minus reserved: context and libraries."""
     peak_rss_bytes: int | None = None
+    peak_private_bytes: int | None = None
+    """CPU: the most the worker has held for itself since it began; what a memory limit counts."""
     allocator_retries: int | None = None
+    resident_bytes: int | None = None
+    """Held between two steps: weights, optimizer state, inputs."""
+    limit_bytes: int | None = None
+    """The most there was to be had: the cap that was asked for, or what was free."""
+    needed_bytes: int | None = None
+    """The least with which a step still ran, where that was tried; the allocator likes to take more."""
 
 
 class TelemetrySample(Spec):

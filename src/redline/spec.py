@@ -11,6 +11,7 @@ from typing import Any, Literal, dataclass_transform, get_args
 import msgspec
 
 from redline.errors import SpecError
+from redline.units import parse_bytes
 
 Task = Literal["infer", "train"]
 Effort = Literal["quick", "normal", "strict"]
@@ -133,6 +134,10 @@ class MeasureSpec(Spec):
     """Two windows of so many steps must agree before the state counts as steady."""
     loss_path_steps: int = 20
     """Training numerics compare the loss over so many steps."""
+    check_numerics: bool = True
+    """False leaves the comparison with fp32 out: its reference may not fit where the recipe itself does."""
+    squeeze_memory: bool = False
+    """After timing, find the least memory with which the step still runs. Devices whose allocator can be capped only."""
 
     def __post_init__(self) -> None:
         _require_choice("effort", self.effort, Effort)
@@ -184,10 +189,15 @@ class LaunchSpec(Spec):
     command_prefix: tuple[str, ...] = ()
     """Put in front of a spawned interpreter: a vendor profiler, numactl."""
     memory_limit_bytes: int | None = None
-    """CPU workers: no more private memory than this. None: what the machine has free when the worker starts."""
+    """Measure as if the device had this much: GPUs cap torch's allocator, CPU workers their private memory.
+
+    None: what is free when the worker starts. Part of what was measured, because it decides what fits.
+    """
 
     def __post_init__(self) -> None:
         _require_choice("door", self.door, DoorName)
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            raise SpecError(f"max_memory must be above 0, got {self.memory_limit_bytes}")
         if self.command_prefix and self.door != "spawn":
             raise SpecError(f"command_prefix needs the spawn door, got door {self.door!r}")
 
@@ -214,13 +224,25 @@ def key_of(spec: RunSpec, identity: Mapping[str, str | None]) -> str:
     """The spec key: two runs with the same key measured the same thing.
 
     `identity` is what the spec cannot know: model and input hash, device model, driver, torch and benchmark version.
-    How the bench was opened (door, timeouts) and where a pickled model lay are not part of what was measured.
+    How the bench was opened (door, timeouts) and where a pickled model lay are not part of what was measured. Fields
+    that hold their default are left out, so that a new one does not make strangers of all that was measured before.
     """
-    what = msgspec.to_builtins(msgspec.structs.replace(spec, launch=LaunchSpec()))
-    what["workload"]["artifact"] = None
+    workload = msgspec.structs.replace(spec.workload, artifact=None)
+    launch = LaunchSpec(memory_limit_bytes=spec.launch.memory_limit_bytes)
+    what = _without_defaults(msgspec.structs.replace(spec, workload=workload, launch=launch))
     what["recipe"] = spec.recipe.canonical()
     encoded = msgspec.json.encode([what, dict(identity)], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:24]
+
+
+def _without_defaults(spec: Spec) -> dict[str, Any]:
+    """What differs from a spec of which nothing was said."""
+    said = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        if value != field.default:
+            said[field.name] = _without_defaults(value) if isinstance(value, Spec) else msgspec.to_builtins(value)
+    return said
 
 
 def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[RunSpec]:
@@ -254,7 +276,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
         raise SpecError(f"{where}: name at least one model")
     effort, tail = rest.pop("effort", "normal"), rest.pop("tail", False)
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), rest.pop("measure", {}), f"{where}: measure")
-    launch = _override(LaunchSpec(), rest.pop("launch", {}), f"{where}: launch")
+    launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
     specs = []
     for model in models:
@@ -274,6 +296,14 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
                 )
             )
     return specs
+
+
+def _launch_table(rest: dict[str, Any]) -> dict[str, Any]:
+    """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes."""
+    table = dict(rest.pop("launch", {}))
+    if (limit := rest.pop("max_memory", None)) is not None:
+        table["memory_limit_bytes"] = limit if isinstance(limit, int) else parse_bytes(str(limit))
+    return table
 
 
 def _override(base: Any, changes: Mapping[str, Any], where: str) -> Any:

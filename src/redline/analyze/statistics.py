@@ -134,6 +134,36 @@ def fewest_for_percentile(q: float) -> int:
     return high
 
 
+def percentile_ceiling(blocks: Sequence[Sequence[float]], q: float, confidence: float = 0.95) -> float | None:
+    """The q-quantile is at or below this, with so much confidence; None where too few samples could say so.
+
+    An order statistic, so no shape of the distribution is assumed; correlated samples count for fewer.
+    """
+    samples = np.fromiter(chain.from_iterable(blocks), dtype=np.float64)
+    if not samples.size:
+        return None
+    effective = int(samples.size / autocorrelation_time(samples))
+    rank = _ceiling_rank(effective, q, confidence)
+    if rank is None:
+        return None
+    # The rank leaves so many of the effective samples above; the same share of the real ones.
+    above = int((effective - rank) * samples.size / effective)
+    return float(np.sort(samples)[samples.size - 1 - above])
+
+
+@lru_cache(maxsize=4096)
+def _ceiling_rank(count: int, q: float, confidence: float) -> int | None:
+    """The smallest k for which the k-th smallest of `count` samples lies above the q-quantile often enough."""
+    log_ways, below = 0.0, 0.0
+    # The k-th smallest is too low when k or more samples lie below the quantile: sum that tail from the top.
+    for k in range(count, 0, -1):
+        below += math.exp(log_ways + k * math.log(q) + (count - k) * math.log(1 - q))
+        if below > 1 - confidence:
+            return k + 1 if k < count else None
+        log_ways += math.log(k / (count - k + 1))
+    return 1
+
+
 def paired_ratio(first: Mapping[int, float], other: Mapping[int, float], confidence: float = 0.95) -> Ratio | None:
     """First over other from the rounds both have, with a Student interval on the mean of the log-ratios.
 

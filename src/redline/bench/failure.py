@@ -13,11 +13,16 @@ _OOM_WORDINGS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "hipblas_status_alloc_failed",
+    "not enough memory: you tried to allocate",
+    "std::bad_alloc",
+    "_status_alloc_failed",  # cuBLAS, cuDNN, cuSPARSE, cuSOLVER and hipBLAS in one
+    "cudaerrormemoryallocation",
     "hiperroroutofmemory",
     "miopenstatusallocfailed",
+    "rocblas_status_memory_error",
+    # A library that finds no room for its own handle says only that it could not be initialised.
+    "cublas_status_not_initialized when calling `cublascreate",
+    "cudnn_status_not_initialized",
     "unable to find a valid cudnn algorithm",
 )
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")

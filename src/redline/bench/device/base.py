@@ -65,6 +65,14 @@ class Device(ABC):
         """Give cached memory back, so that what follows is counted afresh."""
         return
 
+    @abstractmethod
+    def limit_memory(self, limit_bytes: int | None, *, isolated: bool) -> None:
+        """Behave as if there were this much memory; None: what is free now. `isolated`: the process is the bench's own."""
+
+    def cap_allocator(self, cap_bytes: int | None) -> bool:
+        """Let the allocator take no more than this from the device; None lifts the cap. False where it cannot be."""
+        return False
+
     def neighbours(self) -> tuple[str, ...]:
         """Other people's processes on this device."""
         return ()
