@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["RunResult", "__version__", "doctor", "models", "run", "run_specs"]
+__all__ = [
+    "BatchResult",
+    "RunResult",
+    "SweepResult",
+    "__version__",
+    "doctor",
+    "find_batch",
+    "models",
+    "run",
+    "run_specs",
+    "sweep",
+]
 
 if TYPE_CHECKING:
-    from redline.api import RunResult, doctor, models, run, run_specs
+    from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
 
 
 def __getattr__(name: str) -> Any:

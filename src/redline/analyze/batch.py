@@ -199,7 +199,8 @@ def _notes(
     notes = []
     curve = curve_of(trials)
     if largest is None:
-        notes.append("no batch ran")
+        last = trials[-1].failure
+        notes.append(f"no batch ran; {trials[-1].batch} ended with: {last.message if last else 'nothing timed'}")
     elif curve is None or knee is None:
         notes.append("no knee: fewer than two batches were limited by the device alone")
     elif knee > largest:
@@ -211,6 +212,6 @@ def _notes(
         told = ", ".join(str(batch) for batch in sorted(set(squeezed)))
         notes.append(f"short of memory at {told}: the allocator gave its cache back while timing, which costs speed")
     odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
-    if odd is not None and odd.failure is not None:
+    if odd is not None and odd.failure is not None and largest is not None:
         notes.append(f"batch {odd.batch} broke for another reason than memory: {odd.failure.message}")
     return notes

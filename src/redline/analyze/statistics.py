@@ -78,10 +78,10 @@ def median_interval(blocks: Sequence[Sequence[float]], confidence: float = 0.95)
     )
 
 
-def autocorrelation_time(samples: Sequence[float] | Floats) -> float:
-    """How many successive samples say as much as one independent sample; 1 or more.
+def autocorrelation_time(samples: Sequence[float] | Floats, q: float = 0.5) -> float:
+    """How many successive samples say as much as one independent sample about the q-quantile; 1 or more.
 
-    Taken from the above/below-median signs, which is what the ranks of a median rest on, so that one outlier cannot
+    Taken from the above/below-quantile signs, which is what the ranks of a quantile rest on, so that one outlier cannot
     hide a correlation. Lags are summed in pairs while their sum stays positive and does not grow (Geyer's initial
     monotone sequence): for a reversible process noise begins where that ends.
     """
@@ -89,7 +89,7 @@ def autocorrelation_time(samples: Sequence[float] | Floats) -> float:
     count = values.size
     if count < 4:
         return 1.0
-    covariances = _autocovariances(np.sign(values - np.median(values)))
+    covariances = _autocovariances(np.sign(values - np.quantile(values, q)))
     if covariances[0] <= 0:
         return 1.0
     pairs = covariances[0 : count // 2 * 2 : 2] + covariances[1 : count // 2 * 2 : 2]
@@ -142,7 +142,7 @@ def percentile_ceiling(blocks: Sequence[Sequence[float]], q: float, confidence: 
     samples = np.fromiter(chain.from_iterable(blocks), dtype=np.float64)
     if not samples.size:
         return None
-    effective = int(samples.size / autocorrelation_time(samples))
+    effective = int(samples.size / autocorrelation_time(samples, q))
     rank = _ceiling_rank(effective, q, confidence)
     if rank is None:
         return None

@@ -41,7 +41,6 @@ from redline.protocol import (
     Close,
     ClosedReply,
     FailureReply,
-    Measure,
     Prepare,
     PreparedReply,
     Profile,

@@ -394,7 +394,7 @@ def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
 
 
 def _memory_truth(spec: RunSpec, truth: Landscape) -> MemoryTruth:
-    memory = look_up(truth.memory_bytes, spec)
+    memory = cast("int | MemoryTruth", look_up(truth.memory_bytes, spec))
     if isinstance(memory, MemoryTruth):
         return memory
     return MemoryTruth(needed=memory, allocated=int(0.9 * memory), reserved=memory)

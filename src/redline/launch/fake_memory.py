@@ -204,7 +204,9 @@ class StackedModel:
                 allocator.release(allocator.allocate(workspace * batch))
         gradients = []
         flowing: _Block | None = None
-        for (weights, output, workspace), (kept, normalised) in zip(reversed(self.layers), reversed(saved), strict=True):
+        for (weights, output, workspace), (kept, normalised) in zip(
+            reversed(self.layers), reversed(saved), strict=True
+        ):
             incoming = allocator.allocate(output * batch)
             if workspace:
                 allocator.release(allocator.allocate(2 * workspace * batch))

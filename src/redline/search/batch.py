@@ -39,7 +39,7 @@ SLO_WITHIN = 0.03
 SLO_MARGIN = 0.99
 """Of the batch that should just meet the target: half of those that do would not, on the day."""
 HOPELESS = ("user", "unsupported", "compile", "numerics")
-"""A first trial that breaks like this breaks at any batch."""
+"""A first trial that breaks like this breaks at any batch; so does one that cannot even open the device."""
 
 
 class BatchObserver(Observer):
@@ -117,7 +117,7 @@ def find_largest(search: BatchSearch, most: int | None) -> None:
         if batch is None:
             return
         trial = search.attempt(batch, "largest")
-        if not search.largest and trial.failure is not None and trial.failure.kind in HOPELESS:
+        if not search.largest and _is_hopeless(trial):
             return
 
 
@@ -176,6 +176,10 @@ def slo_measure(measure: MeasureSpec) -> MeasureSpec:
         tail_samples=SLO_SAMPLES,
         squeeze_memory=False,
     )
+
+
+def _is_hopeless(trial: BatchTrial) -> bool:
+    return trial.failure is not None and (trial.failure.kind in HOPELESS or trial.failure.stage == "device")
 
 
 def _missing_for_knee(search: BatchSearch) -> int | None:

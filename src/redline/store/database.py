@@ -64,9 +64,13 @@ class Database:
     def writing(self, *, durable: bool = False) -> Iterator[Connection]:
         """All of it is written or nothing is, also when the process is killed inside. `durable`: or the power fails after."""
         self._mind_forks()
-        with self._in_one_line("write to"), self._writer.connect() as connection:
-            with _synchronous(connection) if durable else nullcontext(), connection.begin():
-                yield connection
+        with (
+            self._in_one_line("write to"),
+            self._writer.connect() as connection,
+            _synchronous(connection) if durable else nullcontext(),
+            connection.begin(),
+        ):
+            yield connection
 
     @property
     def on_server(self) -> bool:

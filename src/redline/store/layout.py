@@ -104,6 +104,7 @@ Index(
     records.c.id.desc(),
 )
 
+
 def _add_sweeps(connection: Connection) -> None:
     sweep_cells.create(connection)
 
