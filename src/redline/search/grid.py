@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from redline.errors import SpecError, UnknownName
-from redline.spec import Recipe, RunSpec, specs_from_table
+from redline.spec import Recipe, RunSpec, key_of, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
 _DOUBLING = re.compile(r"(\d+)\.\.(\d+)")
@@ -104,13 +107,9 @@ def in_informative_order(cells: Sequence[RunSpec]) -> list[RunSpec]:
 
 def default_name(cells: Sequence[RunSpec]) -> str:
     """The same grid has the same name, so running it again goes on."""
-    import hashlib
-
-    import msgspec
-
     models = list(dict.fromkeys(cell.workload.model for cell in cells))
     first = re.sub(r"[^\w.+-]+", "-", Path(models[0].partition(":")[0]).stem if "/" in models[0] else models[0])
-    digest = hashlib.sha256(msgspec.msgpack.encode(list(cells))).hexdigest()[:8]
+    digest = hashlib.sha256("".join(sorted({key_of(cell, {}) for cell in cells})).encode()).hexdigest()[:8]
     return f"{first}{f'+{len(models) - 1}' if len(models) > 1 else ''}-{digest}"
 
 
@@ -187,6 +186,4 @@ def _listed(value: Any) -> list[Any]:
 
 def _once_each(cells: Iterable[RunSpec]) -> list[RunSpec]:
     """Specs hold dictionaries, which cannot be hashed: told apart by how they are written down."""
-    import msgspec
-
     return list({msgspec.msgpack.encode(cell): cell for cell in cells}.values())
