@@ -27,7 +27,13 @@ def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:
 
 
 def test_every_combination_once() -> None:
-    grid = {"model": ["a", "b"], "recipe": ["baseline", "fp16"], "batch": [1, 8, 8], "task": ["infer", "train"], "threads": [1, 2]}
+    grid = {
+        "model": ["a", "b"],
+        "recipe": ["baseline", "fp16"],
+        "batch": [1, 8, 8],
+        "task": ["infer", "train"],
+        "threads": [1, 2],
+    }
     cells = shape(cells_from_table(grid))
     assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 2
 
@@ -61,7 +67,9 @@ def test_a_batch_that_is_none_is_told(given: Any) -> None:
 def test_exclusions_take_out_what_fits_all_their_fields() -> None:
     grid = {"model": ["resnet50", "vit_b_16"], "recipe": ["baseline", "channels-last+fp16"], "batch": "1..4"}
     exclude = [{"model": "vit_*", "recipe": "fp16+channels-last", "batch": [2, 4]}, {"model": "resnet50", "batch": "1"}]
-    cells = {(model, batch, recipe) for model, _, _, batch, recipe in shape(cells_from_table({**grid, "exclude": exclude}))}
+    cells = {
+        (model, batch, recipe) for model, _, _, batch, recipe in shape(cells_from_table({**grid, "exclude": exclude}))
+    }
     assert cells == {
         ("resnet50", 2, "baseline"),
         ("resnet50", 4, "baseline"),

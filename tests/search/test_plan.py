@@ -107,7 +107,9 @@ def record(model: str, recipe: str, took_s: float, **fields: Any) -> RunRecord:
 
 
 def test_an_estimate_knows_what_the_history_knows() -> None:
-    specs = cells_from_table({"model": ["known", "stranger"], "recipe": ["baseline", "fp16", "compile"], "batch": [1, 8]})
+    specs = cells_from_table(
+        {"model": ["known", "stranger"], "recipe": ["baseline", "fp16", "compile"], "batch": [1, 8]}
+    )
     cells = [Cell(spec=spec, key=str(number)) for number, spec in enumerate(specs)]
     with History.open(":memory:") as history:
         assert (estimate(cells, history).known, estimate(cells, history).unknown) == (0, 12)

@@ -150,7 +150,9 @@ class TestLayout:
 
     def test_a_newer_layout_asks_for_a_newer_redline(self, path: Path, stored: RunRecord) -> None:
         execute(path, "UPDATE meta SET value = '99'")
-        with pytest.raises(StoreError, match=f"{path} has layout 99, this Redline knows {layout.LAYOUT}: update Redline"):
+        with pytest.raises(
+            StoreError, match=f"{path} has layout 99, this Redline knows {layout.LAYOUT}: update Redline"
+        ):
             History.open(path)
 
     def test_a_history_from_before_there_were_sweeps_gets_their_table(self, path: Path, stored: RunRecord) -> None:
