@@ -60,12 +60,13 @@ def run_killed(store: str, name: str, kills: int, seed: int) -> None:
         time.sleep(chance.uniform(0.0, 0.25))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        print("finished" if os.WIFEXITED(status) else "killed", flush=True)
+        sys.stdout.write("finished\n" if os.WIFEXITED(status) else "killed\n")
 
 
 class Telling(SweepObserver):
     def settled(self, cell: Any, record: Any) -> None:
-        print("settled", record.id, flush=True)
+        sys.stdout.write(f"settled {record.id}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

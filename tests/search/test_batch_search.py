@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redline.api import NoJournal, find_batch
 from redline.analyze.batch import BatchFinding
+from redline.api import NoJournal, find_batch
 from redline.errors import SpecError, UsageError
 from redline.launch.fake import FakeDoor, Landscape
 from redline.launch.fake_memory import MemoryOf, MemoryTruth, convolutional, curve, largest_batch

@@ -91,7 +91,7 @@ def test_a_combination_that_cannot_be_is_left_out() -> None:
 )
 def test_what_is_wrong_everywhere_is_a_mistake(refuse: Any) -> None:
     specs = cells_from_table({"model": ["a", "b"], "recipe": ["baseline", "fp16"]})
-    with pytest.raises(UsageError, match="unknown|no such"):
+    with pytest.raises(UsageError, match=r"unknown|no such"):
         make_plan(specs, answers(specs, refuse), lambda device: PLACE)
 
 

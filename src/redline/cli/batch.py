@@ -15,6 +15,7 @@ from redline.cli.main import EXIT_FAILED_ROW
 from redline.cli.progress import LiveObserver
 from redline.record import RunRecord
 from redline.report.batch import batch_json, found_report, search_title, trial_header, trial_line
+from redline.report.batch_plot import check_place
 from redline.report.terminal import make_console
 from redline.search.batch import BatchObserver
 from redline.spec import specs_from_table
@@ -59,6 +60,8 @@ def find_and_print(
 ) -> int:
     specs = specs_from_table(table, where="batch")
     slo_p95_s = parse_seconds(slo_p95) if slo_p95 is not None else None
+    if plot is not None:
+        check_place(plot)
     with LiveBatches(on_stdout=not as_json) as observer:
         result = find_batch_specs(specs, slo_p95_s=slo_p95_s, max_batch=max_batch, observer=observer)
     if plot is not None:

@@ -11,8 +11,21 @@ import numpy as np
 from redline.analyze.batch import BatchFinding, BatchTrial, curve_of
 from redline.errors import SpecError
 
+KINDS = (".png", ".svg", ".pdf")
+
+
+def check_place(path: Path) -> None:
+    """Whether a plot could be written there: asked before the long search, not after it."""
+    if path.suffix.lower() not in KINDS:
+        raise SpecError(f"plot must end in {', '.join(KINDS)}, got {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
+
 
 def plot_batches(findings: Sequence[BatchFinding], path: Path) -> Path:
+    check_place(path)
     # The figure is made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
     from matplotlib.figure import Figure
 
@@ -34,10 +47,9 @@ def plot_batches(findings: Sequence[BatchFinding], path: Path) -> Path:
     speed.legend(fontsize="small")
     figure.suptitle(" · ".join(part for part in (first.model, first.task, first.device_name or first.device) if part))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: an ending that is no picture's
-        raise SpecError(f"cannot write the plot to {path}: {error}") from None
+    except OSError as error:
+        raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
     return path
 
 
