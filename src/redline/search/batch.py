@@ -159,8 +159,8 @@ def trial_measure(measure: MeasureSpec) -> MeasureSpec:
     return msgspec.structs.replace(
         measure,
         min_rounds=min(measure.min_rounds, 3),
-        max_seconds=min(measure.max_seconds, 3.0),
-        warmup_max_seconds=min(measure.warmup_max_seconds, 3.0),
+        max_seconds=min(measure.max_seconds, 2.0),
+        warmup_max_seconds=min(measure.warmup_max_seconds, 2.0),
         tail_samples=max(measure.tail_samples, 130),
         check_numerics=False,
         squeeze_memory=True,
