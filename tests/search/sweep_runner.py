@@ -57,7 +57,7 @@ def run_killed(store: str, name: str, kills: int, seed: int) -> None:
             with History.open(store) as history:
                 run_fake(history, name)
             os._exit(0)
-        time.sleep(chance.uniform(0.0, 0.25))
+        time.sleep(chance.uniform(0.0, 0.06))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         sys.stdout.write("finished\n" if os.WIFEXITED(status) else "killed\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ def sweep_json(summary: SweepSummary, estimate: Estimate | None = None) -> str:
 def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> RenderableType:
     """The table, what to know about single rows below, the next step last."""
     by_record = {row.record_id: row for row in rows}
-    parts: list[RenderableType] = [_table(summary, by_record) if estimate is None else _plan_table(summary)]
+    parts = _tables(summary, by_record) if estimate is None else [_plan_table(summary)]
     parts += [Text(f"  {_name(cell)}: {cell.failure.message}", style="red") for cell in summary.cells if cell.failure]
     parts += [
         Text(f"  left out: {left.model} {left.task} {left.recipe}: {left.reason}", style="dim")
@@ -81,35 +82,36 @@ def _counts(summary: SweepSummary) -> str:
     return ", ".join([*counts, f"{summary.pending} to do"] if summary.pending else counts)
 
 
-def _table(summary: SweepSummary, by_record: dict[str, RunSummary]) -> RenderableType:
-    table = make_table(Text(f"sweep {summary.name} · {_counts(summary)}", style="bold"))
-    has_threads = any(cell.threads is not None for cell in summary.cells)
-    for header in ("model", "task", "recipe"):
-        table.add_column(header, overflow="fold")
-    numbers = ["batch", *(["threads"] if has_threads else []), "items/s", "±", "p50 ms", "p95 ms", "memory MB"]
-    for header in numbers:
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("bound", no_wrap=True)
-    table.add_column("status", overflow="fold")
-    for cell in _in_reading_order(summary.cells):
-        row = by_record.get(cell.record_id or "")
-        threads = [_number(cell.threads)] if has_threads else []
-        batch = cell.batch if cell.batch is not None or row is None else row.batch
-        table.add_row(
-            Text(cell.model),
-            cell.task,
-            Text(cell.recipe),
-            _number(batch),
-            *threads,
-            *_measured(row),
-            _status(cell, row),
-        )
-    return table
+def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[RenderableType]:
+    """One table per model and task, so that recipe and numbers fit beside each other."""
+    parts: list[RenderableType] = [Text(f"sweep {summary.name} · {_counts(summary)}", style="bold")]
+    for (model, task), together in groupby(_in_reading_order(summary.cells), key=lambda cell: (cell.model, cell.task)):
+        cells = list(together)
+        axes = [axis for axis in ("recipe", "threads", "batch") if axis != "threads" or any(c.threads for c in cells)]
+        table = make_table(Text(f"{model} · {task}", style="bold"))
+        for axis in axes:
+            table.add_column(axis, justify="left" if axis == "recipe" else "right", overflow="fold", min_width=5)
+        for header in ("items/s", "±", "p50 ms", "p95 ms", "memory MB"):
+            table.add_column(header, justify="right", no_wrap=True)
+        table.add_column("status", overflow="fold", min_width=9)
+        for cell in cells:
+            row = by_record.get(cell.record_id or "")
+            where = (Text(_axis_text(cell, axis, row)) for axis in axes)
+            table.add_row(*where, *_measured(row), _status(cell, row))
+        parts.append(table)
+    return parts
+
+
+def _axis_text(cell: SweepCell, axis: str, row: RunSummary | None) -> str:
+    value = getattr(cell, axis)
+    if value is None and axis == "batch" and row is not None:
+        value = row.batch  # the model's own default
+    return "–" if value is None else str(value)
 
 
 def _measured(row: RunSummary | None) -> list[str]:
     if row is None or row.failure is not None or row.throughput_per_s is None or row.latency_s is None:
-        return ["–"] * 5 + [""]
+        return ["–"] * 5
     half_width = row.throughput_interval.half_width if row.throughput_interval else None
     memory = row.memory
     held = (memory.peak_reserved_bytes or memory.peak_rss_bytes) if memory else None
@@ -119,7 +121,6 @@ def _measured(row: RunSummary | None) -> list[str]:
         significant(row.latency_s.p50 * 1e3, 4),
         "n/a" if row.latency_s.p95 is None else significant(row.latency_s.p95 * 1e3, 4),
         "n/a" if held is None else significant(held / 1e6, 4),
-        row.bound.label,
     ]
 
 
@@ -129,7 +130,10 @@ def _status(cell: SweepCell, row: RunSummary | None) -> Text:
     if row is None:
         return Text(cell.status, style="dim")
     doubts = [] if row.numerics is None or row.numerics.passed or row.numerics.method == "unchecked" else ["numerics ✗"]
-    return Text(", ".join([*row.verdict.labels, *doubts]), style=TRUST_STYLE.get(row.verdict.labels[0], "yellow"))
+    bound = [f"{row.bound.label}-bound"] if row.bound.label != "unknown" else []
+    return Text(
+        ", ".join([*row.verdict.labels, *doubts, *bound]), style=TRUST_STYLE.get(row.verdict.labels[0], "yellow")
+    )
 
 
 def _in_reading_order(cells: Iterable[SweepCell]) -> list[SweepCell]:

@@ -72,8 +72,9 @@ class BatchSearch:
 
     @property
     def tried(self) -> list[Tried]:
-        """As the search for the largest sees it. A latency trial under the target's own settings fits just as well."""
-        return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in self.trials]
+        """As the search for the largest sees it. Latency trials are not squeezed: their figure is of another kind."""
+        told = [trial for trial in self.trials if trial.purpose != "slo"]
+        return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in told]
 
     @property
     def room(self) -> Room:
@@ -155,12 +156,16 @@ def trial_spec(spec: RunSpec, batch: int, purpose: Purpose) -> RunSpec:
 
 
 def trial_measure(measure: MeasureSpec) -> MeasureSpec:
-    """Short looks: a search makes many. Numerics are left out, because fp32 may not fit where the recipe does."""
+    """Numerics are left out, because fp32 may not fit where the recipe does. Quick looks are shorter than elsewhere."""
+    if measure.effort == "quick":
+        measure = msgspec.structs.replace(
+            measure,
+            min_rounds=min(measure.min_rounds, 3),
+            max_seconds=min(measure.max_seconds, 2.0),
+            warmup_max_seconds=min(measure.warmup_max_seconds, 2.0),
+        )
     return msgspec.structs.replace(
         measure,
-        min_rounds=min(measure.min_rounds, 3),
-        max_seconds=min(measure.max_seconds, 2.0),
-        warmup_max_seconds=min(measure.warmup_max_seconds, 2.0),
         tail_samples=max(measure.tail_samples, 130),
         check_numerics=False,
         squeeze_memory=True,
