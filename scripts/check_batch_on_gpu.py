@@ -38,6 +38,7 @@ TRUTH_WITHIN = 0.005
 PLAIN_LOOP = """
 import os, sys
 import torch, torchvision
+from redline.bench.failure import is_out_of_memory
 from redline.bench.workload.sources.builtin import Transformer
 assert not torch.cuda.is_initialized()
 workload, cap = sys.argv[1], int(sys.argv[2])
@@ -80,9 +81,9 @@ for line in sys.stdin:
     if child == 0:
         try:
             steps(int(line))
-        except torch.OutOfMemoryError:
-            os._exit(3)
         except BaseException as error:
+            if is_out_of_memory(error):
+                os._exit(3)
             print(f"error: {error}", file=sys.stderr, flush=True)
             os._exit(4)
         os._exit(0)

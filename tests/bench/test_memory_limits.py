@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from redline.bench.device.cuda import CudaDevice
 from redline.bench.failure import is_out_of_memory, kind_of
 from redline.bench.workload.build import build_workload, fingerprint_of
 from redline.errors import UsageError
@@ -49,6 +50,41 @@ def test_a_cpu_worker_stays_within_its_limit(door: Door) -> None:
     assert memory.resident_bytes <= memory.peak_private_bytes <= memory.limit_bytes
     assert session.ask(Squeeze()) == SqueezeReply(needed_bytes=None)
     session.close()
+
+
+class TestCapOnAGpu:
+    """The calls that a GPU would get; the GPU itself is in tests/gpu."""
+
+    @pytest.fixture
+    def shares(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        shares: list[float] = []
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**30, 140 * 2**30))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**30)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share))
+        return shares
+
+    @pytest.fixture
+    def device(self) -> CudaDevice:
+        device = CudaDevice.__new__(CudaDevice)
+        device.torch_device = torch.device("cuda", 0)
+        return device
+
+    def test_is_the_share_of_the_whole_card(self, device: CudaDevice, shares: list[float]) -> None:
+        device.limit_memory(16 * 2**30, isolated=True)
+        assert shares == [16 / 140]
+        assert device._limit_bytes == 16 * 2**30
+        assert device.cap_allocator(None)
+        assert shares[-1] == 1.0
+
+    def test_none_is_what_is_free(self, device: CudaDevice, shares: list[float]) -> None:
+        device.limit_memory(None, isolated=True)
+        assert shares == []
+        assert device._limit_bytes == 101 * 2**30
+
+    def test_more_than_there_is_cannot_be_had(self, device: CudaDevice, shares: list[float]) -> None:
+        device.limit_memory(200 * 2**30, isolated=True)
+        assert shares == [1.0]
+        assert device._limit_bytes == 101 * 2**30
 
 
 def test_what_does_not_fit_is_an_oom_and_not_a_crash(door: Door) -> None:
