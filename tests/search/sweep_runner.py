@@ -1,4 +1,4 @@
-"""A sweep in a process that can be killed: `python sweep_runner.py STORE fake|killed|cpu NAME [KILLS SEED]`."""
+"""A sweep in a process that can be killed: `python sweep_runner.py STORE fake|killed|cpu NAME [SEED]`."""
 
 from __future__ import annotations
 
@@ -48,31 +48,41 @@ def run_fake(history: History, name: str) -> None:
     redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name)
 
 
-def run_killed(store: str, name: str, kills: int, seed: int) -> None:
-    """Start the sweep in a fork of this warm process and kill that at a random moment, again and again."""
+class Telling(SweepObserver):
+    """Says on a descriptor which cells are settled."""
+
+    def __init__(self, descriptor: int = 1) -> None:
+        self._descriptor = descriptor
+
+    def settled(self, cell: Any, record: Any) -> None:
+        os.write(self._descriptor, f"settled {record.id}\n".encode())
+
+
+def run_killed(store: str, name: str, seed: int) -> None:
+    """Run the sweep in forks of this warm process, each killed at a random moment within its next few cells."""
     chance = random.Random(seed)
-    for _ in range(kills):
+    while True:
+        reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             with History.open(store) as history:
-                run_fake(history, name)
+                redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name, observer=Telling(writing))
             os._exit(0)
-        time.sleep(chance.uniform(0.0, 0.06))
+        os.close(writing)
+        with open(reading, buffering=1) as told:
+            lines = [told.readline() for _ in range(chance.randrange(5))]
+        time.sleep(chance.uniform(0.0, 0.010))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        sys.stdout.write("finished\n" if os.WIFEXITED(status) else "killed\n")
-
-
-class Telling(SweepObserver):
-    def settled(self, cell: Any, record: Any) -> None:
-        sys.stdout.write(f"settled {record.id}\n")
-        sys.stdout.flush()
+        if os.WIFEXITED(status) or (lines and not lines[-1]):
+            return
+        sys.stdout.write("killed\n")
 
 
 if __name__ == "__main__":
     store, what, name = sys.argv[1:4]
     if what == "killed":
-        run_killed(store, name, int(sys.argv[4]), int(sys.argv[5]))
+        run_killed(store, name, int(sys.argv[4]))
     else:
         with History.open(store) as history:
             if what == "fake":
