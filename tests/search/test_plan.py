@@ -100,10 +100,10 @@ def test_two_spellings_of_a_recipe_are_one_cell() -> None:
     assert len(make_plan(specs, answers(specs), lambda device: PLACE).cells) == 1
 
 
-def record(model: str, recipe: str, took_s: float, **fields: Any) -> RunRecord:
-    block = Block(kind="throughput", clock="host", samples=(0.1,), started_at=1000.0 + took_s - 1, wall_s=1.0)
+def record(model: str, recipe: str, took_s: float, at: float = 1000.0, **fields: Any) -> RunRecord:
+    block = Block(kind="throughput", clock="host", samples=(0.1,), started_at=at + took_s - 1, wall_s=1.0)
     spec = RunSpec(workload=WorkloadSpec(model=model), recipe=Recipe.parse(recipe), device="cpu")
-    return RunRecord(id=new_id(), spec=spec, created_at=1000.0, blocks=(block,), stopped="target", **fields)
+    return RunRecord(id=new_id(), spec=spec, created_at=at, blocks=(block,), stopped="target", **fields)
 
 
 def test_an_estimate_knows_what_the_history_knows() -> None:
@@ -116,7 +116,7 @@ def test_an_estimate_knows_what_the_history_knows() -> None:
         history.finish(record("known", "baseline", 500.0, group="interleaved with others"))
         assert estimate(cells, history).known == 0
         history.finish(record("known", "baseline", 10.0))
-        history.finish(record("known", "compile", 60.0))
+        history.finish(record("known", "compile", 60.0, at=2000.0))
         found = estimate(cells, history)
     # The recipe's own time where it is known, else that of the model's newest.
     assert found.seconds == pytest.approx(2 * 10 + 2 * 60 + 2 * 60)
