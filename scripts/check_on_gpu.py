@@ -1,7 +1,7 @@
 """Redline against a plain device-event loop over the same model, on the GPU at hand.
 
-Runs `redline run` through the fork door, then for every recipe a bare PyTorch loop in a fresh interpreter, and prints
-both medians with their ratio. Also proves that compile, DataLoader workers and the profiler work in forked workers.
+Runs `redline run` through the fork door. Then, for every recipe, a fresh process prepares the same spec and times the
+same model object in turns: by Redline's blocks and by a bare PyTorch loop. Prints the medians and their ratios.
 
     python scripts/check_on_gpu.py [--model resnet50] [--batch 32] [--out FOLDER]
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import redline
@@ -19,39 +21,8 @@ from redline.cli.progress import LiveObserver
 from redline.report.export import export_json
 
 RECIPES = ["baseline", "amp+channels-last+compile", "fp16+channels-last+compile:reduce-overhead"]
-
-PLAIN_LOOP = """
-import json, statistics, sys, torch, torchvision
-model_name, batch, recipe = sys.argv[1], int(sys.argv[2]), sys.argv[3].split("+")
-torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-torch.manual_seed(0)
-model = torchvision.models.get_model(model_name, weights=None).cuda().eval()
-x = torch.randn(batch, 3, 224, 224, device="cuda")
-amp = "amp" in recipe
-if "fp16" in recipe:
-    model, x = model.half(), x.half()
-if "channels-last" in recipe:
-    model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-if "compile" in recipe:
-    model = torch.compile(model, dynamic=False)
-if "compile:reduce-overhead" in recipe:
-    model = torch.compile(model, mode="reduce-overhead", dynamic=False)
-def step():
-    with torch.autocast("cuda", torch.float16, enabled=amp):
-        model(x)
-with torch.inference_mode():
-    for _ in range(60):
-        step()
-    torch.cuda.synchronize()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(301)]
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
-    torch.cuda.synchronize()
-times = [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:])]
-print(json.dumps(statistics.median(times[20:])))
-"""
+TURNS = 6
+STEPS = 150
 
 
 def main() -> None:
@@ -59,7 +30,11 @@ def main() -> None:
     arguments.add_argument("--model", default="resnet50")
     arguments.add_argument("--batch", type=int, default=32)
     arguments.add_argument("--out", type=Path)
+    arguments.add_argument("--in-turns", metavar="RECIPE", help=argparse.SUPPRESS)
     given = arguments.parse_args()
+    if given.in_turns:
+        print(json.dumps(in_turns(given.model, given.batch, given.in_turns)))
+        return
     with LiveObserver() as observer:
         result = redline.run(given.model, recipes=RECIPES, batch=given.batch, device="cuda", observer=observer)
     print(result)
@@ -67,18 +42,56 @@ def main() -> None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "run.json").write_text(export_json(result.records))
         (given.out / "run.txt").write_text(str(result))
-    print(f"{'recipe':<48} {'redline ms':>11} {'plain ms':>9} {'ratio':>7}  bound")
+    print(f"{'recipe':<44} {'run ms':>8} {'block ms':>9} {'plain ms':>9} {'block/plain':>12} {'run/plain':>10}  bound")
     for row in result:
-        plain_s = plain_median_s(given.model, given.batch, row.recipe)
-        own_s = row.batch / row.throughput_per_s
-        print(f"{row.recipe:<48} {own_s * 1e3:>11.3f} {plain_s * 1e3:>9.3f} {own_s / plain_s:>7.4f}  {row.bound.label}")
+        block_s, plain_s = own_process(given.model, given.batch, row.recipe)
+        run_s = row.batch / row.throughput_per_s
+        print(
+            f"{row.recipe:<44} {run_s * 1e3:>8.3f} {block_s * 1e3:>9.3f} {plain_s * 1e3:>9.3f} "
+            f"{block_s / plain_s:>12.4f} {run_s / plain_s:>10.4f}  {row.bound.label}: {row.bound.evidence}"
+        )
 
 
-def plain_median_s(model: str, batch: int, recipe: str) -> float:
-    command = [sys.executable, "-c", PLAIN_LOOP, model, str(batch), recipe]
-    return float(
-        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-    )
+def own_process(model: str, batch: int, recipe: str) -> tuple[float, float]:
+    command = [sys.executable, __file__, "--model", model, "--batch", str(batch), "--in-turns", recipe]
+    block_s, plain_s = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+    return block_s, plain_s
+
+
+def in_turns(model: str, batch: int, recipe: str) -> tuple[float, float]:
+    """Medians per step of Redline's blocks and of a plain loop over the very same model."""
+    from redline.bench.session import BenchSession
+    from redline.protocol import BlockReply, Measure, Prepare, PreparedReply
+    from redline.spec import specs_from_table
+
+    (spec,) = specs_from_table({"model": model, "batch": batch, "recipe": recipe, "effort": "quick", "device": "cuda"})
+    bench = BenchSession(on_progress=lambda stage, detail: None, isolated=False)
+    prepared = bench.handle(Prepare(spec=spec))
+    assert isinstance(prepared, PreparedReply), prepared
+    setup = bench._step._setup  # the same model object, for the plain loop
+    blocks, plain = [], []
+    for _ in range(TURNS):
+        reply = bench.handle(Measure(kind="throughput", seconds=0.3))
+        assert isinstance(reply, BlockReply), reply
+        blocks += reply.block.samples
+        plain += plain_loop(setup.model, setup.args[0], setup.autocast_dtype)
+    return statistics.median(blocks), statistics.median(plain)
+
+
+def plain_loop(model, x, autocast_dtype) -> list[float]:
+    import torch
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+    torch.cuda.synchronize()
+    with torch.inference_mode():
+        events[0].record()
+        for event in events[1:]:
+            with torch.autocast("cuda", autocast_dtype or torch.float16, enabled=autocast_dtype is not None):
+                model(x)
+            event.record()
+    torch.cuda.synchronize()
+    times = [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
+    return times[STEPS // 10 :]
 
 
 if __name__ == "__main__":

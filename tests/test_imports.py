@@ -10,7 +10,9 @@ import pytest
 HEAVY = ("torch", "torchvision", "sqlalchemy")
 
 
-@pytest.mark.parametrize("module", ["redline.cli.main", "redline.api", "redline.doctor", "redline.launch"])
+@pytest.mark.parametrize(
+    "module", ["redline.cli.main", "redline.api", "redline.profiling", "redline.doctor", "redline.launch"]
+)
 def test_the_desk_loads_nothing_heavy(module: str) -> None:
     # A process of its own: other tests have loaded torch into this one.
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"

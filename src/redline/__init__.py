@@ -6,14 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
+
 __all__ = [
     "BatchResult",
+    "ProfileResult",
     "RunResult",
     "SweepResult",
     "__version__",
+    "compare_profiles",
     "doctor",
     "find_batch",
     "models",
+    "profile",
+    "read_profile",
     "run",
     "run_specs",
     "sweep",
@@ -21,10 +27,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
+    from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
 
 
 def __getattr__(name: str) -> Any:
     """Public names are loaded when first used, so that importing Redline costs next to nothing."""
+    if name in _PROFILING:
+        from redline import profiling
+
+        return getattr(profiling, name)
     if name in __all__:
         from redline import api
 

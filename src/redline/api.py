@@ -70,9 +70,21 @@ def run(
     effort, tail, seed. Several recipes are measured interleaved and set against the first. Without a `journal` the
     records go into the history.
     """
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **settings)
+    return RunResult(run_specs(specs, door=own_door or door, journal=journal, observer=observer))
+
+
+def specs_of(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] = "baseline",
+    loss: Any | None = None,
+    **settings: Any,
+) -> tuple[list[RunSpec], Door | None]:
+    """The specs of a call, and the only door they can go through where a live model cannot travel."""
     described, own_door = _described(model, inputs, loss)
-    table = {"recipe": _listed(recipes), **settings, **described}
-    return RunResult(run_specs(specs_from_table(table), door=own_door or door, journal=journal, observer=observer))
+    return specs_from_table({"recipe": _listed(recipes), **settings, **described}), own_door
 
 
 def sweep(
@@ -165,10 +177,9 @@ def find_batch(
     `slo_p95` in seconds or as a text such as "20ms"; `settings` are those of `run`, `max_memory` among them. Several
     recipes are searched one after the other.
     """
-    described, own_door = _described(model, inputs, loss)
-    table = {"effort": "quick", "recipe": _listed(recipes), **settings, **described}
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **{"effort": "quick", **settings})
     return find_batch_specs(
-        specs_from_table(table),
+        specs,
         slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
         max_batch=max_batch,
         door=own_door or door,
@@ -214,6 +225,8 @@ def run_specs(
     observer: Observer | None = None,
 ) -> list[RunRecord]:
     """Check all specs first, then measure those of one workload together. A mistake in any is raised before the first."""
+    if not specs:
+        raise UsageError("nothing to measure: name at least one model and one recipe")
     observer = observer or Observer()
     records: list[RunRecord] = []
     with ExitStack() as stack:

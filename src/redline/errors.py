@@ -4,6 +4,7 @@ RedlineError
 ├── UsageError            the person asked for something that cannot be: one line, exit code 2
 │   ├── SpecError         a field of a spec is out of its range
 │   ├── UnknownName       no model, recipe step, device or door goes by that name
+│   ├── TraceError        a file is not the trace or the profiler's output it was given for
 │   └── MissingExtra      an optional package is needed and not installed
 ├── BenchError            the bench broke; carries the stage, the kind and the traceback, becomes a `Failure`
 ├── DoorError             the door itself broke: the worker is gone or spoke nonsense
@@ -34,6 +35,10 @@ class UnknownName(UsageError):
         self.close = closest(name, known)
         suggestion = f"; did you mean {' or '.join(self.close)}?" if self.close else ""
         super().__init__(f"unknown {what} {name!r}{suggestion}{f' ({hint})' if hint else ''}")
+
+
+class TraceError(UsageError):
+    """A file cannot be read as what it was given for; the message names the file and what is wrong with it."""
 
 
 class MissingExtra(UsageError):

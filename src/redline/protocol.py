@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from redline.errors import DoorError
+from redline.errors import DoorError, SpecError
 from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef
 from redline.spec import RunSpec, Spec
 
@@ -20,6 +21,8 @@ class Prepare(Spec, tag=True):
     """Build the workload, apply the recipe, check its numerics, reach the steady state."""
 
     spec: RunSpec
+    bare: bool = False
+    """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
 
 
 class Measure(Spec, tag=True):
@@ -36,13 +39,15 @@ class Profile(Spec, tag=True):
     """Capture a trace of a few steps, outside every timed block."""
 
     path: str
-    """Where the gzipped Chrome trace is to be written."""
+    """Where the gzipped Chrome trace is to be written; with `outside`, where the other profiler writes."""
     wait: int = 1
     warmup: int = 2
     active: int = 3
     shapes: bool = True
     memory: bool = False
     stacks: bool = False
+    outside: bool = False
+    """A profiler in front of the worker looks on: only run the steps and mark them for it."""
 
 
 class Squeeze(Spec, tag=True):
@@ -181,9 +186,12 @@ Reply = (
 
 OnProgress = Callable[[Progress], None]
 
+T = TypeVar("T")
+
 _LENGTH = struct.Struct("!Q")
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_scripts: msgspec.msgpack.Decoder[list[Request]] = msgspec.msgpack.Decoder(list[Request])
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -195,24 +203,35 @@ def send(connection: socket.socket, message: Request | Reply) -> None:
 def receive_request(connection: socket.socket) -> Request | None:
     """The next request, or None when the desk has hung up."""
     body = receive_frame(connection)
-    return None if body is None else _requests.decode(body)
+    return None if body is None else _decode(_requests, body, "desk")
 
 
 def receive_reply(connection: socket.socket) -> Reply | None:
     """The next reply, or None when the worker is gone."""
     body = receive_frame(connection)
-    if body is None:
-        return None
-    try:
-        return _replies.decode(body)
-    except msgspec.DecodeError as error:
-        raise DoorError(f"the worker sent something that is not a message: {error}") from None
+    return None if body is None else _decode(_replies, body, "worker")
+
+
+def write_script(requests: Sequence[Request]) -> bytes:
+    """Requests for a worker that nobody talks to."""
+    return _encoder.encode(list(requests))
+
+
+def read_script(body: bytes) -> list[Request]:
+    return _decode(_scripts, body, "script")
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
     """One length-prefixed frame; None at the end of the stream, also in the middle of a frame."""
     header = _receive_exactly(connection, _LENGTH.size)
     return None if header is None else _receive_exactly(connection, _LENGTH.unpack(header)[0])
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes, sender: str) -> T:
+    try:
+        return decoder.decode(body)
+    except (ValueError, RecursionError, SpecError) as error:  # also text that is not UTF-8, and a spec out of range
+        raise DoorError(f"the {sender} sent something that is not a message: {error}") from None
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:

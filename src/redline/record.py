@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from redline.errors import RecordError
-from redline.spec import RunSpec, Spec, key_of
+from redline.errors import RecordError, SpecError
+from redline.spec import RunSpec, Spec, key_of, memory_identity
 
 SCHEMA = 1
 """Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to mend it."""
@@ -98,8 +98,10 @@ class ColdStart(Spec):
 class Numerics(Spec):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 
-    method: Literal["outputs", "loss-path", "reference", "unchecked"] = "outputs"
-    """`reference`: this recipe is the strict fp32 reference itself. `unchecked`: the spec asked for no comparison."""
+    method: Literal["outputs", "loss-path", "reference", "unchecked", "skipped"] = "outputs"
+    """`reference`: this recipe is the strict fp32 reference itself. `unchecked`: the spec asked for no comparison.
+    `skipped`: under a profiler from outside.
+    """
     number_format: str = "fp32"
     rel_l2: float | None = None
     """Error over the part of the reference that depends on the input; NaN is told as None with finite False."""
@@ -221,7 +223,7 @@ class Block(Spec):
 
 
 class TraceRef(Spec):
-    """Where a captured trace lies and what capturing cost."""
+    """Where a captured trace lies and what capturing cost, the profiler's start and the writing included."""
 
     path: str
     steps: int
@@ -271,6 +273,7 @@ def key_of_record(spec: RunSpec, prepared: Prepared) -> str:
         "driver": device.driver,
         "torch": prepared.environment.versions.get("torch"),
         "benchmark": BENCHMARK_VERSION,
+        **memory_identity(spec),
     }
     return key_of(spec, identity)
 
@@ -289,7 +292,7 @@ def decode(data: bytes) -> RunRecord:
     """Read a stored record of this schema or an older one."""
     try:
         plain = msgspec.msgpack.decode(data)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # not msgpack, text that is not UTF-8, tables in tables without end
         raise RecordError(f"not a record: {error}") from None
     if not isinstance(plain, dict):
         raise RecordError("not a record: expected a table")
@@ -299,7 +302,9 @@ def decode(data: bytes) -> RunRecord:
 def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = None, to: int = SCHEMA) -> dict[str, Any]:
     table = MIGRATIONS if migrations is None else migrations
     schema = plain.get("schema")
-    if not isinstance(schema, int) or schema > to:
+    if not isinstance(schema, int):
+        raise RecordError(f"not a record: its schema is {schema!r}")
+    if schema > to:
         raise RecordError(f"record of schema {schema!r}; this Redline reads up to {to}: update Redline")
     while schema < to:
         if schema not in table:
@@ -312,5 +317,5 @@ def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = Non
 def _convert(plain: dict[str, Any]) -> RunRecord:
     try:
         return msgspec.convert(plain, RunRecord)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, SpecError) as error:
         raise RecordError(f"record {plain.get('id')!r} is damaged: {error}") from None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
-from redline.errors import UnknownName
+from redline.errors import UnknownName, UsageError
 
 T = TypeVar("T")
 
@@ -54,11 +54,23 @@ class Registry(Generic[T]):
         """Import every file of the package (adding a plug-in is adding a file), then what others installed."""
         if self._filled:
             return
-        self._filled = True
-        if self._package:
-            package = import_module(self._package)
-            for module in iter_modules(package.__path__):
-                import_module(f"{self._package}.{module.name}")
-        if self._group:
-            for entry in entry_points(group=self._group):
-                self.register(entry.name)(entry.load())
+        self._filled = True  # already now: a plug-in may ask for another while it is imported
+        try:
+            if self._package:
+                package = import_module(self._package)
+                for module in iter_modules(package.__path__):
+                    import_module(f"{self._package}.{module.name}")
+            if self._group:
+                for entry in entry_points(group=self._group):
+                    self._register_plug_in(entry)
+        except BaseException:
+            self._filled = False  # half a table would call what is missing unknown
+            raise
+
+    def _register_plug_in(self, entry: EntryPoint) -> None:
+        """A plug-in that cannot be loaded is told by its name: somebody else's code, and theirs to mend."""
+        try:
+            self.register(entry.name)(entry.load())
+        except Exception as error:
+            what = f"the {self.what} plug-in {entry.name!r} ({entry.value})"
+            raise UsageError(f"{what} cannot be used: {error}; mend or uninstall it") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ class Recipe(Spec):
         steps = tuple(_parse_step(word) for word in words)
         names = [step.name for step in steps]
         if "baseline" in names:
-            if len(names) > 1:
+            if words != ["baseline"]:
                 raise SpecError(f"recipe {text!r}: baseline means no step at all and stands alone")
             return cls()
         twice = {name for name in names if names.count(name) > 1}
@@ -131,7 +132,9 @@ class MeasureSpec(Spec):
     warmup_min_steps: int = 3
     warmup_max_seconds: float = 60.0
     warmup_window: int = 10
-    """Two windows of so many steps must agree before the state counts as steady."""
+    """Two windows of at least so many steps must agree before the state counts as steady."""
+    warmup_window_seconds: float = 0.5
+    """And of at least this long: a slow drift does not show in a few milliseconds."""
     loss_path_steps: int = 20
     """Training numerics compare the loss over so many steps."""
     check_numerics: bool = True
@@ -153,6 +156,9 @@ class MeasureSpec(Spec):
         for name in ("min_samples", "tail_samples", "min_rounds", "warmup_window", "loss_path_steps"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("settle_seconds", "warmup_min_seconds", "warmup_min_steps"):
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"{name} must not be negative, got {getattr(self, name)}")
 
     @classmethod
     def for_effort(cls, effort: Effort = "normal", *, tail: bool = False) -> MeasureSpec:
@@ -170,6 +176,7 @@ class MeasureSpec(Spec):
                 warmup_min_steps=2,
                 warmup_max_seconds=10.0,
                 warmup_window=3,
+                warmup_window_seconds=0.1,
                 loss_path_steps=5,
             ),
             "normal": cls(),
@@ -186,6 +193,8 @@ class LaunchSpec(Spec):
     prepare_timeout_s: float = 1800.0
     measure_timeout_s: float = 300.0
     """For one block; a block that takes this long hangs."""
+    close_timeout_s: float = 20.0
+    """For a worker to leave once it is told to; a profiler in front of it then still has files to write."""
     command_prefix: tuple[str, ...] = ()
     """Put in front of a spawned interpreter: a vendor profiler, numactl."""
     memory_limit_bytes: int | None = None
@@ -196,8 +205,10 @@ class LaunchSpec(Spec):
 
     def __post_init__(self) -> None:
         _require_choice("door", self.door, DoorName)
-        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
-            raise SpecError(f"max_memory must be above 0, got {self.memory_limit_bytes}")
+        for name in ("prepare_timeout_s", "measure_timeout_s", "close_timeout_s", "memory_limit_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SpecError(f"{name} must be above 0, got {value}")
         if self.command_prefix and self.door != "spawn":
             raise SpecError(f"command_prefix needs the spawn door, got door {self.door!r}")
 
@@ -224,32 +235,41 @@ def key_of(spec: RunSpec, identity: Mapping[str, str | None]) -> str:
     """The spec key: two runs with the same key measured the same thing.
 
     `identity` is what the spec cannot know: model and input hash, device model, driver, torch and benchmark version.
-    How the bench was opened (door, timeouts) and where a pickled model lay are not part of what was measured. Fields
-    that hold their default are left out, so that a new one does not make strangers of all that was measured before.
+    How the bench was opened (door, timeouts), where a pickled model lay and which of several equal cards it was are not
+    part of what was measured. Fields at their defaults are left out, so that a field added later changes no old key.
     """
-    workload = msgspec.structs.replace(spec.workload, artifact=None)
-    launch = LaunchSpec(memory_limit_bytes=spec.launch.memory_limit_bytes)
-    what = _without_defaults(msgspec.structs.replace(spec, workload=workload, launch=launch))
-    what["recipe"] = spec.recipe.canonical()
+    what = {
+        **_set_fields(spec, leave_out=("launch", "recipe", "device", "workload", "measure")),
+        "workload": _set_fields(spec.workload, leave_out=("artifact",)),
+        "measure": _set_fields(spec.measure, leave_out=()),
+        "recipe": spec.recipe.canonical(),
+        "device": spec.device.partition(":")[0],
+    }
     encoded = msgspec.json.encode([what, dict(identity)], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:24]
 
 
-def _without_defaults(spec: Spec) -> dict[str, Any]:
-    """What differs from a spec of which nothing was said."""
-    said = {}
-    for field in msgspec.structs.fields(spec):
-        value = getattr(spec, field.name)
-        if value != field.default:
-            said[field.name] = _without_defaults(value) if isinstance(value, Spec) else msgspec.to_builtins(value)
-    return said
+def memory_identity(spec: RunSpec) -> dict[str, str | None]:
+    """What a memory limit adds to an identity, because it decides what fits; nothing where there is none."""
+    limit = spec.launch.memory_limit_bytes
+    return {} if limit is None else {"memory_limit": str(limit)}
+
+
+def _set_fields(struct: Spec, leave_out: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that were given another value than their default."""
+    return {
+        field.name: value
+        for field in msgspec.structs.fields(struct)
+        if field.name not in leave_out and (value := getattr(struct, field.name)) != field.default
+    }
 
 
 def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[RunSpec]:
     """Read a TOML file: shared settings at the top, one `[[run]]` table per thing to measure.
 
-    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both; `recipe` may
-    be text or a list of texts, and `model` a name or a list of names, each combination being one spec.
+    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both, also inside
+    the tables `measure` and `launch`; `recipe` may be text or a list of texts, and `model` a name or a list of names,
+    each combination being one spec.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -260,22 +280,27 @@ def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[R
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path} is not TOML: {error}") from None
     runs = document.pop("run", [{}])
-    if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")
-    return [
-        spec for run in runs for spec in specs_from_table({**document, **run, **(overrides or {})}, where=str(path))
-    ]
+    tables = [_layered(document, run, overrides or {}) for run in runs]
+    try:
+        return [spec for table in tables for spec in specs_from_table(table, where=str(path))]
+    except SpecError as error:
+        # A range, an effort or a recipe is refused by its own class, which knows of no file.
+        raise SpecError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunSpec]:
     """Specs from a flat table of plain values, as flags and TOML write them."""
     rest = dict(table)
-    models = _as_list(rest.pop("model", None))
-    recipes = _as_list(rest.pop("recipe", "baseline"))
-    if not models:
-        raise SpecError(f"{where}: name at least one model")
-    effort, tail = rest.pop("effort", "normal"), rest.pop("tail", False)
-    measure = _override(MeasureSpec.for_effort(effort, tail=tail), rest.pop("measure", {}), f"{where}: measure")
+    models = _names(rest.pop("model", []), "model", where)
+    recipes = _names(rest.pop("recipe", "baseline"), "recipe", where)
+    own_measure = rest.pop("measure", {})
+    in_table = own_measure.get("effort", "normal") if isinstance(own_measure, Mapping) else "normal"
+    effort, tail = rest.pop("effort", in_table), rest.pop("tail", False)
+    if not isinstance(tail, bool):
+        raise SpecError(f"{where}: tail must be true or false, got {tail!r}")
+    measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
     launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
     specs = []
@@ -298,15 +323,30 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     return specs
 
 
-def _launch_table(rest: dict[str, Any]) -> dict[str, Any]:
+def _launch_table(rest: dict[str, Any]) -> Any:
     """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes."""
-    table = dict(rest.pop("launch", {}))
-    if (limit := rest.pop("max_memory", None)) is not None:
-        table["memory_limit_bytes"] = limit if isinstance(limit, int) else parse_bytes(str(limit))
-    return table
+    table = rest.pop("launch", {})
+    limit = rest.pop("max_memory", None)
+    if limit is None or not isinstance(table, Mapping):
+        return table
+    limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
+    if limit_bytes < 1:
+        raise SpecError(f"max_memory must be above 0, got {limit}")
+    return {**table, "memory_limit_bytes": limit_bytes}
 
 
-def _override(base: Any, changes: Mapping[str, Any], where: str) -> Any:
+def _layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
+    merged: dict[str, Any] = {}
+    for name, value in (item for table in tables for item in table.items()):
+        below = merged.get(name)
+        merged[name] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _override(base: Any, changes: Any, where: str) -> Any:
+    if not isinstance(changes, Mapping):
+        raise SpecError(f"{where} must be a table, got {changes!r}")
     return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
 
 
@@ -317,23 +357,31 @@ def _convert(table: Mapping[str, Any], kind: type[Any], where: str) -> Any:
         raise SpecError(f"{where}: {error}") from None
 
 
-def _as_list(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else list(value)
+def _names(value: Any, what: str, where: str) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SpecError(f"{where}: {what} must be a name or a list of names, got {value!r}")
+    if not names:
+        raise SpecError(f"{where}: name at least one {what}")
+    return list(names)
 
 
 def _parse_step(word: str) -> Step:
     name, colon, rest = word.partition(":")
+    if not name.strip():
+        raise SpecError(f"step {word!r} has no name before ':'")
     if colon and not rest:
         raise SpecError(f"step {word!r} ends in ':' without an argument")
-    argument, options = None, {}
+    argument: str | None = None
+    options: dict[str, OptionValue] = {}
     for position, part in enumerate(rest.split(",") if rest else []):
-        key, equals, value = part.partition("=")
-        if equals and key.strip():
-            options[key.strip()] = _option_value(value.strip())
-        elif position == 0 and part.strip():
-            argument = part.strip()
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key in options:
+            raise SpecError(f"step {word!r} gives {key} twice")
+        if equals and key:
+            options[key] = _option_value(value)
+        elif position == 0 and key:
+            argument = key
         else:
             raise SpecError(f"step {word!r}: expected key=value, got {part!r}")
     return Step(name=name.strip(), argument=argument, options=options)
@@ -344,11 +392,14 @@ def _option_value(text: str) -> OptionValue:
         return text.lower() == "true"
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             continue
+        return number if isinstance(number, int) or math.isfinite(number) else text
     return text
 
 
 def _option_text(value: OptionValue) -> str:
+    if isinstance(value, float):
+        return repr(value).replace("e+", "e")  # in a recipe '+' joins steps
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -37,9 +37,10 @@ def parse_seconds(text: str) -> float:
 def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
     unit = (match.group(2).lower() or bare) if match else ""
-    if match is None or unit not in factors:
+    value = float(match.group(1)) * factors[unit] if match and unit in factors else math.nan
+    if not math.isfinite(value):
         raise SpecError(f"expected {expected}, got {text!r}")
-    return float(match.group(1)) * factors[unit]
+    return value
 
 
 def significant(value: float, digits: int) -> str:
@@ -48,7 +49,8 @@ def significant(value: float, digits: int) -> str:
         return str(value)
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 9.996 becomes 10.0
+    decimals = max(0, digits - 1 - exponent)
     return f"{value:,.{decimals}f}".replace(",", THIN_SPACE)
 
 

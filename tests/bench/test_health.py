@@ -15,9 +15,6 @@ import pytest
 from redline.bench import health as under_test
 from redline.bench.health import (
     Machine,
-    TorchDevice,
-    TorchView,
-    dotted,
     health,
     judge_build,
     judge_compiler,
@@ -30,6 +27,7 @@ from redline.bench.health import (
     runs_on,
     satisfies,
 )
+from redline.bench.torch_view import TorchDevice, TorchView, dotted
 from redline.protocol import HealthItem
 from redline.record import DeviceInfo
 

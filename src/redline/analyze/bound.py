@@ -1,7 +1,8 @@
 """What limits a run? One definition for run, profile and roofline.
 
-Each test looks at one kind of evidence and answers with a bound or passes on; the first answer counts. Today only the
-host can be told from the record's own issue times; compute and memory join as tests of their own once work is counted.
+Each test looks at one kind of evidence and answers with a bound or passes on; the first answer counts. From a record's
+own issue times only the host can be told. A trace tells more: what the device waited for, and what kept it busy.
+Compute joins as a test of its own once work is counted.
 """
 
 from __future__ import annotations
@@ -21,10 +22,43 @@ BoundLabel = Literal["host", "launch", "compute", "memory", "data", "communicati
 HOST_BOUND_SHARE = 0.9
 """Issuing a step takes this share of the step or more: the device waits for the host."""
 
+HOST_WAIT_SHARE = 0.2
+"""Of a trace without issue times: the device waited so long for the host. Recording slows the host down by half or
+more, so that a smaller share proves nothing about the run without the profiler."""
+
+DATA_WAIT_SHARE = 0.1
+EXPOSED_SHARE = 0.1
+"""Communication or copies with nothing beside them, as a share of the whole time."""
+LAUNCH_GAP_SHARE = 0.1
+MEMORY_CLASSES_SHARE = 0.5
+"""Of the device's busy time, in kernels that do little with each byte."""
+
+MEMORY_BOUND_BANDWIDTH = 0.8
+"""Share of the peak that counters report; more is hardly ever reached."""
+
 _ISSUED_FREELY = 3
 """Steps at a block's start whose issue cannot yet be held up by a full launch queue."""
 
 NOT_COUNTED = "work not counted"
+
+
+class TraceEvidence(Spec, frozen=True, kw_only=True):
+    """What a trace says about who waits for whom. Seconds, over all steps and devices of the trace."""
+
+    has_device: bool
+    span_s: float
+    busy_s: float
+    host_wait_s: float = 0.0
+    data_wait_s: float = 0.0
+    launch_gap_s: float = 0.0
+    exposed_communication_s: float = 0.0
+    exposed_copy_s: float = 0.0
+    memory_classes_share: float = 0.0
+    busy_share: float | None = None
+    """Of the same steps run without the profiler, where their time is known."""
+
+    def share(self, seconds: float) -> float:
+        return seconds / self.span_s if self.span_s else 0.0
 
 
 class Bound(Spec, frozen=True, kw_only=True):
@@ -38,6 +72,30 @@ def bound(record: RunRecord) -> Bound:
         if found is not None:
             return found
     return Bound(label="unknown", evidence=_what_is_left(record))
+
+
+def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None) -> Bound:
+    """The same question to a profile. The record's issue times, taken without the profiler, outweigh the trace's."""
+    if not trace.has_device:
+        return Bound(label="unknown", evidence=f"host and device are the same; {NOT_COUNTED}")
+    for test in _TRACE_TESTS:
+        found = test(trace, record)
+        if found is not None:
+            return found
+    share = trace.busy_share if trace.busy_share is not None else trace.share(trace.busy_s)
+    return Bound(
+        label="unknown", evidence=f"the device is busy {share:.0%} of the time: it is the limit; {NOT_COUNTED}"
+    )
+
+
+def bound_of_counters(bandwidth_share: float | None) -> Bound:
+    """From a table of kernels with hardware counters, which knows nothing of the host."""
+    if bandwidth_share is None:
+        return Bound(label="unknown", evidence="a table of kernels does not tell who waits for whom")
+    if bandwidth_share > MEMORY_BOUND_BANDWIDTH:
+        return Bound(label="memory", evidence=f"kernels use {bandwidth_share:.0%} of the memory bandwidth")
+    evidence = f"kernels use {bandwidth_share:.0%} of the memory bandwidth; who waits for whom is not in a kernel table"
+    return Bound(label="unknown", evidence=evidence)
 
 
 def host_share(record: RunRecord) -> float | None:
@@ -92,3 +150,64 @@ def _what_is_left(record: RunRecord) -> str:
 
 _TESTS: tuple[Callable[[RunRecord], Bound | None], ...] = (_not_measured, _same_as_device, _waits_by_itself, _host)
 """In this order: a test may rely on those before it having passed on."""
+
+
+def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+    if trace.share(trace.data_wait_s) >= DATA_WAIT_SHARE:
+        evidence = f"the device waits for the data loader {trace.share(trace.data_wait_s):.0%} of the time"
+        return Bound(label="data", evidence=evidence)
+    if trace.share(trace.exposed_copy_s) >= EXPOSED_SHARE:
+        evidence = f"copies alone keep the device {trace.share(trace.exposed_copy_s):.0%} of the time"
+        return Bound(label="data", evidence=evidence)
+    return None
+
+
+def _communication_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+    share = trace.share(trace.exposed_communication_s)
+    if share >= EXPOSED_SHARE:
+        evidence = f"communication with nothing computed beside it takes {share:.0%} of the time"
+        return Bound(label="communication", evidence=evidence)
+    return None
+
+
+def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+    issued = host_share(record) if record is not None and not _has_no_say(record) else None
+    if issued is not None:
+        if issued <= HOST_BOUND_SHARE:
+            return None
+        busy = "" if trace.busy_share is None else f"; kernels keep the device busy {trace.busy_share:.0%} of the step"
+        return Bound(label="host", evidence=f"issue/step {issued:.2f}: the device waits for the host{busy}")
+    share = trace.share(trace.host_wait_s - trace.data_wait_s)
+    if share >= HOST_WAIT_SHARE:
+        evidence = f"the device waits for the host {share:.0%} of the time"
+        return Bound(label="host", evidence=evidence)
+    return None
+
+
+def _has_no_say(record: RunRecord) -> bool:
+    """Whether this record's issue times tell nothing about the host."""
+    return any(test(record) is not None for test in (_not_measured, _same_as_device, _waits_by_itself))
+
+
+def _launch_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+    share = trace.share(trace.launch_gap_s)
+    if share >= LAUNCH_GAP_SHARE:
+        evidence = f"gaps between kernels that were launched in time take {share:.0%} of the time"
+        return Bound(label="launch", evidence=evidence)
+    return None
+
+
+def _memory_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+    if trace.memory_classes_share >= MEMORY_CLASSES_SHARE:
+        evidence = f"{trace.memory_classes_share:.0%} of the device's work moves data and computes little"
+        return Bound(label="memory", evidence=evidence)
+    return None
+
+
+_TRACE_TESTS: tuple[Callable[[TraceEvidence, RunRecord | None], Bound | None], ...] = (
+    _data_in_trace,
+    _communication_in_trace,
+    _host_in_trace,
+    _launch_in_trace,
+    _memory_in_trace,
+)

@@ -15,7 +15,8 @@ _OOM_WORDINGS = (
     "cannot allocate memory",
     "not enough memory: you tried to allocate",
     "std::bad_alloc",
-    "_status_alloc_failed",  # cuBLAS, cuDNN, cuSPARSE, cuSOLVER and hipBLAS in one
+    "_alloc_failed",  # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuFFT and hipBLAS each end a status of theirs so
+    "_allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     "cudaerrormemoryallocation",
     "hiperroroutofmemory",
     "miopenstatusallocfailed",
@@ -25,6 +26,7 @@ _OOM_WORDINGS = (
     "cudnn_status_not_initialized",
     "unable to find a valid cudnn algorithm",
 )
+_TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
 
 
@@ -67,4 +69,6 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, BenchError | UsageError):
         return said
     name = type(error).__name__
+    if said.startswith(_TORCHSCRIPT_WRAPPER):
+        said = lines[-1].removeprefix(f"{name}: ")
     return f"{name}: {said}"[:500] if said else name

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,6 +14,8 @@ def remember_flags() -> Callable[[], None]:
     """Returns what puts everything back."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     held = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    inductor = _inductor()
+    freezing = inductor.freezing if inductor else os.environ.get("TORCHINDUCTOR_FREEZING") == "1"
     threads, grad, random = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
 
     def restore() -> None:
@@ -18,5 +23,12 @@ def remember_flags() -> Callable[[], None]:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(grad)
         torch.set_rng_state(random)
+        if (now := _inductor()) is not None:
+            now.freezing = freezing
 
     return restore
+
+
+def _inductor() -> Any:
+    """The compiler's settings where it has been loaded: loading it costs more than a second."""
+    return sys.modules.get("torch._inductor.config")

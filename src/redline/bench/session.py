@@ -55,6 +55,8 @@ from redline.spec import RunSpec
 
 Timed = InferenceStep | TrainingStep
 
+BARE_WARMUP_STEPS = 2
+
 
 class BenchSession:
     """One workload under one recipe, from `Prepare` to `Close`."""
@@ -71,7 +73,8 @@ class BenchSession:
         self._on_progress = on_progress
         self._cold: dict[str, Any] = {"import_s": import_s, "start_s": start_s}
         self._isolated = isolated
-        HANDED_OVER.update(handed_over or {})
+        self._handed_over = handed_over or {}
+        HANDED_OVER.update(self._handed_over)
         self._stage = "start"
         self._device: Device | None = None
         self._step: Timed | None = None
@@ -95,7 +98,8 @@ class BenchSession:
             self._enter("ask")
             return answer(request.question)
         if isinstance(request, Prepare):
-            return PreparedReply(prepared=self._prepare(request.spec))
+            prepare = self._prepare_bare if request.bare else self._prepare
+            return PreparedReply(prepared=prepare(request.spec))
         if isinstance(request, Close):
             return ClosedReply(closed=self._close())
         self._stage = type(request).__name__.lower()
@@ -137,6 +141,29 @@ class BenchSession:
             isolated=self._isolated,
         )
 
+    def _prepare_bare(self, spec: RunSpec) -> Prepared:
+        """For a profiler from outside: nothing that is not needed to run the step."""
+        device = self._open_device(spec)
+        workload = self._build(spec, device, calibrate=False)
+        info = workload.info()
+        setup = self._apply(spec, workload, device)
+        step = self._first_call(spec, setup)
+        setup.let_originals_go()
+        warmup = self._few_steps(step, device)
+        self._step = step
+        self._step_estimate_s = warmup.samples[-1]
+        self._enter("ready")
+        return Prepared(
+            environment=describe(device),
+            workload=info,
+            cold_start=ColdStart(**self._cold),
+            numerics=Numerics(method="skipped", reason="not checked under a profiler from outside"),
+            warmup=warmup,
+            memory=device.memory(),
+            recipe_notes=setup.notes,
+            isolated=self._isolated,
+        )
+
     def _open_device(self, spec: RunSpec) -> Device:
         self._enter("device", spec.device)
         resolved = resolve_device(spec.device)
@@ -147,7 +174,7 @@ class BenchSession:
         self._device.limit_memory(self._memory_limit_bytes, isolated=self._isolated)
         return self._device
 
-    def _build(self, spec: RunSpec, device: Device) -> Workload:
+    def _build(self, spec: RunSpec, device: Device, *, calibrate: bool = True) -> Workload:
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
@@ -157,8 +184,9 @@ class BenchSession:
         workload.to(device.torch_device)
         device.synchronize()
         self._cold["build_s"] = time.perf_counter() - started
-        self._enter("calibrate")
-        workload.notes += give_signal(workload, spec.seed, sparing=not spec.measure.check_numerics)
+        if calibrate:
+            self._enter("calibrate")
+            workload.notes += give_signal(workload, spec.seed, sparing=not spec.measure.check_numerics)
         return workload
 
     def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference | None:
@@ -233,6 +261,17 @@ class BenchSession:
                 on_step=tell,
             )
 
+    def _few_steps(self, step: Timed, device: Device) -> Warmup:
+        self._enter("warm-up")
+        samples = []
+        with step.context():
+            for _ in range(BARE_WARMUP_STEPS):
+                started = time.perf_counter()
+                step()
+                device.synchronize()
+                samples.append(time.perf_counter() - started)
+        return Warmup(samples=tuple(samples), seconds=sum(samples), steady=False, reason="not waited for")
+
     def _synchronises(self, step: Timed, device: Device) -> bool | None:
         with step.context():
             return device.synchronises(step)
@@ -243,6 +282,8 @@ class BenchSession:
         self._restore_flags()
         if self._device is not None and self._memory_limit_bytes is not None:
             self._device.cap_allocator(None)
+        for name in self._handed_over:
+            HANDED_OVER.pop(name, None)
         return Closed(memory=memory)
 
     def _forget(self) -> None:

@@ -1,6 +1,7 @@
 """The worker's loop: a request in, `Progress` on the way, one reply out, until the desk hangs up.
 
-Started as `python -m redline.bench.worker FD REQUESTED_AT` by the spawn door, or forked by the fork server.
+Started as `python -m redline.bench.worker WHERE REQUESTED_AT` by the spawn door, or forked by the fork server. WHERE is
+an inherited descriptor, `unix:PATH` to call back at, or `script:FILE` with requests to be done in turn without a desk.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from pathlib import Path
 
 from redline.bench.process import volunteer_for_oom
-from redline.protocol import Close, Progress, receive_request, send
+from redline.protocol import Close, FailureReply, Progress, read_script, receive_request, send
 
 
 def serve(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
@@ -27,15 +29,38 @@ def serve(connection: socket.socket, *, import_s: float | None, requested_at: fl
             return
 
 
+def follow(script: Path, requested_at: float) -> None:
+    """For tools that run their target again and again, each time from the beginning: nobody can talk to all of them."""
+    from redline.bench.session import BenchSession
+
+    session = BenchSession(on_progress=lambda stage, detail: None, start_s=time.time() - requested_at)
+    for request in read_script(script.read_bytes()):
+        reply = session.handle(request)
+        if isinstance(reply, FailureReply):
+            sys.exit(f"{reply.failure.kind} at {reply.failure.stage}: {reply.failure.message}")
+
+
 def main(arguments: list[str]) -> None:
-    descriptor, requested_at = int(arguments[0]), float(arguments[1])
+    where, requested_at = arguments[0], float(arguments[1])
     volunteer_for_oom()
     started = time.perf_counter()
     import torch  # noqa: F401  (timed here, on its own)
     import torchvision  # noqa: F401
 
     import_s = time.perf_counter() - started
-    serve(socket.socket(fileno=descriptor), import_s=import_s, requested_at=requested_at)
+    kind, _, place = where.partition(":")
+    if kind == "script":
+        follow(Path(place), requested_at)
+        return
+    serve(_connected(kind, place), import_s=import_s, requested_at=requested_at)
+
+
+def _connected(kind: str, place: str) -> socket.socket:
+    if kind != "unix":
+        return socket.socket(fileno=int(kind))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(place)
+    return connection
 
 
 if __name__ == "__main__":

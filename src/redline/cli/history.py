@@ -33,7 +33,7 @@ def show_one(record_id: str, *, as_json: bool) -> None:
         record = history.load(record_id)
         siblings = history.find(group=record.group) if record.group else [record]
     if as_json:
-        sys.stdout.write(export_json([record], raw=True) + "\n")
+        sys.stdout.write(export_json([record], raw=True))
         return
     row = next(row for row in summarize(siblings) if row.record_id == record.id)
     make_console().print(detail(row, record))
@@ -44,7 +44,7 @@ def export_records(ids: list[str], format: str, output: Path | None, *, raw: boo
         raise SpecError(f"format must be csv or json, got {format!r}")
     with History.open() as history:
         records = [history.load(record_id) for record_id in ids] if ids else history.find(newest_first=False)
-    text = export_csv(records) if format == "csv" else export_json(records, raw=raw) + "\n"
+    text = export_csv(records) if format == "csv" else export_json(records, raw=raw)
     if output is None:
         sys.stdout.write(text)
         return

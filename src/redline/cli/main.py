@@ -10,7 +10,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from redline.errors import DoorError, RedlineError, UsageError
+from redline.errors import BenchError, DoorError, RedlineError, UsageError
 
 EXIT_USAGE = 2
 EXIT_FAILED_ROW = 5
@@ -48,9 +48,10 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             _complain("interrupted; what was measured is kept: 'redline show' lists it")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except RedlineError as error:
-            _complain(str(error))
-            is_mistake = isinstance(error, UsageError) or not isinstance(error, DoorError)
-            raise typer.Exit(EXIT_USAGE if is_mistake else EXIT_FAILED_ROW) from None
+            is_broken = isinstance(error, BenchError | DoorError)
+            # What broke on the bench without being anybody's mistake comes with its traceback.
+            _complain(str(error) if is_broken else " ".join(str(error).splitlines()))
+            raise typer.Exit(EXIT_FAILED_ROW if is_broken else EXIT_USAGE) from None
 
     return guarded
 
@@ -233,6 +234,82 @@ def batch(
 
 @app.command()
 @one_line_errors
+def profile(
+    what: Annotated[list[str] | None, typer.Argument(help="A model, as for run; or more files after --trace.")] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="Steps joined by '+'.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Items per step.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    task: Annotated[str | None, typer.Option(help="infer or train.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps to capture; 3 unless a tool wants otherwise.")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Record allocations too.")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Record Python stacks too.")] = False,
+    shapes: Annotated[bool, typer.Option(help="Record the shapes of inputs.")] = True,
+    wait: Annotated[int, typer.Option(help="Steps to let pass before the profiler starts.")] = 1,
+    warmup: Annotated[int, typer.Option(help="Steps under the profiler that are not kept.")] = 2,
+    by_shape: Annotated[
+        bool, typer.Option("--by-shape", help="Operators apart by the shapes of their inputs.")
+    ] = False,
+    tool: Annotated[
+        str | None, typer.Option(help="nsys, ncu, rocprof, rocprofv2, rocprofv3 or rocprof-compute.")
+    ] = None,
+    trace: Annotated[list[str] | None, typer.Option(help="Kineto traces from anywhere; one per rank.")] = None,
+    diff: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Two traces, folders or records side by side.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for the trace, as TensorBoard reads it.")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Write an HTML page of the profile, and show it.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Where that page goes.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="The kernel table, laid out like rocprof --stats.")] = None,
+    rows: Annotated[int, typer.Option(help="Rows of each table.")] = 12,
+    sort: Annotated[str | None, typer.Option(help="Operators by device, host, memory or calls.")] = None,
+    json: Json = False,
+) -> None:
+    """What a step does with its time and what is in the way: of a model, of traces, or of two profiles side by side."""
+    from redline.cli.profile import Output, compare, profile_model, profile_traces
+
+    output = Output(as_json=json, rows=rows, sort=sort, page=html, opens=open_, csv=csv)
+    what = what or []
+    if diff is not None:
+        if what or trace:
+            raise UsageError("--diff takes two profiles and nothing else")
+        raise typer.Exit(compare(*diff, output))
+    if trace:
+        raise typer.Exit(profile_traces([*trace, *what], output, by_shape=by_shape))
+    if len(what) != 1:
+        raise UsageError("name one model, or --trace FILE…, or --diff A B")
+    table: dict[str, Any] = {
+        "recipe": recipe,
+        "batch": batch,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "task": task,
+        "optimizer": optimizer,
+        "device": device,
+        "threads": threads,
+        "seed": seed,
+        "steps": steps,
+        "tool": tool,
+        "folder": out,
+        "memory": memory,
+        "stacks": stacks,
+        "shapes": shapes,
+        "wait": wait,
+        "warmup": warmup,
+        "by_shape": by_shape,
+    }
+    given = {name: value for name, value in table.items() if value is not None}
+    raise typer.Exit(profile_model({"model": what[0], **given}, output))
+
+
+@app.command()
+@one_line_errors
 def demo(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = "auto",
     json: Json = False,
@@ -316,8 +393,23 @@ def _complain(message: str) -> None:
     print(f"redline: {message}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 
+# typer carries its own copy of click or uses the installed one, by its version; the ancestor is the same either way.
+ArgumentMistake: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
 def main() -> None:
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except ArgumentMistake as error:
+        told = error.format_message() if hasattr(error, "format_message") else str(error)
+        if "NoArgs" in type(error).__name__:
+            sys.stderr.write(f"{told}\n")  # the help itself
+        else:
+            _complain(" ".join(told.split()) + " ('--help' lists the options)")
+        sys.exit(EXIT_USAGE)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

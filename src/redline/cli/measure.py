@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from redline.api import ask, run_specs
+from redline.api import checked, opened, run_specs
 from redline.cli.main import EXIT_FAILED_ROW
 from redline.cli.progress import LiveObserver
-from redline.protocol import AskEnvironment, EnvironmentAnswer
 from redline.record import RunRecord
 from redline.report.export import export_json
-from redline.report.terminal import make_console, run_report
-from redline.spec import RunSpec, specs_from_table
+from redline.report.terminal import RunReport, make_console
+from redline.spec import LaunchSpec, RunSpec, specs_from_table
 
 
 def run_and_print(specs: Sequence[RunSpec], *, as_json: bool) -> int:
@@ -21,22 +20,21 @@ def run_and_print(specs: Sequence[RunSpec], *, as_json: bool) -> int:
     with LiveObserver() as observer:
         records = run_specs(specs, observer=observer)
     if as_json:
-        sys.stdout.write(export_json(records) + "\n")
+        sys.stdout.write(export_json(records))
     else:
-        make_console().print(run_report(summarize(records)))
+        make_console().print(RunReport(summarize(records)))
     return EXIT_FAILED_ROW if any(_failed(record) for record in records) else 0
 
 
 def demo_specs(device: str) -> list[RunSpec]:
-    reply = ask(AskEnvironment(device=device))
-    assert isinstance(reply, EnvironmentAnswer)
-    found = reply.environment.device
-    if found.kind == "cpu":
+    with opened(LaunchSpec()) as door:
+        found = checked(specs_from_table({"model": "resnet18", "device": device}), door)[0].device
+    if found == "cpu":
         recipes = ["baseline", "channels-last", "channels-last+compile", "channels-last+compile:freeze"]
         table = {"model": "resnet18", "batch": 4, "recipe": recipes, "effort": "quick", "device": "cpu"}
     else:
         recipes = ["baseline", "amp+channels-last+compile", "fp16+channels-last+compile:reduce-overhead"]
-        table = {"model": "resnet50", "batch": 32, "recipe": recipes, "device": f"{found.kind}:{found.index}"}
+        table = {"model": "resnet50", "batch": 32, "recipe": recipes, "device": found}
     return specs_from_table(table)
 
 

@@ -29,6 +29,9 @@ WORDS = {
     "numerics": "checking the numerics",
     "warm-up": "warming up",
     "ready": "ready",
+    "timing": "timing without the profiler",
+    "profile": "capturing",
+    "reading": "reading what the profiler wrote",
 }
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are told this often."""
@@ -42,7 +45,7 @@ class LiveObserver(Observer):
         self._live = self._console.is_terminal
         self._progress = RichProgress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
@@ -86,7 +89,8 @@ class LiveObserver(Observer):
             self._tell(record, words)
 
     def closed(self, record: RunRecord) -> None:
-        told = f"failed: {record.failure.message}" if record.failure else "measured"
+        ended = "interrupted" if record.stopped == "interrupted" else "measured"
+        told = f"failed: {record.failure.message}" if record.failure else ended
         self._tell(record, told)
         if (task := self._tasks.get(record.id)) is not None:
             self._progress.stop_task(task)
@@ -109,13 +113,11 @@ class LiveObserver(Observer):
             self._progress.start()
 
     def _tell(self, record: RunRecord, words: str) -> None:
-        name = self.name_of(record)
+        name = " ".join(self.name_of(record).splitlines())
         if not self._live:
             print(f"{name}: {words}", file=sys.stderr, flush=True)  # noqa: T201  (the CLI is the printer)
             return
-        from rich.markup import escape
-
-        text = escape(f"{name:<44.70} {words}")
+        text = f"{name:<44.70} {words}"
         if record.id not in self._tasks:
             self._tasks[record.id] = self._progress.add_task(text)
         self._progress.update(self._tasks[record.id], description=text)

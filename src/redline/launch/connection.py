@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import IO, Protocol
 
+from redline.errors import DoorError
 from redline.protocol import (
     Ask,
     Close,
@@ -29,7 +30,7 @@ from redline.record import Closed, Failure, FailureKind
 from redline.spec import LaunchSpec
 
 ASK_TIMEOUT_S = 180.0
-CLOSE_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 20.0
 LOG_TAIL_CHARACTERS = 4000
 _VMSTAT = Path("/proc/vmstat")
 
@@ -83,6 +84,10 @@ class WorkerSession:
             return FailureReply(failure=self._timed_out(self._timeout_of(request)))
         except (BrokenPipeError, ConnectionError):
             return FailureReply(failure=self._died())
+        except DoorError as error:
+            self._signal(signal.SIGKILL)
+            self._dead = Failure(stage=self._stage, kind="crash", message=str(error), traceback=log_tail(self._log))
+            return FailureReply(failure=self._dead)
 
     def pause(self) -> None:
         if self._dead is None and not self._paused:
@@ -98,9 +103,9 @@ class WorkerSession:
         if self._released:
             return Closed()
         reply = self.ask(Close()) if self._dead is None else None
-        if self._process.wait(CLOSE_TIMEOUT_S if reply is not None else 0.0) is None:
+        if self._process.wait(self._launch.close_timeout_s if reply is not None else 0.0) is None:
             self._signal(signal.SIGKILL)
-            self._process.wait(CLOSE_TIMEOUT_S)
+            self._process.wait(KILL_TIMEOUT_S)
         self._release()
         return reply.closed if isinstance(reply, ClosedReply) else Closed()
 
@@ -109,7 +114,7 @@ class WorkerSession:
         if self._released:
             return
         self._signal(signal.SIGKILL)
-        self._process.wait(CLOSE_TIMEOUT_S)
+        self._process.wait(KILL_TIMEOUT_S)
         self._release()
 
     def _release(self) -> None:
@@ -124,14 +129,14 @@ class WorkerSession:
             self._signal(signal.SIGKILL)
             status = self._process.wait(5.0)
         kind, message = _cause_of_death(status, self._stage, _kernel_oom_kills() > self._oom_kills)
-        self._dead = Failure(stage=self._stage, kind=kind, message=message, traceback=self._log_tail())
+        self._dead = Failure(stage=self._stage, kind=kind, message=message, traceback=log_tail(self._log))
         return self._dead
 
     def _timed_out(self, limit_s: float) -> Failure:
         self._signal(signal.SIGKILL)
         self._process.wait(5.0)
         message = f"no answer within {limit_s:g} s while the worker was at '{self._stage}'; it was stopped"
-        self._dead = Failure(stage=self._stage, kind="timeout", message=message, traceback=self._log_tail())
+        self._dead = Failure(stage=self._stage, kind="timeout", message=message, traceback=log_tail(self._log))
         return self._dead
 
     def _signal(self, number: signal.Signals) -> None:
@@ -139,12 +144,6 @@ class WorkerSession:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             return
-
-    def _log_tail(self) -> str:
-        self._log.flush()
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), LOG_TAIL_CHARACTERS, max(0, size - LOG_TAIL_CHARACTERS))
-        return tail.decode("utf-8", "replace")
 
     def _timeout_of(self, request: Request) -> float:
         if isinstance(request, Measure):
@@ -154,13 +153,34 @@ class WorkerSession:
         if isinstance(request, Ask):
             return ASK_TIMEOUT_S
         if isinstance(request, Close):
-            return CLOSE_TIMEOUT_S
+            return self._launch.close_timeout_s
         return self._launch.prepare_timeout_s
+
+
+class WorkerDoor:
+    """What doors to worker processes have in common: they know their sessions and end them."""
+
+    def __init__(self, launch: LaunchSpec) -> None:
+        self._launch = launch
+        self._sessions: list[WorkerSession] = []
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.kill()
+        self._sessions.clear()
 
 
 def worker_log() -> IO[bytes]:
     """A file without a name: it goes when the last holder closes it, also after a SIGKILL."""
     return tempfile.TemporaryFile(prefix="redline-worker-")
+
+
+def log_tail(log: IO[bytes]) -> str:
+    """The last that a worker, or what stands in front of it, wrote to its log."""
+    log.flush()
+    size = os.fstat(log.fileno()).st_size
+    tail = os.pread(log.fileno(), LOG_TAIL_CHARACTERS, max(0, size - LOG_TAIL_CHARACTERS))
+    return tail.decode("utf-8", "replace")
 
 
 def _stage_of(request: Request) -> str:

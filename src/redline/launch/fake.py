@@ -339,6 +339,9 @@ class FakeSession:
     def resume(self) -> None:
         self.paused = False
 
+    def kill(self) -> None:
+        self.close()
+
     def close(self) -> record.Closed:
         if self._closed is None:
             reply = self._bench.answer(protocol.Close())

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from redline.errors import DoorError
-from redline.launch.connection import WorkerSession, worker_log
-from redline.spec import LaunchSpec, RunSpec
+from redline.launch.connection import WorkerDoor, WorkerSession, worker_log
+from redline.spec import RunSpec
 
 START_TIMEOUT_S = 180.0
 FORK_TIMEOUT_S = 30.0
@@ -117,10 +117,8 @@ class ForkedProcess:
         return self._server.exit_status(self.pid, timeout_s)
 
 
-class ForkDoor:
-    def __init__(self, launch: LaunchSpec) -> None:
-        self._launch = launch
-        self._sessions: list[WorkerSession] = []
+class ForkDoor(WorkerDoor):
+    """Closing it ends its workers; the server stays for the next door of this process."""
 
     def open(self, spec: RunSpec | None = None) -> WorkerSession:
         server = shared_server()
@@ -135,12 +133,6 @@ class ForkDoor:
         session = WorkerSession(ours, ForkedProcess(server, pid), log, spec.launch if spec else self._launch)
         self._sessions.append(session)
         return session
-
-    def close(self) -> None:
-        """Ends this door's workers; the server stays for the next door of this process."""
-        for session in self._sessions:
-            session.kill()
-        self._sessions.clear()
 
 
 _server: ForkServer | None = None

@@ -19,7 +19,7 @@ REPLY_BYTES = 64
 
 def main(descriptor: int, command: list[str]) -> None:
     desk = socket.socket(fileno=descriptor)
-    inherited = [int(word) for word in os.environ.pop("REDLINE_WORKER_FDS").split(",")]
+    inherited = [int(word) for word in os.environ.pop("REDLINE_WORKER_FDS").split(",") if word]
     worker = subprocess.Popen(command, pass_fds=inherited, process_group=0)
     for number in inherited:
         os.close(number)

@@ -33,6 +33,9 @@ class InlineSession:
         reply = self.ask(Close())
         return reply.closed if isinstance(reply, ClosedReply) else Closed()
 
+    def kill(self) -> None:
+        self.close()
+
     def _progress(self, stage: str, detail: str) -> None:
         if self._on_progress:
             self._on_progress(Progress(stage=stage, detail=detail))

@@ -21,6 +21,9 @@ class Session(Protocol):
 
     def close(self) -> Closed: ...
 
+    def kill(self) -> None:
+        """End it now, whatever it is doing."""
+
 
 class Door(Protocol):
     """Opens sessions of one kind."""

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from typing import IO
 
 from redline.errors import DoorError, UsageError
-from redline.launch.connection import WorkerSession, worker_log
+from redline.launch.callback import Callback
+from redline.launch.connection import WorkerDoor, WorkerSession, log_tail, worker_log
 from redline.launch.guardian import REPLY_BYTES
 from redline.spec import LaunchSpec, RunSpec
 
 START_TIMEOUT_S = 60.0
+CALLBACK_TIMEOUT_S = 180.0
+"""Until a worker behind a profiler calls: both have to start, and torch is imported before the call."""
+WORKER = "redline.bench.worker"
 
 
 class SpawnedProcess:
@@ -44,41 +51,60 @@ class SpawnedProcess:
             self._guardian.wait()
         return self._status
 
+    def kill(self) -> None:
+        """The guardian ends whatever the worker has started when its line goes dead."""
+        if self._status is None:
+            self._line.close()
+            self._guardian.wait()
+            self._status = int(signal.SIGKILL)
 
-class SpawnDoor:
-    def __init__(self, launch: LaunchSpec) -> None:
-        self._launch = launch
-        self._sessions: list[WorkerSession] = []
 
+class SpawnDoor(WorkerDoor):
     def open(self, spec: RunSpec | None = None) -> WorkerSession:
         launch = spec.launch if spec else self._launch
-        prefix = launch.command_prefix
-        if prefix and shutil.which(prefix[0]) is None:
-            raise UsageError(f"no such command: {prefix[0]!r} (asked for in front of the worker)")
-        ours, theirs = socket.socketpair()
-        line, guardians_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        log = worker_log()
-        worker = [*prefix, sys.executable, "-m", "redline.bench.worker", str(theirs.fileno()), repr(time.time())]
-        guardian = subprocess.Popen(
-            [sys.executable, "-m", "redline.launch.guardian", str(guardians_line.fileno()), *worker],
-            pass_fds=[theirs.fileno(), guardians_line.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-                "REDLINE_WORKER_FDS": str(theirs.fileno()),
-            },
-        )
-        theirs.close()
-        guardians_line.close()
-        session = WorkerSession(ours, SpawnedProcess(guardian, line), log, launch)
+        session = self._behind(launch) if launch.command_prefix else self._directly(launch)
         self._sessions.append(session)
         return session
 
-    def close(self) -> None:
-        for session in self._sessions:
-            session.kill()
-        self._sessions.clear()
+    def _directly(self, launch: LaunchSpec) -> WorkerSession:
+        ours, theirs = socket.socketpair()
+        log = worker_log()
+        process = start_worker((), str(theirs.fileno()), log, inherited=(theirs.fileno(),))
+        theirs.close()
+        return WorkerSession(ours, process, log, launch)
+
+    def _behind(self, launch: LaunchSpec) -> WorkerSession:
+        """Behind a command, which starts the worker in its own way."""
+        prefix = launch.command_prefix
+        if shutil.which(prefix[0]) is None:
+            raise UsageError(f"no such command: {prefix[0]!r} (asked for in front of the worker)")
+        callback, log = Callback(), worker_log()
+        process = start_worker(prefix, callback.address, log)
+        ours = callback.wait(lambda: process.wait(0.0) is None, CALLBACK_TIMEOUT_S)
+        if ours is None:
+            process.kill()
+            said = log_tail(log).strip().splitlines()
+            log.close()
+            raise DoorError(f"no worker came up behind {prefix[0]!r}" + (f": {said[-1]}" if said else ""))
+        return WorkerSession(ours, process, log, launch)
+
+
+def start_worker(prefix: Sequence[str], where: str, log: IO[bytes], inherited: Sequence[int] = ()) -> SpawnedProcess:
+    """A worker behind its guardian, told where to find its requests."""
+    line, guardians_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker = [*prefix, sys.executable, "-m", WORKER, where, repr(time.time())]
+    guardian = subprocess.Popen(
+        [sys.executable, "-m", "redline.launch.guardian", str(guardians_line.fileno()), *worker],
+        pass_fds=[*inherited, guardians_line.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+            "REDLINE_WORKER_FDS": ",".join(map(str, inherited)),
+        },
+    )
+    guardians_line.close()
+    return SpawnedProcess(guardian, line)

@@ -131,7 +131,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return _harmless(value)
+        return harmless(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -139,7 +139,7 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Text on one line that no spreadsheet takes for a formula: file names and error messages are anyone's to write."""
     one_line = " ".join(text.splitlines())
     # Spreadsheets trim what they import, so a formula behind blanks is one too.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -39,40 +39,97 @@ def as_text(report: RenderableType) -> str:
 
 
 def run_table_text(rows: Sequence[RunSummary]) -> str:
-    return as_text(run_report(rows))
+    return as_text(RunReport(rows))
 
 
-def run_report(rows: Sequence[RunSummary]) -> RenderableType:
+class RunReport:
     """One table per workload, what to know about single rows below, the next step last."""
-    parts: list[RenderableType] = []
-    for _, together in groupby(rows, key=_workload):
-        group = list(together)
-        parts += [run_table(group), cold_start_table(group), *_remarks(group)]
-    return Group(*parts, Text(_next_step(rows), style="bold"))
+
+    def __init__(self, rows: Sequence[RunSummary]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for _, together in groupby(self._rows, key=_workload):
+            group = list(together)
+            yield fitting_table(group, console)
+            if any(row.cold_start_s for row in group):
+                yield cold_start_table(group)
+            yield from _remarks(group)
+        yield Text(_next_step(self._rows), style="bold")
 
 
-def run_table(rows: Sequence[RunSummary]) -> Table:
+EXPENDABLE = ("optimizer", "backward", "forward", "memory", "p95 ms", "bound", "p50 ms")
+"""What a narrow terminal does without, in this order. Trust is never hidden."""
+FOLDED = {"recipe": 24, "trust": 14}
+"""Columns whose text may go on in the next line, and the width below which that is no longer readable."""
+GAP = 3
+
+
+def fitting_table(rows: Sequence[RunSummary], console: Console) -> Table:
+    """The table with as many columns as the terminal has room for."""
+    hidden: list[str] = []
+    for column in EXPENDABLE:
+        if _needed_width(rows, hidden) <= console.width:
+            break
+        if column in _columns(rows):
+            hidden.append(column)
+    table = run_table(rows, hidden)
+    if hidden:
+        table.caption = f"not shown in this width: {', '.join(hidden)}"
+    return table
+
+
+def _needed_width(rows: Sequence[RunSummary], hidden: Collection[str]) -> int:
+    needed = 0
+    for name, header in _columns(rows).items():
+        if name not in hidden:
+            texts = [header, *(str(_row_cells(row).get(name, "–")) for row in rows)]
+            needed += min(max(map(len, texts)), FOLDED.get(name, 1000)) + GAP
+    return needed
+
+
+def run_table(rows: Sequence[RunSummary], hidden: Collection[str] = ()) -> Table:
+    columns = {name: header for name, header in _columns(rows).items() if name not in hidden}
+    table = make_table(_title(rows))
+    for name, header in columns.items():
+        if name in FOLDED:
+            table.add_column(header, overflow="fold")
+        else:
+            table.add_column(Text(header), justify="left" if name == "bound" else "right", no_wrap=True)
+    for row in rows:
+        cells = _row_cells(row)
+        table.add_row(*(cells.get(name, "–") for name in columns))
+    return table
+
+
+def _row_cells(row: RunSummary) -> dict[str, str | Text]:
+    return _failed_cells(row) if row.failure else _cells(row)
+
+
+def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
+    """Names of the columns and what stands above them."""
     first = rows[0]
     item = next((row.item for row in rows if row.item), "item")
-    training = first.task == "train"
-    table = make_table(_title(rows))
-    table.add_column("recipe", overflow="fold", min_width=12)
-    columns = [f"{item}/s", "p50 ms", "p95 ms", "±"]
-    columns += ["forward", "backward", "optimizer"] if training else []
-    columns += [_memory_header(rows), f"vs {first.recipe}"[:24], "rel. error"]
-    for header in columns:
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("bound", no_wrap=True)
-    table.add_column("trust", overflow="fold")
-    for row in rows:
-        table.add_row(*(_failed_cells(row, len(columns)) if row.failure else _cells(row, training)))
-    return table
+    phases = ("forward", "backward", "optimizer") if first.task == "train" else ()
+    return {
+        "recipe": "recipe",
+        "throughput": f"{item}/s",
+        "p50 ms": "p50 ms",
+        "p95 ms": "p95 ms",
+        "±": "±",
+        **{phase: phase for phase in phases},
+        "memory": _memory_header(rows),
+        "versus": f"vs {first.recipe}"[:24],
+        "error": "rel. error",
+        "bound": "bound",
+        "trust": "trust",
+    }
 
 
 def cold_start_table(rows: Sequence[RunSummary]) -> Table:
     table = make_table(Text("cold start, apart", style="dim"))
     table.add_column("recipe", overflow="fold", min_width=12)
-    for header in ("import", "worker", "build", "first call", "of it compiling", "compile cache"):
+    for header in ("import", "worker", "build", "first call", "compiling", "cache"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
         if (cold := row.cold_start_s) is not None:
@@ -82,28 +139,29 @@ def cold_start_table(rows: Sequence[RunSummary]) -> Table:
     return table
 
 
-def _cells(row: RunSummary, training: bool) -> list[RenderableType]:
+def _cells(row: RunSummary) -> dict[str, str | Text]:
     latency = row.latency_s
-    assert latency is not None
     half_width = row.throughput_interval.half_width if row.throughput_interval else None
-    cells: list[RenderableType] = [
-        Text(row.recipe),
-        _rounded(row.throughput_per_s, half_width),
-        _milliseconds(latency.p50, half_width),
-        _milliseconds(latency.p95, half_width),
-        format_share(half_width),
-    ]
-    if training:
-        phases = row.phases_s or {}
-        cells += [format_seconds(phases.get(name)) for name in ("forward", "backward", "optimizer")]
-    cells += [_memory_cell(row), _ratio_cell(row), _error_cell(row), _bound_cell(row), _trust_cell(row)]
-    return cells
+    phases = row.phases_s or {}
+    return {
+        "recipe": Text(row.recipe),
+        "throughput": _rounded(row.throughput_per_s, half_width),
+        "p50 ms": _milliseconds(latency.p50 if latency else None, half_width),
+        "p95 ms": _milliseconds(latency.p95 if latency else None, half_width),
+        "±": format_share(half_width),
+        **{name: format_seconds(phases.get(name)) for name in ("forward", "backward", "optimizer")},
+        "memory": _memory_cell(row),
+        "versus": _ratio_cell(row),
+        "error": _error_cell(row),
+        "bound": _bound_cell(row),
+        "trust": _trust_cell(row),
+    }
 
 
-def _failed_cells(row: RunSummary, numbers: int) -> list[RenderableType]:
+def _failed_cells(row: RunSummary) -> dict[str, str | Text]:
     assert row.failure is not None
     told = Text(f"failed: {row.failure.kind} at {row.failure.stage}", style="red")
-    return [Text(row.recipe), *["–"] * numbers, "–", told]
+    return {"recipe": Text(row.recipe), "trust": told}
 
 
 def _ratio_cell(row: RunSummary) -> str:
@@ -139,6 +197,8 @@ def _bound_cell(row: RunSummary) -> Text:
 
 def _trust_cell(row: RunSummary) -> Text:
     told = ", ".join(row.verdict.labels)
+    if row.verdict.labels == ("noisy",) and all(reason.startswith("latency:") for reason in row.verdict.reasons):
+        told = "noisy (latency)"  # the throughput beside it is sound
     spread = next((note for note in row.verdict.notes if "spread" in note), None)
     if row.verdict.trusted and spread:
         told = f"valid, noted: {spread}"
@@ -192,7 +252,8 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
     told = []
     for row in rows:
         if row.failure:
-            told.append(Text(f"  {row.recipe}: {row.failure.message}", style="red"))
+            about = "" if row.failure.message.startswith(f"{row.recipe}:") else f"{row.recipe}: "
+            told.append(Text(f"  {about}{row.failure.message}", style="red"))
             continue
         if not row.verdict.trusted:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
@@ -215,6 +276,8 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
     )
     if best and best.vs_first and best.vs_first.low and best.vs_first.low > 1:
         told = f"next: {best.recipe} is the fastest here that keeps the numbers right ({best.vs_first.ratio:.2f}×)"
+        if any(reason.startswith("throughput:") for reason in best.verdict.reasons):
+            told += ", but its times are noisy: look again on a quieter machine or with a larger batch"
         return (
             f"{told}; it is host-bound: CUDA graphs (compile:reduce-overhead) take Python out of the way"
             if (best.bound.label == "host")
@@ -223,7 +286,7 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
     host = next((row for row in measured if row.bound.label == "host"), None)
     if host:
         return f"next: {host.recipe} is host-bound: try compile:reduce-overhead, or a larger batch"
-    if all(not row.group for row in measured):
+    if not any(row.vs_first for row in measured):
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
     return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"
 
@@ -311,6 +374,10 @@ def _memory_lines(row: RunSummary) -> list[tuple[str, str]]:
         ("resident on the host", memory.peak_rss_bytes),
     )
     return [("peak memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in figures if value is not None))]
+
+
+def plain_table(title: str) -> Table:
+    return make_table(Text(title, style="dim"))
 
 
 def make_table(title: Text | None) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import SpecError, UnknownName
-from redline.spec import Recipe, RunSpec, key_of, specs_from_table
+from redline.spec import Recipe, RunSpec, key_of, memory_identity, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
 _DOUBLING = re.compile(r"(\d+)\.\.(\d+)")
@@ -109,7 +109,9 @@ def default_name(cells: Sequence[RunSpec]) -> str:
     """The same grid has the same name, so running it again goes on."""
     models = list(dict.fromkeys(cell.workload.model for cell in cells))
     first = re.sub(r"[^\w.+-]+", "-", Path(models[0].partition(":")[0]).stem if "/" in models[0] else models[0])
-    digest = hashlib.sha256("".join(sorted({key_of(cell, {}) for cell in cells})).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(
+        "".join(sorted({key_of(cell, memory_identity(cell)) for cell in cells})).encode()
+    ).hexdigest()[:8]
     return f"{first}{f'+{len(models) - 1}' if len(models) > 1 else ''}-{digest}"
 
 

@@ -31,8 +31,8 @@ from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, key
 from redline.spec import RunSpec
 
 HOPELESS_AFTER = 0.25
-HOPELESS_FACTOR = 2.0
-"""After a quarter of the ceiling, a target that would take twice the ceiling is given up."""
+HOPELESS_FACTOR = 4.0
+"""After a quarter of the ceiling, a target that would take four times the ceiling is given up."""
 
 
 class Journal(Protocol):
@@ -107,18 +107,22 @@ class Entry:
         if self.stopped is not None:
             return self.stopped
         ceiling_s = self.spec.measure.max_seconds
-        if self.timed_s >= ceiling_s:
-            return "ceiling"
+        is_over = self.timed_s >= ceiling_s
         if not self.has_enough_samples():
-            return None
+            return "ceiling" if is_over else None
         intervals = [self.interval(kind) for kind in self.kinds]
         width = max(interval.half_width if interval else math.inf for interval in intervals)
         if width <= self.target:
             return "target"
+        if is_over:
+            return "ceiling"
         # An interval narrows with the square root of time; do not spend a minute to learn that it was not enough.
         needed_s = self.timed_s * (width / self.target) ** 2
         is_hopeless = self.timed_s >= HOPELESS_AFTER * ceiling_s and needed_s > HOPELESS_FACTOR * ceiling_s
         return "unreachable" if is_hopeless else None
+
+    def can_go_on(self) -> bool:
+        return self.record.failure is None and self.timed_s < self.spec.measure.max_seconds
 
 
 def measure_together(
@@ -151,7 +155,7 @@ def measure_together(
         _measure_rounds(entries, random.Random(seed), journal, observer)
     finally:
         for entry in entries:
-            entry.stopped = entry.stopped or "interrupted"
+            entry.stopped = entry.reason_to_stop() or "interrupted"
             done[entry.record.position] = _finish(entry, journal, observer)
     alone = "did not fit in memory beside the other recipes; measured alone, without a ratio"
     for position in waiting:
@@ -164,7 +168,11 @@ def _open(spec: RunSpec, group: str | None, position: int, door: Door, journal: 
     record = RunRecord(id=new_id(), spec=spec, created_at=time.time(), group=group, position=position)
     observer.opened(record)
     session = door.open(spec)
-    reply = session.ask(Prepare(spec=spec), lambda progress: observer.progress(record, progress))
+    try:
+        reply = session.ask(Prepare(spec=spec), lambda progress: observer.progress(record, progress))
+    except KeyboardInterrupt:
+        session.kill()  # it may be compiling for minutes
+        raise
     if isinstance(reply, PreparedReply):
         key = key_of_record(spec, reply.prepared)
         record = msgspec.structs.replace(record, prepared=reply.prepared, key=key)
@@ -179,15 +187,13 @@ def _measure_rounds(entries: list[Entry], order: random.Random, journal: Journal
     rounds = 0
     while unfinished := [entry for entry in entries if entry.reason_to_stop() is None]:
         visited = list(unfinished)
-        if entries[0] not in visited and entries[0].reason_to_stop() in ("target", "unreachable"):
+        if entries[0] not in visited and entries[0].can_go_on():
             visited.append(entries[0])  # ratios are to the first: without it a round says nothing about them
         order.shuffle(visited)
         for entry in visited:
             _measure_round(entry, rounds, journal, len(entries))
             observer.measured(entry.record, rounds + 1, entry.interval("throughput"), entry.target)
         rounds += 1
-    for entry in entries:
-        entry.stopped = entry.reason_to_stop()
 
 
 def _measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
@@ -199,7 +205,7 @@ def _measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -
         if not isinstance(reply, BlockReply):
             entry.record = msgspec.structs.replace(entry.record, failure=failure_of(reply))
             entry.stopped = "failed"
-            return
+            break
         journal.append(entry.record.id, reply.block)
         entry.blocks.setdefault(kind, []).append(reply.block)
         entry.record = msgspec.structs.replace(entry.record, blocks=(*entry.record.blocks, reply.block))
@@ -240,9 +246,13 @@ def _measure_alone(
     """Runs that merely followed each other have no ratio."""
     entry = _open(spec, None, position, door, journal, observer)
     entry.record = msgspec.structs.replace(entry.record, notes=(why,))
-    if entry.record.failure is None:
-        _measure_rounds([entry], random.Random(0), journal, observer)
-    return _finish(entry, journal, observer)
+    try:
+        if entry.record.failure is None:
+            _measure_rounds([entry], random.Random(0), journal, observer)
+    finally:
+        entry.stopped = entry.reason_to_stop() or "interrupted"
+        record = _finish(entry, journal, observer)
+    return record
 
 
 def failure_of(reply: object) -> Failure:

@@ -17,7 +17,7 @@ from redline.errors import UsageError
 from redline.protocol import Checked
 from redline.record import BENCHMARK_VERSION, Environment, RunRecord
 from redline.search.grid import default_name, in_informative_order
-from redline.spec import RunSpec, key_of
+from redline.spec import RunSpec, key_of, memory_identity
 from redline.store import Row
 
 LOOK_BACK = 100
@@ -76,6 +76,7 @@ def plan_key(spec: RunSpec, fingerprint: str, place: Environment) -> str:
         "driver": place.device.driver,
         "torch": place.versions.get("torch"),
         "benchmark": BENCHMARK_VERSION,
+        **memory_identity(spec),
     }
     return key_of(spec, identity)
 

@@ -13,7 +13,7 @@ from redline.record import Block, RunRecord, encode, migrate
 Status = Literal["running", "done", "failed", "interrupted"]
 
 # What damaged or foreign bytes make msgspec, a migration or a spec's own checks raise.
-_DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError)
+_DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ def resolve_device(text: str) -> str:
     """`auto` and bare kinds made exact: `cpu`, `cuda:0`, `rocm:1`; says why a device is not to be had."""
     kind, _, index_text = text.partition(":")
     if kind == "auto":
+        if index_text:
+            raise SpecError(f"device auto takes no index, got {text!r}")
         accelerator = _accelerator_kind()
         return f"{accelerator}:0" if accelerator and _accelerator_problem(accelerator) is None else "cpu"
     if kind not in KINDS:
@@ -49,7 +51,7 @@ def _index(text: str, index_text: str) -> int:
     if not index_text:
         return 0
     count = device_count()
-    if not index_text.isdigit() or int(index_text) >= count:
+    if not (index_text.isascii() and index_text.isdigit()) or int(index_text) >= count:
         raise UsageError(f"device {text} does not exist: {count} visible, numbered from 0")
     return int(index_text)
 

@@ -83,6 +83,21 @@ class Device(ABC):
         """Whether one call of `step` waits for the device by itself. None: nothing here runs ahead of the host."""
         return None
 
+    def push_range(self, name: str) -> None:
+        """Begin a stretch of time that the vendor's profiler shows by this name."""
+        return
+
+    def pop_range(self) -> None:
+        """End the innermost one."""
+        return
+
+    def start_profiler(self) -> None:
+        """Tell a profiler that waits for it that the steps to look at begin."""
+        return
+
+    def stop_profiler(self) -> None:
+        return
+
     def allow_tf32(self, allowed: bool) -> None:
         """Let fp32 products use the shorter format, or forbid it."""
         return

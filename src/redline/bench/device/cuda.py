@@ -144,6 +144,18 @@ class CudaDevice(Device):
         # Switching the mode on warns too (a prototype feature); only this wording is about the step.
         return any("called a synchronizing" in str(warning.message) for warning in caught)
 
+    def push_range(self, name: str) -> None:
+        torch.cuda.nvtx.range_push(name)  # on ROCm these are ROCTX ranges
+
+    def pop_range(self) -> None:
+        torch.cuda.nvtx.range_pop()
+
+    def start_profiler(self) -> None:
+        torch.cuda.profiler.start()
+
+    def stop_profiler(self) -> None:
+        torch.cuda.profiler.stop()
+
     def allow_tf32(self, allowed: bool) -> None:
         # The older of torch's two ways: mixing it with `fp32_precision` raises in torch 2.9 and later,
         # and inductor reads this one.

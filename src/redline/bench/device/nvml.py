@@ -57,12 +57,18 @@ class NvmlCard:
         nvml = self._nvml
         return {
             "uuid": self._get("nvmlDeviceGetUUID", of=_text),
-            "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+            "driver": self._driver(),
             "power_limit_w": self._get("nvmlDeviceGetEnforcedPowerLimit", of=lambda milliwatts: milliwatts / 1e3),
             "max_clock_hz": self._get("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM, of=lambda mhz: mhz * 1e6),
             "ecc": self._get("nvmlDeviceGetEccMode", of=lambda modes: bool(modes[0])),
             "mig": self._get("nvmlDeviceGetMigMode", of=lambda modes: bool(modes[0])),
         }
+
+    def _driver(self) -> str | None:
+        try:
+            return _text(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError:
+            return None
 
     def reading(self) -> dict[str, Any]:
         nvml = self._nvml

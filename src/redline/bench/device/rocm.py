@@ -60,6 +60,13 @@ class RocmDevice(CudaDevice):
     def synchronises(self, step: Callable[[], object]) -> bool | None:
         return None  # torch's synchronisation warnings are not raised on ROCm
 
+    def start_profiler(self) -> None:
+        """HIP has the call and says that it is not supported; ROCm's profilers look at the whole process."""
+        return
+
+    def stop_profiler(self) -> None:
+        return
+
     def versions(self) -> dict[str, str]:
         found = {"hip": torch.version.hip or ""}
         if torch.backends.cudnn.is_available():
@@ -103,8 +110,8 @@ class AmdCard:
         cap = self._get("amdsmi_get_power_cap_info") or {}
         limit = number(cap.get("power_cap"))
         return {
-            "uuid": self._get("amdsmi_get_gpu_device_uuid"),
-            "driver": driver.get("driver_version"),
+            "uuid": words(self._get("amdsmi_get_gpu_device_uuid")),
+            "driver": words(driver.get("driver_version")),
             "power_limit_w": limit / 1e6 if limit else None,  # microwatts
         }
 
@@ -132,10 +139,17 @@ class AmdCard:
         return count * resolution / 1e6 if count is not None and resolution is not None else None  # microjoules
 
 
+def words(value: Any) -> str | None:
+    return None if value in (None, "", "N/A") else str(value)
+
+
+_ALL_ONES = (float(0xFFFF), float(0xFFFFFFFF), float(0xFFFFFFFFFFFFFFFF))
+
+
 def number(value: Any) -> float | None:
     """What amdsmi calls a number: sometimes text, sometimes "N/A", sometimes the all-ones of a missing sensor."""
     try:
         found = float(value)
     except (TypeError, ValueError):
         return None
-    return None if found in (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF) else found
+    return None if found in _ALL_ONES else found

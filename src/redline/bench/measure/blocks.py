@@ -29,10 +29,9 @@ def measure_block(step: TimedStep, device: Device, request: Measure, step_estima
     device.reset_peaks()
     with step.context(), quiet_collector(), Sampling(device) as sampling:
         started_at, started = time.time(), time.perf_counter()
-        if request.kind == "latency":
-            block = _latency(step, device, settling, timed, started + OVERRUN * request.seconds)
-        else:
-            block = _throughput(step, device, settling, timed, started + OVERRUN * request.seconds)
+        deadline = started + OVERRUN * (request.settle_seconds + request.seconds)
+        take = _latency if request.kind == "latency" else _throughput
+        block = take(step, device, settling, timed, deadline)
         wall_s = time.perf_counter() - started
     return Block(
         **block,
@@ -65,8 +64,10 @@ def _latency(step: TimedStep, device: Device, settling: int, timed: int, deadlin
         synchronize()
         ended = clock()
         samples.append(ended - started)
-        if ended > deadline and len(samples) > settling:
-            break
+        if ended > deadline:
+            if len(samples) > settling:
+                break
+            settling = len(samples)  # time enough to settle has passed: the next step counts, and is the last
     return {"clock": "host", "samples": tuple(samples[settling:]), "settling": tuple(samples[:settling])}
 
 
@@ -80,8 +81,10 @@ def _throughput(step: TimedStep, device: Device, settling: int, timed: int, dead
         step(lambda: keep(mark()))
         ended = clock()
         issue.append(ended - started)
-        if not runs_ahead and ended > deadline and len(issue) > settling:
-            break
+        if ended > deadline and not runs_ahead:
+            if len(issue) > settling:
+                break
+            settling = len(issue)
     device.synchronize()
     phases = len(step.phases)
     between = device.seconds_between(marks)

@@ -14,6 +14,9 @@ CPU_MEDIAN_AGREEMENT = 0.05
 CPU_QUARTILE_AGREEMENT = 0.15
 """A shared CPU never agrees to 1 %."""
 
+LOOK_PERIOD_S = 0.02
+"""Windows of short steps are long lists: no need to sort them again after every step."""
+
 
 def reach_steady_state(
     step: Callable[[], object],
@@ -30,7 +33,8 @@ def reach_steady_state(
     samples: list[float] = []
     settled_from = 0
     compiled = compilations()
-    started = clock()
+    agree = False
+    started = look_again_at = clock()
     while True:
         before = clock()
         step()
@@ -41,13 +45,27 @@ def reach_steady_state(
             compiled = compilations()
             settled_from = len(samples)
         long_enough = now - started >= spec.warmup_min_seconds and len(samples) >= spec.warmup_min_steps
-        if long_enough and windows_agree(
-            samples[settled_from:], spec.warmup_window, median_agreement, quartile_agreement
-        ):
+        if long_enough and now >= look_again_at:
+            look_again_at = now + LOOK_PERIOD_S
+            settled = samples[settled_from:]
+            window = window_length(settled, spec.warmup_window, spec.warmup_window_seconds)
+            agree = windows_agree(settled, window, median_agreement, quartile_agreement)
+        if agree:
             return Warmup(samples=tuple(samples), seconds=now - started, steady=True, reason="two windows agree")
         if now - started >= spec.warmup_max_seconds:
-            reason = f"no two windows of {spec.warmup_window} steps agreed within {spec.warmup_max_seconds:g} s"
+            reason = f"no two windows agreed within {spec.warmup_max_seconds:g} s"
             return Warmup(samples=tuple(samples), seconds=now - started, steady=False, reason=reason)
+
+
+def window_length(samples: Sequence[float], fewest: int, seconds: float) -> int:
+    """How many of the last steps make a window: ten steps of a microsecond would never see a clock that drifts."""
+    elapsed, count = 0.0, 0
+    for sample in reversed(samples):
+        if elapsed >= seconds and count >= fewest:
+            break
+        elapsed += sample
+        count += 1
+    return max(count, fewest)
 
 
 def windows_agree(samples: Sequence[float], window: int, median: float, quartile: float) -> bool:

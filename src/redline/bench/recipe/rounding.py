@@ -26,7 +26,8 @@ def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
     if number_format == "tf32":
         half = 1 << (_TF32_DROPPED_BITS - 1)
         bits = (tensor.float().view(torch.int32) + half) & ~((1 << _TF32_DROPPED_BITS) - 1)
-        return bits.view(torch.float32)
+        # Adding to the bits of a NaN may carry into its sign and make a zero of it.
+        return torch.where(torch.isfinite(tensor), bits.view(torch.float32).to(tensor.dtype), tensor)
     return tensor.to({"fp16": torch.float16, "bf16": torch.bfloat16}[number_format]).to(tensor.dtype)
 
 

@@ -1,4 +1,4 @@
-"""A trace of a few steps, outside every timed block, and what capturing cost."""
+"""A few steps under a profiler, outside every timed block, and what capturing cost."""
 
 from __future__ import annotations
 
@@ -9,35 +9,62 @@ from pathlib import Path
 import torch
 
 from redline.bench.device.base import Device
+from redline.bench.trace.marks import MarkedStep
 from redline.bench.workload.step import TimedStep
 from redline.protocol import Profile
 from redline.record import TraceRef
 
 
 def capture(step: TimedStep, device: Device, request: Profile) -> TraceRef:
+    started = time.perf_counter()
+    marked = MarkedStep(step, device)
+    with step.context():
+        if request.outside:
+            run_for_others(marked, device, request)
+        else:
+            run_under_torch(marked, device, request)
+    path = Path(request.path)
+    return TraceRef(
+        path=str(path),
+        steps=request.active,
+        capture_s=time.perf_counter() - started,
+        bytes=path.stat().st_size if path.is_file() else 0,
+    )
+
+
+def run_under_torch(step: MarkedStep, device: Device, request: Profile) -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.is_accelerator:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     path = Path(request.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
+    unwatched = request.wait + request.warmup
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "Profiler won't be using warmup" and its kin: the schedule is ours
-        with (
-            step.context(),
-            torch.profiler.profile(
-                activities=activities,
-                schedule=torch.profiler.schedule(wait=request.wait, warmup=request.warmup, active=request.active),
-                on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
-                record_shapes=request.shapes,
-                profile_memory=request.memory,
-                with_stack=request.stacks,
-            ) as profiler,
-        ):
-            for _ in range(request.wait + request.warmup + request.active):
+        with torch.profiler.profile(
+            activities=activities,
+            schedule=torch.profiler.schedule(wait=request.wait, warmup=request.warmup, active=request.active),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+            record_shapes=request.shapes,
+            profile_memory=request.memory,
+            with_stack=request.stacks,
+        ) as profiler:
+            for number in range(1, unwatched + request.active + 1):
                 step()
-                device.synchronize()
+                # Recorded steps follow each other as in a timed block, the host running ahead. Only the first begins
+                # with an empty queue, so that no work without its launch is in the trace, and the last ends with one.
+                if number in (unwatched, unwatched + request.active):
+                    device.synchronize()
                 profiler.step()
-    return TraceRef(
-        path=str(path), steps=request.active, capture_s=time.perf_counter() - started, bytes=path.stat().st_size
-    )
+
+
+def run_for_others(step: MarkedStep, device: Device, request: Profile) -> None:
+    """The profiler stands in front of the worker; it is told when to look."""
+    for _ in range(request.warmup):
+        step()
+    device.synchronize()
+    device.start_profiler()
+    for _ in range(request.active):
+        step()
+    device.synchronize()
+    device.stop_profiler()

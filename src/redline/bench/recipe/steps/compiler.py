@@ -45,6 +45,9 @@ class Compile(RecipeStep):
         return None
 
     def apply(self, setup: Setup) -> None:
+        if self.settings.get("options", {}).get("freezing"):
+            # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
+            inductor_config().freezing = True
         setup.model = torch.compile(setup.model, **self.settings)
         # Tells graph trees that the outputs of the step before may be overwritten.
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
@@ -67,7 +70,16 @@ class Compile(RecipeStep):
             raise SpecError(f"compile: mode {mode} and options ({', '.join(sorted(options))}) exclude each other")
         if options:
             settings["options"] = options
+        if settings.get("backend", "inductor") != "inductor" and settings.keys() & {"mode", "options"}:
+            # torch would drop them with a line in a log, and the row would claim what did not happen.
+            raise SpecError(f"compile: modes and options are inductor's; backend {settings['backend']} takes none")
         return settings
+
+
+def inductor_config() -> Any:
+    from torch._inductor import config
+
+    return config
 
 
 def _is_inductor_option(name: str) -> bool:

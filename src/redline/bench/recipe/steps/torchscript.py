@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from redline.bench.failure import is_out_of_memory
 from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
 from redline.errors import BenchError
 
@@ -32,6 +33,8 @@ class TorchScript(RecipeStep):
                         check_trace=False,  # the numerics check compares far more than a second trace would
                     )
                 except (RuntimeError, TypeError) as error:
+                    if is_out_of_memory(error):
+                        raise  # a failure of another kind, known by its own error
                     raise BenchError("compile", f"torchscript cannot trace it: {_first_line(error)}") from error
                 setup.model = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
 

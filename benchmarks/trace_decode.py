@@ -1,0 +1,115 @@
+"""How fast a trace becomes tables, and in how much memory, against `json.load` and, where installed, HTA's loader.
+
+Makes a trace (tests/kineto.py, with Python stacks as `with_stack` writes them), then reads it in fresh processes, one
+after the other, in turns. Redline goes the whole way from the file to every table, the bound and the findings;
+`json.load` only reads; HTA loads into its data frame.
+
+    python benchmarks/trace_decode.py [--megabytes 200] [--rounds 3] [--large]     # --large adds a file of 1 GB
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+TARGET_RATE = 80.0
+TARGET_RSS = {200: 220.0, 1000: 600.0}
+"""Peak resident MB by size of the file in MB."""
+
+
+def redline(path: Path) -> None:
+    from redline.analyze.profile import profile_of
+    from redline.trace.decode import read_trace
+
+    profile_of([read_trace(path)])
+
+
+def json_load(path: Path) -> None:
+    with path.open("rb") as file:
+        json.load(file)
+
+
+def hta(path: Path) -> None:
+    from hta.common.trace_parser import parse_trace_file
+
+    parse_trace_file(str(path))
+
+
+READERS: dict[str, Callable[[Path], None]] = {"redline": redline, "json.load": json_load, "hta": hta}
+
+
+def measure_here(reader: str, path: Path) -> None:
+    """In a process of its own: prints wall seconds, processor seconds and peak resident bytes."""
+    started, worked = time.perf_counter(), time.process_time()
+    READERS[reader](path)
+    wall, cpu = time.perf_counter() - started, time.process_time() - worked
+    # getrusage would tell the peak of the process this one was forked from.
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    print(json.dumps({"wall": wall, "cpu": cpu, "rss": peak}))
+
+
+def measured(reader: str, path: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--only", reader, str(path)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return found
+
+
+def compare(path: Path, readers: list[str], rounds: int) -> None:
+    with path.open("rb") as file:  # into the page cache, for all of them alike
+        while file.read(1 << 24):
+            pass
+    megabytes = path.stat().st_size / 1e6
+    found = {reader: [] for reader in readers}
+    for _ in range(rounds):
+        for reader in readers:
+            found[reader].append(measured(reader, path))
+    print(f"\n{megabytes:.0f} MB, {rounds} rounds, medians")
+    print(f"{'reader':<12} {'wall s':>8} {'MB/s':>8} {'cpu s':>8} {'MB/s of cpu':>12} {'peak RSS MB':>12}")
+    for reader, runs in found.items():
+        wall, cpu, rss = (statistics.median(run[key] for run in runs) for key in ("wall", "cpu", "rss"))
+        print(
+            f"{reader:<12} {wall:>8.2f} {megabytes / wall:>8.1f} {cpu:>8.2f} {megabytes / cpu:>12.1f} {rss / 1e6:>12.0f}"
+        )
+    limit = TARGET_RSS.get(round(megabytes, -2))
+    memory = f" and at most {limit:.0f} MB resident" if limit else ""
+    print(f"target of redline: at least {TARGET_RATE:.0f} MB/s{memory}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--large", action="store_true", help="a file of 1 GB too, by redline alone")
+    parser.add_argument("--only", nargs=2, metavar=("READER", "FILE"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.only:
+        measure_here(given.only[0], Path(given.only[1]))
+        return
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from kineto import training_trace
+
+    readers = ["redline", "json.load"]
+    if importlib.util.find_spec("hta"):
+        readers.append("hta")
+    else:
+        print("HTA is not installed: pip install HolisticTraceAnalysis to set it beside")
+    with tempfile.TemporaryDirectory(prefix="redline-bench-") as folder:
+        path = Path(folder) / "trace.json"
+        training_trace(path, megabytes=given.megabytes)
+        compare(path, readers, given.rounds)
+        if given.large:
+            training_trace(path, megabytes=1000)
+            compare(path, ["redline"], 1)
+
+
+if __name__ == "__main__":
+    main()

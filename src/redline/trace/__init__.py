@@ -1,0 +1,1 @@
+"""Traces as numpy columns, and what can be read off them: kernels, operators, timeline, gaps, phases. No torch here."""

@@ -1,0 +1,146 @@
+"""The operator table: calls, host and device time, each without and with what it called, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from redline.spec import Spec
+from redline.trace.columns import UNKNOWN, Ints, Mask, Trace, seconds
+from redline.trace.kernels import NamedTime
+from redline.trace.links import Links
+
+
+class OperatorRow(Spec):
+    name: str
+    calls: int
+    cpu_self_s: float
+    """On the host, without the operators it called."""
+    cpu_total_s: float
+    """With them; an operator inside its own kind is not counted twice."""
+    device_self_s: float
+    """Device work that it launched itself."""
+    device_total_s: float
+    cpu_allocated_bytes: int
+    device_allocated_bytes: int
+    """What it and those it called took from the allocator, given back or not; 0 when memory was not recorded."""
+    dims: str | None = None
+    """Input shapes, in a table by shape."""
+    types: str | None = None
+
+
+@dataclass
+class _Sums:
+    calls: int = 0
+    cpu_self: int = 0
+    cpu_total: int = 0
+    device_self: int = 0
+    device_total: int = 0
+    cpu_bytes: int = 0
+    device_bytes: int = 0
+
+    def add(self, other: _Sums) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+Key = tuple[str, str | None, str | None]
+
+
+def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[OperatorRow]:
+    """Over all traces; most device time first, then most host time."""
+    merged: dict[Key, _Sums] = {}
+    for each in links:
+        for key, sums in _of_one(each, by_shape).items():
+            merged.setdefault(key, _Sums()).add(sums)
+    rows = [
+        OperatorRow(
+            name=name,
+            calls=sums.calls,
+            cpu_self_s=seconds(sums.cpu_self),
+            cpu_total_s=seconds(sums.cpu_total),
+            device_self_s=seconds(sums.device_self),
+            device_total_s=seconds(sums.device_total),
+            cpu_allocated_bytes=sums.cpu_bytes,
+            device_allocated_bytes=sums.device_bytes,
+            dims=dims,
+            types=types,
+        )
+        for (name, dims, types), sums in merged.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.device_self_s, -row.cpu_self_s, row.name))
+
+
+def class_times(links: Sequence[Links]) -> list[NamedTime]:
+    """Host time of each operator without those it called: what time by class rests on where there is no device."""
+    rows = operator_rows(links)
+    return [NamedTime(row.name, row.calls, round(row.cpu_self_s * 1e9), None, None) for row in rows]
+
+
+def self_times(links: Links) -> tuple[Ints, Ints]:
+    """Of every operator: host time without its children, and device time that it launched itself."""
+    operators, nesting = links.trace.operators, links.nesting
+    own = np.maximum(operators.duration - nesting.children_sum(operators.duration), 0)
+    launched = np.zeros(len(operators), np.int64)
+    known = links.operator >= 0
+    np.add.at(launched, links.operator[known], links.trace.work.duration[known])
+    return own, launched
+
+
+def _of_one(links: Links, by_shape: bool) -> dict[Key, _Sums]:
+    trace, nesting = links.trace, links.nesting
+    operators = trace.operators
+    if not len(operators):
+        return {}
+    cpu_self, device_self = self_times(links)
+    device_total = nesting.with_all_inside(device_self)
+    group = operators.name.astype(np.int64)
+    if by_shape:
+        group = group * (len(trace.shapes) + 1) + operators.shape + 1
+    groups, row = np.unique(group, return_inverse=True)
+    outermost = np.ones(len(operators), np.bool_)
+    outermost[nesting.repeats(operators.name)] = False
+    cpu_bytes, device_bytes = _allocated(trace, links)
+
+    def summed(values: Ints, rows: Mask | None = None) -> list[int]:
+        total = np.zeros(len(groups), np.int64)
+        np.add.at(total, row if rows is None else row[rows], values if rows is None else values[rows])
+        return total.tolist()
+
+    columns = zip(
+        groups.tolist(),
+        summed(np.ones(len(operators), np.int64)),
+        summed(cpu_self),
+        summed(operators.duration, outermost),
+        summed(device_self),
+        summed(device_total, outermost),
+        summed(nesting.with_all_inside(cpu_bytes), outermost),
+        summed(nesting.with_all_inside(device_bytes), outermost),
+        strict=True,
+    )
+    return {_key(trace, number, by_shape): _Sums(*sums) for number, *sums in columns}
+
+
+def _key(trace: Trace, group: int, by_shape: bool) -> Key:
+    if not by_shape:
+        return trace.names[group], None, None
+    name, shape = divmod(group, len(trace.shapes) + 1)
+    if shape == 0:
+        return trace.names[name], None, None
+    found = trace.shapes[shape - 1]
+    return trace.names[name], found.dims, found.types
+
+
+def _allocated(trace: Trace, links: Links) -> tuple[Ints, Ints]:
+    """Bytes each operator took, on the host and on devices; frees count for nobody."""
+    taken = trace.allocations
+    owner = links.nesting.around(taken.thread, taken.at)
+    sizes = []
+    for on_device in (0, 1):
+        rows = (taken.on_device == on_device) & (taken.bytes > 0) & (owner != UNKNOWN)
+        total = np.zeros(len(trace.operators), np.int64)
+        np.add.at(total, owner[rows], taken.bytes[rows])
+        sizes.append(total)
+    return sizes[0], sizes[1]

@@ -1,0 +1,103 @@
+"""Nsight Compute: hardware counters of every kernel. Each kernel is run several times over, so that times are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from redline.errors import TraceError
+from redline.trace.counters import CounterName, Reading
+from redline.trace.vendors.tables import added_up, nanoseconds, number, rows_under, size_in_bytes, text_of
+from redline.trace.vendors.tool import TOOLS, VendorTable, VendorTool
+
+DURATION = "gpu__time_duration.sum"
+TRAFFIC = "dram__bytes.sum"
+SHARES: dict[str, CounterName] = {
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "bandwidth",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
+    "l1tex__t_sector_hit_rate.pct": "l1_hits",
+    "lts__t_sector_hit_rate.pct": "l2_hits",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute",
+}
+
+_NEEDED = ("ID", "Kernel Name", "Metric Name", "Metric Value")
+_NO_PERMISSION = "ERR_NVGPUCTRPERM"
+
+
+@TOOLS.register("ncu")
+class Ncu(VendorTool):
+    name = "ncu"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    also_in: ClassVar[tuple[str, ...]] = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
+    how_to_get = "install Nsight Compute (it comes with the CUDA toolkit, or developer.nvidia.com/nsight-compute)"
+    steps: ClassVar[int] = 1
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        return (
+            "ncu",
+            "--csv",
+            "--log-file",
+            str(folder / "ncu.csv"),
+            "--target-processes",
+            "all",
+            # Its default holds clocks at their base, where nothing runs as fast as in real life.
+            "--clock-control",
+            "none",
+            "--profile-from-start",
+            "off",
+            "--metrics",
+            ",".join((DURATION, TRAFFIC, *SHARES)),
+        )
+
+    def read(self, folder: Path) -> VendorTable:
+        text = text_of(folder / "ncu.csv")
+        calls = list(_calls(text))
+        times = [(name, metrics[DURATION]) for name, metrics in calls if DURATION in metrics]
+        if not times:
+            raise TraceError(f"ncu reports no kernels: {_reason(text)}")
+        readings = [reading for name, metrics in calls for reading in _readings(name, metrics)]
+        note = "ncu runs every kernel alone, with cold caches and several times over: times differ from those of a step"
+        return VendorTable(kernels=added_up(times), readings=readings, notes=(note,))
+
+
+def _calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """Each call of a kernel with its metrics: times in nanoseconds, sizes in bytes, shares between 0 and 1."""
+    calls: dict[tuple[str, str], tuple[str, dict[str, float]]] = {}
+    for row in rows_under(text, _NEEDED):
+        value = _value(row["Metric Name"], number(row["Metric Value"]), row.get("Metric Unit", ""))
+        key = (row.get("Process ID", ""), row["ID"])
+        _, metrics = calls.setdefault(key, (row["Kernel Name"], {}))
+        if value is not None:
+            metrics[row["Metric Name"]] = value
+    yield from calls.values()
+
+
+def _value(metric: str, value: float | None, unit: str) -> float | None:
+    if value is None or value < 0:
+        return None
+    if metric == DURATION:
+        return nanoseconds(value, unit)
+    if metric == TRAFFIC:
+        return size_in_bytes(value, unit)
+    return value / 100 if metric in SHARES else None
+
+
+def _readings(kernel: str, metrics: dict[str, float]) -> Iterator[Reading]:
+    weight = metrics.get(DURATION, 0.0)
+    for metric, name in SHARES.items():
+        if metric in metrics:
+            yield Reading(name=name, metric=metric, kernel=kernel, value=metrics[metric], weight=weight)
+    if TRAFFIC in metrics:
+        yield Reading(name="traffic", metric=TRAFFIC, kernel=kernel, value=metrics[TRAFFIC], weight=1.0)
+
+
+def _reason(text: str) -> str:
+    if _NO_PERMISSION in text:
+        return (
+            "the driver keeps its counters for administrators (ERR_NVGPUCTRPERM): run as root, give the container "
+            "CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    errors = [line.strip() for line in text.splitlines() if line.startswith("==ERROR==")]
+    warnings = [line.strip() for line in text.splitlines() if line.startswith("==WARNING==")]
+    return (errors or warnings or ["it says nothing about why"])[0]

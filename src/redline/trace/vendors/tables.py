@@ -1,0 +1,126 @@
+"""CSV as profilers write it: lines of chatter before, between and after, and numbers made for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from redline.errors import TraceError
+from redline.trace.kernels import NamedTime
+
+LARGEST_FILE_BYTES = 512 << 20
+
+_UNITS = {
+    "n": 1e-9,
+    "u": 1e-6,
+    "µ": 1e-6,
+    "m": 1e-3,
+    "": 1.0,
+}
+_BYTES = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
+
+
+def text_of(path: Path) -> str:
+    try:
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise TraceError(f"{path} is larger than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise TraceError(f"no such file: {path}") from None
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def rows_under(text: str, needed: Sequence[str]) -> Iterator[dict[str, str]]:
+    """The rows below the first line that names all of `needed`; lines with another number of cells are chatter."""
+    header: list[str] | None = None
+    for cells in csv.reader(_safe_lines(text)):
+        if header is None:
+            stripped = [cell.strip() for cell in cells]
+            if all(name in stripped for name in needed):
+                header = stripped
+        elif len(cells) == len(header):
+            yield dict(zip(header, (cell.strip() for cell in cells), strict=True))
+
+
+def _safe_lines(text: str) -> Iterator[str]:
+    # A NUL, or a cell larger than csv allows, would end the reading with an error.
+    limit = csv.field_size_limit()
+    return (line for line in io.StringIO(text.replace("\0", "")) if len(line) < limit)
+
+
+def number(text: str | None) -> float | None:
+    """`1,234.5` or `87 %`; None for `n/a`, nothing and nonsense."""
+    if text is None:
+        return None
+    try:
+        value = float(text.replace(",", "").replace("%", "").strip())
+    except ValueError:
+        return None
+    return value if value == value and abs(value) != float("inf") else None
+
+
+def nanoseconds(value: float, unit: str) -> float | None:
+    """A time in ns, nsecond, us, usecond, ms, msecond, s or second."""
+    word = unit.strip().lower()
+    for ending in ("second", "sec", "s"):
+        if word.endswith(ending) and word[: -len(ending)] in _UNITS:
+            return value * _UNITS[word[: -len(ending)]] * 1e9
+    return value if not word else None
+
+
+def size_in_bytes(value: float, unit: str) -> float | None:
+    """A size in byte, Kbyte, Mbyte, Gbyte; a bare number is bytes."""
+    word = unit.strip().lower().removesuffix("s")
+    return value * _BYTES[word] if word in _BYTES else (value if not word else None)
+
+
+def added_up(calls: Iterable[tuple[str, float]]) -> list[NamedTime]:
+    """From name and nanoseconds of each call to the table by name, longest first."""
+    durations: dict[str, list[int]] = {}
+    for name, nanosecond in calls:
+        durations.setdefault(name, []).append(round(nanosecond))
+    rows = [NamedTime(name, len(each), sum(each), min(each), max(each)) for name, each in durations.items()]
+    return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+
+
+def dispatches(text: str) -> list[NamedTime]:
+    """One row per dispatch with its beginning and end, as rocprofv2, rocprofv3 and rocprof-compute write them."""
+    for start, end in (
+        ("Start_Timestamp", "End_Timestamp"),
+        ("Begin_Timestamp", "End_Timestamp"),
+        ("BeginNs", "EndNs"),
+    ):
+        for name in ("Kernel_Name", "KernelName"):
+            found = [
+                (row[name], ended - began)
+                for row in rows_under(text, (name, start, end))
+                if (began := number(row[start])) is not None
+                and (ended := number(row[end])) is not None
+                and ended >= began
+            ]
+            if found:
+                return added_up(found)
+    return []
+
+
+def statistics(text: str, columns: Mapping[str, str]) -> list[NamedTime]:
+    """One row per kernel with its sums; `columns` maps name, calls, total, min and max to the tool's words."""
+    rows = []
+    for row in rows_under(text, (columns["name"], columns["calls"], columns["total"])):
+        calls, total = number(row[columns["calls"]]), number(row[columns["total"]])
+        if calls is None or total is None or calls < 1 or total < 0:
+            continue
+        low, high = number(row.get(columns.get("min", ""))), number(row.get(columns.get("max", "")))
+        rows.append(
+            NamedTime(
+                name=row[columns["name"]],
+                calls=int(calls),
+                total_ns=round(total),
+                min_ns=None if low is None else round(low),
+                max_ns=None if high is None else round(high),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.total_ns, row.name))

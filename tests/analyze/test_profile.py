@@ -1,0 +1,148 @@
+"""A profile as a whole: several ranks, damaged files, and what the record beside the trace changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from kineto import ADD, GEMM, REDUCE, TraceMaker, training_trace
+
+from redline.analyze.profile import Profile, profile_of
+from redline.record import RunRecord, TraceRef
+from redline.trace.decode import read_trace, read_traces
+
+US = 1000
+REQUIRED = {
+    "timeline": {
+        "span_s",
+        "busy_s",
+        "idle_s",
+        "compute_s",
+        "communication_s",
+        "exposed_communication_s",
+        "copy_s",
+    },
+    "idle": {"host_wait_s", "launch_gap_s", "other_s"},
+}
+REQUIRED_ROWS = {
+    "classes": {"name", "total_s", "share", "calls"},
+    "kernels": {"name", "class", "calls", "total_s", "mean_s", "min_s", "max_s", "share"},
+    "findings": {"code", "evidence", "next", "gain_bound"},
+}
+
+
+def two_steps(*, late_us: int = 0) -> TraceMaker:
+    """Two steps of two kernels of 100 µs; with `late_us` the host launches each kernel so late."""
+    maker = TraceMaker()
+    at = 100 * US
+    for number in range(2):
+        begin = at - 50 * US
+        for name in (GEMM, ADD):
+            maker.kernel(name, at, 100 * US, launched=at - 2 * US if late_us else begin + US, call_ns=100)
+            at += 100 * US + max(late_us * US, US)
+        maker.annotation(f"ProfilerStep#{number}", begin, at - 60 * US - begin)
+    return maker
+
+
+@pytest.fixture
+def profiled(tmp_path: Path):
+    def make(maker: TraceMaker, record: RunRecord | None = None) -> Profile:
+        return profile_of([read_trace(maker.write(tmp_path / "a.json"))], record)
+
+    return make
+
+
+def test_the_document_carries_what_was_promised(tmp_path: Path) -> None:
+    training_trace(tmp_path / "a.json", megabytes=4)
+    document = msgspec.json.decode(msgspec.json.encode(profile_of(read_traces([tmp_path / "a.json"]))))
+    for name, keys in REQUIRED.items():
+        assert keys <= document[name].keys()
+    for name, keys in REQUIRED_ROWS.items():
+        assert document[name]
+        assert all(keys <= row.keys() for row in document[name])
+    assert {"operators", "phases_s", "counters", "lost"} <= document.keys()
+    assert document["lost"] is None
+    assert set(document["phases_s"]) == {"data", "forward", "backward", "optimizer"}
+    assert sum(row["share"] for row in document["classes"]) == pytest.approx(1)
+    assert sum(row["share"] for row in document["kernels"]) == pytest.approx(1)
+
+
+def test_ranks_add_up_and_stay_apart(tmp_path: Path) -> None:
+    truths = [
+        training_trace(tmp_path / f"{rank}.json", megabytes=0.5, seed=rank, rank=rank).timeline() for rank in range(2)
+    ]
+    profile = profile_of(read_traces([tmp_path / "0.json", tmp_path / "1.json"]))
+    assert [rank.rank for rank in profile.ranks] == [0, 1]
+    for rank, truth in zip(profile.ranks, truths, strict=True):
+        assert rank.timeline.busy_s == truth["busy"] / 1e9
+    assert profile.timeline.busy_s == sum(truth["busy"] for truth in truths) / 1e9
+    assert profile.timeline.exposed_communication_s == sum(t["exposed_communication"] for t in truths) / 1e9
+
+
+def test_a_truncated_trace_says_what_it_cost(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    for number in range(50):
+        maker.call("cudaLaunchKernel", number * 10 * US, 4 * US, correlation=1000 + number)
+    for number in range(50):
+        maker.kernel(GEMM, number * 10 * US + 5 * US, 4 * US, correlation=1000 + number)
+    text = maker.text()
+    (tmp_path / "cut.json").write_text(text[: text.index('"correlation": 1030', text.index('"kernel"'))])
+    profile = profile_of([read_trace(tmp_path / "cut.json")])
+    assert profile.lost is not None
+    assert profile.lost.truncated
+    assert profile.lost.launches == 20
+    assert any("20 launches" in reason for reason in profile.lost.reasons)
+
+
+class TestWithItsRecord:
+    """The record holds steps timed without the profiler, which outweigh what the trace looks like."""
+
+    @pytest.fixture
+    def recorded(self, make_record, make_block):
+        def make(step_s: float, issue_share: float, **changes: Any) -> RunRecord:
+            block = make_block(samples=(step_s,) * 20, issue_s=(step_s * issue_share,) * 20)
+            trace = TraceRef(path="/somewhere/t.json.gz", steps=2, capture_s=3.0, bytes=1)
+            return make_record("fp16+channels-last", blocks=(block,), trace=trace, **changes)
+
+        return make
+
+    def test_a_host_that_is_late_only_under_the_profiler_is_not_the_limit(self, profiled, recorded) -> None:
+        maker = two_steps(late_us=150)
+        assert profiled(maker).bound.label == "host"
+        profile = profiled(maker, recorded(step_s=210e-6, issue_share=0.4))
+        assert profile.bound.label != "host"
+        assert not any(finding.code == "host-bound" for finding in profile.findings)
+
+    def test_the_gain_is_bounded_by_the_step_without_the_profiler(self, profiled, recorded) -> None:
+        profile = profiled(two_steps(late_us=150), recorded(step_s=400e-6, issue_share=0.98))
+        (found,) = [finding for finding in profile.findings if finding.code == "host-bound"]
+        assert profile.bound.label == "host"
+        assert "busy 50% of the step" in found.evidence
+        assert found.gain_bound == pytest.approx(2.0)
+        assert "-r fp16+channels-last+graphs" in found.next
+
+    def test_what_capturing_cost_is_told(self, profiled, recorded) -> None:
+        capture = profiled(two_steps(), recorded(step_s=200e-6, issue_share=0.5)).capture
+        assert capture is not None
+        assert (capture.capture_s, capture.step_s) == (3.0, 200e-6)
+        assert capture.profiled_step_s == pytest.approx(202e-6, rel=0.01)
+
+    def test_a_step_that_waits_by_itself_leaves_the_verdict_to_the_trace(self, profiled, recorded) -> None:
+        record = recorded(step_s=400e-6, issue_share=0.99)
+        assert record.prepared is not None
+        waits = msgspec.structs.replace(record.prepared, step_synchronises=True)
+        record = msgspec.structs.replace(record, prepared=waits)
+        assert profiled(two_steps(), record).bound.label != "host"
+        assert profiled(two_steps(late_us=150), record).bound.label == "host"
+
+
+def test_communication_is_no_compute(profiled) -> None:
+    maker = TraceMaker()
+    maker.kernel(GEMM, 0, 100 * US, launched=-US)
+    maker.kernel(REDUCE, 0, 100 * US, launched=-US, stream=20)
+    maker.kernel("hipblaslt_gemm", 100 * US, 10 * US, launched=-US)
+    timeline = profiled(maker).timeline
+    assert (timeline.compute_s, timeline.communication_s) == (110e-6, 100e-6)
+    assert timeline.exposed_communication_s == 0

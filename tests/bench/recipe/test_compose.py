@@ -1,0 +1,283 @@
+"""From a recipe's text to steps in their order: what is known, what excludes what, what a device refuses and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.base import STEPS, RecipeStep, Setup
+from redline.bench.recipe.compose import apply_recipe, number_format_of, steps_of
+from redline.bench.recipe.steps.compiler import Compile
+from redline.bench.workload.workload import Workload, assemble
+from redline.errors import BenchError, SpecError, UnknownName
+from redline.launch import open_door
+from redline.protocol import Ask, AskCheck, CheckedSpecs
+from redline.registry import Registry
+from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
+
+HOUSE = (
+    "amp", "amp-bf16", "bf16", "channels-last", "compile", "cudnn-benchmark", "fp16", "tf32", "torchscript",
+)  # fmt: skip
+FORMATS = ("amp", "amp-bf16", "bf16", "fp16")
+EXCLUSIVE = {
+    *(frozenset(pair) for pair in combinations(FORMATS, 2)),
+    frozenset({"tf32", "fp16"}),
+    frozenset({"tf32", "bf16"}),
+    frozenset({"compile", "torchscript"}),
+}
+
+
+class Cpu(CpuDevice):
+    """A CPU that would take every step, and remembers what it was told about TF32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[bool] = []
+
+    def allow_tf32(self, allowed: bool) -> None:
+        self.told.append(allowed)
+
+    def tf32_refusal(self) -> str | None:
+        return None
+
+
+def names(text: str, task: Task = "infer") -> list[str]:
+    return [step.name for step in steps_of(Recipe.parse(text), task)]
+
+
+def workload_of(model: nn.Module, *inputs: Any, task: Task = "infer") -> Workload:
+    return assemble(model, (inputs, {}), task=task, source="test", identity="test", seed=0)
+
+
+def convolution(task: Task = "infer") -> Workload:
+    return workload_of(nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8), task=task)
+
+
+def applied(text: str, workload: Workload, device: CpuDevice | None = None) -> Setup:
+    return apply_recipe(Recipe.parse(text), workload, device or CpuDevice())
+
+
+def settings(text: str) -> dict[str, Any]:
+    (step,) = steps_of(Recipe.parse(text), "infer")
+    assert isinstance(step, Compile)
+    return step.settings
+
+
+def test_every_step_of_the_house_is_known_and_says_what_it_does() -> None:
+    # Other tests plant faults as steps of their own.
+    assert tuple(name for name in STEPS.names() if not name.startswith("fault-")) == HOUSE
+    for name in HOUSE:
+        step = STEPS.get(name)
+        assert step.name == name
+        assert step.summary
+        assert names(name) == [name]
+
+
+def test_the_baseline_is_no_step_and_forbids_tf32() -> None:
+    device = Cpu()
+    setup = applied("baseline", convolution(), device)
+    assert names("baseline") == []
+    assert device.told == [False]
+    assert setup.model is setup.workload.model
+    assert setup.autocast_dtype is None
+    device.told.clear()
+    applied("tf32", convolution(), device)
+    assert device.told == [False, True], "strict first, then what the recipe asks for"
+
+
+@pytest.mark.parametrize("pair", list(combinations(HOUSE, 2)), ids="+".join)
+def test_two_steps_exclude_each_other_whichever_is_written_first(pair: tuple[str, str]) -> None:
+    for first, second in (pair, pair[::-1]):
+        if frozenset(pair) in EXCLUSIVE:
+            with pytest.raises(SpecError, match="exclude each other") as caught:
+                steps_of(Recipe.parse(f"{first}+{second}"), "infer")
+            assert first in str(caught.value)
+            assert second in str(caught.value)
+        else:
+            assert sorted(names(f"{first}+{second}")) == sorted(pair)
+
+
+def test_an_exclusion_said_on_one_side_holds_from_both() -> None:
+    assert "compile" not in STEPS.get("torchscript").excludes, "said by compile alone"
+    for text in ("torchscript+compile", "compile+torchscript"):
+        with pytest.raises(SpecError, match="compile and torchscript exclude each other"):
+            steps_of(Recipe.parse(text), "infer")
+
+
+def test_a_step_for_inference_is_refused_for_training() -> None:
+    with pytest.raises(SpecError, match="torchscript is for infer, not for train"):
+        steps_of(Recipe.parse("torchscript"), "train")
+    for name in HOUSE:
+        if name != "torchscript":
+            assert names(name, "train") == [name]
+    with pytest.raises(BenchError, match="freeze turns weights into constants") as caught:
+        applied("compile:freeze", convolution("train"))
+    assert caught.value.kind == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("compil", "compile"), ("chanels-last", "channels-last"), ("FP16", "fp16"), ("amp_bf16", "amp-bf16")],
+)
+def test_an_unknown_step_is_answered_with_the_closest(written: str, meant: str) -> None:
+    with pytest.raises(UnknownName, match=f"unknown recipe step '{written}'") as caught:
+        steps_of(Recipe.parse(written), "infer")
+    assert caught.value.close[0] == meant
+    assert "did you mean" in str(caught.value)
+
+
+def test_an_unknown_step_like_no_other_suggests_nothing() -> None:
+    with pytest.raises(UnknownName) as caught:
+        steps_of(Recipe.parse("zzzzzzzz"), "infer")
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("fp16:fast", "step fp16 takes no argument, got 'fast'"),
+        ("channels-last:blocked=true", "step channels-last takes no options, got blocked"),
+        ("torchscript:trace", "step torchscript takes no argument, got 'trace'"),
+        ("compile:fast", "step compile takes one of default, reduce-overhead, .*, freeze, got 'fast'"),
+        ("compile:colour=red", "compile has no option 'colour': give fullgraph, dynamic, backend or an inductor"),
+        ("compile:mode=max-autotune", "compile has no option 'mode'"),
+        ("compile:fullgraph=3", "fullgraph must be true or false, got 3"),
+        ("compile:dynamic=maybe", "dynamic must be true or false, got 'maybe'"),
+        ("compile:backend=7", "backend must be a name, got 7"),
+        (
+            "compile:reduce-overhead,max_autotune=true",
+            r"mode reduce-overhead and options \(max_autotune\) exclude each other",
+        ),
+    ],
+)
+def test_a_step_refuses_what_it_does_not_take(text: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        steps_of(Recipe.parse(text), "infer")
+
+
+def test_the_words_behind_compile_become_the_compilers_settings() -> None:
+    static = {"dynamic": False}  # one process, one shape
+    assert settings("compile") == settings("compile:default") == static
+    assert settings("compile:reduce-overhead") == static | {"mode": "reduce-overhead"}
+    assert settings("compile:max-autotune,fullgraph=true") == static | {"mode": "max-autotune", "fullgraph": True}
+    assert settings("compile:freeze") == static | {"options": {"freezing": True}}
+    assert settings("compile:freeze,max_autotune=true")["options"] == {"freezing": True, "max_autotune": True}
+    assert settings("compile:dynamic=true,backend=eager") == {"dynamic": True, "backend": "eager"}
+    assert settings("compile:epilogue_fusion=false") == static | {"options": {"epilogue_fusion": False}}
+    assert settings("compile:cpp.threads=1") == static | {"options": {"cpp.threads": 1}}
+
+
+def test_the_order_of_application_is_not_the_order_of_the_text() -> None:
+    steps = ("compile", "channels-last", "fp16", "cudnn-benchmark")
+    orders = {tuple(names("+".join(order))) for order in permutations(steps)}
+    assert orders == {("cudnn-benchmark", "fp16", "channels-last", "compile")}
+    for text in ("fp16+channels-last", "channels-last+fp16"):
+        setup = applied(text, convolution())
+        weight = setup.workload.model.weight
+        for tensor in (weight, setup.args[0]):
+            assert tensor.dtype == torch.float16
+            assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_numerics_are_judged_in_the_coarsest_format() -> None:
+    formats = {
+        "baseline": "fp32", "channels-last+compile": "fp32", "tf32": "tf32", "tf32+amp": "fp16", "amp": "fp16",
+        "fp16": "fp16", "bf16": "bf16", "amp-bf16+tf32": "bf16",
+    }  # fmt: skip
+    assert {text: number_format_of(Recipe.parse(text), "infer") for text in formats} == formats
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("tf32", "tf32: TF32 is a format of NVIDIA Ampere and later GPUs, not of cpu"),
+        ("cudnn-benchmark", "cudnn-benchmark: cuDNN runs on GPUs only"),
+    ],
+)
+def test_a_step_for_gpus_is_refused_on_a_cpu_with_the_reason(step: str, reason: str) -> None:
+    workload = convolution()
+    before = workload.model.weight.dtype
+    with pytest.raises(BenchError, match=reason) as caught:
+        applied(f"{step}+compile", workload)
+    assert caught.value.kind == "unsupported"
+    with pytest.raises(BenchError, match="cuDNN runs on GPUs only"):
+        applied("fp16+cudnn-benchmark", workload)
+    assert workload.model.weight.dtype == before, "refused before anything was touched"
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_channels_last_is_refused_where_nothing_has_channels() -> None:
+    with pytest.raises(BenchError, match="channels-last: the model has no convolution weights") as caught:
+        applied("channels-last", workload_of(nn.Linear(4, 3), torch.randn(2, 4)))
+    assert caught.value.kind == "unsupported"
+
+
+PLUGIN = """
+from redline.bench.recipe.base import PRECISION, RecipeStep
+
+class Doubled(RecipeStep):
+    name = "doubled"
+    summary = "twice the answer"
+    stage = PRECISION
+
+    def apply(self, setup):
+        model = setup.model
+        setup.model = lambda *args, **kwargs: 2 * model(*args, **kwargs)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package of somebody else's that is installed and brings a step."""
+    name = "redline_test_plugin"
+    (tmp_path / f"{name}.py").write_text(PLUGIN)
+    metadata = tmp_path / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[redline.recipe_steps]\ndoubled = {name}:Doubled\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_a_step_comes_in_through_an_entry_point(plugin: str) -> None:
+    steps: Registry[type[RecipeStep]] = Registry("recipe step", group="redline.recipe_steps")
+    assert plugin not in sys.modules, "nothing is imported before somebody asks"
+    workload = workload_of(nn.Linear(4, 3), torch.randn(2, 4))
+    setup = Setup(workload=workload, device=CpuDevice(), model=workload.model, args=workload.args, kwargs={})
+    (step,) = Recipe.parse("doubled").steps
+    steps.get("doubled")(step).apply(setup)
+    torch.testing.assert_close(setup.model(*setup.args), 2 * workload.model(*workload.args))
+    assert steps.names() == ["doubled"]
+
+
+def test_a_worker_knows_the_steps_that_are_installed(plugin: str) -> None:
+    specs = tuple(
+        RunSpec(workload=WorkloadSpec(model="simple_cnn"), recipe=Recipe.parse(text), device="cpu")
+        for text in ("doubled", "doubeld")
+    )
+    door = open_door(LaunchSpec())
+    try:
+        reply = door.open(specs[0]).ask(Ask(question=AskCheck(specs=specs)))
+    finally:
+        door.close()
+    assert isinstance(reply, CheckedSpecs)
+    assert reply.answers[0].usage is None
+    assert reply.answers[1].usage is not None
+    assert "did you mean doubled?" in reply.answers[1].usage
+
+
+@pytest.mark.parametrize(
+    "recipe", ["compile:max-autotune,backend=eager", "compile:backend=aot_eager,max_autotune=true"]
+)
+def test_modes_and_options_are_refused_for_a_backend_that_would_ignore_them(recipe: str) -> None:
+    with pytest.raises(SpecError, match="are inductor's; backend"):
+        steps_of(Recipe.parse(recipe), "infer")

@@ -1,0 +1,353 @@
+"""Every recipe a CPU can do really does what its name says, on models small enough to look inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.failure import failure_from
+from redline.bench.flags import remember_flags
+from redline.bench.recipe.base import Setup
+from redline.bench.recipe.compile_watch import cache_state, compilations, compile_seconds
+from redline.bench.recipe.compose import apply_recipe
+from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, InferenceStep, TrainingStep
+from redline.bench.workload.workload import Workload, assemble
+from redline.errors import BenchError
+from redline.spec import Recipe, Task
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    restore = remember_flags()
+    # Two threads that wait for each other on a busy machine take a hundred times as long as one.
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+    restore()
+
+
+class Normed(nn.Module):
+    """A convolution and a BatchNorm, which a freezing compiler folds into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.convolution(images)).relu()
+
+
+class Probe(nn.Module):
+    """Remembers what its forward saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.seen: list[tuple[bool, torch.dtype, torch.dtype]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        active = torch.is_autocast_enabled("cpu")
+        self.seen.append((active, torch.get_autocast_dtype("cpu"), y.dtype))
+        return y
+
+
+def workload_of(model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Workload:
+    return assemble(model, (args, kwargs), task=task, source="test", identity="test", seed=0)
+
+
+def applied(recipe: str, model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Setup:
+    return apply_recipe(Recipe.parse(recipe), workload_of(model, *args, task=task, **kwargs), CpuDevice())
+
+
+def output_of(setup: Setup) -> Any:
+    step = InferenceStep(setup)
+    with step.context():
+        return step()
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_a_cast_reaches_weights_statistics_and_floating_inputs(recipe: str, dtype: torch.dtype) -> None:
+    class Picks(Normed):
+        def forward(self, images: Tensor, channel: Tensor) -> Tensor:
+            return super().forward(images).index_select(1, channel)
+
+    setup = applied(recipe, Picks(), torch.randn(2, 3, 8, 8), torch.tensor([1]))
+    model = setup.workload.model
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert model.norm.running_mean.dtype == dtype
+    assert model.norm.num_batches_tracked.dtype == torch.int64
+    assert [tensor.dtype for tensor in setup.args] == [dtype, torch.int64]
+    assert output_of(setup).dtype == dtype
+    assert setup.autocast_dtype is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "active", "dtype"),
+    [
+        ("baseline", False, torch.float32),
+        ("amp", True, torch.float16),
+        ("amp-bf16", True, torch.bfloat16),
+        ("bf16", False, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("task", ["infer", "train"])
+def test_autocast_is_on_inside_the_forward_and_nowhere_else(
+    recipe: str, active: bool, dtype: torch.dtype, task: Task
+) -> None:
+    setup = applied(recipe, Probe(), torch.randn(2, 4), task=task)
+    step = InferenceStep(setup) if task == "infer" else TrainingStep(setup, "sgd")
+    with step.context():
+        step()
+        assert not torch.is_autocast_enabled("cpu")
+    ((was_active, autocast_dtype, output_dtype),) = setup.workload.model.seen
+    assert was_active == active
+    assert output_dtype == dtype
+    if active:
+        assert autocast_dtype == dtype
+        assert setup.workload.model.layer.weight.dtype == torch.float32, "AMP keeps fp32 weights"
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "layout"),
+    [(nn.Conv2d, (2, 3, 8, 8), torch.channels_last), (nn.Conv3d, (2, 3, 4, 8, 8), torch.channels_last_3d)],
+)
+def test_channels_last_lays_weights_and_images_out_anew(
+    layer: type[nn.Module], shape: tuple[int, ...], layout: torch.memory_format
+) -> None:
+    images = torch.randn(shape)
+    model = layer(3, 4, 3)
+    expected = model(images)
+    setup = applied("channels-last", model, images)
+    assert setup.workload.model.weight.is_contiguous(memory_format=layout)
+    assert setup.args[0].is_contiguous(memory_format=layout)
+    assert not setup.args[0].is_contiguous()
+    assert torch.equal(setup.args[0], images)
+    torch.testing.assert_close(output_of(setup), expected)
+
+
+def test_channels_last_leaves_inputs_alone_that_are_no_images() -> None:
+    class Biased(nn.Conv2d):
+        def forward(self, input: Tensor, shift: Tensor) -> Tensor:
+            return super().forward(input) + shift.sum()
+
+    shift = torch.randn(5, 7)
+    setup = applied("channels-last", Biased(3, 4, 3), torch.randn(2, 3, 8, 8), shift=shift)
+    assert setup.kwargs["shift"] is shift
+
+
+def test_other_inputs_are_given_the_same_treatment() -> None:
+    """The numerics check asks twice; the second question must be put like the first."""
+    setup = applied("bf16+channels-last", nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8))
+    args, kwargs = setup.prepared_inputs((torch.randn(2, 3, 8, 8),), {"mask": torch.ones(2, dtype=torch.bool)})
+    assert args[0].dtype == torch.bfloat16
+    assert args[0].is_contiguous(memory_format=torch.channels_last)
+    assert kwargs["mask"].dtype == torch.bool
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.drop(self.layer(x)) * scale
+
+
+class TakesDict(Scaled):
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": super().forward(batch["x"], batch["scale"]), "x": batch["x"]}
+
+
+def parts() -> dict[str, Tensor]:
+    return {"x": torch.randn(2, 4), "scale": torch.rand(2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "kwargs"),
+    [
+        (nn.Linear(4, 3), (torch.randn(2, 4),), {}),
+        (Scaled(), tuple(parts().values()), {}),
+        (Scaled(), (), parts()),
+        (TakesDict(), (parts(),), {}),
+    ],
+    ids=["tensor", "tensors", "keywords", "dict"],
+)
+def test_torchscript_traces_and_freezes_inputs_of_every_kind(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Tensor]
+) -> None:
+    expected = model.eval()(*args, **kwargs)
+    setup = applied("torchscript", model, *args, **kwargs)
+    assert isinstance(setup.model, torch.jit.ScriptModule)
+    assert not list(setup.model.parameters()), "frozen: weights are constants"
+    torch.testing.assert_close(output_of(setup), expected)
+    assert list(model.parameters()), "the model itself is as it was"
+
+
+def test_torchscript_answers_other_inputs_too() -> None:
+    model = Scaled()
+    setup = applied("torchscript", model, **parts())
+    others = parts()
+    torch.testing.assert_close(InferenceStep(setup).on((), others), model(**others))
+
+
+def test_torchscript_keeps_autocast_inside_the_trace() -> None:
+    setup = applied("amp-bf16+torchscript", Normed(), torch.randn(2, 3, 8, 8))
+    assert "bfloat16" in str(output_of(setup).dtype)
+    torch.testing.assert_close(
+        output_of(setup).float(), setup.workload.model(*setup.args), atol=0.05, rtol=0.05, check_dtype=False
+    )
+
+
+def test_torchscript_says_why_it_cannot() -> None:
+    with pytest.raises(BenchError, match="positional or keyword inputs, not both") as caught:
+        applied("torchscript", Scaled(), torch.randn(2, 4), scale=torch.ones(1))
+    assert caught.value.kind == "unsupported"
+
+    class Talks(nn.Linear):
+        def forward(self, input: Tensor) -> Any:
+            return {"says": "a word"}
+
+    with pytest.raises(BenchError, match="torchscript cannot trace it: ") as caught:
+        applied("torchscript", Talks(4, 3), torch.randn(2, 4))
+    assert caught.value.kind == "compile"
+    assert "\n" not in str(caught.value)
+
+
+def test_running_out_of_memory_while_tracing_is_no_failure_of_the_tracer() -> None:
+    class Hungry(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        applied("torchscript", Hungry(4, 3), torch.randn(2, 4))
+    assert failure_from(caught.value, "recipe").kind == "oom"
+
+
+def gradient_in_backward(recipe: str) -> float:
+    """The largest gradient as backward computes it, before the optimizer sees it."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    seen: list[float] = []
+    model.weight.register_hook(lambda gradient: seen.append(gradient.abs().max().item()))
+    setup = applied(recipe, model, torch.randn(2, 4), task="train")
+    before = model.weight.detach().clone()
+    step = TrainingStep(setup, "sgd")
+    with step.context():
+        loss = step()
+    assert torch.isfinite(loss)
+    assert not torch.equal(before, model.weight), "the optimizer stepped"
+    (gradient,) = seen
+    return gradient
+
+
+def test_gradients_are_scaled_in_fp16_and_not_in_bf16() -> None:
+    plain = gradient_in_backward("baseline")
+    assert gradient_in_backward("amp") == pytest.approx(INITIAL_GRADIENT_SCALE * plain, rel=0.05)
+    assert gradient_in_backward("amp-bf16") == pytest.approx(plain, rel=0.1)
+
+
+def test_scaled_gradients_move_the_weights_no_further() -> None:
+    moved = {}
+    for recipe in ("baseline", "amp"):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        before = model.weight.detach().clone()
+        step = TrainingStep(applied(recipe, model, torch.randn(2, 4), task="train"), "sgd")
+        with step.context():
+            step()
+        moved[recipe] = model.weight.detach() - before
+    torch.testing.assert_close(moved["amp"], moved["baseline"], rtol=0.05, atol=1e-5)
+
+
+def test_reduce_overhead_on_a_cpu_carries_a_note() -> None:
+    note = applied("compile:reduce-overhead", nn.Linear(4, 3), torch.randn(2, 4)).notes
+    assert note == {"compile": "reduce-overhead makes no graphs on a CPU"}
+    assert not applied("compile", nn.Linear(4, 3), torch.randn(2, 4)).notes
+
+
+def test_a_broken_graph_is_a_failure_where_the_whole_was_asked_for() -> None:
+    class Breaks(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return super().forward(input)
+
+    assert output_of(applied("compile:backend=eager", Breaks(4, 3), torch.randn(2, 4))).shape == (2, 3)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
+        output_of(applied("compile:backend=eager,fullgraph=true", Breaks(4, 3), torch.randn(2, 4)))
+    assert failure_from(caught.value, "first-call").kind == "compile"
+
+
+def test_an_unknown_backend_is_a_failure_of_the_compiler() -> None:
+    with pytest.raises(Exception, match="no_such_backend") as caught:
+        applied("compile:backend=no_such_backend", nn.Linear(4, 3), torch.randn(2, 4))
+    assert failure_from(caught.value, "recipe").kind == "compile"
+
+
+def answers_before_and_after_the_weights_change(recipe: str) -> tuple[Tensor, Tensor, Tensor]:
+    """What eager says, what the recipe says, and what the recipe says once a weight was doubled behind its back."""
+    images = torch.randn(2, 3, 8, 8)
+    setup = applied(recipe, Normed(), images)
+    model = setup.workload.model
+    eager = model(images).detach()
+    found = output_of(setup).clone()
+    with torch.no_grad():
+        model.norm.weight.mul_(2)
+    return eager, found, output_of(setup).clone()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recipe", ["compile", "compile:epilogue_fusion=false,fullgraph=true", "channels-last+compile"])
+def test_compile_compiles_one_graph_and_keeps_the_numbers(recipe: str) -> None:
+    torch._dynamo.reset()
+    before = compilations()
+    eager, found, after = answers_before_and_after_the_weights_change(recipe)
+    torch.testing.assert_close(found, eager)
+    torch.testing.assert_close(after, 2 * eager)  # the weights are still inputs of the graph
+    assert compilations() > before
+    assert (compile_seconds() or 0) > 0
+    assert cache_state() in ("cold", "warm", "mixed")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recipe", ["compile:freeze", "compile:freezing=true"])
+def test_compile_freeze_makes_constants_of_the_weights(recipe: str) -> None:
+    eager, found, after = answers_before_and_after_the_weights_change(recipe)
+    torch.testing.assert_close(found, eager)
+    assert torch.equal(found, after), "a frozen graph does not look at the weights again"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_freezing_is_over_when_the_session_is() -> None:
+    restore = remember_flags()
+    output_of(applied("compile:freeze", Normed(), torch.randn(2, 3, 8, 8)))
+    restore()
+    torch._dynamo.reset()
+    eager, _, after = answers_before_and_after_the_weights_change("compile")
+    torch.testing.assert_close(after, 2 * eager)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_training_is_compiled_forward_and_backward() -> None:
+    losses = {}
+    for recipe in ("baseline", "compile"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        step = TrainingStep(applied(recipe, model, torch.randn(8, 4), task="train"), "sgd")
+        with step.context():
+            losses[recipe] = torch.stack([step() for _ in range(3)])
+    torch.testing.assert_close(losses["compile"], losses["baseline"])
+    assert losses["compile"][2] < losses["compile"][0]

@@ -1,0 +1,367 @@
+"""A block times what it says it times: on a CPU and on a device that runs behind its host, in time that is made up."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from redline.bench.device import cpu
+from redline.bench.device.base import Device
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.measure import blocks
+from redline.bench.measure.blocks import OVERRUN, measure_block, plan_steps, quiet_collector
+from redline.bench.workload.step import Mark, no_mark
+from redline.protocol import Measure
+from redline.record import Block, BlockKind, DeviceInfo, Memory, TelemetrySample
+
+KINDS: tuple[BlockKind, ...] = ("latency", "throughput")
+TRAINING = {"forward": 0.25, "backward": 0.5, "optimizer": 0.25}
+
+
+class Clock:
+    """Host time, which passes only when somebody works or waits."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def perf_counter_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+    def time(self) -> float:
+        return 1_700_000_000.0 + self.now_s
+
+    def pass_by(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (blocks, cpu):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+class Steps:
+    """A timed step that takes what it is told, in phases, and keeps what it saw while it ran."""
+
+    def __init__(
+        self,
+        work: Callable[[float], None],
+        times_s: Iterable[float],
+        phases: dict[str, float] | None = None,
+        log: list[str] | None = None,
+    ) -> None:
+        self._work = work
+        self._times: Iterator[float] = iter(times_s)
+        self._shares = phases or {"forward": 1.0}
+        self.phases = tuple(self._shares)
+        self.log = [] if log is None else log
+        self.collector_was_on: list[bool] = []
+        self.in_context = False
+
+    def __call__(self, mark: Mark = no_mark) -> None:
+        assert self.in_context
+        self.log.append("step")
+        self.collector_was_on.append(gc.isenabled())
+        seconds = next(self._times)
+        for share in self._shares.values():
+            self._work(seconds * share)
+            mark()
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        self.in_context = True
+        yield
+        self.in_context = False
+
+
+class Accelerator(Device):
+    """Works through a queue in its own time while the host runs ahead; synchronising makes the host wait."""
+
+    kind = "cuda"
+    clock = "device"
+    autocast_type = "cpu"
+
+    def __init__(self, host: Clock, issue_s: float) -> None:
+        self.torch_device = torch.device("cpu")
+        self.log: list[str] = []
+        self._host = host
+        self._issue_s = issue_s
+        self._done_at_s = 0.0
+        self._joules = 0.0
+
+    def work(self, seconds: float) -> None:
+        """Issued by the host in `issue_s`; begins when that is done and all before it are."""
+        self._host.pass_by(self._issue_s)
+        self._done_at_s = max(self._done_at_s, self._host.now_s) + seconds
+        self._joules += 100 * seconds
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+        self._host.now_s = max(self._host.now_s, self._done_at_s)
+
+    def mark(self) -> float:
+        self.log.append("mark")
+        return max(self._done_at_s, self._host.now_s)
+
+    def seconds_between(self, marks: Sequence[float]) -> list[float]:
+        assert marks[-1] <= self._host.now_s, "asked before everything had happened"
+        return [later - earlier for earlier, later in pairwise(marks)]
+
+    def reset_peaks(self) -> None:
+        self.log.append("reset peaks")
+
+    def memory(self) -> Memory:
+        self.log.append("memory")
+        return Memory(peak_reserved_bytes=4096)
+
+    def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
+        return TelemetrySample(at_s=at_s, foreign=("somebody",) if neighbours else ())
+
+    def energy_j(self) -> float:
+        return self._joules
+
+    def info(self) -> DeviceInfo:
+        return DeviceInfo(kind=self.kind)
+
+    def refusal_of(self, dtype: torch.dtype) -> str | None:
+        return None
+
+
+def request(kind: BlockKind = "throughput", seconds: float = 0.25, settle_s: float = 0.0, **changes: Any) -> Measure:
+    return Measure(kind=kind, seconds=seconds, settle_seconds=settle_s, **changes)
+
+
+class TestThePlan:
+    @pytest.mark.parametrize(
+        ("step_s", "asked", "plan"),
+        [
+            (0.01, request(seconds=0.25), (0, 25)),
+            (0.01, request(seconds=0.25, settle_s=0.02), (2, 25)),
+            (0.009, request(seconds=0.25, settle_s=0.02), (3, 28)),
+            (0.015, request(seconds=0.25, settle_s=0.02), (2, 17)),
+            # A step as long as the settling itself still has one before it,
+            (0.19, request(seconds=0.25, settle_s=0.02), (1, 1)),
+            # a much longer one is not disturbed by what settles,
+            (0.2, request(seconds=0.25, settle_s=0.02), (0, 1)),
+            # and one longer than the block is timed once.
+            (3.0, request(seconds=0.25, settle_s=0.02), (0, 1)),
+            (0.001, request(seconds=1.0, settle_s=0.02, max_steps=5), (20, 5)),
+            (0.5, request(seconds=1.0, max_steps=5), (0, 2)),
+            # A clock that read nothing must not ask for endless steps.
+            (0.0, request(seconds=0.25, settle_s=0.02, max_steps=3), (200_000, 3)),
+        ],
+    )
+    def test_says_how_many_steps_settle_and_how_many_are_timed(
+        self, step_s: float, asked: Measure, plan: tuple[int, int]
+    ) -> None:
+        assert plan_steps(asked, step_s) == plan
+
+    def test_always_times_something(self) -> None:
+        for step_s in (1e-9, 1e-3, 1.0, 1e3):
+            assert plan_steps(request(seconds=1e-6, settle_s=0.02), step_s)[1] >= 1
+
+
+class TestOnACpu:
+    @staticmethod
+    def block(clock: Clock, asked: Measure, times_s: Iterable[float], estimate_s: float, **settings: Any) -> Block:
+        return measure_block(Steps(clock.pass_by, times_s, **settings), CpuDevice(), asked, estimate_s)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_samples_are_what_the_steps_took(self, clock: Clock, kind: BlockKind) -> None:
+        times = [0.010, 0.011, 0.012, 0.013, 0.014]
+        block = self.block(clock, request(kind, 0.05), times, 0.01)
+        assert block.samples == pytest.approx(times)
+        assert block.settling == ()
+        assert (block.kind, block.clock, block.unit) == (kind, "host", "s")
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_what_settles_is_kept_apart(self, clock: Clock, kind: BlockKind) -> None:
+        times = [0.030, 0.020, *[0.010] * 5]
+        block = self.block(clock, request(kind, 0.05, settle_s=0.02), times, 0.01)
+        assert block.settling == pytest.approx(times[:2])
+        assert block.samples == pytest.approx(times[2:])
+        assert block.wall_s == pytest.approx(sum(times))
+
+    def test_phases_make_up_the_step(self, clock: Clock) -> None:
+        times = [0.040, 0.020, 0.010, 0.012, 0.014]
+        block = self.block(clock, request(seconds=0.03, settle_s=0.02), times, 0.01, phases=TRAINING)
+        assert block.samples == pytest.approx(times[2:])
+        for name, share in TRAINING.items():
+            assert block.phases[name] == pytest.approx([share * sample for sample in times[2:]])
+        assert [sum(parts) for parts in zip(*block.phases.values(), strict=True)] == pytest.approx(block.samples)
+
+    def test_a_step_of_one_phase_has_no_split(self, clock: Clock) -> None:
+        assert self.block(clock, request(seconds=0.03), [0.01] * 3, 0.01).phases == {}
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_nothing_runs_ahead_so_there_is_no_issue_time(self, clock: Clock, kind: BlockKind) -> None:
+        assert self.block(clock, request(kind, 0.03), [0.01] * 3, 0.01).issue_s == ()
+
+    def test_says_when_it_began_and_in_which_round(self, clock: Clock) -> None:
+        began = clock.time()
+        block = self.block(clock, request(seconds=0.03, round=7), [0.01] * 3, 0.01)
+        assert (block.started_at, block.round) == (began, 7)
+
+    def test_peak_memory_and_a_last_look_at_the_machine_come_along(self, clock: Clock) -> None:
+        block = self.block(clock, request(seconds=0.03), [0.01] * 3, 0.01)
+        assert block.memory.peak_rss_bytes
+        assert len(block.telemetry) >= 1
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("phases", [None, TRAINING], ids=["inference", "training"])
+    class TestThatTakesLongerThanAsked:
+        """The estimate, a hundredth of a second, was stale."""
+
+        def steps_of(self, clock: Clock, kind: BlockKind, phases: Any, times_s: Iterable[float], **asked: Any) -> Block:
+            return TestOnACpu.block(clock, request(kind, 0.25, **asked), times_s, 0.01, phases=phases)
+
+        def test_ends_once_that_is_plain(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
+            block = self.steps_of(clock, kind, phases, itertools.repeat(0.3))
+            assert block.samples == pytest.approx([0.3] * 4)
+            assert OVERRUN * 0.25 < block.wall_s <= OVERRUN * 0.25 + 0.3
+
+        def test_ends_also_while_it_settles_with_one_step_to_show(
+            self, clock: Clock, kind: BlockKind, phases: Any
+        ) -> None:
+            block = self.steps_of(clock, kind, phases, itertools.repeat(4.0), settle_s=0.5)
+            assert (block.settling, block.samples) == (pytest.approx([4.0]), pytest.approx([4.0]))
+            for parts in block.phases.values():
+                assert len(parts) == 1
+
+        def test_does_not_show_the_hiccup_that_made_it_late(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
+            hiccup = itertools.chain([0.01, 30.0], itertools.repeat(0.01))
+            block = self.steps_of(clock, kind, phases, hiccup, settle_s=0.1)
+            assert block.settling == pytest.approx([0.01, 30.0])
+            assert block.samples == pytest.approx([0.01])
+
+        def test_but_within_bounds_goes_on_to_its_last_step(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
+            block = self.steps_of(clock, kind, phases, itertools.repeat(0.03))
+            assert len(block.samples) == 25
+
+        def test_is_given_the_time_to_settle_on_top(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
+            block = self.steps_of(clock, kind, phases, itertools.repeat(0.01), settle_s=2.0)
+            assert (len(block.settling), len(block.samples)) == (200, 25)
+
+
+class TestOnAnAccelerator:
+    @staticmethod
+    def block(
+        clock: Clock, asked: Measure, *, work_s: float, issue_s: float, phases: dict[str, float] | None = None
+    ) -> tuple[Block, list[str]]:
+        device = Accelerator(clock, issue_s / len(phases or "1"))
+        step = Steps(device.work, itertools.repeat(work_s), phases, log=device.log)
+        return measure_block(step, device, asked, work_s), device.log
+
+    def test_a_throughput_block_never_waits_between_its_steps(self, clock: Clock) -> None:
+        _, log = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
+        first = log.index("step")
+        last = len(log) - 1 - log[::-1].index("step")
+        assert log.count("step") == 12
+        assert "synchronize" in log[:first]
+        assert "synchronize" not in log[first : last + 1]
+        assert log[last + 1 :].count("synchronize") == 1
+
+    def test_a_latency_block_waits_after_every_step(self, clock: Clock) -> None:
+        _, log = self.block(clock, request("latency", 0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
+        assert log.count("step") == 12
+        for position, event in enumerate(log):
+            if event == "step":
+                assert log[position + 1] == "synchronize"
+
+    def test_throughput_is_told_by_the_device_and_issuing_by_the_host(self, clock: Clock) -> None:
+        block, _ = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
+        assert block.clock == "device"
+        assert block.samples == pytest.approx([0.01] * 10)
+        assert block.issue_s == pytest.approx([0.001] * 12)
+        assert block.wall_s == pytest.approx(12 * 0.01 + 0.001)
+
+    def test_latency_is_told_by_the_host_and_holds_both(self, clock: Clock) -> None:
+        block, _ = self.block(clock, request("latency", 0.1, settle_s=0.02), work_s=0.01, issue_s=0.001)
+        assert block.clock == "host"
+        assert block.samples == pytest.approx([0.011] * 10)
+        assert block.settling == pytest.approx([0.011] * 2)
+        assert block.issue_s == ()
+
+    def test_waiting_for_a_slow_host_counts_as_throughput(self, clock: Clock) -> None:
+        block, _ = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.001, issue_s=0.01)
+        assert median(block.samples) == pytest.approx(0.01)
+        assert median(block.issue_s) == pytest.approx(0.01)
+
+    def test_phases_are_told_by_the_device(self, clock: Clock) -> None:
+        block, log = self.block(clock, request(seconds=0.1, settle_s=0.02), work_s=0.01, issue_s=0.001, phases=TRAINING)
+        for name, share in TRAINING.items():
+            assert block.phases[name] == pytest.approx([share * 0.01] * 10)
+        assert log.count("mark") == 1 + 12 * len(TRAINING)
+
+    def test_a_host_that_runs_ahead_cannot_tell_that_a_block_is_late(self, clock: Clock) -> None:
+        """It would end on a number of steps that depends on the depth of the queue."""
+        device = Accelerator(clock, 0.5)
+        step = Steps(device.work, itertools.repeat(0.5))
+        assert len(measure_block(step, device, request(seconds=0.1), 0.01).samples) == 10
+
+    def test_a_latency_block_can_and_ends(self, clock: Clock) -> None:
+        device = Accelerator(clock, 0.001)
+        step = Steps(device.work, itertools.repeat(0.5))
+        assert len(measure_block(step, device, request("latency", 0.1), 0.01).samples) == 1
+
+    def test_peaks_are_those_of_the_block(self, clock: Clock) -> None:
+        block, log = self.block(clock, request(seconds=0.1), work_s=0.01, issue_s=0.001)
+        assert block.memory == Memory(peak_reserved_bytes=4096)
+        assert log.index("reset peaks") < log.index("step")
+        assert log[-1] == "memory"
+
+    def test_energy_and_neighbours_come_along(self, clock: Clock) -> None:
+        block, _ = self.block(clock, request(seconds=0.1), work_s=0.01, issue_s=0.001)
+        assert block.energy_j == pytest.approx(10 * 0.01 * 100)
+        assert block.telemetry[-1].foreign == ("somebody",)
+
+
+class TestTheCollector:
+    @pytest.fixture(autouse=True)
+    def _as_it_was(self) -> Iterator[None]:
+        was_on = gc.isenabled()
+        yield
+        (gc.enable if was_on else gc.disable)()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("was_on", [True, False])
+    def test_is_off_inside_a_block_and_afterwards_as_it_was(self, clock: Clock, kind: BlockKind, was_on: bool) -> None:
+        (gc.enable if was_on else gc.disable)()
+        steps = Steps(clock.pass_by, [0.01] * 5)
+        measure_block(steps, CpuDevice(), request(kind, 0.03, settle_s=0.02), 0.01)
+        assert steps.collector_was_on == [False] * 5
+        assert gc.isenabled() == was_on
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_is_as_it_was_also_after_a_step_that_raises(self, clock: Clock, kind: BlockKind) -> None:
+        gc.enable()
+
+        def breaks(seconds: float) -> None:
+            raise RuntimeError("this forward")
+
+        with pytest.raises(RuntimeError, match="this forward"):
+            measure_block(Steps(breaks, [0.01]), CpuDevice(), request(kind), 0.01)
+        assert gc.isenabled()
+        assert not [thread for thread in threading.enumerate() if thread.name == "redline-telemetry"]
+
+    def test_is_left_alone_by_a_block_within_a_block(self) -> None:
+        gc.enable()
+        with quiet_collector():
+            with quiet_collector():
+                pass
+            assert not gc.isenabled()
+        assert gc.isenabled()

@@ -1,0 +1,518 @@
+"""Devices: the CPU as it is, names of devices that cannot be, and cards known from what their libraries once said."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from redline.bench.device import cuda, nvml, open_device, resolve_device
+from redline.bench.device.cpu import CpuDevice, cpu_name
+from redline.bench.device.nvml import NvmlCard
+from redline.bench.device.rocm import AmdCard, RocmDevice, number, open_amd_card
+from redline.bench.measure.telemetry import Sampling
+from redline.errors import SpecError, UnknownName, UsageError
+
+MIB = 2**20
+
+
+# The CPU
+
+
+def test_a_cpu_knows_what_it_is() -> None:
+    device = open_device("cpu")
+    info = device.info()
+    assert isinstance(device, CpuDevice)
+    assert (info.kind, info.index, info.uuid, info.driver) == ("cpu", None, None, None)
+    assert info.name == cpu_name() != ""
+    assert info.memory_bytes == psutil.virtual_memory().total
+    assert info.capability == torch.backends.cpu.get_cpu_capability()
+    assert not device.is_accelerator
+    assert device.torch_device == torch.device("cpu")
+
+
+def test_a_cpus_clock_goes_forward_in_seconds() -> None:
+    device = CpuDevice()
+    marks = [device.mark() for _ in range(4)]
+    assert marks == sorted(marks)
+    between = device.seconds_between([0, 1_500_000_000, 1_500_000_250])
+    assert between == [1.5, 250e-9]
+    assert device.seconds_between(marks[:1]) == []
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this kernel keeps one peak for ever")
+def test_a_cpu_has_resident_memory_and_no_other() -> None:
+    device = CpuDevice()
+    device.reset_peaks()
+    before = device.memory()
+    # Straight from the kernel: an allocator may still hold pages of earlier tests, and nothing would grow.
+    with mmap.mmap(-1, 64 * MIB) as held:
+        held.write(bytes(64 * MIB))
+    grown = device.memory()
+    assert grown.peak_rss_bytes - before.peak_rss_bytes > 32 * MIB
+    assert (grown.peak_allocated_bytes, grown.peak_reserved_bytes, grown.context_bytes) == (None, None, None)
+    device.reset_peaks()
+    assert device.memory().peak_rss_bytes < grown.peak_rss_bytes - 32 * MIB, "a new peak begins at what is held now"
+
+
+def test_a_look_at_the_cpu_is_within_reason() -> None:
+    device = CpuDevice()
+    with Sampling(device) as sampling:
+        torch.ones(1000).sum()
+    (*_, look) = sampling.samples
+    assert look.at_s >= 0
+    assert 0 <= look.utilisation <= 1
+    assert 0 < look.memory_used_bytes < psutil.virtual_memory().total
+    assert look.foreign == look.throttle == ()
+    assert sampling.energy_j is None
+
+
+def test_a_cpu_computes_in_every_format_but_tf32() -> None:
+    device = CpuDevice()
+    assert device.refusal_of(torch.float16) is None
+    assert device.refusal_of(torch.bfloat16) is None
+    assert "not of cpu" in device.tf32_refusal()
+    assert device.synchronises(lambda: None) is None
+
+
+# Names
+
+
+@pytest.fixture
+def torch_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes torch look as if built for something, with so many cards."""
+
+    def pretend(built_for: str | None, cards: int = 0, problem: str | None = None) -> None:
+        monkeypatch.setattr(cuda, "built_for", lambda: built_for)
+        monkeypatch.setattr(cuda, "device_count", lambda: cards)
+        reason = problem or (None if cards else "torch sees no GPU")
+        monkeypatch.setattr(cuda, "unavailable_because", lambda: reason)
+
+    return pretend
+
+
+def test_names_of_devices_become_exact(torch_of: Callable[..., None]) -> None:
+    torch_of("cuda", cards=2)
+    assert [resolve_device(text) for text in ("auto", "cpu", "cuda", "cuda:0", "cuda:1")] == [
+        "cuda:0", "cpu", "cuda:0", "cuda:0", "cuda:1",
+    ]  # fmt: skip
+    torch_of("rocm", cards=1)
+    assert [resolve_device(text) for text in ("auto", "rocm", "rocm:0")] == ["rocm:0"] * 3
+    torch_of("cuda", cards=0)
+    assert resolve_device("auto") == "cpu"
+    torch_of(None)
+    assert resolve_device("auto") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu", "unknown device 'gpu'; did you mean cpu"),
+        ("CUDA", "unknown device 'CUDA'; did you mean cuda"),
+        ("", "unknown device ''"),
+        ("mps", "unknown device 'mps'.*write auto, cpu, cuda, cuda:1 or rocm:0"),
+        ("cpu:0", "device cpu takes no index, got 'cpu:0'"),
+        ("auto:1", "device auto takes no index, got 'auto:1'"),
+        ("cuda:2", "device cuda:2 does not exist: 2 visible, numbered from 0"),
+        ("cuda:-1", "device cuda:-1 does not exist"),
+        ("cuda:one", "device cuda:one does not exist"),
+        ("cuda:²", "device cuda:² does not exist"),
+        ("cuda:0:1", "device cuda:0:1 does not exist"),
+        ("rocm", "device rocm is not available: this torch was built for cuda; run 'redline doctor'"),
+    ],
+)
+def test_a_device_that_cannot_be_is_told_in_one_line(torch_of: Callable[..., None], text: str, says: str) -> None:
+    torch_of("cuda", cards=2)
+    with pytest.raises(UsageError, match=says) as caught:
+        resolve_device(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_about_devices_are_of_the_right_kind(torch_of: Callable[..., None]) -> None:
+    torch_of("cuda", cards=1)
+    with pytest.raises(UnknownName):
+        resolve_device("tpu")
+    with pytest.raises(SpecError):
+        resolve_device("cpu:3")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "problem", "says"),
+    [
+        ("cuda", None, "device cuda is not available: torch sees no GPU; run 'redline doctor', or use --device cpu"),
+        ("cuda", "the driver is too old", "device cuda is not available: the driver is too old"),
+        (None, None, "device cuda is not available: this torch was built for the CPU only"),
+        ("rocm", None, "device cuda is not available: this torch was built for rocm"),
+    ],
+)
+def test_a_gpu_that_is_not_there_says_why(
+    torch_of: Callable[..., None], built_for: str | None, problem: str | None, says: str
+) -> None:
+    torch_of(built_for, problem=problem)
+    with pytest.raises(UsageError, match=says):
+        resolve_device("cuda")
+
+
+# NVIDIA's library
+
+
+class NVMLError(Exception):
+    """What a card, a driver or a permission refuses."""
+
+
+def h200(**changes: Any) -> SimpleNamespace:
+    """What NVML says about an H200 at work."""
+
+    def refuse(*_: Any) -> Any:
+        raise NVMLError("Not Supported")
+
+    clocks = {0: 1980, 1: 1980, 2: 3201}
+    said: dict[str, Any] = {
+        "NVMLError": NVMLError,
+        "NVML_CLOCK_SM": 1,
+        "NVML_CLOCK_MEM": 2,
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlSystemGetDriverVersion": lambda: b"570.124.06",
+        "nvmlDeviceGetUUID": lambda card: "GPU-b2c1f1a6",
+        "nvmlDeviceGetEnforcedPowerLimit": lambda card: 700_000,
+        "nvmlDeviceGetMaxClockInfo": lambda card, kind: 1980,
+        "nvmlDeviceGetEccMode": lambda card: [1, 1],
+        "nvmlDeviceGetMigMode": lambda card: [0, 0],
+        "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=97, memory=41),
+        "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(used=4096 * MIB, total=143_771 * MIB),
+        "nvmlDeviceGetPowerUsage": lambda card: 412_345,
+        "nvmlDeviceGetTemperature": lambda card, sensor: 54,
+        "nvmlDeviceGetClockInfo": lambda card, kind: clocks[kind],
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda card: 0,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda card: 123_456_789,
+        "nvmlDeviceGetComputeRunningProcesses": lambda card: [],
+    }
+    given = {name: refuse if value == "refused" else value for name, value in changes.items()}
+    return SimpleNamespace(**{name: value for name, value in {**said, **given}.items() if value is not None})
+
+
+def process(pid: int, used: int | None = 512 * MIB) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=used)
+
+
+def test_a_card_tells_its_figures_in_si_units() -> None:
+    card = NvmlCard(h200(), handle=object())
+    assert card.facts() == {
+        "uuid": "GPU-b2c1f1a6",
+        "driver": "570.124.06",
+        "power_limit_w": 700.0,
+        "max_clock_hz": 1.98e9,
+        "ecc": True,
+        "mig": False,
+    }
+    assert card.reading() == {
+        "utilisation": 0.97,
+        "memory_used_bytes": 4096 * MIB,
+        "power_w": 412.345,
+        "temperature_c": 54.0,
+        "clock_hz": 1.98e9,
+        "memory_clock_hz": 3.201e9,
+        "throttle": (),
+    }
+    assert card.energy_j() == pytest.approx(123_456.789)
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0x000, ()),
+        (0x001, ()),  # idle
+        (0x002, ()),  # clocks somebody set
+        (0x004, ("sw_power_cap",)),
+        (0x008, ("hw_slowdown",)),
+        (0x010, ("sync_boost",)),
+        (0x020, ("sw_thermal",)),
+        (0x048, ("hw_slowdown", "hw_thermal")),
+        (0x088, ("hw_slowdown", "power_brake")),
+        (0x1FF, ("sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal", "power_brake")),
+    ],
+)
+def test_bits_of_a_lowered_clock_become_words(bits: int, words: tuple[str, ...]) -> None:
+    new = NvmlCard(h200(nvmlDeviceGetCurrentClocksEventReasons=lambda card: bits), handle=0)
+    old = NvmlCard(
+        h200(
+            nvmlDeviceGetCurrentClocksEventReasons=None,
+            nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: bits,
+        ),
+        handle=0,
+    )
+    assert new.reading()["throttle"] == old.reading()["throttle"] == words
+
+
+@pytest.mark.parametrize("how", ["refused", None], ids=["refused", "missing"])
+def test_a_figure_that_is_not_given_is_unknown_and_the_rest_stays(how: str | None) -> None:
+    functions = {name for name in vars(h200()) if name.startswith("nvmlDevice")}
+    for silent in functions:
+        card = NvmlCard(h200(**{silent: how}), handle=0)
+        answers = {**card.facts(), **card.reading(), "energy": card.energy_j()}
+        unknown = {name for name, value in answers.items() if value is None}
+        expected = {
+            "nvmlDeviceGetClockInfo": {"clock_hz", "memory_clock_hz"},
+            "nvmlDeviceGetCurrentClocksEventReasons": set(),
+            "nvmlDeviceGetComputeRunningProcesses": set(),
+        }
+        assert len(unknown) == len(expected.get(silent, {silent})), (silent, unknown)
+        assert card.foreign_processes() == ()
+    mute = NvmlCard(h200(**dict.fromkeys(functions, how), nvmlSystemGetDriverVersion="refused"), handle=0)
+    assert set(mute.facts().values()) == {None}
+    assert set(mute.reading().values()) == {None, ()}
+    assert mute.own_memory_bytes() is None
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Us, the desk and a sibling session."""
+    ours = {os.getpid(), 1000, 1001}
+    monkeypatch.setattr(nvml, "_family", lambda: ours)
+    return ours
+
+
+def test_relatives_are_not_foreign_and_strangers_are(family: set[int]) -> None:
+    stranger = 2**22 + 7  # above every process number a kernel hands out
+    running = [process(pid) for pid in sorted(family)]
+    assert NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=lambda card: running), 0).foreign_processes() == ()
+    running.append(process(stranger))
+    assert NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=lambda card: running), 0).foreign_processes() == (
+        str(stranger),
+    )
+
+
+def test_a_stranger_that_can_be_seen_has_a_name(family: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    family.discard(os.getppid())
+    running = [process(os.getpid()), process(os.getppid())]
+    (told,) = NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=lambda card: running), 0).foreign_processes()
+    assert told == f"{os.getppid()} {psutil.Process(os.getppid()).name()}"
+
+
+def test_numbers_of_the_hosts_processes_tell_nothing_inside_a_container(family: set[int]) -> None:
+    """The driver speaks of processes as the host counts them: ours is not among them, so nobody can be told apart."""
+    running = [process(3_999_991), process(3_999_992)]
+    card = NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=lambda card: running), handle=0)
+    assert card.foreign_processes() == ()
+    assert card.own_memory_bytes() is None
+
+
+def test_strangers_are_looked_for_now_and_then_only(family: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [100.0], []
+    monkeypatch.setattr(nvml.time, "monotonic", lambda: now[0])
+
+    def running(card: Any) -> list[SimpleNamespace]:
+        looks.append(card)
+        return [process(os.getpid())]
+
+    card = NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=running), handle=0)
+    for _ in range(5):
+        card.foreign_processes()
+    assert len(looks) == 1
+    now[0] += nvml.NEIGHBOUR_PERIOD_S + 0.1
+    card.foreign_processes()
+    assert len(looks) == 2
+
+
+def test_our_own_memory_is_what_the_driver_counts_for_us() -> None:
+    running = [process(1, 100), process(os.getpid(), 700 * MIB)]
+    assert NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=lambda card: running), 0).own_memory_bytes() == 700 * MIB
+    hidden = [process(os.getpid(), None)]
+    assert NvmlCard(h200(nvmlDeviceGetComputeRunningProcesses=lambda card: hidden), 0).own_memory_bytes() is None
+
+
+def test_the_family_is_those_before_beside_and_below_us() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert {os.getpid(), os.getppid(), child.pid} <= nvml._family()
+    finally:
+        child.kill()
+        child.wait()
+    assert 2**22 + 7 not in nvml._family()
+
+
+def test_a_card_that_cannot_be_reached_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    def refuse(*_: Any) -> Any:
+        raise NVMLError("Driver Not Loaded")
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse))
+    assert nvml.open_card("GPU-b2c1f1a6") is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.open_card("GPU-b2c1f1a6") is None
+    found = h200(nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda uuid: uuid)
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    assert isinstance(nvml.open_card("GPU-b2c1f1a6"), NvmlCard)
+
+
+# AMD's library
+
+
+class AmdSmiException(Exception):
+    """A figure this card does not have."""
+
+
+MI300X: dict[str, Any] = {
+    "amdsmi_get_gpu_driver_info": {"driver_name": "amdgpu", "driver_version": "6.10.5", "driver_date": "2015/01/01"},
+    "amdsmi_get_gpu_device_uuid": "c4ff74a1-0000-1000-80c5-6b5d0e8c2d0f",
+    "amdsmi_get_power_cap_info": {"power_cap": 750_000_000, "default_power_cap": 750_000_000, "dpm_cap": 0},
+    "amdsmi_get_gpu_activity": {"gfx_activity": 98, "umc_activity": 34, "mm_activity": "N/A"},
+    "amdsmi_get_power_info": {
+        "current_socket_power": 612, "average_socket_power": "N/A", "gfx_voltage": "N/A", "power_limit": 750_000_000,
+    },
+    "amdsmi_get_gpu_vram_usage": {"vram_total": 196_592, "vram_used": 4_242},
+    "amdsmi_get_gpu_metrics_info": {
+        "temperature_edge": "N/A", "temperature_hotspot": 61, "current_gfxclk": 2100, "current_uclk": 1300,
+    },
+    "amdsmi_get_energy_count": {
+        "energy_accumulator": 3_000_000, "counter_resolution": 15.259, "timestamp": 98_765_432_100,
+    },
+}  # fmt: skip
+MI250X: dict[str, Any] = {
+    **MI300X,
+    "amdsmi_get_power_info": {"current_socket_power": "N/A", "average_socket_power": "281"},
+    "amdsmi_get_gpu_metrics_info": {"temperature_hotspot": 0xFFFF, "current_gfxclk": "1700", "current_uclk": 0xFFFF},
+    "amdsmi_get_energy_count": {"power": 2_000_000, "counter_resolution": 15.3},
+}
+
+
+def amdsmi(answers: dict[str, Any]) -> SimpleNamespace:
+    """A library that gives these answers; an exception among them is raised."""
+
+    def function(answer: Any) -> Callable[..., Any]:
+        def call(handle: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+    return SimpleNamespace(
+        AmdSmiException=AmdSmiException, **{name: function(answer) for name, answer in answers.items()}
+    )
+
+
+def test_an_amd_card_tells_its_figures_in_si_units() -> None:
+    card = AmdCard(amdsmi(MI300X), handle=0)
+    assert card.facts() == {"uuid": "c4ff74a1-0000-1000-80c5-6b5d0e8c2d0f", "driver": "6.10.5", "power_limit_w": 750.0}
+    assert card.reading() == {
+        "utilisation": 0.98,
+        "memory_used_bytes": 4_242 * MIB,
+        "power_w": 612.0,
+        "temperature_c": 61.0,
+        "clock_hz": 2.1e9,
+        "memory_clock_hz": 1.3e9,
+    }
+    assert card.energy_j() == pytest.approx(45.777)
+
+
+def test_an_older_card_says_it_in_text_in_averages_or_not_at_all() -> None:
+    card = AmdCard(amdsmi(MI250X), handle=0)
+    reading = card.reading()
+    assert reading["power_w"] == 281.0
+    assert reading["clock_hz"] == 1.7e9
+    assert reading["temperature_c"] is None
+    assert reading["memory_clock_hz"] is None
+    assert card.energy_j() == pytest.approx(30.6)
+
+
+def test_a_card_that_says_nothing_is_unknown_all_over() -> None:
+    silences: dict[str, dict[str, Any]] = {
+        "missing functions": {},
+        "exceptions": dict.fromkeys(MI300X, AmdSmiException("not supported")),
+        "empty": {name: {} for name in MI300X} | {"amdsmi_get_gpu_device_uuid": ""},
+        "n/a": {name: dict.fromkeys(fields, "N/A") for name, fields in MI300X.items() if isinstance(fields, dict)}
+        | {"amdsmi_get_gpu_device_uuid": "N/A"},
+    }
+    for how, answers in silences.items():
+        card = AmdCard(amdsmi(answers), handle=0)
+        assert set(card.facts().values()) == {None}, how
+        assert set(card.reading().values()) == {None}, how
+        assert card.energy_j() is None, how
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (5, 5.0), ("5", 5.0), (0, 0.0), ("0.5", 0.5), ("N/A", None), ("", None), (None, None), ([1, 2], None),
+        (0xFFFF, None), (0xFFFFFFFF, None), (0xFFFFFFFFFFFFFFFF, None), ("65535", None),
+    ],
+)  # fmt: skip
+def test_what_amdsmi_calls_a_number(said: Any, meant: float | None) -> None:
+    assert number(said) == meant
+
+
+def test_an_amd_card_is_found_by_its_place_on_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    places = {"first": "0000:05:00.0", "second": "0000:C5:00.0"}
+    library = amdsmi({})
+    library.amdsmi_init = lambda: None
+    library.amdsmi_get_processor_handles = lambda: list(places)
+    library.amdsmi_get_gpu_device_bdf = places.__getitem__
+    monkeypatch.setitem(sys.modules, "amdsmi", library)
+    card = open_amd_card("0000:c5:00.0")
+    assert card is not None
+    assert card._handle == "second"
+    assert open_amd_card("0000:07:00.0") is None
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    assert open_amd_card("0000:05:00.0") is None
+
+
+@pytest.fixture
+def rocm_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RocmDevice]:
+    """A ROCm device without the hardware: only its properties are real."""
+
+    def make(**properties: Any) -> RocmDevice:
+        fixed = {"name": "AMD Instinct", "total_memory": 2**37, "multi_processor_count": 304, "major": 9, "minor": 4}
+        device = object.__new__(RocmDevice)
+        device.torch_device = torch.device("cuda", 0)
+        device._amd = None
+        monkeypatch.setattr(device, "_properties", lambda: SimpleNamespace(**{**fixed, **properties}))
+        return device
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("architecture", "has_it"),
+    [
+        ("gfx942:sramecc+:xnack-", True),
+        ("gfx940", True),
+        ("gfx90a:sramecc+:xnack-", False),
+        ("gfx1100", False),
+        ("", False),
+    ],
+)
+def test_only_the_mi300_family_has_tf32_among_amds(
+    rocm_card: Callable[..., RocmDevice], architecture: str, has_it: bool
+) -> None:
+    refusal = rocm_card(gcnArchName=architecture).tf32_refusal()
+    assert (refusal is None) == has_it
+    assert has_it or "gfx94x" in refusal
+
+
+def test_an_amd_gpu_of_unknown_architecture_is_refused_not_guessed(rocm_card: Callable[..., RocmDevice]) -> None:
+    assert rocm_card().tf32_refusal() is not None
+
+
+def test_an_amd_gpu_is_described_without_its_library(rocm_card: Callable[..., RocmDevice]) -> None:
+    device = rocm_card(gcnArchName="gfx942", pci_bus_id=0xC5, pci_device_id=0, pci_domain_id=0)
+    info = device.info()
+    assert (info.kind, info.index, info.capability, info.driver) == ("rocm", 0, "gfx942", None)
+    assert device._pci_address() == "0000:c5:00.0"
+    look = device.look(0.5)
+    assert (look.at_s, look.power_w, look.throttle) == (0.5, None, ())
+    assert device.energy_j() is None
+    device._amd = AmdCard(amdsmi(MI300X), handle=0)
+    assert device.look(0.5).power_w == 612.0
+    assert device.info().driver == "6.10.5"
+    assert rocm_card()._pci_address() is None

@@ -1,0 +1,163 @@
+"""What broke is told by its kind and in one line, whoever worded it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+from torch import nn
+
+from redline.bench.failure import failure_from, is_out_of_memory, kind_of, one_line
+from redline.errors import BenchError, MissingExtra, SpecError, UnknownName
+
+OUT_OF_MEMORY = {
+    "cuda": "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 3.31 "
+    "GiB is free. Including non-PyTorch memory, this process has 136.48 GiB memory in use.",
+    "cuda-driver": "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "cublas": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cudnn": "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cudnn-9": "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cudnn-search": "Unable to find a valid cuDNN algorithm to run convolution",
+    "cusolver": "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    "cufft": "cuFFT error: CUFFT_ALLOC_FAILED",
+    "hip": "HIP out of memory. Tried to allocate 64.00 GiB. GPU 0 has a total capacity of 63.98 GiB",
+    "hip-error": "HIP error: hipErrorOutOfMemory",
+    "hipblas": "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+    "miopen": "miopenStatusAllocFailed",
+    "cpu": "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 140737488355328 bytes. Error code 12 (Cannot allocate memory)",
+    "cpu-windows": "DefaultCPUAllocator: not enough memory: you tried to allocate 8589934592 bytes.",
+    "mmap": "unable to mmap 4096 bytes from file </dev/shm/x>: Cannot allocate memory (12)",
+    "c++": "std::bad_alloc",
+}
+
+
+def wrapped(inner: BaseException, *outer: BaseException) -> BaseException:
+    """`inner` as the cause of each of the others in turn, the last outermost."""
+    for error in outer:
+        error.__cause__ = inner
+        inner = error
+    return inner
+
+
+def raised_by(deed) -> BaseException:
+    try:
+        deed()
+    except Exception as error:
+        return error
+    raise AssertionError("it did not raise")
+
+
+@pytest.mark.parametrize("wording", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY.keys())
+def test_out_of_memory_is_known_by_every_wording(wording: str) -> None:
+    plain = RuntimeError(wording)
+    assert is_out_of_memory(plain)
+    for stage in ("build", "compile", "first-call", "measure"):
+        assert kind_of(plain, stage) == "oom"
+    backend_failed = torch._dynamo.exc.TorchDynamoException("backend='inductor' raised:")
+    under_a_compiler = wrapped(plain, RuntimeError("while lowering"), backend_failed)
+    assert kind_of(under_a_compiler, "compile") == "oom"
+    assert kind_of(backend_failed.__cause__.__cause__, "compile") == "oom"
+
+
+def test_torchs_own_and_pythons_own_errors_need_no_wording() -> None:
+    assert kind_of(torch.OutOfMemoryError(), "measure") == "oom"
+    assert kind_of(MemoryError(), "build") == "oom"
+    assert kind_of(wrapped(MemoryError(), RuntimeError("the loader broke")), "build") == "oom"
+
+
+def test_a_real_allocation_too_large_is_out_of_memory() -> None:
+    error = raised_by(lambda: torch.ones(2**45))
+    assert type(error) is RuntimeError
+    assert kind_of(error, "first-call") == "oom"
+
+
+def test_other_errors_are_not_out_of_memory() -> None:
+    for error in (ValueError("the memory of the crowd"), RuntimeError("size mismatch"), KeyError("alloc")):
+        assert not is_out_of_memory(error)
+        assert not is_out_of_memory(wrapped(error, RuntimeError("outer")))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'"),
+        NotImplementedError("Could not run 'aten::_fused_sdp_choice' with arguments from the 'CPU' backend."),
+        RuntimeError("CUDA error: no kernel image is available for execution on the device"),
+        RuntimeError("quantized::linear is not supported on this device"),
+    ],
+    ids=["dtype", "backend", "architecture", "plain"],
+)
+def test_what_the_device_cannot_do_is_unsupported(error: Exception) -> None:
+    assert kind_of(error, "first-call") == "unsupported"
+
+
+def test_a_missing_operator_of_torch_is_unsupported() -> None:
+    error = raised_by(lambda: torch.linalg.svd(torch.ones(2, 2, dtype=torch.float16)))
+    assert kind_of(error, "first-call") == "unsupported"
+
+
+def test_a_compilers_error_is_a_compile_failure_wherever_it_happens() -> None:
+    import torch._inductor.exc
+
+    errors = [
+        torch._dynamo.exc.Unsupported("Graph break"),
+        torch._dynamo.exc.InvalidBackend("nope"),
+        torch._inductor.exc.CppCompileError(["g++", "-c", "x.cpp"], "x.cpp:1: error"),
+    ]
+    triton_error = type("CompilationError", (Exception,), {"__module__": "triton.compiler.errors"})("at 1:1")
+    for error in (*errors, triton_error):
+        assert kind_of(error, "warm-up") == "compile", error
+    assert kind_of(subprocess.CalledProcessError(1, "gcc"), "compile") == "compile", (
+        "at that stage it can be nothing else"
+    )
+    assert kind_of(subprocess.CalledProcessError(1, "gcc"), "build") == "user"
+
+
+def test_a_mistake_is_the_users_and_a_known_kind_stays() -> None:
+    assert kind_of(ValueError("expected 3 channels"), "first-call") == "user"
+    assert kind_of(SpecError("batch must be 1 or more, got 0"), "build") == "user"
+    assert kind_of(UnknownName("model", "x", ()), "compile") == "user"
+    for kind in ("unsupported", "compile", "user", "timeout"):
+        assert kind_of(BenchError(kind, "CUDA out of memory"), "build") == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError("\n\n  after blanks  \n"), "ValueError: after blanks"),
+        (ValueError(), "ValueError"),
+        (KeyError("weights"), "KeyError: 'weights'"),
+        (SpecError("batch must be 1 or more, got 0"), "batch must be 1 or more, got 0"),
+        (BenchError("user", "factory x raised KeyError: 1\nmore"), "factory x raised KeyError: 1"),
+        (MissingExtra("timm:x", "timm", "timm"), "timm:x needs the package timm: pip install 'redline[timm]'"),
+    ],
+)
+def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
+    assert one_line(error) == line
+
+
+def test_a_line_does_not_go_on_for_ever() -> None:
+    assert len(one_line(ValueError("x" * 10_000))) == 500
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_is_told_by_what_broke_inside_it() -> None:
+    traced = torch.jit.freeze(torch.jit.trace(nn.Linear(4, 3).eval(), torch.randn(2, 4)))
+    error = raised_by(lambda: traced(torch.randn(2, 5)))
+    assert "TorchScript interpreter" in str(error)
+    assert "shapes cannot be multiplied" in one_line(error)
+    assert one_line(error).count("RuntimeError") == 1
+
+
+def test_a_failure_carries_stage_kind_line_and_traceback() -> None:
+    def deep() -> None:
+        raise ValueError("expected 3 channels\nbut got 4")
+
+    failure = failure_from(raised_by(deep), "first-call")
+    assert (failure.stage, failure.kind) == ("first-call", "user")
+    assert failure.message == "ValueError: expected 3 channels"
+    assert "in deep" in failure.traceback
+    assert "but got 4" in failure.traceback

@@ -1,0 +1,127 @@
+"""Capturing on a CPU: the phases are named, the schedule is kept, and nothing of it touches a timed block."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from redline.bench.session import BenchSession
+from redline.protocol import (
+    BlockReply,
+    FailureReply,
+    Measure,
+    Prepare,
+    PreparedReply,
+    Profile,
+    Reply,
+    TraceReply,
+    read_script,
+    write_script,
+)
+from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
+from redline.trace.decode import read_trace
+from redline.trace.links import Links
+from redline.trace.phases import phases_of
+from redline.trace.steps import steps_of
+
+MISBEHAVING = Path(__file__).parents[2] / "models" / "misbehaving.py"
+
+
+def spec_of(task: str) -> RunSpec:
+    workload = WorkloadSpec(model=f"{MISBEHAVING}:sound", task=task)  # type: ignore[arg-type]
+    return RunSpec(workload=workload, measure=MeasureSpec.for_effort("quick"), device="cpu")
+
+
+@pytest.fixture
+def session():
+    bench = BenchSession(on_progress=lambda stage, detail: None, isolated=False)
+    yield bench
+    bench._close()
+
+
+def annotations(path: str) -> Counter[str]:
+    trace = read_trace(Path(path))
+    return Counter(trace.names[number] for number in trace.annotations.name)
+
+
+def traced(reply: Reply) -> str:
+    assert isinstance(reply, TraceReply), reply
+    return reply.trace.path
+
+
+@pytest.mark.parametrize(("task", "phases"), [("infer", ["forward"]), ("train", ["forward", "backward", "optimizer"])])
+def test_phases_and_steps_are_in_the_trace(session: BenchSession, tmp_path: Path, task: str, phases: list[str]) -> None:
+    assert isinstance(session.handle(Prepare(spec=spec_of(task), bare=True)), PreparedReply)
+    path = traced(session.handle(Profile(path=str(tmp_path / "a" / "t.pt.trace.json.gz"), active=2, memory=True)))
+    found = annotations(path)
+    assert {name: found[f"redline/{name}"] for name in phases} == dict.fromkeys(phases, 2)
+    trace = read_trace(Path(path))
+    assert [phase.name for phase in phases_of([Links(trace)])] == phases
+    steps = steps_of([Links(trace)])
+    assert steps is not None
+    assert steps.count == 2
+    assert len(trace.operators) > 0
+    assert len(trace.shapes) > 0
+    assert len(trace.allocations) > 0
+    assert not trace.lost
+
+
+def test_timed_blocks_carry_no_ranges(session: BenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    traced(session.handle(Profile(path=str(tmp_path / "t.json.gz"), active=1)))
+    from redline.bench.trace import marks
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("a range in a timed block")
+
+    monkeypatch.setattr(marks.MarkedStep, "__call__", forbidden)
+    monkeypatch.setattr("torch.profiler.record_function", forbidden)
+    assert isinstance(session.handle(Measure(kind="throughput", seconds=0.02)), BlockReply)
+
+
+def test_what_capturing_cost_is_told(session: BenchSession, tmp_path: Path) -> None:
+    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    reply = session.handle(Profile(path=str(tmp_path / "t.json.gz"), active=1))
+    assert isinstance(reply, TraceReply)
+    assert reply.trace.capture_s > 0
+    assert reply.trace.bytes == Path(reply.trace.path).stat().st_size
+    assert reply.trace.steps == 1
+
+
+def test_for_a_profiler_from_outside_the_steps_are_only_run(
+    session: BenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redline.bench.device.cpu import CpuDevice
+
+    told: list[str] = []
+    monkeypatch.setattr(CpuDevice, "start_profiler", lambda self: told.append("start"))
+    monkeypatch.setattr(CpuDevice, "stop_profiler", lambda self: told.append("stop"))
+    monkeypatch.setattr(CpuDevice, "push_range", lambda self, name: told.append(name))
+    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    reply = session.handle(Profile(path=str(tmp_path), warmup=1, active=2, outside=True))
+    assert isinstance(reply, TraceReply)
+    assert told == ["redline/forward", "start", "redline/forward", "redline/forward", "stop"]
+    assert reply.trace.bytes == 0
+
+
+def test_a_bare_preparation_checks_no_numerics_and_says_so(session: BenchSession) -> None:
+    reply = session.handle(Prepare(spec=spec_of("infer"), bare=True))
+    assert isinstance(reply, PreparedReply)
+    numerics = reply.prepared.numerics
+    assert (numerics.method, numerics.passed) == ("skipped", False)
+    assert len(reply.prepared.warmup.samples) == 2
+
+
+def test_a_script_of_requests_reads_back(tmp_path: Path) -> None:
+    requests = [Prepare(spec=spec_of("infer"), bare=True), Profile(path=str(tmp_path), outside=True)]
+    assert read_script(write_script(requests)) == requests
+
+
+def test_a_folder_that_cannot_be_made_is_a_failure(session: BenchSession, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
+    reply = session.handle(Profile(path=str(tmp_path / "file" / "t.json.gz"), active=1))
+    assert isinstance(reply, FailureReply)
+    assert reply.failure.stage == "profile"

@@ -1,0 +1,698 @@
+"""The command line as a person or a script meets it: stdout, stderr, exit codes and what stays behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from redline.cli.main import app
+from redline.record import RunRecord
+from redline.report.terminal import PIPE_WIDTH
+from redline.spec import RunSpec
+from redline.store import History
+
+MISBEHAVING = Path(__file__).parent.parent / "models" / "misbehaving.py"
+STEPS = ("tf32", "amp", "amp-bf16", "fp16", "bf16", "channels-last", "compile", "torchscript", "cudnn-benchmark")
+
+TINY = """
+device = "cpu"
+threads = 1
+
+[measure]
+max_seconds = 0.15
+block_seconds = 0.03
+min_rounds = 2
+min_samples = 2
+tail_samples = 2
+warmup_min_seconds = 0.02
+warmup_max_seconds = 0.1
+warmup_min_steps = 2
+warmup_window = 2
+loss_path_steps = 4
+"""
+"""As little as makes a record: these tests are about what is printed, not about what was measured."""
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.layer(x)
+
+class Picky(Net):
+    def forward(self, x):
+        if x.dtype != torch.float32:
+            raise RuntimeError("\\"polygamma\\" not implemented for 'Half'")
+        return super().forward(x)
+
+class Breaks(Net):
+    def forward(self, x):
+        raise ValueError("expected four channels\\nand got three")
+"""
+
+WriteModel = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same machine everywhere."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    for variable in ("FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY)
+    return str(file)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> WriteModel:
+    """Writes a file with a factory of the user's and says how one writes it on the command line."""
+
+    def write(factory: str, body: str = "return Net(), torch.randn(2, 4)", name: str = "mine.py") -> str:
+        file = tmp_path / name
+        file.write_text(f"{NET}\n\ndef {factory}:\n    {body}\n")
+        return f"{file}:{factory.partition('(')[0]}"
+
+    return write
+
+
+def redline(*arguments: str) -> Result:
+    """In this process, whose fork server is shared."""
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, where descriptors and exit codes are real."""
+    return subprocess.run(
+        [sys.executable, "-m", "redline.cli.main", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def results(result: Result) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(result.stdout)["results"]
+    return rows
+
+
+def measure(*arguments: str, exit_code: int = 0) -> list[dict[str, Any]]:
+    result = redline("run", *arguments, "--json")
+    assert result.exit_code == exit_code, result.output
+    return results(result)
+
+
+def history(place: Path) -> list[RunRecord]:
+    with History.open(place) as opened:
+        return opened.find(newest_first=False)
+
+
+def complaint(result: Result | subprocess.CompletedProcess[str]) -> str:
+    """The one line on stderr, without the name in front."""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("redline: ")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return lines[0].removeprefix("redline: ")
+
+
+# What run prints
+
+
+def test_two_recipes_make_one_table(tiny: str) -> None:
+    result = redline("run", "simple_cnn", "--batch", "2", "-f", tiny, "-r", "baseline", "-r", "channels-last")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert re.match(r"simple_cnn · infer · batch 2 · .+ \(cpu\)", lines[0])
+    for header in ("recipe", "img/s", "p50 ms", "±", "RSS MB", "vs baseline", "rel. error", "bound", "trust"):
+        assert header in lines[1]
+    rows = {line.split()[0]: line for line in lines[3:5]}
+    assert list(rows) == ["baseline", "channels-last"]
+    assert re.search(r"\d×", rows["channels-last"])
+    assert any(line.startswith("cold start") for line in lines)
+    assert "next: " in "".join(lines[-2:])
+    assert all(len(line) <= PIPE_WIDTH for line in lines)
+    assert "simple_cnn channels-last: warming up" in result.stderr, "progress is told, and not on stdout"
+
+
+REQUIRED: dict[str, Any] = {
+    "model": str, "task": str, "recipe": str, "batch": int, "device": str, "throughput_per_s": float,
+    "latency_s": {"p50": float, "p90": None, "p95": None, "p99": None, "mean": float, "std": float, "n": int},
+    "phases_s": None,
+    "memory": {"peak_allocated_bytes": None, "peak_reserved_bytes": None, "peak_rss_bytes": int},
+    "cold_start_s": {"import": float, "build": float, "first_call": float, "compile": None, "compile_cache": None},
+    "numerics": {
+        "rel_l2": float, "cosine": float, "top1_agreement": float, "finite": bool, "degenerate": bool,
+        "passed": bool, "tolerance": None,
+    },
+    "vs_first": None,
+    "verdict": {"labels": list, "reasons": list},
+    "bound": {"label": str, "evidence": str},
+    "failure": None,
+    "record_id": str,
+}  # fmt: skip
+"""Every key a script may count on, with its type; None where a value may be null."""
+VERSUS = {"ratio": float, "low": None, "high": None, "latency_change": float, "memory_change": float}
+FAILURE = {"stage": str, "kind": str, "message": str}
+
+
+def assert_carries(row: Mapping[str, Any], required: Mapping[str, Any], where: str = "") -> None:
+    for key, kind in required.items():
+        assert key in row, f"{where}{key} is missing"
+        if isinstance(kind, dict):
+            assert_carries(row[key], kind, f"{where}{key}.")
+        elif kind is not None:
+            assert isinstance(row[key], kind), f"{where}{key} is {row[key]!r}"
+
+
+def test_json_is_one_document_on_stdout_and_nothing_else(own_history: Path) -> None:
+    done = command(
+        "run", "simple_cnn", "--effort", "quick", "--threads", "1", "--batch", "2", "-r", "baseline", "-r",
+        "channels-last", "-r", "tf32", "--json",
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr  # no TF32 on a CPU
+    document = json.loads(done.stdout)  # anything beside the one document would not parse
+    assert done.stdout.startswith("{")
+    assert done.stdout.endswith("}\n")
+    assert list(document) == ["schema", "results"]
+    first, second, failed = document["results"]
+    for row in (first, second):
+        assert_carries(row, REQUIRED)
+        assert (row["model"], row["task"], row["batch"], row["device"]) == ("simple_cnn", "infer", 2, "cpu")
+        assert row["throughput_per_s"] > 0
+        assert row["latency_s"]["p99"] is None, "a quick run has too few samples for it"
+        assert row["failure"] is None
+    assert_carries(second, {**REQUIRED, "vs_first": VERSUS})
+    assert second["numerics"]["tolerance"] > second["numerics"]["rel_l2"]
+    assert first["vs_first"] is None
+    assert failed.keys() == first.keys(), "a failed row has the same keys"
+    assert_carries(failed, {"failure": FAILURE, "verdict": REQUIRED["verdict"], "bound": REQUIRED["bound"]})
+    assert (failed["failure"]["kind"], failed["throughput_per_s"], failed["latency_s"]) == ("unsupported", None, None)
+    assert failed["verdict"]["labels"] == ["invalid"]
+    assert "Traceback" not in done.stderr
+    ids = [row["record_id"] for row in document["results"]]
+    assert {record.id for record in history(own_history)} == set(ids), "what was printed is in the history"
+
+
+def test_training_has_phases(tiny: str) -> None:
+    (row,) = measure("simple_cnn", "-f", tiny, "--task", "train", "--batch", "4", "--image-size", "8")
+    assert row["phases_s"].keys() == {"forward", "backward", "optimizer"}
+    assert all(seconds > 0 for seconds in row["phases_s"].values())
+    assert sum(row["phases_s"].values()) == pytest.approx(row["latency_s"]["p50"], rel=0.9)
+    table = redline("run", "simple_cnn", "-f", tiny, "--task", "train", "--batch", "4", "--image-size", "8").stdout
+    assert all(phase in table for phase in ("forward", "backward", "optimizer"))
+
+
+@pytest.mark.parametrize("task", ["infer", "train"])
+def test_a_segmentation_model_infers_and_trains(tiny: str, task: str) -> None:
+    (row,) = measure(
+        "lraspp_mobilenet_v3_large", "-f", tiny, "--task", task, "--batch", "2", "--image-size", "64", "--classes", "5",
+        "-r", "channels-last",
+    )  # fmt: skip
+    assert row["batch"] == 2
+    assert row["numerics"]["passed"], row["numerics"]
+    assert (row["phases_s"] is None) == (task == "infer")
+
+
+# The user's own model
+
+
+def test_a_factory_of_the_users_is_measured_as_it_is(tiny: str, model: WriteModel) -> None:
+    (row,) = measure(model("make()"), "-f", tiny)
+    assert row["batch"] == 2
+    (row,) = measure(model("make(batch)", "return Net(), torch.randn(batch, 4)"), "-f", tiny, "--batch", "7")
+    assert row["batch"] == 7
+    (row,) = measure(model("make()"), "-f", tiny, "--batch", "5")
+    assert row["batch"] == 5, "a factory that takes no batch has its inputs resized"
+
+
+def test_a_factory_may_bring_its_loss(tiny: str, model: WriteModel) -> None:
+    place = model("make()", "return Net(), torch.randn(8, 4), lambda output: output.square().mean()")
+    rows = measure(place, "-f", tiny, "--task", "train", "-r", "baseline", "-r", "amp-bf16")
+    assert rows[1]["numerics"]["method"] == "loss-path"
+    assert rows[1]["numerics"]["losses"][0] == pytest.approx(rows[0]["numerics"]["losses"][0], rel=0.05)
+
+
+# From words to specs
+
+
+@pytest.fixture
+def specs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
+    """What would be measured, without measuring it."""
+    kept: list[RunSpec] = []
+
+    def keep(specs: Sequence[RunSpec], *, as_json: bool) -> int:
+        kept[:] = specs
+        return 0
+
+    monkeypatch.setattr("redline.cli.measure.run_and_print", keep)
+
+    def parse(*arguments: str) -> list[RunSpec]:
+        result = redline("run", *arguments)
+        assert result.exit_code == 0, result.output
+        return list(kept)
+
+    return parse
+
+
+def test_flags_are_sugar_for_a_recipe(specs_of: Callable[..., list[RunSpec]]) -> None:
+    spelled_out = specs_of("resnet50", "-r", "amp+channels-last+compile")
+    assert specs_of("resnet50", "--compile", "--amp", "--channels-last") == spelled_out
+    assert specs_of("resnet50", "--amp") == specs_of("resnet50", "-r", "amp")
+    both = specs_of("resnet50", "-r", "baseline", "--amp")
+    assert [str(spec.recipe) for spec in both] == ["baseline", "amp"], "beside recipes they make one more"
+
+
+def test_every_flag_reaches_its_field(specs_of: Callable[..., list[RunSpec]]) -> None:
+    (spec,) = specs_of(
+        "resnet50", "--batch", "3", "--image-size", "64", "--classes", "7", "--task", "train", "--optimizer", "adamw",
+        "--device", "cpu", "--threads", "2", "--effort", "strict", "--tail", "--door", "spawn", "--seed", "9",
+    )  # fmt: skip
+    workload = spec.workload
+    assert (workload.batch, workload.image_size, workload.classes) == (3, 64, 7)
+    assert (workload.task, workload.optimizer) == ("train", "adamw")
+    assert (spec.device, spec.threads, spec.seed, spec.launch.door) == ("cpu", 2, 9, "spawn")
+    assert (spec.measure.effort, spec.measure.tail_samples) == ("strict", 662)
+    (spec,) = specs_of("transformer", "--sequence-length", "16")
+    assert spec.workload.sequence_length == 16
+    assert [spec.workload.model for spec in specs_of("resnet18", "resnet50")] == ["resnet18", "resnet50"]
+
+
+def test_a_file_says_what_to_run_and_flags_overrule_it(
+    specs_of: Callable[..., list[RunSpec]], tmp_path: Path, tiny: str
+) -> None:
+    file = tmp_path / "runs.toml"
+    file.write_text(
+        'batch = 4\neffort = "quick"\n[[run]]\nmodel = "resnet18"\nrecipe = ["baseline", "channels-last"]\n'
+        '[[run]]\nmodel = ["resnet34", "resnet50"]\nbatch = 8\n'
+    )
+    specs = specs_of("--file", str(file))
+    assert [(spec.workload.model, spec.workload.batch, str(spec.recipe)) for spec in specs] == [
+        ("resnet18", 4, "baseline"), ("resnet18", 4, "channels-last"), ("resnet34", 8, "baseline"),
+        ("resnet50", 8, "baseline"),
+    ]  # fmt: skip
+    assert {spec.measure.effort for spec in specs} == {"quick"}
+    assert {spec.workload.batch for spec in specs_of("-f", str(file), "-b", "2")} == {2}
+    (spec,) = specs_of("simple_cnn", "-f", tiny)
+    assert spec.measure.max_seconds == 0.15
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["resnet5"], "unknown model 'resnet5'; did you mean resnet50"),
+        (["simple_cnn", "-r", "compil"], "unknown recipe step 'compil'; did you mean compile?"),
+        (["simple_cnn", "-r", "fp16+amp"], "recipe fp16+amp: fp16 and amp exclude each other"),
+        (["simple_cnn", "-r", "compile+torchscript"], "compile and torchscript exclude each other"),
+        (["simple_cnn", "-r", "compile:fullgraph=3"], "fullgraph must be true or false, got 3"),
+        (["simple_cnn", "-r", "torchscript", "--task", "train"], "torchscript is for infer, not for train"),
+        (["simple_cnn", "-r", "fp16+"], "recipe 'fp16+' has an empty step"),
+        (["simple_cnn", "-r", "fp16+fp16"], "names fp16 twice"),
+        (["simple_cnn", "--batch", "0"], "batch must be 1 or more, got 0"),
+        (["simple_cnn", "--batch", "-3"], "batch must be 1 or more, got -3"),
+        (["simple_cnn", "--image-size", "4"], "image_size must be 8 or more for simple_cnn, got 4"),
+        (["simple_cnn", "--sequence-length", "4"], "sequence_length 4 cannot be honoured for simple_cnn"),
+        (["simple_cnn", "--threads", "0"], "threads must be 1 or more, got 0"),
+        (["simple_cnn", "--task", "dance"], "'dance'"),
+        (["simple_cnn", "--effort", "heroic"], "effort must be one of quick, normal, strict, got 'heroic'"),
+        (["simple_cnn", "--door", "trap"], "'trap'"),
+        (["absent.py:make"], "no such file: absent.py"),
+        ([f"{MISBEHAVING}:sounds"], "has no sounds; did you mean sound?"),
+        ([str(MISBEHAVING)], "does not name a factory: write path/to/file.py:factory"),
+        (["no_such_package.module:make"], "no module named 'no_such_package.module'"),
+        (["simple_cnn", "--device", "cuda"], "run 'redline doctor', or use --device cpu"),
+        (["simple_cnn", "--device", "gpu"], "unknown device 'gpu'"),
+        (["simple_cnn", "--device", "auto:1"], "device auto takes no index"),
+        (["-f", "absent.toml"], "no such file: absent.toml"),
+        ([], "name at least one model"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], says: str, own_history: Path) -> None:
+    result = redline("run", *arguments)
+    assert result.exit_code == 2
+    assert says in complaint(result)
+    assert not own_history.exists(), "a mistake leaves nothing in the history"
+
+
+def test_a_mistake_is_the_same_in_a_process_of_its_own(own_history: Path) -> None:
+    for arguments in (["run", "simple_cnn", "--batch", "0"], ["show", "no-such-record"], ["export", "--format", "xml"]):
+        done = command(*arguments)
+        assert done.returncode == 2
+        complaint(done)
+
+
+def test_one_mistake_among_several_is_told_before_anything_is_measured(tiny: str, own_history: Path) -> None:
+    result = redline("run", "simple_cnn", "-f", tiny, "-r", "baseline", "-r", "channel-last")
+    assert result.exit_code == 2
+    assert "did you mean channels-last" in complaint(result)
+    assert not own_history.exists()
+
+
+def test_a_file_that_is_no_toml_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "broken.toml"
+    for text, says in (("model = ", "is not TOML"), ("run = 3", r"write each run as a \[\[run\]\] table")):
+        file.write_text(text)
+        result = redline("run", "-f", str(file))
+        assert result.exit_code == 2
+        assert re.search(says, complaint(result))
+
+
+@pytest.mark.parametrize(
+    ("factory", "recipe", "kind", "stage", "says"),
+    [
+        ("return Picky(), torch.randn(2, 4)", "fp16", "unsupported", "first-call", "\"polygamma\" not implemented"),
+        ("return Net(), torch.randn(2, 4)", "tf32", "unsupported", "recipe", "TF32 is a format of NVIDIA"),
+        ("return Net(), torch.randn(2, 4)", "channels-last", "unsupported", "recipe", "no convolution weights"),
+        ("return Net(), torch.randn(2, 4)", "compile:backend=nope", "compile", "recipe", "Invalid backend: 'nope'"),
+    ],
+    ids=["op-lacks-fp16", "no-tf32-here", "no-channels", "no-such-backend"],
+)  # fmt: skip
+def test_a_recipe_that_breaks_is_a_failed_row_and_the_others_still_run(
+    tiny: str, model: WriteModel, factory: str, recipe: str, kind: str, stage: str, says: str
+) -> None:
+    place = model("make()", factory)
+    rows = measure(place, "-f", tiny, "-r", "baseline", "-r", recipe, "-r", "bf16", exit_code=5)
+    if "Picky" in factory:
+        assert rows[2]["failure"] is not None
+    sound, broken = rows[0], rows[1]
+    assert sound["throughput_per_s"] > 0
+    assert (broken["failure"]["kind"], broken["failure"]["stage"]) == (kind, stage)
+    assert says in broken["failure"]["message"]
+    assert "\n" not in broken["failure"]["message"]
+    assert "Picky" in factory or rows[2]["throughput_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "says"),
+    [
+        (f"{MISBEHAVING}:factory_raises", "user", "factory factory_raises in .* raised RuntimeError: no such dataset"),
+        (f"{MISBEHAVING}:raises", "user", "ValueError: this forward"),
+        (f"{MISBEHAVING}:segfaults", "crash", "the worker died of SIGSEGV"),
+        (f"{MISBEHAVING}:eats_memory", "oom", "can't allocate memory"),
+    ],
+    ids=["factory-raises", "forward-raises", "segfault", "oom"],
+)
+def test_a_model_that_breaks_is_a_failed_row_and_the_next_model_still_runs(
+    tiny: str, model: WriteModel, own_history: Path, place: str, kind: str, says: str
+) -> None:
+    rows = measure(place, model("make()"), "-f", tiny, exit_code=5)
+    assert rows[0]["failure"]["kind"] == kind
+    assert re.search(says, rows[0]["failure"]["message"])
+    assert rows[1]["throughput_per_s"] > 0
+    assert [record.failure is None for record in history(own_history)] == [False, True]
+
+
+def test_a_failed_row_is_told_in_the_table_without_a_traceback(tiny: str, model: WriteModel) -> None:
+    result = redline("run", model("make()", "return Breaks(), torch.randn(2, 4)"), "-f", tiny, "-r", "baseline")
+    assert result.exit_code == 5
+    assert "failed: user" in result.stdout
+    assert "ValueError: expected four channels" in result.stdout
+    assert "Traceback" not in result.output
+    assert "redline doctor" in result.stdout.splitlines()[-1]
+
+
+def test_where_only_the_first_broke_nothing_is_said_about_ratios(tiny: str) -> None:
+    result = redline("run", "simple_cnn", "-f", tiny, "-r", "tf32", "-r", "baseline")
+    assert result.exit_code == 5
+    assert "vs tf32" in result.stdout
+    assert "faster than the first" not in result.stdout
+
+
+# Names that try to break the table
+
+
+@pytest.mark.parametrize("name", ["[red]x[bold].py", "two\nlines.py", ":smile:.py", "a" * 120 + ".py"])
+def test_a_hostile_name_does_not_break_anything(tiny: str, model: WriteModel, name: str) -> None:
+    place = model("make()", name=name)
+    result = redline("run", place, "-f", tiny, "-r", "baseline", "-r", "compile:backend=[/red]")
+    assert result.exit_code == 5
+    lines = result.stdout.splitlines()
+    assert all(len(line) <= PIPE_WIDTH for line in lines)
+    unfolded = "".join(line.rstrip() for line in lines)
+    assert name.replace("\n", "") in unfolded, "shown as it is"
+    assert "compile:backend=[/red]" in unfolded
+    header = next(line for line in lines if line.startswith("recipe"))
+    row = next(line for line in lines if line.startswith("baseline "))
+    assert len(row) == len(header), "columns stand under their headers"
+    listed = redline("show")
+    assert listed.exit_code == 0
+    assert all(len(line) <= PIPE_WIDTH for line in listed.stdout.splitlines())
+    assert len(re.findall(r"^[0-9a-f]{21} ", listed.stdout, re.MULTILINE)) == 2
+
+
+def test_a_recipe_that_looks_like_markup_may_stand_first(tiny: str) -> None:
+    result = redline("run", "simple_cnn", "-f", tiny, "-r", "compile:backend=[/red]", "-r", "baseline")
+    assert result.exit_code == 5
+    assert "vs compile:backend=[/red" in result.stdout
+
+
+def test_a_mistake_in_a_name_with_many_lines_is_still_one_line() -> None:
+    for name in ("two\nlines.py:make", "x" * 300, "[red]", "two\nlines"):
+        result = redline("run", name)
+        assert result.exit_code == 2
+        complaint(result)
+    result = redline("run", "simple_cnn", "-r", "[red]\n")
+    assert result.exit_code == 2
+    assert "[red]" in complaint(result)
+
+
+def test_a_factory_with_a_name_of_300_characters(tiny: str, model: WriteModel) -> None:
+    place = model("f" * 300 + "()")
+    result = redline("run", place, "-f", tiny)
+    assert result.exit_code == 0
+    assert all(len(line) <= PIPE_WIDTH for line in result.stdout.splitlines())
+    assert "f" * 300 in "".join(line.rstrip() for line in result.stdout.splitlines())
+
+
+# Looking things up
+
+
+def test_models_are_found_by_part_of_their_name() -> None:
+    result = redline("models", "resnet5")
+    assert result.exit_code == 0
+    names = [line.split()[0] for line in result.stdout.splitlines() if "torchvision" in line]
+    assert "resnet50" in names
+    assert all("resnet5" in name for name in names)
+    assert re.search(r"^\d+ models$", result.stdout, re.MULTILINE)
+    document = json.loads(redline("models", "resnet5", "--json").stdout)
+    assert {"name": "resnet50", "source": "torchvision", "kind": "classification"} in document["models"]
+
+
+def test_models_that_match_nothing_are_a_mistake() -> None:
+    result = redline("models", "no-such-network")
+    assert result.exit_code == 2
+    assert "no model matches 'no-such-network'" in result.stderr
+
+
+@pytest.fixture
+def measured(tiny: str, model: WriteModel) -> list[dict[str, Any]]:
+    """Two recipes in the history, one of which failed."""
+    return measure(model("make()"), "-f", tiny, "-r", "baseline", "-r", "channels-last", exit_code=5)
+
+
+def test_show_lists_what_was_measured_and_tells_all_about_one(measured: list[dict[str, Any]]) -> None:
+    listed = redline("show")
+    assert listed.exit_code == 0
+    for row in measured:
+        assert row["record_id"] in listed.stdout
+    assert "done" in listed.stdout
+    assert "failed" in listed.stdout
+    first, failed = measured
+    one = redline("show", first["record_id"])
+    assert one.exit_code == 0
+    for words in (first["record_id"], "warm-up", "numerics", "versions", "2×4 float32", "latency", "peak memory"):
+        assert words in one.stdout
+    assert redline("show", first["record_id"][:18]).stdout == one.stdout
+    broken = redline("show", failed["record_id"])
+    assert "the model has no convolution weights" in broken.stdout
+    assert "Traceback" in broken.stdout, "here the whole story belongs"
+
+
+def test_show_as_json_carries_every_sample(measured: list[dict[str, Any]]) -> None:
+    record_id = measured[0]["record_id"]
+    document = json.loads(redline("show", record_id, "--json").stdout)
+    (record,) = document["records"]
+    assert record["id"] == record_id
+    assert sum(len(block["samples"]) for block in record["blocks"]) == measured[0]["latency_s"]["n"]
+    assert {row["id"] for row in json.loads(redline("show", "--json").stdout)["records"]} == {
+        row["record_id"] for row in measured
+    }
+    assert len(json.loads(redline("show", "--limit", "1", "--json").stdout)["records"]) == 1
+
+
+def test_an_id_that_fits_none_or_several_is_a_mistake(measured: list[dict[str, Any]]) -> None:
+    assert "no record 'zzz'" in complaint(redline("show", "zzz"))
+    several = redline("show", measured[0]["record_id"][:4])
+    assert several.exit_code == 2
+    assert "fits several records" in complaint(several)
+
+
+def test_an_empty_history_says_where_to_begin() -> None:
+    result = redline("show")
+    assert result.exit_code == 0
+    assert "redline demo" in result.stdout
+
+
+def test_the_history_is_exported_as_csv_and_json(measured: list[dict[str, Any]], tmp_path: Path) -> None:
+    target = tmp_path / "out.csv"
+    written = redline("export", "--format", "csv", "-o", str(target))
+    assert (written.exit_code, written.stdout) == (0, "")
+    rows = list(csv.DictReader(StringIO(target.read_text())))
+    assert [row["record_id"] for row in rows] == [row["record_id"] for row in measured]
+    assert float(rows[0]["throughput_per_s"]) == measured[0]["throughput_per_s"]
+    assert rows[1]["failure_kind"] == "unsupported"
+    target = tmp_path / "out.json"
+    assert redline("export", "--format", "json", "-o", str(target)).exit_code == 0
+    assert json.loads(target.read_text())["results"] == measured
+    printed = redline("export", measured[1]["record_id"], "--format", "json")
+    assert [row["record_id"] for row in results(printed)] == [measured[1]["record_id"]]
+    assert json.loads(redline("export", "--format", "json", "--raw").stdout)["records"]
+    assert "cannot write" in complaint(redline("export", "-o", str(tmp_path / "absent" / "out.csv")))
+    assert "format must be csv or json" in complaint(redline("export", "--format", "xml"))
+
+
+def test_the_doctor_answers_in_json_and_says_how_to_mend() -> None:
+    result = redline("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert isinstance(document["ok"], bool)
+    items = {item["name"]: item for item in document["items"]}
+    assert document["ok"] == all(item["ok"] is not False for item in items.values())
+    assert any("torch" in name.lower() for name in items)
+    assert all(item["mend"] for item in items.values() if item["ok"] is False)
+
+
+def test_help_names_every_command_and_every_step() -> None:
+    overview = redline("--help")
+    assert overview.exit_code == 0
+    for name in ("run", "demo", "models", "doctor", "show", "export"):
+        assert re.search(rf"^\s+{name}\s", overview.stdout, re.MULTILINE)
+    told = "".join(redline("run", "--help").stdout.split())  # lines may end at a hyphen
+    assert all(step in told for step in STEPS)
+    assert re.fullmatch(r"\d+\.\d+.*\n", redline("--version").stdout)
+
+
+def test_the_demo_refuses_a_device_that_is_not_there_in_one_line() -> None:
+    for device in ("cuda", "tpu"):
+        result = redline("demo", "--device", device)
+        assert result.exit_code == 2
+        assert device in complaint(result)
+
+
+# Ctrl-C
+
+
+def start(marker: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "redline.cli.main", *arguments],
+        env={**os.environ, "REDLINE_TEST_MARKER": marker},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_line(running: subprocess.Popen[str], words: str) -> None:
+    assert running.stderr is not None
+    for line in running.stderr:
+        if words in line:
+            return
+    raise AssertionError(f"it ended without saying {words!r}")
+
+
+def interrupt(running: subprocess.Popen[str]) -> tuple[str, str]:
+    """As a terminal does: to the whole group in front."""
+    os.killpg(running.pid, signal.SIGINT)
+    return running.communicate(timeout=60)
+
+
+def marked_processes(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("REDLINE_TEST_MARKER") == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def assert_nothing_left(marker: str) -> None:
+    deadline = time.monotonic() + 20
+    while (left := marked_processes(marker)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(
+    tmp_path: Path, own_history: Path, model: WriteModel
+) -> None:
+    marker = f"redline-interrupted-{os.getpid()}"
+    endless = tmp_path / "endless.toml"
+    endless.write_text(
+        TINY.replace("\nmax_seconds = 0.15", "\nmax_seconds = 600").replace("min_rounds = 2", "min_rounds = 100000")
+    )
+    running = start(marker, "run", model("make()"), "-f", str(endless), "-r", "baseline", "-r", "bf16", "--json")
+    wait_for_line(running, "block 1")
+    assert len(marked_processes(marker)) >= 4, "the desk, the server and two workers"
+    stdout, stderr = interrupt(running)
+    assert running.returncode == 130
+    assert stdout == ""
+    assert [line for line in stderr.splitlines() if line.startswith("redline: ")] == [
+        "redline: interrupted; what was measured is kept: 'redline show' lists it"
+    ]
+    assert stderr.splitlines()[-1].startswith("redline: interrupted")
+    assert "Traceback" not in stderr
+    assert_nothing_left(marker)
+    kept = history(own_history)
+    assert [str(record.spec.recipe) for record in kept] == ["baseline", "bf16"]
+    assert {record.stopped for record in kept} == {"interrupted"}
+    assert any(record.blocks for record in kept)
+    with History.open(own_history) as opened:
+        assert {row.status for row in opened.rows()} == {"interrupted"}
+    shown = redline("show", kept[0].id)
+    assert "interrupted" in shown.stdout
+
+
+def test_ctrl_c_before_the_first_block_leaves_no_process_either(tiny: str, own_history: Path) -> None:
+    marker = f"redline-interrupted-early-{os.getpid()}"
+    running = start(marker, "run", f"{MISBEHAVING}:hangs", "-f", tiny)
+    wait_for_line(running, "computing the fp32 reference")
+    stdout, stderr = interrupt(running)
+    assert running.returncode == 130
+    assert stdout == ""
+    assert "redline: interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert_nothing_left(marker)
+    assert all(record.stopped != "target" for record in history(own_history))

@@ -1,0 +1,148 @@
+"""`redline profile` from its words to its output and exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from kineto import ADD, GEMM, TraceMaker, training_trace
+from typer.testing import CliRunner, Result
+
+from redline.cli.main import app
+
+US = 1000
+MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"
+
+
+def redline(*words: str | Path) -> Result:
+    result = CliRunner().invoke(app, ["profile", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    training_trace(tmp_path / "a.json.gz", megabytes=4)
+    return tmp_path / "a.json.gz"
+
+
+class TestTraces:
+    def test_a_table_for_people(self, trace: Path) -> None:
+        result = redline("--trace", trace)
+        assert result.exit_code == 0
+        assert "data-bound" in result.stdout
+        assert "kernels: " in result.stdout
+
+    def test_one_document_and_nothing_else(self, trace: Path) -> None:
+        document = json.loads(redline("--trace", trace, "--json").stdout)
+        assert document["timeline"]["busy_s"] > 0
+        assert document["findings"][0]["code"] == "data-bound"
+        assert document["lost"] is None
+
+    def test_several_files_are_ranks(self, tmp_path: Path) -> None:
+        for rank in range(3):
+            training_trace(tmp_path / f"{rank}.json", megabytes=0.3, seed=rank, rank=rank)
+        files = [tmp_path / f"{rank}.json" for rank in range(3)]
+        document = json.loads(redline("--trace", *files, "--json").stdout)
+        assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2]
+        again = json.loads(redline("--trace", files[0], "--trace", files[1], "--trace", files[2], "--json").stdout)
+        assert again == document
+
+    def test_the_kernel_table_as_csv_and_the_page(self, trace: Path, tmp_path: Path) -> None:
+        result = redline("--trace", trace, "--csv", tmp_path / "k.csv", "--html", tmp_path / "p.html", "--json")
+        assert result.exit_code == 0
+        json.loads(result.stdout)
+        assert (tmp_path / "k.csv").read_text().startswith('"Name","Calls"')
+        assert "<svg" in (tmp_path / "p.html").read_text()
+
+    def test_open_writes_a_page_by_itself(self, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        result = redline("--trace", trace, "--open")
+        assert result.exit_code == 0
+        assert (tmp_path / "a.profile.html").exists()
+        assert "a.profile.html" in result.stderr
+
+    def test_operators_by_shape(self, trace: Path) -> None:
+        operators = json.loads(redline("--trace", trace, "--by-shape", "--json").stdout)["operators"]
+        assert len({row["dims"] for row in operators if row["name"] == "aten::linear_inner"}) == 2
+
+    def test_a_truncated_file_is_read_and_told(self, trace: Path) -> None:
+        trace.write_bytes(trace.read_bytes()[:-5000])
+        result = redline("--trace", trace, "--json")
+        assert result.exit_code == 0
+        assert json.loads(result.stdout)["lost"]["truncated"] is True
+
+    @pytest.mark.parametrize("text", ["", "<html>", '{"traceEvents": []}', "[" * 100_000])
+    def test_what_is_no_trace_is_one_line_and_exit_2(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "bad.json").write_text(text)
+        result = redline("--trace", tmp_path / "bad.json")
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.startswith("redline: ")
+        assert result.stderr.count("\n") == 1
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ([], "name one model"),
+            (["resnet18", "resnet50"], "name one model"),
+            (["--trace", "nowhere.json"], "no such file"),
+            (["--diff", "a.json", "b.json", "resnet50"], "takes two profiles"),
+            (["--diff", "nowhere.json", "neither.json"], "no such file"),
+            (["--diff", "abcdef123456", "abcdef123456"], "no record"),
+            (["resnet18", "--steps", "0", "--device", "cpu"], "steps must be 1 or more"),
+            (["resnet18", "--warmup", "-1", "--device", "cpu"], "warmup must be 0 or more"),
+            (["resnet18", "--tool", "ncuu", "--device", "cpu"], "unknown profiler"),
+        ],
+    )
+    def test_a_mistake_is_one_line_and_exit_2(self, words: list[str], message: str) -> None:
+        result = redline(*words)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+def two_kernels(path: Path, gemm_us: int) -> Path:
+    maker = TraceMaker()
+    maker.annotation("ProfilerStep#0", 0, 500 * US)
+    maker.kernel(GEMM, 100 * US, gemm_us * US, launched=US)
+    maker.kernel(ADD, 300 * US, 10 * US, launched=2 * US)
+    return maker.write(path)
+
+
+def test_two_traces_side_by_side(tmp_path: Path) -> None:
+    before, after = two_kernels(tmp_path / "a.json", 100), two_kernels(tmp_path / "b.json", 50)
+    result = redline("--diff", before, after)
+    assert result.exit_code == 0
+    assert "2.00×" in result.stdout
+    document = json.loads(redline("--diff", before, after, "--json").stdout)
+    assert {row["name"]: row["change"] for row in document["kernels"]} == {GEMM: "faster", ADD: "same"}
+
+
+def test_a_model_is_timed_captured_explained_and_found_again(tmp_path: Path) -> None:
+    model = f"{MISBEHAVING}:sound"
+    result = redline(model, "--device", "cpu", "--task", "train", "--steps", "2", "--out", tmp_path / "tb", "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    (trace,) = (tmp_path / "tb").iterdir()
+    assert trace.name.endswith(".pt.trace.json.gz")
+    assert document["capture"]["trace"] == str(trace)
+    assert document["capture"]["step_s"] > 0
+    assert document["capture"]["capture_s"] > 0
+    assert set(document["phases_s"]) == {"forward", "backward", "optimizer"}
+    assert document["steps"]["count"] == 2
+    assert document["operators"]
+    again = json.loads(redline("--trace", document["capture"]["record_id"], "--json").stdout)
+    assert again == document
+    same = json.loads(redline("--diff", document["capture"]["record_id"], trace, "--json").stdout)
+    assert {row["change"] for row in same["operators"]} == {"same"}
+
+
+def test_a_model_that_breaks_is_one_line_and_exit_5() -> None:
+    result = redline(f"{MISBEHAVING}:raises", "--device", "cpu")
+    assert result.exit_code == 5
+    assert "this forward" in result.stderr
+    assert result.stdout == ""

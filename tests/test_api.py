@@ -1,0 +1,276 @@
+"""What a notebook calls: models by name and alive, results that print and export, and nothing left changed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import redline
+from redline.api import NoJournal, RunResult, run_specs
+from redline.bench.flags import remember_flags
+from redline.errors import SpecError, UnknownName, UsageError
+from redline.search.interleave import Observer
+from redline.store import History
+
+TINY: dict[str, Any] = {
+    "device": "cpu",
+    "threads": 1,
+    "measure": {
+        "max_seconds": 0.15, "block_seconds": 0.03, "min_rounds": 2, "min_samples": 2, "tail_samples": 2,
+        "warmup_min_seconds": 0.02, "warmup_max_seconds": 0.1, "warmup_min_steps": 2, "warmup_window": 2,
+        "loss_path_steps": 4,
+    },
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        y = self.norm(self.layer(x))
+        return y if scale is None else y * scale
+
+
+class Tied(Net):
+    """Holds what no pickle can carry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.seen: list[tuple[torch.dtype, bool]] = []
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        with self.lock:
+            self.seen.append((x.dtype, self.training))
+        return super().forward(x, scale)
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    restore = remember_flags()
+    torch.set_num_threads(1)
+    yield
+    restore()
+
+
+def test_a_model_goes_by_its_name(own_history: Path) -> None:
+    result = redline.run("simple_cnn", batch=2, recipes=["baseline", "channels-last"], **TINY)
+    assert [row.recipe for row in result] == ["baseline", "channels-last"]
+    assert all(row.failure is None for row in result)
+    assert all(row.throughput_per_s and row.throughput_per_s > 0 for row in result)
+    assert result[1].vs_first is not None
+    with History.open(own_history) as history:
+        assert {record.id for record in history.find()} == {row.record_id for row in result}
+
+
+def test_several_models_may_be_named_at_once() -> None:
+    result = redline.run(["simple_cnn", "transformer"], batch=1, **TINY)
+    assert [(row.model, row.item) for row in result] == [("simple_cnn", "img"), ("transformer", "seq")]
+    assert all(row.vs_first is None for row in result), "different workloads have no ratio"
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.randn(6, 4),
+        (torch.randn(6, 4), torch.ones(6, 1)),
+        {"x": torch.randn(6, 4), "scale": torch.ones(6, 1)},
+    ],
+    ids=["tensor", "tuple", "dict"],
+)
+def test_a_live_module_travels_with_its_inputs(inputs: Any) -> None:
+    result = redline.run(Net(), inputs, **TINY)
+    (row,) = result
+    assert row.failure is None
+    assert (row.model, row.batch) == ("live:Net", 6)
+    prepared = result.records[0].prepared
+    assert prepared.isolated
+    assert prepared.workload.source == "live"
+    assert "not-isolated" not in row.verdict.labels
+
+
+def test_a_live_module_defined_here_and_now_keeps_its_weights_and_mode() -> None:
+    class Local(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).relu()
+
+    model = Local(4, 3)
+    before = model.weight.detach().clone()
+    result = redline.run(model, torch.randn(2, 4), batch=5, recipes=["baseline", "bf16"], **TINY)
+    assert [row.batch for row in result] == [5, 5]
+    assert result[1].numerics.passed
+    assert torch.equal(model.weight, before)
+    assert model.weight.dtype == torch.float32
+    assert model.training
+
+
+def test_a_live_module_trains_on_the_loss_it_is_given() -> None:
+    result = redline.run(
+        Net(), torch.randn(8, 4), loss=lambda output: output.square().mean() + 100, task="train", **TINY
+    )
+    (row,) = result
+    assert row.failure is None
+    assert row.phases_s.keys() == {"forward", "backward", "optimizer"}
+    losses = result.records[0].prepared.numerics.losses
+    assert 100 < losses[-1] < losses[0] < 110, "the loss given is the one that was minimised"
+
+
+def test_a_loss_with_targets_gets_them() -> None:
+    (row,) = redline.run(Net(), torch.randn(8, 4), loss=nn.CrossEntropyLoss(), task="train", **TINY)
+    assert row.failure is None
+
+
+@pytest.mark.parametrize("task", ["infer", "train"])
+def test_a_module_that_cannot_travel_comes_back_unchanged(task: str) -> None:
+    torch.manual_seed(7)
+    model = Tied()
+    model(torch.randn(8, 4))  # its statistics have seen something
+    model.norm.eval()  # a mode of its own, as people freeze BatchNorm
+    model.layer.weight.grad = torch.full_like(model.layer.weight, 3.0)
+    inputs = torch.randn(8, 4)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    given, random = inputs.clone(), torch.get_rng_state()
+    flags = (
+        torch.get_num_threads(), torch.is_grad_enabled(), torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_default_dtype(), gc.isenabled(),
+    )  # fmt: skip
+
+    settings = {**TINY, "threads": 2}
+    result = redline.run(model, inputs, recipes=["baseline", "bf16"], task=task, **settings)
+
+    assert [row.failure for row in result] == [None, None]
+    assert all("not-isolated" in row.verdict.labels for row in result), "and the verdict says so"
+    assert all(row.vs_first is None for row in result), "runs that merely followed each other have no ratio"
+    assert {dtype for dtype, _ in model.seen} == {torch.float32, torch.bfloat16}, "it really ran here"
+    after = model.state_dict()
+    assert after.keys() == weights.keys()
+    for name, value in weights.items():
+        assert after[name].dtype == value.dtype
+        assert torch.equal(after[name], value), name
+    assert (model.training, model.layer.training, model.norm.training) == (True, True, False)
+    assert torch.equal(model.layer.weight.grad, torch.full_like(model.layer.weight, 3.0))
+    assert model.norm.weight.grad is None
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(inputs, given)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert flags == (
+        torch.get_num_threads(), torch.is_grad_enabled(), torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_default_dtype(), gc.isenabled(),
+    )  # fmt: skip
+    model(inputs).sum().backward()
+
+
+def test_a_module_that_breaks_here_comes_back_unchanged_too() -> None:
+    class Breaks(Tied):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            if x.dtype != torch.float32:
+                raise ValueError("only fp32 here")
+            return super().forward(x)
+
+    model = Breaks()
+    result = redline.run(model, torch.randn(2, 4), recipes=["fp16", "baseline"], **TINY)
+    assert result[0].failure.message == "ValueError: only fp32 here"
+    assert result[1].failure is None
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.training
+
+
+def test_a_module_that_was_borrowed_is_let_go() -> None:
+    model = Tied()
+    watched = weakref.ref(model)
+    result = redline.run(model, torch.randn(2, 4), **TINY)
+    del model
+    gc.collect()
+    assert result[0].failure is None
+    assert watched() is None, "nothing of the bench holds it any more"
+
+
+def test_a_result_is_a_sequence_that_prints_and_exports() -> None:
+    result = redline.run("simple_cnn", batch=2, recipes=["baseline", "channels-last", "tf32"], **TINY)
+    assert isinstance(result, RunResult)
+    assert len(result) == 3
+    assert result[0] is next(iter(result))
+    assert [row.recipe for row in result[1:]] == ["channels-last", "tf32"]
+    assert result[-1].failure.kind == "unsupported"
+    assert result[0] in result
+    text = str(result)
+    assert "simple_cnn · infer · batch 2" in text
+    assert "failed: unsupported" in text
+    assert "\x1b" not in text, "plain text, for logs and notebooks"
+    document = json.loads(result.to_json())
+    assert [row["record_id"] for row in document["results"]] == [record.id for record in result.records]
+
+
+def test_a_journal_of_ones_own_takes_the_place_of_the_history(own_history: Path) -> None:
+    class Kept(NoJournal):
+        def __init__(self) -> None:
+            self.finished: list[str] = []
+
+        def finish(self, record: Any) -> None:
+            self.finished.append(record.id)
+
+    class Watching(Observer):
+        def __init__(self) -> None:
+            self.stages: list[str] = []
+
+        def progress(self, record: Any, progress: Any) -> None:
+            self.stages.append(progress.stage)
+
+    journal, observer = Kept(), Watching()
+    result = redline.run("simple_cnn", batch=1, journal=journal, observer=observer, **TINY)
+    assert journal.finished == [result[0].record_id]
+    assert observer.stages[0] == "device"
+    assert observer.stages[-1] == "ready"
+    assert not own_history.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"model": "resnet5"}, UsageError, "did you mean resnet50"),
+        ({"model": "simple_cnn", "recipes": "compil"}, UsageError, "did you mean compile"),
+        ({"model": "simple_cnn", "recipes": []}, UsageError, "at least one recipe"),
+        ({"model": []}, SpecError, "name at least one model"),
+        ({"model": "simple_cnn", "batch": 0}, SpecError, "batch must be 1 or more, got 0"),
+        ({"model": "simple_cnn", "batsh": 2}, SpecError, "batsh"),
+        ({"model": "simple_cnn", "inputs": torch.ones(1)}, UsageError, "a model by name brings its own"),
+        ({"model": "simple_cnn", "loss": nn.MSELoss()}, UsageError, "a model by name brings its own"),
+        ({"model": "simple_cnn", "device": "cpu:1"}, UsageError, "takes no index"),
+    ],
+)
+def test_a_mistake_is_raised_before_anything_is_measured(
+    own_history: Path, arguments: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        redline.run(**arguments)
+    assert "\n" not in str(caught.value)
+    assert not own_history.exists()
+
+
+def test_no_specs_are_a_mistake_and_not_a_crash() -> None:
+    with pytest.raises(UsageError, match="nothing to measure"):
+        run_specs([])
+
+
+def test_what_is_no_module_is_a_failed_row() -> None:
+    (row,) = redline.run(lambda x: x, torch.ones(1), **TINY)
+    assert row.failure.kind == "user"
+    assert "gave function where a torch.nn.Module belongs" in row.failure.message
+
+
+def test_models_and_the_package_speak_the_same_names() -> None:
+    names = {model.name for model in redline.models("resnet").models}
+    assert {"resnet18", "resnet50"} <= names
+    assert UnknownName("model", "resnet5", names).close[0] == "resnet50"

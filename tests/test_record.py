@@ -1,0 +1,444 @@
+"""A record comes back whole, old ones too; what cannot be understood says so in one line."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from redline import record
+from redline.errors import RecordError
+from redline.record import (
+    SCHEMA,
+    Block,
+    Closed,
+    ColdStart,
+    DeviceInfo,
+    Environment,
+    Failure,
+    Memory,
+    Numerics,
+    Prepared,
+    RunRecord,
+    TelemetrySample,
+    TraceRef,
+    Warmup,
+    WorkloadInfo,
+    decode,
+    encode,
+    key_of_record,
+    migrate,
+    new_id,
+)
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+
+SAMPLES = (0.1, 1 / 3, 5e-324, 1.7976931348623157e308, 0.010000000000000002)
+"""Seconds that lose something wherever a double is not kept as it is."""
+
+
+def whole_record(**changes: Any) -> RunRecord:
+    """No part left at its default, so that none can be lost unseen."""
+    memory = Memory(
+        peak_allocated_bytes=1,
+        peak_reserved_bytes=2**40,
+        context_bytes=3,
+        peak_rss_bytes=4,
+        allocator_retries=5,
+        peak_private_bytes=6,
+        resident_bytes=7,
+        limit_bytes=8,
+        needed_bytes=9,
+    )
+    environment = Environment(
+        device=DeviceInfo(
+            kind="cuda",
+            index=1,
+            name="Some GPU",
+            uuid="GPU-1",
+            driver="570.1",
+            memory_bytes=2**37,
+            capability="9.0",
+            multiprocessors=132,
+            power_limit_w=700.0,
+            max_clock_hz=1.98e9,
+            ecc=True,
+            mig=False,
+        ),
+        hostname="bench",
+        platform="Linux",
+        python="3.12",
+        redline="0.1",
+        cpu="Some CPU",
+        physical_cores=8,
+        logical_cores=16,
+        affinity=(0, 1, 5),
+        governor="performance",
+        memory_bytes=2**38,
+        threads=8,
+        interop_threads=4,
+        versions={"torch": "2.9.0"},
+        flags={"tf32": "off"},
+        variables={"OMP_NUM_THREADS": "8"},
+        git_commit="abc",
+        git_dirty=True,
+        neighbours=("somebody",),
+    )
+    prepared = Prepared(
+        environment=environment,
+        workload=WorkloadInfo(
+            source="torchvision",
+            class_name="ResNet",
+            parameters=25_000_000,
+            items_per_step=32,
+            item="img",
+            input_shapes=("32x3x224x224",),
+            model_hash="m1",
+            input_hash="i1",
+            notes=("a zero head got random weights",),
+        ),
+        cold_start=ColdStart(
+            import_s=4.0, start_s=0.02, build_s=0.5, first_call_s=30.0, compile_s=29.0, compile_cache="mixed"
+        ),
+        numerics=Numerics(
+            method="loss-path",
+            number_format="fp16",
+            rel_l2=1e-3,
+            cosine=0.999,
+            top1_agreement=0.5,
+            finite=False,
+            degenerate=True,
+            floor=8e-4,
+            tolerance=3.2e-3,
+            passed=True,
+            reason="near enough",
+            steps=3,
+            losses=(2.3, None, math.inf),
+            reference_losses=(2.3, 2.2, 2.1),
+        ),
+        warmup=Warmup(samples=SAMPLES, seconds=1.5, steady=True, reason="two windows agree"),
+        memory=memory,
+        recipe_notes={"compile": "no graphs"},
+        step_synchronises=False,
+        isolated=False,
+    )
+    look = TelemetrySample(
+        at_s=0.1,
+        utilisation=0.97,
+        memory_used_bytes=2**30,
+        power_w=650.5,
+        temperature_c=61.0,
+        clock_hz=1.7e9,
+        memory_clock_hz=3.2e9,
+        throttle=("sw_power_cap",),
+        foreign=("4711 somebody",),
+    )
+    block = Block(
+        kind="throughput",
+        clock="device",
+        samples=SAMPLES,
+        settling=SAMPLES[:2],
+        issue_s=SAMPLES,
+        phases={"forward": SAMPLES, "backward": SAMPLES, "optimizer": SAMPLES},
+        wall_s=0.26,
+        started_at=1.7e9,
+        round=3,
+        memory=memory,
+        energy_j=150.25,
+        telemetry=(look, look),
+    )
+    parts: dict[str, Any] = {
+        "id": "0123",
+        "spec": RunSpec(
+            workload=WorkloadSpec(
+                model="live:Net",
+                task="train",
+                batch=32,
+                image_size=64,
+                classes=10,
+                sequence_length=5,
+                optimizer="adamw",
+                artifact="net.pkl",
+            ),
+            recipe=Recipe.parse("fp16+compile:max-autotune,fullgraph=true,depth=3,share=0.5,backend=inductor"),
+            measure=msgspec.structs.replace(
+                MeasureSpec.for_effort("quick", tail=True),
+                block_seconds=0.5,
+                settle_seconds=0.1,
+                check_numerics=False,
+                squeeze_memory=True,
+            ),
+            launch=LaunchSpec(
+                door="spawn",
+                command_prefix=("numactl",),
+                memory_limit_bytes=2**30,
+                prepare_timeout_s=5.0,
+                measure_timeout_s=7.0,
+                close_timeout_s=9.0,
+            ),
+            device="cuda:1",
+            threads=3,
+            seed=9,
+        ),
+        "key": "k1",
+        "created_at": 1.7e9,
+        "group": "g1",
+        "position": 2,
+        "prepared": prepared,
+        "blocks": (block, msgspec.structs.replace(block, kind="latency", clock="host", phases={}, round=4)),
+        "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096),
+        "closed": Closed(memory=memory),
+        "stopped": "ceiling",
+        "failure": Failure(stage="measure", kind="oom", message="out of memory", traceback="Traceback…"),
+        "notes": ("measured alone",),
+    }
+    return RunRecord(**{**parts, **changes})
+
+
+def plain_record(**changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.msgpack.decode(encode(whole_record()))
+    return {**plain, **changes}
+
+
+def parts_at_their_default(value: Any) -> Iterator[str]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from parts_at_their_default(item)
+    if not isinstance(value, msgspec.Struct):
+        return
+    for field in msgspec.structs.fields(value):
+        held = getattr(value, field.name)
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if held == default:
+            yield f"{type(value).__name__}.{field.name}"
+        yield from parts_at_their_default(held)
+
+
+class TestRoundTrip:
+    def test_the_whole_record_leaves_no_part_at_its_default(self) -> None:
+        """Else the next test could not see that a part was lost."""
+        assert set(parts_at_their_default(whole_record())) == {
+            "RunRecord.schema",
+            "RunRecord.benchmark_version",
+            "Block.unit",  # there is only one
+            "Block.phases",  # of the latency block
+            "Step.argument",  # of fp16
+            "Step.options",
+        }
+
+    def test_every_part_comes_back(self) -> None:
+        assert decode(encode(whole_record())) == whole_record()
+
+    def test_raw_samples_come_back_to_the_last_bit(self) -> None:
+        (block, _) = decode(encode(whole_record())).blocks
+        for samples in (block.samples, block.issue_s, block.phases["backward"]):
+            assert [sample.hex() for sample in samples] == [sample.hex() for sample in SAMPLES]
+        assert [sample.hex() for sample in block.settling] == [sample.hex() for sample in SAMPLES[:2]]
+
+    def test_what_is_no_number_comes_back_as_that(self) -> None:
+        (block, _) = whole_record().blocks
+        strange = msgspec.structs.replace(block, samples=(math.nan, math.inf))
+        (found,) = decode(encode(whole_record(blocks=(strange,)))).blocks
+        assert math.isnan(found.samples[0])
+        assert found.samples[1] == math.inf
+
+    def test_one_that_broke_before_it_began_comes_back_too(self) -> None:
+        bare = RunRecord(
+            id="x",
+            spec=RunSpec(workload=WorkloadSpec(model="resnet50")),
+            stopped="failed",
+            failure=Failure(stage="build", kind="user", message="no such dataset"),
+        )
+        assert decode(encode(bare)) == bare
+
+
+class TestSchema:
+    def test_a_newer_one_is_refused_with_what_to_do(self) -> None:
+        newer = msgspec.msgpack.encode(plain_record(schema=SCHEMA + 1, something_new=1))
+        with pytest.raises(RecordError, match=f"schema {SCHEMA + 1}; this Redline reads up to {SCHEMA}: update"):
+            decode(newer)
+
+    def test_an_old_one_is_mended_step_by_step(self) -> None:
+        seen: list[int] = []
+
+        def rename(plain: dict[str, Any]) -> dict[str, Any]:
+            seen.append(plain["schema"])
+            return {**{name: value for name, value in plain.items() if name != "speed"}, "step_s": 1 / plain["speed"]}
+
+        def to_milliseconds(plain: dict[str, Any]) -> dict[str, Any]:
+            seen.append(plain["schema"])
+            return {**plain, "step_s": 1000 * plain["step_s"]}
+
+        old = {"schema": 1, "speed": 4}
+        assert migrate(old, {1: rename, 2: to_milliseconds}, to=3) == {"schema": 3, "step_s": 250.0}
+        assert seen == [1, 2]
+        assert old == {"schema": 1, "speed": 4}
+
+    def test_each_starts_where_it_stands(self) -> None:
+        steps = {1: lambda plain: {**plain, "one": True}, 2: lambda plain: {**plain, "two": True}}
+        assert migrate({"schema": 2}, steps, to=3) == {"schema": 3, "two": True}
+        assert migrate({"schema": 3}, steps, to=3) == {"schema": 3}
+
+    def test_a_gap_in_the_chain_is_named(self) -> None:
+        with pytest.raises(RecordError, match="no way from record schema 2 to 3"):
+            migrate({"schema": 1}, {1: lambda plain: plain}, to=3)
+
+    def test_the_chain_reaches_today(self) -> None:
+        oldest = min(record.MIGRATIONS, default=SCHEMA)
+        assert sorted(record.MIGRATIONS) == list(range(oldest, SCHEMA))
+
+    def test_decode_takes_the_same_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def drop(plain: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in plain.items() if name != "remarks"}
+
+        monkeypatch.setitem(record.MIGRATIONS, SCHEMA - 1, drop)
+        old = msgspec.msgpack.encode(plain_record(schema=SCHEMA - 1, remarks=["old"]))
+        assert decode(old) == whole_record()
+
+    @pytest.mark.parametrize("schema", [None, "1", 1.0])
+    def test_without_a_number_it_is_no_record(self, schema: Any) -> None:
+        with pytest.raises(RecordError, match="not a record"):
+            decode(msgspec.msgpack.encode(plain_record(schema=schema)))
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            (b"", "not a record"),
+            (b"\xc1", "not a record"),
+            (encode(whole_record())[:-1], "not a record"),
+            (encode(whole_record()) + b"\x00", "not a record"),
+            (msgspec.msgpack.encode([1, 2]), "expected a table"),
+            (msgspec.msgpack.encode({}), "not a record"),
+            (b"\x91" * 100_000, "not a record"),
+            (b"\x81\xa6schem\xff\x01", "not a record"),
+        ],
+        ids=["nothing", "reserved byte", "cut", "too long", "a list", "empty table", "bottomless", "not text"],
+    )
+    def test_bytes_that_are_no_record(self, data: bytes, words: str) -> None:
+        with pytest.raises(RecordError, match=words) as error:
+            decode(data)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"surprise": 1}, "unknown field `surprise`"),
+            ({"spec": None}, "spec"),
+            ({"stopped": "bored"}, "bored"),
+            ({"blocks": [{"kind": "throughput"}]}, "missing required field"),
+            ({"created_at": "yesterday"}, "created_at"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_a_record_with_a_wrong_part_names_itself_and_the_part(self, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(RecordError, match=f"record '0123' is damaged: .*{words}"):
+            decode(msgspec.msgpack.encode(plain_record(**changes)))
+
+    @pytest.mark.parametrize(
+        ("part", "field", "value", "words"),
+        [
+            ("workload", "batch", 0, "batch must be 1 or more, got 0"),
+            ("measure", "max_seconds", -1.0, "max_seconds must be above 0"),
+            ("launch", "prepare_timeout_s", 0.0, "prepare_timeout_s must be above 0"),
+        ],
+    )
+    def test_a_stored_spec_out_of_range_is_damage_not_a_mistake_of_the_person(
+        self, part: str, field: str, value: Any, words: str
+    ) -> None:
+        plain = plain_record()
+        plain["spec"][part][field] = value
+        with pytest.raises(RecordError, match=f"record '0123' is damaged: .*{words}"):
+            decode(msgspec.msgpack.encode(plain))
+
+    def test_whatever_bytes_are_wrong_only_one_error_comes(self) -> None:
+        data, chance = encode(whole_record()), random.Random(0)
+        refused = 0
+        for _ in range(3000):
+            broken = bytearray(data)
+            for _ in range(chance.choice((1, 1, 2, 8))):
+                broken[chance.randrange(len(broken))] = chance.randrange(256)
+            try:
+                decode(bytes(broken))
+            except RecordError:
+                refused += 1
+        assert refused > 1000
+
+
+class TestIds:
+    def test_sort_by_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ids = []
+        # A clock that was never set, today, a millisecond later, a second later, past the year 2100.
+        for milliseconds in (1, 1_700_000_000_000, 1_700_000_000_001, 1_700_000_001_000, 4_200_000_000_000):
+            monkeypatch.setattr(record.time, "time_ns", lambda now=milliseconds: now * 1_000_000)
+            ids.append(min(new_id() for _ in range(20)))
+            assert ids == sorted(ids)
+            ids.append(max(new_id() for _ in range(20)))
+        assert ids == sorted(ids)
+        assert len({len(found) for found in ids}) == 1
+
+    def test_are_unique_within_one_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(record.time, "time_ns", lambda: 1_700_000_000_000_000_000)
+        ids = {new_id() for _ in range(5000)}
+        assert len(ids) == 5000
+        assert len({found[:11] for found in ids}) == 1
+
+
+class TestKey:
+    @staticmethod
+    def prepared(**changes: Any) -> Prepared:
+        prepared = whole_record().prepared
+        assert prepared is not None
+        device = {name: value for name, value in changes.items() if name in DeviceInfo.__struct_fields__}
+        workload = {name: value for name, value in changes.items() if name in WorkloadInfo.__struct_fields__}
+        environment = msgspec.structs.replace(
+            prepared.environment,
+            device=msgspec.structs.replace(prepared.environment.device, **device),
+            versions=changes.get("versions", prepared.environment.versions),
+            hostname=changes.get("hostname", "bench"),
+        )
+        info = msgspec.structs.replace(prepared.workload, **workload)
+        return msgspec.structs.replace(prepared, environment=environment, workload=info)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"model_hash": "m2"},
+            {"input_hash": "i2"},
+            {"name": "Another GPU"},
+            {"kind": "rocm"},
+            {"driver": "580.2"},
+            {"versions": {"torch": "2.10.0"}},
+            {"versions": {}},
+        ],
+        ids=str,
+    )
+    def test_changes_with_what_the_bench_found(self, changes: dict[str, Any]) -> None:
+        spec = whole_record().spec
+        assert key_of_record(spec, self.prepared(**changes)) != key_of_record(spec, self.prepared())
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"hostname": "elsewhere"},
+            {"uuid": "GPU-2"},
+            {"index": 0},
+            {"power_limit_w": 500.0},
+            {"versions": {"torch": "2.9.0", "triton": "9"}},
+        ],
+        ids=str,
+    )
+    def test_stays_where_only_the_circumstances_differ(self, changes: dict[str, Any]) -> None:
+        spec = whole_record().spec
+        assert key_of_record(spec, self.prepared(**changes)) == key_of_record(spec, self.prepared())
+
+    def test_changes_with_the_way_of_measuring(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        spec, prepared = whole_record().spec, self.prepared()
+        before = key_of_record(spec, prepared)
+        monkeypatch.setattr(record, "BENCHMARK_VERSION", "next")
+        assert key_of_record(spec, prepared) != before

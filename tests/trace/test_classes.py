@@ -1,0 +1,141 @@
+"""Kernel names as libraries write them, and the class each belongs to."""
+
+from __future__ import annotations
+
+import pytest
+from kineto import ADAM, ADD, CONV, GEMM, NORM, REDUCE
+
+from redline.trace.classes import class_of, converts_layout, is_strict_fp32, short_name
+
+NAMES = {
+    "communication": [
+        REDUCE,
+        "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)",
+        "rcclGenericKernel",
+        "multimem_all_reduce_kernel<c10::BFloat16>",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)",
+        "nvshmemi_transfer_rma",
+    ],
+    "convolution": [
+        CONV,
+        "void cudnn::ops::scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1",
+        "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1, false, false, true>(int)",
+        "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32",
+        "miopenSp3AsmConv_v30_3_1_gfx94x_fp16_dot2_edc_stride1",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_f16f16_f16f32_f32_nhwckrsc_nhwc",
+        "void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3, float, int>(float const*)",
+        "_ZN2ck16tensor_operation6device37kernel_batched_gemm_xdlops_bwd_weightINS_47Gridwise",
+        "triton_tem_fused_convolution_3",
+    ],
+    "matmul": [
+        GEMM,
+        "ampere_sgemm_128x64_tn",
+        "nvjet_tst_192x192_64x3_2x1_v_bz_coopA_NNT",
+        "Cijk_Ailk_Bljk_BBS_BH_MT64x64x64_MI16x16x16x1",
+        "hipblaslt_gemm_bf16",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::cublasSplitKParams<float>)",
+        "void gemv2T_kernel_val<int, int, float>(float)",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(Params)",
+        "triton_tem_fused_mm_4",
+    ],
+    "attention": [
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4> >(Flash_fwd_params)",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+        "void aiter::fmha_fwd_d128_bf16",
+        "_attn_fwd",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7",
+    ],
+    "norm": [
+        NORM,
+        "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>(float)",
+        "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, float>(int)",
+        "MIOpenBatchNormFwdInferSpatialEst",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float>(long)",
+        "void at::native::unrolled_elementwise_kernel_for_multi_outputs<3, at::native::batch_norm_update_stats>(int)",
+    ],
+    "elementwise": [
+        ADD,
+        ADAM,
+        "triton_poi_fused_add_relu_3",
+        "SubTensorOpWithScalar1d",
+        "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>(int)",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)",
+    ],
+    "reduction": [
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float> > >(int)",
+        "triton_per_fused_native_layer_norm_2",
+        "triton_red_fused_mean_1",
+        "void at::native::(anonymous namespace)::max_pool_forward_nchw<float>(int)",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>(float*)",
+    ],
+    "copy": [
+        "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>(int)",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<unsigned int, 4, 64, 64>(int)",
+        "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>(int)",
+        "batched_transpose_16x32_half",
+        "transpose_CNHW2NCHW_V2_2D_WG_off64",
+        "__amd_rocclr_copyBuffer.kd",
+    ],
+    "other": ["my_secret_kernel", "_Z3foov", ""],
+}
+
+
+@pytest.mark.parametrize(("expected", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+def test_class(expected: str, name: str) -> None:
+    assert class_of(name) == expected
+
+
+def test_only_layout_changes_are_layout_changes() -> None:
+    found = {name for names in NAMES.values() for name in names if converts_layout(name)}
+    assert {short_name(name) for name in found} == {
+        "nchwToNhwcKernel",
+        "batched_transpose_16x32_half",
+        "transpose_CNHW2NCHW_V2_2D_WG_off64",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ampere_sgemm_128x64_tn", True),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(Params)", True),
+        ("void implicit_convolve_sgemm<float, float, 1024>(int)", True),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nchw_tilesize128x128x8", True),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw", False),
+        ("cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4", False),
+        (GEMM, False),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize32x32x8_g1_ffma_aligna4", True),
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4>(int)", True),
+        ("nvjet_sss_128x64_64x6_2x1_v_bz_TNN", False),  # nvjet runs on tensor cores only
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16", True),
+        ("Cijk_Ailk_Bljk_HB_MT64x64x16", False),
+        (ADD, False),
+    ],
+)
+def test_strict_fp32_by_name(name: str, expected: bool) -> None:
+    assert is_strict_fp32(name) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (ADD, "vectorized_elementwise_kernel<CUDAFunctor_add>"),
+        (ADAM, "multi_tensor_apply_kernel<FusedAdamMathFunctor>"),
+        (REDUCE, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"),
+        (
+            "_ZN2ck16tensor_operation6device37kernel_batched_gemm_xdlops_bwd_weightINS_",
+            "kernel_batched_gemm_xdlops_bwd_weight",
+        ),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float> > >(int)",
+            "reduce_kernel<MeanOps>",
+        ),
+        ("x" * 200, "x" * 55 + "…"),
+        ("", ""),
+        ("_Z", "_Z"),
+        ("(odd)", "(odd)"),
+    ],
+)
+def test_short_name(name: str, expected: str) -> None:
+    assert short_name(name) == expected

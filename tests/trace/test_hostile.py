@@ -1,0 +1,187 @@
+"""Damaged and hostile files: a clear message or what is whole in them, never a hang, a crash or a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from kineto import GEMM, TraceMaker
+
+from redline.errors import TraceError
+from redline.trace import decode, reading
+from redline.trace.classes import class_of, short_name
+from redline.trace.decode import read_trace
+
+GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
+
+
+def trace_of(tmp_path: Path, *events: str, text: str | None = None):
+    path = tmp_path / "a.json"
+    path.write_text(text if text is not None else f'{{"traceEvents": [{",".join(events)}]}}')
+    return read_trace(path)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> bytes:
+    maker = TraceMaker()
+    for number in range(300):
+        maker.kernel(GEMM, number * 1000, 900, launched=number * 1000 - 500)
+    return maker.write(tmp_path / "whole.json").read_bytes()
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_gives_what_is_whole_and_says_what_was_lost(tmp_path: Path, whole: bytes, keep: float) -> None:
+    cut = int(len(whole) * keep)
+    (tmp_path / "cut.json").write_bytes(whole[:cut])
+    trace = read_trace(tmp_path / "cut.json")
+    assert trace.lost.truncated
+    complete = whole[:cut].count(b'"cat": "kernel"')
+    assert complete - 1 <= len(trace.work) <= complete
+    assert f"after {cut:,} bytes" in trace.lost.reasons[0]
+    assert 0 <= trace.lost.bytes < 1000
+
+
+def test_a_file_cut_after_its_last_event_has_lost_nothing(tmp_path: Path, whole: bytes) -> None:
+    (tmp_path / "cut.json").write_bytes(whole[: whole.rindex(b"]") + 1])
+    trace = read_trace(tmp_path / "cut.json")
+    assert len(trace.work) == 300
+    assert not trace.lost
+
+
+def test_a_truncated_gzip_gives_what_is_whole(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
+    packed = gzip.compress(whole)
+    (tmp_path / "cut.json.gz").write_bytes(packed[: len(packed) // 2])
+    trace = read_trace(tmp_path / "cut.json.gz")
+    assert trace.lost.truncated
+    assert 10 < len(trace.work) < 300
+    assert "gzip data end early" in trace.lost.reasons[0]
+
+
+def test_damaged_gzip_gives_what_came_before(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1024)
+    packed = bytearray(gzip.compress(whole, 1))
+    packed[len(packed) // 2 : len(packed) // 2 + 200] = bytes(200)
+    (tmp_path / "bad.json.gz").write_bytes(packed)
+    trace = read_trace(tmp_path / "bad.json.gz")
+    assert trace.lost.truncated
+    assert "damaged" in trace.lost.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is empty"),
+        ("   \n ", "it is empty"),
+        ("<html><body>Sign in</body></html>", "it begins with '<html>"),
+        ("{}", "no list 'traceEvents'"),
+        ('{"traceEvents": 5}', "no list 'traceEvents'"),
+        ('{"traceEvents": []}', "no whole event"),
+        ('{"traceEvents": [', "no whole event"),
+        ('{"traceEvents": [1, "two", null, [3], true]}', "no whole event"),
+        ('{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "neither operators nor device work"),
+        ('{"traceEvents": ' + "[" * 1_000_000, "no whole event"),
+        ("[" * 1_000_000, "no whole event"),
+        ("[" * 1_000_000 + "]" * 1_000_000, "no whole event"),
+        ('{"a":' * 100_000, "no list 'traceEvents'"),
+    ],
+)
+def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        trace_of(tmp_path, text=text)
+    assert "\n" not in str(caught.value)
+    assert "a.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["nowhere.json", "."])
+def test_a_path_that_cannot_be_read(tmp_path: Path, path: str) -> None:
+    with pytest.raises(TraceError, match=r"no such file|cannot read"):
+        read_trace(tmp_path / path)
+
+
+def test_binary_noise_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(bytes(range(256)) * 100)
+    with pytest.raises(TraceError, match="is not a Chrome or Kineto trace"):
+        read_trace(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"ph":"X","cat":"kernel","name":5,"ts":1,"dur":1}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":"soon","dur":1}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":[1],"dur":1}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":NaN,"dur":1}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":1,"dur":Infinity}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":1e300,"dur":1}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":1e999,"dur":1}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":1,"dur":-5}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":1}',
+        '{"ph":"X","cat":"kernel","name":"n","dur":1}',
+        '{"ph":"X","cat":"kernel","name":"n","ts":null,"dur":null}',
+        "17",
+        '"a string, with, commas"',
+        "nonsense",
+        '{"ph":"X","cat":"kernel","name":"n","args":' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+)
+def test_one_bad_event_costs_no_other(tmp_path: Path, bad: str) -> None:
+    trace = trace_of(tmp_path, GOOD, bad, GOOD)
+    assert trace.work.duration.tolist() == [2250, 2250]
+    assert trace.lost.events >= 1
+    assert not trace.lost.truncated
+    assert trace.lost.reasons
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        '{"device":"zero","stream":null,"correlation":{"a":1}}',
+        '{"correlation":99999999999999999999999999,"bytes":"N/A"}',
+        '{"External id":1.5,"note":NaN}',
+        "[1, 2]",
+        '"none"',
+        "null",
+    ],
+)
+def test_wrong_arguments_cost_only_themselves(tmp_path: Path, args: str) -> None:
+    odd = f'{{"ph":"X","cat":"kernel","name":"odd","pid":{{"x":1}},"tid":1.5,"ts":9,"dur":1,"args":{args}}}'
+    trace = trace_of(tmp_path, GOOD, odd)
+    assert trace.work.duration.tolist() == [2250, 1000]
+    assert not trace.lost
+
+
+def test_markup_in_names_is_just_a_name(tmp_path: Path) -> None:
+    name = "<script>alert('x')</script>&\u0000\u001b[31m"
+    trace = trace_of(tmp_path, json.dumps({"ph": "X", "cat": "kernel", "name": name, "ts": 1, "dur": 1}))
+    assert list(trace.names) == [name]
+
+
+def test_a_device_for_every_kernel_is_refused(tmp_path: Path) -> None:
+    rows = [f'{{"ph":"X","cat":"kernel","name":"k","ts":{n},"dur":1,"args":{{"device":{n}}}}}' for n in range(5000)]
+    with pytest.raises(TraceError, match="5,000 devices"):
+        trace_of(tmp_path, *rows)
+
+
+@pytest.mark.parametrize("name", ["Functor" * 200_000, "Cijk_" * 200_000, "a" * 1_000_000, "<" * 1_000_000])
+def test_absurdly_long_names_are_looked_at_only_so_far(name: str) -> None:
+    assert len(short_name(f"void k<{name}>(int)")) <= 57
+    assert class_of(name)
+
+
+def test_an_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "LONGEST_EVENT_BYTES", 1 << 20)
+    text = '{"traceEvents": [' + GOOD + ', {"ph": "X", "name": "' + "x" * (5 << 20) + '"}]}'
+    with pytest.raises(TraceError, match="no event ends within"):
+        trace_of(tmp_path, text=text)
+    with pytest.raises(TraceError, match="is not a Chrome or Kineto trace"):
+        trace_of(tmp_path, text='{"padding": "' + "x" * (5 << 20) + '"}')
+
+
+def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "LONGEST_EVENT_BYTES", 1 << 20)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [ "' + b"a" * (64 << 20), 1))
+    with pytest.raises(TraceError, match="no event ends within"):
+        read_trace(tmp_path / "bomb.json.gz")
