@@ -48,6 +48,10 @@ def whole_record(**changes: Any) -> RunRecord:
         context_bytes=3,
         peak_rss_bytes=4,
         allocator_retries=5,
+        peak_private_bytes=6,
+        resident_bytes=7,
+        limit_bytes=8,
+        needed_bytes=9,
     )
     environment = Environment(
         device=DeviceInfo(
@@ -161,7 +165,11 @@ def whole_record(**changes: Any) -> RunRecord:
             ),
             recipe=Recipe.parse("fp16+compile:max-autotune,fullgraph=true,depth=3,share=0.5,backend=inductor"),
             measure=msgspec.structs.replace(
-                MeasureSpec.for_effort("quick", tail=True), block_seconds=0.5, settle_seconds=0.1
+                MeasureSpec.for_effort("quick", tail=True),
+                block_seconds=0.5,
+                settle_seconds=0.1,
+                check_numerics=False,
+                squeeze_memory=True,
             ),
             launch=LaunchSpec(
                 door="spawn",

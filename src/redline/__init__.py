@@ -9,20 +9,24 @@ __version__ = "0.1.0"
 _PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
 
 __all__ = [
+    "BatchResult",
     "ProfileResult",
     "RunResult",
+    "SweepResult",
     "__version__",
     "compare_profiles",
     "doctor",
+    "find_batch",
     "models",
     "profile",
     "read_profile",
     "run",
     "run_specs",
+    "sweep",
 ]
 
 if TYPE_CHECKING:
-    from redline.api import RunResult, doctor, models, run, run_specs
+    from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from redline.errors import BenchError, UsageError
+from redline.errors import BenchError, SpecError, UsageError
 from redline.launch import Door, open_door
 from redline.launch.lock import device_lock
 from redline.protocol import (
     Ask,
     AskCheck,
+    AskEnvironment,
     AskHealth,
     AskModels,
+    Checked,
     CheckedSpecs,
+    EnvironmentAnswer,
     FailureReply,
     Health,
     HealthItem,
@@ -28,38 +31,16 @@ from redline.protocol import (
     Question,
     Reply,
 )
-from redline.record import RunRecord
+from redline.record import Environment, RunRecord
+from redline.results import BatchResult, RunResult, SweepResult
 from redline.search.interleave import Journal, Observer, measure_together
 from redline.spec import LaunchSpec, RunSpec, specs_from_table
+from redline.units import parse_seconds
 
 if TYPE_CHECKING:
-    from redline.analyze.summary import RunSummary
-
-
-class RunResult(Sequence["RunSummary"]):
-    """The rows of a run, with the records they were derived from."""
-
-    def __init__(self, records: Sequence[RunRecord]) -> None:
-        from redline.analyze.summary import summarize
-
-        self.records = list(records)
-        self.rows = summarize(self.records)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __str__(self) -> str:
-        from redline.report.terminal import run_table_text
-
-        return run_table_text(self.rows)
-
-    def to_json(self) -> str:
-        from redline.report.export import export_json
-
-        return export_json(self.records)
+    from redline.search.batch import BatchObserver
+    from redline.search.sweep import SweepObserver
+    from redline.store import History
 
 
 class NoJournal:
@@ -102,22 +83,138 @@ def specs_of(
     **settings: Any,
 ) -> tuple[list[RunSpec], Door | None]:
     """The specs of a call, and the only door they can go through where a live model cannot travel."""
-    table = {"recipe": [recipes] if isinstance(recipes, str) else list(recipes), **settings}
-    if isinstance(model, str) or (isinstance(model, list | tuple) and all(isinstance(name, str) for name in model)):
-        if inputs is not None or loss is not None:
-            raise UsageError("inputs and loss go with a live module; a model by name brings its own")
-        table["model"] = model
-        return specs_from_table(table), None
-    live = (model, inputs, loss)
-    table |= {"model": f"live:{type(model).__name__}", "artifact": pickled(live)}
-    if table["artifact"] is not None:
-        return specs_from_table(table), None
-    # It cannot travel: the bench comes to it, nothing is isolated, and the verdict says so.
-    from redline.launch.inline import InlineDoor
+    described, own_door = _described(model, inputs, loss)
+    return specs_from_table({"recipe": _listed(recipes), **settings, **described}), own_door
 
-    name = f"memory:{id(model)}"
-    table |= {"artifact": name, "launch": {"door": "inline"}}
-    return specs_from_table(table), InlineDoor(handed_over={name: live})
+
+def sweep(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] = "baseline",
+    batches: Any = None,
+    tasks: str | Iterable[str] = "infer",
+    threads: Any = None,
+    exclude: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    loss: Any | None = None,
+    door: Door | None = None,
+    history: History | None = None,
+    observer: SweepObserver | None = None,
+    **settings: Any,
+) -> SweepResult:
+    """Measure every combination, each in a process of its own; run again, it goes on where it stopped.
+
+    `batches` may be a list or a text such as "1,8" or "16..512" (doubling); `exclude` holds tables such as
+    {"model": "vit_b_16", "batch": [64]}. `settings` are those of `run`. Without a `history` this user's is used.
+    """
+    from redline.search.grid import cells_from_table
+
+    described, own_door = _described(model, inputs, loss)
+    axes = {"recipe": _listed(recipes), "task": _listed(tasks), "batch": batches, "threads": threads}
+    table = {**axes, "exclude": list(exclude), **settings, **described}
+    return sweep_specs(
+        cells_from_table(table),
+        name=name,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        door=own_door or door,
+        history=history,
+        observer=observer,
+    )
+
+
+def sweep_specs(
+    specs: Sequence[RunSpec],
+    *,
+    name: str | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    door: Door | None = None,
+    history: History | None = None,
+    observer: SweepObserver | None = None,
+) -> SweepResult:
+    """Plan, then measure what is not settled yet. A mistake in any spec is raised before the first is measured."""
+    from redline.search.plan import estimate, make_plan
+    from redline.search.sweep import standing, sweep, unsettled
+    from redline.store import History
+
+    with ExitStack() as stack:
+        door = door or stack.enter_context(opened(specs[0].launch))
+        history = history or stack.enter_context(History.open())
+        plan = make_plan(specs, _answers(specs, door), lambda device: _environment(device, door), name)
+        ledger = history.sweep(plan.name)
+        if dry_run:
+            settled = {} if fresh else ledger.cells()
+            waiting = unsettled(plan, settled, retry_failed=retry_failed)
+            return SweepResult(standing(plan, settled), estimate=estimate(waiting, history))
+        if observer is not None:
+            waiting = unsettled(plan, {} if fresh else ledger.cells(), retry_failed=retry_failed)
+            observer.planned(plan, len(waiting), estimate(waiting, history))
+        summary = sweep(plan, door, ledger, observer, fresh=fresh, retry_failed=retry_failed)
+        records = history.load_many(cell.record_id for cell in summary.cells if cell.record_id)
+    return SweepResult(summary, records)
+
+
+def find_batch(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] = "baseline",
+    slo_p95: float | str | None = None,
+    max_batch: int | None = None,
+    loss: Any | None = None,
+    door: Door | None = None,
+    journal: Journal | None = None,
+    observer: BatchObserver | None = None,
+    **settings: Any,
+) -> BatchResult:
+    """The largest batch that fits, the throughput knee, and the best batch whose p95 stays within `slo_p95`.
+
+    `slo_p95` in seconds or as a text such as "20ms"; `settings` are those of `run`, `max_memory` among them. Several
+    recipes are searched one after the other.
+    """
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **{"effort": "quick", **settings})
+    return find_batch_specs(
+        specs,
+        slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
+        max_batch=max_batch,
+        door=own_door or door,
+        journal=journal,
+        observer=observer,
+    )
+
+
+def find_batch_specs(
+    specs: Sequence[RunSpec],
+    *,
+    slo_p95_s: float | None = None,
+    max_batch: int | None = None,
+    door: Door | None = None,
+    journal: Journal | None = None,
+    observer: BatchObserver | None = None,
+) -> BatchResult:
+    """One search per spec, in their order; the batch in a spec is where nothing was said and is not looked at."""
+    from redline.search.batch import BatchObserver, find_batch
+
+    if slo_p95_s is not None and not slo_p95_s > 0:
+        raise SpecError(f"slo_p95 must be above 0, got {slo_p95_s}")
+    if max_batch is not None and max_batch < 1:
+        raise SpecError(f"max_batch must be 1 or more, got {max_batch}")
+    watching = observer or BatchObserver()
+    findings = []
+    with ExitStack() as stack:
+        door = door or stack.enter_context(opened(specs[0].launch))
+        specs = checked(specs, door)
+        journal = journal or stack.enter_context(_history())
+        for spec in specs:
+            with device_lock(spec.device, on_wait=watching.waiting):
+                found = find_batch(spec, door, journal, watching, most=max_batch, slo_p95_s=slo_p95_s)
+            findings.append(found)
+    return BatchResult(findings)
 
 
 def run_specs(
@@ -135,10 +232,7 @@ def run_specs(
     with ExitStack() as stack:
         door = door or stack.enter_context(opened(specs[0].launch))
         specs = checked(specs, door)
-        if journal is None:
-            from redline.store import History
-
-            journal = stack.enter_context(History.open())
+        journal = journal or stack.enter_context(_history())
         for _, together in groupby(specs, key=_measured_together):
             group = list(together)
             with device_lock(group[0].device, on_wait=lambda holder: observer.waiting(holder)):
@@ -148,12 +242,11 @@ def run_specs(
 
 def checked(specs: Sequence[RunSpec], door: Door) -> list[RunSpec]:
     """The specs with their devices resolved; raises the first mistake."""
-    reply = ask(AskCheck(specs=tuple(specs)), door)
-    assert isinstance(reply, CheckedSpecs)
-    for answer in reply.answers:
+    answers = _answers(specs, door)
+    for answer in answers:
         if answer.usage:
             raise UsageError(answer.usage)
-    return [answer.spec for answer in reply.answers]
+    return [answer.spec for answer in answers]
 
 
 def models(pattern: str | None = None, door: Door | None = None) -> ModelNames:
@@ -211,6 +304,47 @@ def pickled(live: Any) -> str | None:
     return str(path)
 
 
+def _described(model: Any, inputs: Any | None, loss: Any | None) -> tuple[dict[str, Any], Door | None]:
+    """What a spec says of a model by name or of a live one, and a door of its own where the live one cannot travel."""
+    if isinstance(model, str) or (isinstance(model, list | tuple) and all(isinstance(name, str) for name in model)):
+        if inputs is not None or loss is not None:
+            raise UsageError("inputs and loss go with a live module; a model by name brings its own")
+        return {"model": model}, None
+    live = (model, inputs, loss)
+    name = f"live:{type(model).__name__}"
+    artifact = pickled(live)
+    if artifact is not None:
+        return {"model": name, "artifact": artifact}, None
+    # It cannot travel: the bench comes to it, nothing is isolated, and the verdict says so.
+    from redline.launch.inline import InlineDoor
+
+    place = f"memory:{id(model)}"
+    door = InlineDoor(handed_over={place: live})
+    return {"model": name, "artifact": place, "launch": {"door": "inline"}}, door
+
+
+def _answers(specs: Sequence[RunSpec], door: Door) -> tuple[Checked, ...]:
+    reply = ask(AskCheck(specs=tuple(specs)), door)
+    assert isinstance(reply, CheckedSpecs)
+    return reply.answers
+
+
+def _environment(device: str, door: Door) -> Environment:
+    reply = ask(AskEnvironment(device=device), door)
+    assert isinstance(reply, EnvironmentAnswer)
+    return reply.environment
+
+
+def _history() -> History:
+    from redline.store import History
+
+    return History.open()
+
+
+def _listed(value: str | Iterable[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
 def _measured_together(spec: RunSpec) -> RunSpec:
     """Specs that differ in their recipe alone."""
     from redline.spec import Recipe
@@ -218,4 +352,17 @@ def _measured_together(spec: RunSpec) -> RunSpec:
     return msgspec.structs.replace(spec, recipe=Recipe())
 
 
-__all__ = ["Progress", "RunResult", "doctor", "models", "run", "run_specs"]
+__all__ = [
+    "BatchResult",
+    "Progress",
+    "RunResult",
+    "SweepResult",
+    "doctor",
+    "find_batch",
+    "find_batch_specs",
+    "models",
+    "run",
+    "run_specs",
+    "sweep",
+    "sweep_specs",
+]

@@ -50,6 +50,10 @@ class Profile(Spec, tag=True):
     """A profiler in front of the worker looks on: only run the steps and mark them for it."""
 
 
+class Squeeze(Spec, tag=True):
+    """How little memory would do? Run steps under ever tighter caps. The last question before `Close`."""
+
+
 class Close(Spec, tag=True):
     """End the session."""
 
@@ -86,7 +90,7 @@ class Ask(Spec, tag=True):
     question: Question
 
 
-Request = Prepare | Measure | Profile | Close | Ask
+Request = Prepare | Measure | Profile | Squeeze | Close | Ask
 
 
 class Progress(Spec, tag=True):
@@ -114,6 +118,8 @@ class Checked(Spec):
     spec: RunSpec
     usage: str | None = None
     """A mistake of the person: nothing can run."""
+    fingerprint: str = ""
+    """What is known of the model before it is built: the version of its library, a hash of the user's files."""
 
 
 class CheckedSpecs(Spec, tag=True):
@@ -151,6 +157,11 @@ class TraceReply(Spec, tag=True):
     trace: TraceRef
 
 
+class SqueezeReply(Spec, tag=True):
+    needed_bytes: int | None
+    """None where this device has no allocator to cap."""
+
+
 class ClosedReply(Spec, tag=True):
     closed: Closed
 
@@ -164,6 +175,7 @@ Reply = (
     | PreparedReply
     | BlockReply
     | TraceReply
+    | SqueezeReply
     | ClosedReply
     | FailureReply
     | EnvironmentAnswer

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, SpecError
-from redline.spec import RunSpec, Spec, key_of
+from redline.spec import RunSpec, Spec, key_of, memory_identity
 
 SCHEMA = 1
 """Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to mend it."""
@@ -98,8 +98,10 @@ class ColdStart(Spec):
 class Numerics(Spec):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 
-    method: Literal["outputs", "loss-path", "reference", "skipped"] = "outputs"
-    """`reference`: this recipe is the strict fp32 reference itself. `skipped`: under a profiler from outside."""
+    method: Literal["outputs", "loss-path", "reference", "unchecked", "skipped"] = "outputs"
+    """`reference`: this recipe is the strict fp32 reference itself. `unchecked`: the spec asked for no comparison.
+    `skipped`: under a profiler from outside.
+    """
     number_format: str = "fp32"
     rel_l2: float | None = None
     """Error over the part of the reference that depends on the input; NaN is told as None with finite False."""
@@ -129,7 +131,15 @@ class Memory(Spec):
     context_bytes: int | None = None
     """The driver's view minus reserved: context and libraries."""
     peak_rss_bytes: int | None = None
+    peak_private_bytes: int | None = None
+    """CPU: the most the worker has held for itself since it began; what a memory limit counts."""
     allocator_retries: int | None = None
+    resident_bytes: int | None = None
+    """Held between two steps: weights, optimizer state, inputs."""
+    limit_bytes: int | None = None
+    """The most there was to be had: the cap that was asked for, or what was free."""
+    needed_bytes: int | None = None
+    """The least with which a step still ran, where that was tried; the allocator likes to take more."""
 
 
 class TelemetrySample(Spec):
@@ -263,6 +273,7 @@ def key_of_record(spec: RunSpec, prepared: Prepared) -> str:
         "driver": device.driver,
         "torch": prepared.environment.versions.get("torch"),
         "benchmark": BENCHMARK_VERSION,
+        **memory_identity(spec),
     }
     return key_of(spec, identity)
 

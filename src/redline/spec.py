@@ -12,6 +12,7 @@ from typing import Any, Literal, dataclass_transform, get_args
 import msgspec
 
 from redline.errors import SpecError
+from redline.units import parse_bytes
 
 Task = Literal["infer", "train"]
 Effort = Literal["quick", "normal", "strict"]
@@ -136,6 +137,10 @@ class MeasureSpec(Spec):
     """And of at least this long: a slow drift does not show in a few milliseconds."""
     loss_path_steps: int = 20
     """Training numerics compare the loss over so many steps."""
+    check_numerics: bool = True
+    """False leaves the comparison with fp32 out: its reference may not fit where the recipe itself does."""
+    squeeze_memory: bool = False
+    """After timing, find the least memory with which the step still runs. Devices whose allocator can be capped only."""
 
     def __post_init__(self) -> None:
         _require_choice("effort", self.effort, Effort)
@@ -193,7 +198,10 @@ class LaunchSpec(Spec):
     command_prefix: tuple[str, ...] = ()
     """Put in front of a spawned interpreter: a vendor profiler, numactl."""
     memory_limit_bytes: int | None = None
-    """CPU workers: no more private memory than this. None: what the machine has free when the worker starts."""
+    """Measure as if the device had this much: GPUs cap torch's allocator, CPU workers their private memory.
+
+    None: what is free when the worker starts. Part of what was measured, because it decides what fits.
+    """
 
     def __post_init__(self) -> None:
         _require_choice("door", self.door, DoorName)
@@ -239,6 +247,12 @@ def key_of(spec: RunSpec, identity: Mapping[str, str | None]) -> str:
     }
     encoded = msgspec.json.encode([what, dict(identity)], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:24]
+
+
+def memory_identity(spec: RunSpec) -> dict[str, str | None]:
+    """What a memory limit adds to an identity, because it decides what fits; nothing where there is none."""
+    limit = spec.launch.memory_limit_bytes
+    return {} if limit is None else {"memory_limit": str(limit)}
 
 
 def _set_fields(struct: Spec, leave_out: tuple[str, ...]) -> dict[str, Any]:
@@ -287,7 +301,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     if not isinstance(tail, bool):
         raise SpecError(f"{where}: tail must be true or false, got {tail!r}")
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
-    launch = _override(LaunchSpec(), rest.pop("launch", {}), f"{where}: launch")
+    launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
     specs = []
     for model in models:
@@ -307,6 +321,18 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
                 )
             )
     return specs
+
+
+def _launch_table(rest: dict[str, Any]) -> Any:
+    """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes."""
+    table = rest.pop("launch", {})
+    limit = rest.pop("max_memory", None)
+    if limit is None or not isinstance(table, Mapping):
+        return table
+    limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
+    if limit_bytes < 1:
+        raise SpecError(f"max_memory must be above 0, got {limit}")
+    return {**table, "memory_limit_bytes": limit_bytes}
 
 
 def _layered(*tables: Mapping[str, Any]) -> dict[str, Any]:

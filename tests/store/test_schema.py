@@ -119,15 +119,16 @@ class TestLayout:
         def add_a_column(connection: Connection) -> None:
             connection.execute(text("ALTER TABLE records ADD COLUMN host TEXT"))
 
-        monkeypatch.setattr(layout, "LAYOUT", 2)
-        with pytest.raises(StoreError, match="layout 1: no way from 1 to 2"):
+        now = layout.LAYOUT
+        monkeypatch.setattr(layout, "LAYOUT", now + 1)
+        with pytest.raises(StoreError, match=f"layout {now}: no way from {now} to {now + 1}"):
             History.open(path)
-        monkeypatch.setitem(layout.MIGRATIONS, 1, add_a_column)
+        monkeypatch.setitem(layout.MIGRATIONS, now, add_a_column)
         for _ in range(2):  # the second time there is nothing left to do: the column would be there twice
             with History.open(path) as opened:
                 assert opened.load("a") == stored
         with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchall() == [("2",)]
+            assert connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchall() == [(str(now + 1),)]
 
     def test_a_migration_that_breaks_leaves_all_as_it_was(
         self, path: Path, stored: RunRecord, monkeypatch: pytest.MonkeyPatch
@@ -136,9 +137,10 @@ class TestLayout:
             connection.execute(text("ALTER TABLE records ADD COLUMN host TEXT"))
             connection.execute(text("ALTER TABLE nowhere ADD COLUMN host TEXT"))
 
-        monkeypatch.setitem(layout.MIGRATIONS, 1, break_half_way)
+        now = layout.LAYOUT
+        monkeypatch.setitem(layout.MIGRATIONS, now, break_half_way)
         with monkeypatch.context() as newer:
-            newer.setattr(layout, "LAYOUT", 2)
+            newer.setattr(layout, "LAYOUT", now + 1)
             with pytest.raises(StoreError, match="no such table: nowhere"):
                 History.open(path)
         with closing(sqlite3.connect(path)) as connection:
@@ -148,5 +150,17 @@ class TestLayout:
 
     def test_a_newer_layout_asks_for_a_newer_redline(self, path: Path, stored: RunRecord) -> None:
         execute(path, "UPDATE meta SET value = '99'")
-        with pytest.raises(StoreError, match=f"{path} has layout 99, this Redline knows 1: update Redline"):
+        with pytest.raises(
+            StoreError, match=f"{path} has layout 99, this Redline knows {layout.LAYOUT}: update Redline"
+        ):
             History.open(path)
+
+    def test_a_history_from_before_there_were_sweeps_gets_their_table(self, path: Path, stored: RunRecord) -> None:
+        execute(path, "DROP TABLE sweep_cells")
+        execute(path, "UPDATE meta SET value = '1' WHERE name = 'layout'")
+        with History.open(path) as opened:
+            assert opened.load("a") == stored
+            ledger = opened.sweep("study")
+            assert ledger.cells() == {}
+            ledger.settle("k", make_record(id="b"))
+            assert [cell.record_id for cell in ledger.cells().values()] == ["b"]

@@ -78,10 +78,10 @@ def median_interval(blocks: Sequence[Sequence[float]], confidence: float = 0.95)
     )
 
 
-def autocorrelation_time(samples: Sequence[float] | Floats) -> float:
-    """How many successive samples say as much as one independent sample; 1 or more.
+def autocorrelation_time(samples: Sequence[float] | Floats, q: float = 0.5) -> float:
+    """How many successive samples say as much as one independent sample about the q-quantile; 1 or more.
 
-    Taken from the above/below-median signs, which is what the ranks of a median rest on, so that one outlier cannot
+    Taken from the above/below-quantile signs, which is what the ranks of a quantile rest on, so that one outlier cannot
     hide a correlation. Lags are summed in pairs while their sum stays positive and does not grow (Geyer's initial
     monotone sequence): for a reversible process noise begins where that ends.
     """
@@ -89,7 +89,7 @@ def autocorrelation_time(samples: Sequence[float] | Floats) -> float:
     count = values.size
     if count < 4:
         return 1.0
-    covariances = _autocovariances(np.sign(values - np.median(values)))
+    covariances = _autocovariances(np.sign(values - np.quantile(values, q)))
     if covariances[0] <= 0:
         return 1.0
     pairs = covariances[0 : count // 2 * 2 : 2] + covariances[1 : count // 2 * 2 : 2]
@@ -132,6 +132,36 @@ def fewest_for_percentile(q: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if doubt(middle) > _TAIL_DOUBT else (low, middle)
     return high
+
+
+def percentile_ceiling(blocks: Sequence[Sequence[float]], q: float, confidence: float = 0.95) -> float | None:
+    """The q-quantile is at or below this, with so much confidence; None where too few samples could say so.
+
+    An order statistic, so no shape of the distribution is assumed; correlated samples count for fewer.
+    """
+    samples = np.fromiter(chain.from_iterable(blocks), dtype=np.float64)
+    if not samples.size:
+        return None
+    effective = int(samples.size / autocorrelation_time(samples, q))
+    rank = _ceiling_rank(effective, q, confidence)
+    if rank is None:
+        return None
+    # The rank leaves so many of the effective samples above; the same share of the real ones.
+    above = int((effective - rank) * samples.size / effective)
+    return float(np.sort(samples)[samples.size - 1 - above])
+
+
+@lru_cache(maxsize=4096)
+def _ceiling_rank(count: int, q: float, confidence: float) -> int | None:
+    """The smallest k for which the k-th smallest of `count` samples lies above the q-quantile often enough."""
+    log_ways, below = 0.0, 0.0
+    # The k-th smallest is too low when k or more samples lie below the quantile: sum that tail from the top.
+    for k in range(count, 0, -1):
+        below += math.exp(log_ways + k * math.log(q) + (count - k) * math.log(1 - q))
+        if below > 1 - confidence:
+            return k + 1 if k < count else None
+        log_ways += math.log(k / (count - k + 1))
+    return 1
 
 
 def paired_ratio(first: Mapping[int, float], other: Mapping[int, float], confidence: float = 0.95) -> Ratio | None:

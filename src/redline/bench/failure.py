@@ -17,8 +17,13 @@ _OOM_WORDINGS = (
     "std::bad_alloc",
     "_alloc_failed",  # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuFFT and hipBLAS each end a status of theirs so
     "_allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "cudaerrormemoryallocation",
     "hiperroroutofmemory",
     "miopenstatusallocfailed",
+    "rocblas_status_memory_error",
+    # A library that finds no room for its own handle says only that it could not be initialised.
+    "cublas_status_not_initialized when calling `cublascreate",
+    "cudnn_status_not_initialized",
     "unable to find a valid cudnn algorithm",
 )
 _TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"

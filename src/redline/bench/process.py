@@ -9,8 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
+from redline.errors import BenchError
+from redline.units import format_bytes
+
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
+_STATUS = Path("/proc/self/status")
 
 
 def die_with_parent(parent: int) -> None:
@@ -37,23 +41,46 @@ def own_descriptors(log: int) -> None:
     os.dup2(log, 2)
 
 
-def limit_private_memory(limit_bytes: int | None) -> None:
-    """Make running out of memory on a CPU an error inside torch instead of a visit from the kernel's OOM killer."""
-    if sys.platform != "linux":
-        return
+def limit_private_memory(limit_bytes: int | None) -> int | None:
+    """Make running out of memory on a CPU an error inside torch instead of a visit from the kernel's OOM killer.
+
+    Returns the limit that holds now; None where the system has no such thing.
+    """
+    held = private_bytes()
+    if sys.platform != "linux" or held is None:
+        return None
     if limit_bytes is None:
-        limit_bytes = _private_bytes() + _available_bytes()
+        limit_bytes = held + _available_bytes()
+    if limit_bytes <= held:
+        raise BenchError(
+            "oom", f"max_memory {format_bytes(limit_bytes)}: torch alone holds {format_bytes(held)} before any model"
+        )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:
         limit_bytes = min(limit_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard))
+    return limit_bytes
 
 
-def _private_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def private_bytes() -> int | None:
+    """What this process holds for itself right now, used or not: the figure that the limit is about."""
+    return _status_bytes().get("VmData")
+
+
+def peak_private_bytes() -> int | None:
+    """The most it has held since it began. The kernel keeps no such mark, but one of the whole address space, of which
+    everything that is not private stays as it is once the libraries are loaded."""
+    figures = _status_bytes()
+    if not {"VmPeak", "VmSize", "VmData"} <= figures.keys():
+        return None
+    return figures["VmPeak"] - figures["VmSize"] + figures["VmData"]
+
+
+def _status_bytes() -> dict[str, int]:
+    if not _STATUS.exists():
+        return {}
+    lines = (line.split() for line in _STATUS.read_text().splitlines() if line.startswith("Vm"))
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
 
 
 def _available_bytes() -> int:

@@ -8,7 +8,7 @@ import torch
 from redline.bench.device import open_device, resolve_device
 from redline.bench.environment import describe
 from redline.bench.recipe.compose import steps_of
-from redline.bench.workload.build import check_model, list_models
+from redline.bench.workload.build import check_model, fingerprint_of, list_models
 from redline.errors import UsageError
 from redline.protocol import (
     AskCheck,
@@ -47,6 +47,7 @@ def check(spec: RunSpec) -> Checked:
         resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
         steps_of(spec.recipe, spec.workload.task)
         check_model(spec.workload)
+        fingerprint = fingerprint_of(spec.workload)
     except UsageError as error:
         return Checked(spec=spec, usage=str(error))
-    return Checked(spec=resolved)
+    return Checked(spec=resolved, fingerprint=fingerprint)

@@ -19,8 +19,8 @@ from redline.bench.environment import describe
 from redline.bench.failure import failure_from
 from redline.bench.flags import remember_flags
 from redline.bench.measure.blocks import measure_block
+from redline.bench.measure.squeeze import least_memory
 from redline.bench.measure.steady import reach_steady_state
-from redline.bench.process import limit_private_memory
 from redline.bench.questions import answer
 from redline.bench.recipe.base import Setup
 from redline.bench.recipe.compile_watch import cache_state, compilations, compile_seconds
@@ -41,12 +41,13 @@ from redline.protocol import (
     Close,
     ClosedReply,
     FailureReply,
-    Measure,
     Prepare,
     PreparedReply,
     Profile,
     Reply,
     Request,
+    Squeeze,
+    SqueezeReply,
     TraceReply,
 )
 from redline.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup
@@ -78,6 +79,7 @@ class BenchSession:
         self._device: Device | None = None
         self._step: Timed | None = None
         self._step_estimate_s = 0.0
+        self._memory_limit_bytes: int | None = None
         self._restore_flags = remember_flags()
         self._give_back_model: Callable[[], None] = lambda: None
 
@@ -100,11 +102,13 @@ class BenchSession:
             return PreparedReply(prepared=prepare(request.spec))
         if isinstance(request, Close):
             return ClosedReply(closed=self._close())
-        self._stage = "measure" if isinstance(request, Measure) else "profile"
+        self._stage = type(request).__name__.lower()
         if self._step is None or self._device is None:
             raise BenchError("crash", f"asked to {self._stage} before anything was prepared")
         if isinstance(request, Profile):
             return TraceReply(trace=capture(self._step, self._device, request))
+        if isinstance(request, Squeeze):
+            return SqueezeReply(needed_bytes=least_memory(self._step, self._device, self._memory_limit_bytes))
         block = measure_block(self._step, self._device, request, self._step_estimate_s)
         self._step_estimate_s = statistics.median(block.samples)
         return BlockReply(block=block)
@@ -113,10 +117,12 @@ class BenchSession:
         device = self._open_device(spec)
         workload = self._build(spec, device)
         reference = self._reference(spec, workload, device)
+        info = workload.info()
         setup = self._apply(spec, workload, device)
         step = self._first_call(spec, setup)
         numerics = self._numerics(spec, reference, step, setup)
         del reference
+        setup.let_originals_go()
         warmup = self._warm_up(spec, step, device)
         self._step = step
         self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
@@ -125,7 +131,7 @@ class BenchSession:
         self._enter("ready")
         return Prepared(
             environment=describe(device),
-            workload=workload.info(),
+            workload=info,
             cold_start=ColdStart(**self._cold),
             numerics=numerics,
             warmup=warmup,
@@ -139,15 +145,17 @@ class BenchSession:
         """For a profiler from outside: nothing that is not needed to run the step."""
         device = self._open_device(spec)
         workload = self._build(spec, device, calibrate=False)
+        info = workload.info()
         setup = self._apply(spec, workload, device)
         step = self._first_call(spec, setup)
+        setup.let_originals_go()
         warmup = self._few_steps(step, device)
         self._step = step
         self._step_estimate_s = warmup.samples[-1]
         self._enter("ready")
         return Prepared(
             environment=describe(device),
-            workload=workload.info(),
+            workload=info,
             cold_start=ColdStart(**self._cold),
             numerics=Numerics(method="skipped", reason="not checked under a profiler from outside"),
             warmup=warmup,
@@ -159,11 +167,11 @@ class BenchSession:
     def _open_device(self, spec: RunSpec) -> Device:
         self._enter("device", spec.device)
         resolved = resolve_device(spec.device)
-        if self._isolated and resolved == "cpu":
-            limit_private_memory(spec.launch.memory_limit_bytes)
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
         self._device = open_device(resolved)
+        self._memory_limit_bytes = spec.launch.memory_limit_bytes
+        self._device.limit_memory(self._memory_limit_bytes, isolated=self._isolated)
         return self._device
 
     def _build(self, spec: RunSpec, device: Device, *, calibrate: bool = True) -> Workload:
@@ -178,10 +186,12 @@ class BenchSession:
         self._cold["build_s"] = time.perf_counter() - started
         if calibrate:
             self._enter("calibrate")
-            workload.notes += give_signal(workload, spec.seed)
+            workload.notes += give_signal(workload, spec.seed, sparing=not spec.measure.check_numerics)
         return workload
 
-    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference:
+    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference | None:
+        if not spec.measure.check_numerics:
+            return None
         self._enter("reference", "strict fp32")
         number_format = number_format_of(spec.recipe, workload.task)
         if workload.task == "infer":
@@ -192,6 +202,8 @@ class BenchSession:
     def _apply(self, spec: RunSpec, workload: Workload, device: Device) -> Setup:
         self._enter("recipe", str(spec.recipe))
         setup = apply_recipe(spec.recipe, workload, device)
+        if not spec.measure.check_numerics:
+            setup.let_originals_go()
         device.release_cache()
         device.reset_peaks()
         return setup
@@ -201,7 +213,9 @@ class BenchSession:
         self._enter("compile" if compiles else "first-call", str(spec.recipe))
         step = make_step(setup, spec.workload.optimizer)
         started = time.perf_counter()
-        with unchanged_afterwards(setup.workload.model) if setup.task == "train" else nullcontext():
+        # The copy of all weights that putting them back takes is no part of what must fit.
+        starts_again = setup.task == "train" and spec.measure.check_numerics
+        with unchanged_afterwards(setup.workload.model) if starts_again else nullcontext():
             with step.context():
                 step()
             setup.device.synchronize()
@@ -213,8 +227,10 @@ class BenchSession:
         return make_step(setup, spec.workload.optimizer)
 
     def _numerics(
-        self, spec: RunSpec, reference: OutputReference | LossReference, step: Timed, setup: Setup
+        self, spec: RunSpec, reference: OutputReference | LossReference | None, step: Timed, setup: Setup
     ) -> Numerics:
+        if reference is None:
+            return Numerics(method="unchecked", reason="not checked: the spec asked for none")
         if not spec.recipe.steps:
             return reference.as_numerics()
         self._enter("numerics", str(spec.recipe))
@@ -264,6 +280,8 @@ class BenchSession:
         memory = self._device.memory() if self._device else Memory()
         self._forget()
         self._restore_flags()
+        if self._device is not None and self._memory_limit_bytes is not None:
+            self._device.cap_allocator(None)
         for name in self._handed_over:
             HANDED_OVER.pop(name, None)
         return Closed(memory=memory)

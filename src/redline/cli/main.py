@@ -28,6 +28,12 @@ app = typer.Typer(
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory", help="Measure as if the device had this much, e.g. 16GiB or 14GB; on a CPU: stay within it."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
 
@@ -81,6 +87,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
     effort: Annotated[str | None, typer.Option(help="quick, normal or strict.")] = None,
     tail: Annotated[bool, typer.Option("--tail", help="Go on until p99 exists (662 samples).")] = False,
+    max_memory: MaxMemory = None,
     door: Annotated[str | None, typer.Option(help="fork, spawn or inline: how the worker is started.")] = None,
     seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A TOML file with [[run]] tables.")] = None,
@@ -107,6 +114,7 @@ def run(
         "threads": threads,
         "effort": effort,
         "tail": tail or None,
+        "max_memory": max_memory,
         "launch": {"door": door} if door else None,
         "seed": seed,
         "model": model or None,
@@ -115,6 +123,113 @@ def run(
     given = {name: value for name, value in table.items() if value is not None}
     specs = load_specs(file, given) if file else specs_from_table(given, where="run")
     raise typer.Exit(run_and_print(specs, as_json=json))
+
+
+@app.command()
+@one_line_errors
+def sweep(
+    model: Annotated[list[str] | None, typer.Argument(help="Names, timm:NAME, hf:NAME, file.py:factory.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "-r", help="Steps joined by '+'; again for more.")
+    ] = None,
+    batch: Annotated[list[str] | None, typer.Option("--batch", "-b", help="8, 1,8,16 or 16..512 (doubling).")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="infer, train; again for both.")] = None,
+    threads: Annotated[list[int] | None, typer.Option(help="CPU threads inside operators; again for more.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A TOML file with a [sweep] table.")] = None,
+    preset: Annotated[str | None, typer.Option(help="fp16-torchscript or amp-batches.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the sweep; by default derived from its grid.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; old records stay in the history.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed cells again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and time estimate, measure nothing.")] = False,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = None,
+    effort: Annotated[str | None, typer.Option(help="quick, normal or strict.")] = None,
+    tail: Annotated[bool, typer.Option("--tail", help="Go on until p99 exists (662 samples).")] = False,
+    max_memory: MaxMemory = None,
+    door: Annotated[str | None, typer.Option(help="fork, spawn or inline: how workers are started.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure a grid of models, recipes, batches, tasks and threads; run again, it goes on where it stopped.
+
+    Every cell has a process of its own and is kept the moment it is done. A cell that fails is a row too, and is tried
+    again only with --retry-failed. Cells are measured one after the other: for ratios with intervals use 'run'.
+    """
+    from redline.cli.sweep import sweep_and_print, sweep_table
+
+    given: dict[str, Any] = {
+        "model": model or None,
+        "recipe": recipe or None,
+        "batch": batch or None,
+        "task": task or None,
+        "threads": threads or None,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "optimizer": optimizer,
+        "device": device,
+        "effort": effort,
+        "tail": tail or None,
+        "max_memory": max_memory,
+        "launch": {"door": door} if door else None,
+        "seed": seed,
+        "name": name,
+    }
+    table = sweep_table({key: value for key, value in given.items() if value is not None}, file, preset)
+    raise typer.Exit(sweep_and_print(table, fresh=fresh, retry_failed=retry_failed, dry_run=dry_run, as_json=json))
+
+
+@app.command()
+@one_line_errors
+def batch(
+    model: Annotated[str, typer.Argument(help="A name, timm:NAME, hf:NAME or file.py:factory.")],
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "-r", help="Steps joined by '+'; give it again to compare.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="infer or train.")] = None,
+    slo_p95: Annotated[
+        str | None, typer.Option("--slo-p95", help="Also the best batch whose p95 step stays within, e.g. 20ms.")
+    ] = None,
+    max_memory: MaxMemory = None,
+    max_batch: Annotated[int | None, typer.Option(help="Look no further than this batch.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
+    effort: Annotated[str, typer.Option(help="quick, normal or strict: how long each trial is timed.")] = "quick",
+    door: Annotated[str | None, typer.Option(help="fork or spawn: how workers are started.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write throughput, latency and memory as a PNG.")] = None,
+    json: Json = False,
+) -> None:
+    """The largest batch that fits, the throughput knee, and the best batch under a latency target.
+
+    Every batch is tried in a process of its own; numerics are not checked on the way ('run' does that).
+    """
+    from redline.cli.batch import find_and_print
+
+    given: dict[str, Any] = {
+        "model": model,
+        "recipe": recipe or None,
+        "task": task,
+        "max_memory": max_memory,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "optimizer": optimizer,
+        "device": device,
+        "threads": threads,
+        "effort": effort,
+        "launch": {"door": door} if door else None,
+        "seed": seed,
+    }
+    table = {key: value for key, value in given.items() if value is not None}
+    raise typer.Exit(find_and_print(table, slo_p95=slo_p95, max_batch=max_batch, plot=plot, as_json=json))
 
 
 @app.command()

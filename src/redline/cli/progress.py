@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import Self
 
+from rich.console import RenderableType
 from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
@@ -52,7 +54,7 @@ class LiveObserver(Observer):
         self._last_line_at = 0.0
         self._start: TaskID | None = None
 
-    def __enter__(self) -> LiveObserver:
+    def __enter__(self) -> Self:
         if self._live:
             self._progress.start()
             self._start = self._progress.add_task("starting the bench (importing torch)")
@@ -93,8 +95,25 @@ class LiveObserver(Observer):
         if (task := self._tasks.get(record.id)) is not None:
             self._progress.stop_task(task)
 
+    def name_of(self, record: RunRecord) -> str:
+        return f"{record.spec.workload.model} {record.spec.recipe}"
+
+    def forget(self, record: RunRecord) -> None:
+        """Take its line off the display."""
+        if (task := self._tasks.pop(record.id, None)) is not None:
+            self._progress.remove_task(task)
+
+    def say(self, line: RenderableType, *, on_stdout: bool) -> None:
+        """A line that stays, above what moves."""
+        console = make_console(stderr=not on_stdout)
+        if self._live:
+            self._progress.stop()
+        console.print(line)
+        if self._live:
+            self._progress.start()
+
     def _tell(self, record: RunRecord, words: str) -> None:
-        name = " ".join(f"{record.spec.workload.model} {record.spec.recipe}".splitlines())
+        name = " ".join(self.name_of(record).splitlines())
         if not self._live:
             print(f"{name}: {words}", file=sys.stderr, flush=True)  # noqa: T201  (the CLI is the printer)
             return

@@ -22,6 +22,7 @@ from redline.protocol import (
     Progress,
     Reply,
     Request,
+    Squeeze,
     receive_reply,
     send,
 )
@@ -147,6 +148,8 @@ class WorkerSession:
     def _timeout_of(self, request: Request) -> float:
         if isinstance(request, Measure):
             return self._launch.measure_timeout_s + request.seconds
+        if isinstance(request, Squeeze):
+            return self._launch.measure_timeout_s
         if isinstance(request, Ask):
             return ASK_TIMEOUT_S
         if isinstance(request, Close):

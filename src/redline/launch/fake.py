@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from redline import protocol, record
 from redline.errors import DoorError, UnknownName
+from redline.launch.fake_memory import MemoryTruth
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Failure, Memory, Numerics, Prepared
 from redline.spec import RunSpec
@@ -34,6 +35,7 @@ A table must have an entry for every spec it is asked about (`*` is one): the fa
 Floats = NDArray[np.float64]
 
 EXACT = Numerics(rel_l2=0.0, cosine=1.0, top1_agreement=1.0, passed=True)
+UNCHECKED = Numerics(method="unchecked", reason="not checked: the spec asked for none")
 _PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
 _FIRST_CALL_STEPS = 20
 """A first call costs about so many steady ones, compiling apart."""
@@ -56,9 +58,10 @@ class Landscape:
     """Share of steps that hit a hiccup, two to three times as long as the others and sometimes far longer."""
     offset_sigma: float = 0.0
     """Every session gets one offset of its own, as every real process does."""
-    memory_bytes: PerSpec[int] = 2**28
+    memory_bytes: PerSpec[int | MemoryTruth] = 2**28
+    """A plain number is what the step needs and what it reserves."""
     memory_limit_bytes: int | None = None
-    """A spec that needs more fails with kind `oom`."""
+    """A spec that needs more, or more than its own limit, fails with kind `oom`."""
     compile_s: PerSpec[float] = 0.0
     build_s: float = 0.5
     start_s: float = 0.05
@@ -147,6 +150,8 @@ class FakeBench:
             return self._fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
         if isinstance(request, protocol.Measure):
             return self._measure(self._spec, request)
+        if isinstance(request, protocol.Squeeze):
+            return protocol.SqueezeReply(needed_bytes=self._squeeze(self._spec))
         scripted = self._scripted(self._spec, "profile")
         # A profile is no state of the session: it may be measured on afterwards.
         nothing = Failure(stage="profile", kind="unsupported", message="a fake bench has nothing to trace")
@@ -181,7 +186,7 @@ class FakeBench:
                 environment=_environment(_device_of(spec, truth), truth),
                 workload=_workload_info(spec, truth),
                 cold_start=cold_start,
-                numerics=look_up(truth.numerics, spec),
+                numerics=look_up(truth.numerics, spec) if spec.measure.check_numerics else UNCHECKED,
                 warmup=self._warmup(step_s, stages["warmup"]),
                 memory=self._memory(),
                 step_synchronises=truth.step_synchronises,
@@ -261,13 +266,29 @@ class FakeBench:
     def _memory(self) -> Memory:
         if self._spec is None:
             return Memory()
-        needed = look_up(self._truth.memory_bytes, self._spec)
+        memory, limit = _memory_truth(self._spec, self._truth), _memory_limit(self._spec, self._truth)
         if _kind_of(_device_of(self._spec, self._truth)) == "cpu":
-            return Memory(peak_rss_bytes=needed)
-        return Memory(peak_allocated_bytes=int(0.9 * needed), peak_reserved_bytes=needed, allocator_retries=0)
+            return Memory(
+                peak_rss_bytes=memory.needed,
+                peak_private_bytes=memory.needed,
+                resident_bytes=memory.resident,
+                limit_bytes=limit,
+            )
+        return Memory(
+            peak_allocated_bytes=memory.allocated,
+            peak_reserved_bytes=memory.reserved if limit is None else min(memory.reserved, limit),
+            # Under pressure the allocator gives its cache back, step after step.
+            allocator_retries=0 if limit is None or memory.reserved <= limit else self._blocks + 1,
+            resident_bytes=memory.resident,
+            limit_bytes=limit,
+        )
+
+    def _squeeze(self, spec: RunSpec) -> int | None:
+        on_cpu = _kind_of(_device_of(spec, self._truth)) == "cpu"
+        return None if on_cpu else _memory_truth(spec, self._truth).needed
 
     def _out_of_memory(self, spec: RunSpec) -> Failure | None:
-        limit, needed = self._truth.memory_limit_bytes, look_up(self._truth.memory_bytes, spec)
+        limit, needed = _memory_limit(spec, self._truth), _memory_truth(spec, self._truth).needed
         if limit is None or needed <= limit:
             return None
         return Failure(stage="compile", kind="oom", message=f"out of memory: {needed} bytes needed, {limit} there")
@@ -372,7 +393,19 @@ def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
     model = spec.workload.model
     if model in truth.unknown_models:
         return protocol.Checked(spec=resolved, usage=str(UnknownName("model", model, truth.models)))
-    return protocol.Checked(spec=resolved)
+    return protocol.Checked(spec=resolved, fingerprint="fake")
+
+
+def _memory_truth(spec: RunSpec, truth: Landscape) -> MemoryTruth:
+    memory = cast("int | MemoryTruth", look_up(truth.memory_bytes, spec))
+    if isinstance(memory, MemoryTruth):
+        return memory
+    return MemoryTruth(needed=memory, allocated=int(0.9 * memory), reserved=memory)
+
+
+def _memory_limit(spec: RunSpec, truth: Landscape) -> int | None:
+    limits = [limit for limit in (truth.memory_limit_bytes, spec.launch.memory_limit_bytes) if limit is not None]
+    return min(limits, default=None)
 
 
 def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:

@@ -30,11 +30,16 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def run_table_text(rows: Sequence[RunSummary]) -> str:
+def as_text(report: RenderableType) -> str:
+    """A report without colours, as wide as it needs to be."""
     console = Console(width=PIPE_WIDTH, no_color=True, highlight=False, force_terminal=False)
     with console.capture() as captured:
-        console.print(RunReport(rows))
+        console.print(report)
     return captured.get()
+
+
+def run_table_text(rows: Sequence[RunSummary]) -> str:
+    return as_text(RunReport(rows))
 
 
 class RunReport:
@@ -85,7 +90,7 @@ def _needed_width(rows: Sequence[RunSummary], hidden: Collection[str]) -> int:
 
 def run_table(rows: Sequence[RunSummary], hidden: Collection[str] = ()) -> Table:
     columns = {name: header for name, header in _columns(rows).items() if name not in hidden}
-    table = _table(_title(rows))
+    table = make_table(_title(rows))
     for name, header in columns.items():
         if name in FOLDED:
             table.add_column(header, overflow="fold")
@@ -122,7 +127,7 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
 
 
 def cold_start_table(rows: Sequence[RunSummary]) -> Table:
-    table = _table(Text("cold start, apart", style="dim"))
+    table = make_table(Text("cold start, apart", style="dim"))
     table.add_column("recipe", overflow="fold", min_width=12)
     for header in ("import", "worker", "build", "first call", "compiling", "cache"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -172,6 +177,8 @@ def _error_cell(row: RunSummary) -> Text:
     numerics = row.numerics
     if numerics is None:
         return Text("n/a")
+    if numerics.method == "unchecked":
+        return Text("not checked", style="dim")
     if numerics.method == "reference":
         return Text("–" if numerics.passed else "not finite", style="" if numerics.passed else "red")
     if not numerics.finite:
@@ -250,7 +257,7 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
             continue
         if not row.verdict.trusted:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
-        if row.numerics and not row.numerics.passed:
+        if row.numerics and not row.numerics.passed and row.numerics.method != "unchecked":
             told.append(Text(f"  {row.recipe}: numerics: {row.numerics.reason}", style="red"))
         told += [
             Text(f"  {row.recipe}: {note}", style="dim") for note in row.verdict.notes if "without a ratio" in note
@@ -285,7 +292,7 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
 
 
 def listing(rows: Sequence[Row]) -> Table:
-    table = _table(None)
+    table = make_table(None)
     for header in ("id", "when", "model", "task", "batch", "recipe", "device", "status"):
         table.add_column(header, overflow="fold", justify="right" if header == "batch" else "left")
     for row in rows:
@@ -297,7 +304,7 @@ def listing(rows: Sequence[Row]) -> Table:
 
 
 def model_listing(names: ModelNames) -> RenderableType:
-    table = _table(None)
+    table = make_table(None)
     for header in ("model", "source", "kind"):
         table.add_column(header)
     for model in names.models:
@@ -306,7 +313,7 @@ def model_listing(names: ModelNames) -> RenderableType:
 
 
 def health_report(items: Sequence[HealthItem]) -> Table:
-    table = _table(None)
+    table = make_table(None)
     table.add_column("")
     table.add_column("what", no_wrap=True)
     table.add_column("seen", overflow="fold")
@@ -370,10 +377,10 @@ def _memory_lines(row: RunSummary) -> list[tuple[str, str]]:
 
 
 def plain_table(title: str) -> Table:
-    return _table(Text(title, style="dim"))
+    return make_table(Text(title, style="dim"))
 
 
-def _table(title: Text | None) -> Table:
+def make_table(title: Text | None) -> Table:
     return Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 1)
     )

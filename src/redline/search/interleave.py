@@ -17,7 +17,16 @@ import msgspec
 
 from redline.analyze.statistics import Interval, median_interval
 from redline.launch.session import Door, Session
-from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Progress
+from redline.protocol import (
+    BlockReply,
+    FailureReply,
+    Measure,
+    Prepare,
+    PreparedReply,
+    Progress,
+    Squeeze,
+    SqueezeReply,
+)
 from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, key_of_record, new_id
 from redline.spec import RunSpec
 
@@ -211,11 +220,24 @@ def _keep_still(entry: Entry, siblings: int) -> None:
 
 
 def _finish(entry: Entry, journal: Journal, observer: Observer) -> RunRecord:
+    needed_bytes = _squeezed(entry)
     closed = entry.session.close()
+    if needed_bytes is not None:
+        memory = msgspec.structs.replace(closed.memory, needed_bytes=needed_bytes)
+        closed = msgspec.structs.replace(closed, memory=memory)
     record = msgspec.structs.replace(entry.record, stopped=entry.stopped, closed=closed)
     journal.finish(record)
     observer.closed(record)
     return record
+
+
+def _squeezed(entry: Entry) -> int | None:
+    """The least memory that would have done, where the spec asks for it; after the timing, which it would disturb."""
+    is_whole = entry.record.failure is None and entry.stopped != "interrupted"
+    if not entry.spec.measure.squeeze_memory or not is_whole:
+        return None
+    reply = entry.session.ask(Squeeze())
+    return reply.needed_bytes if isinstance(reply, SqueezeReply) else None
 
 
 def _measure_alone(

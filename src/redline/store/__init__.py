@@ -5,5 +5,6 @@ Importing this loads no database library; opening a `History` does.
 
 from redline.store.codec import Row, Status
 from redline.store.history import Filters, History, OnUnreadable
+from redline.store.sweeps import CellStatus, SettledCell, SweepLedger
 
-__all__ = ["Filters", "History", "OnUnreadable", "Row", "Status"]
+__all__ = ["CellStatus", "Filters", "History", "OnUnreadable", "Row", "SettledCell", "Status", "SweepLedger"]

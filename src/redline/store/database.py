@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
@@ -61,11 +61,27 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """All of it is written or nothing is, also when the process is killed inside."""
+    def writing(self, *, durable: bool = False) -> Iterator[Connection]:
+        """All of it is written or nothing is, also when the process is killed inside. `durable`: or the power fails after."""
         self._mind_forks()
-        with self._in_one_line("write to"), self._writer.begin() as connection:
+        with (
+            self._in_one_line("write to"),
+            self._writer.connect() as connection,
+            _synchronous(connection) if durable else nullcontext(),
+            connection.begin(),
+        ):
             yield connection
+
+    @property
+    def on_server(self) -> bool:
+        return self._engine.dialect.name != "sqlite"
+
+    @contextmanager
+    def lasting(self) -> Iterator[Connection]:
+        """A connection of one's own, in no transaction: for locks that must outlast many."""
+        self._mind_forks()
+        with self._in_one_line("use"), self._engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def close(self) -> None:
         self._mind_forks()
@@ -180,3 +196,17 @@ def _begin_sqlite(connection: Connection) -> None:
     # it would wait; so a writer takes the lock before anything else.
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+@contextmanager
+def _synchronous(connection: Connection) -> Iterator[None]:
+    """Commits inside are on the disk when they return. A server sees to that by itself."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    driver.execute("PRAGMA synchronous = FULL")
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA synchronous = NORMAL")

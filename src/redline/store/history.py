@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
 from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
+from redline.store.sweeps import SweepLedger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
@@ -103,26 +104,12 @@ class History:
         self._write(record, over=True)
 
     def _write(self, record: RunRecord, *, over: bool) -> None:
-        from redline.store import queries
-
-        values = queries.values_of(row_of(record, over=over), pack_head(record))
         with self._database.writing() as connection:
-            if connection.execute(queries.UPDATE_RECORD, {"this_id": record.id, **values}).rowcount == 0:
-                connection.execute(queries.INSERT_RECORD, values)
-            if record.blocks:
-                self._append_missing(connection, record)
+            write_record(connection, record, over=over)
 
-    def _append_missing(self, connection: Connection, record: RunRecord) -> None:
-        from redline.store import queries
-
-        stored: int = connection.execute(queries.NEXT_BLOCK, {"record_id": record.id}).scalar_one()
-        missing = [
-            {"record_id": record.id, "number": number, "body": pack_block(block)}
-            for number, block in enumerate(record.blocks)
-            if number >= stored
-        ]
-        if missing:
-            connection.execute(queries.INSERT_BLOCK, missing)
+    def sweep(self, name: str) -> SweepLedger:
+        """What is known of the cells of a sweep."""
+        return SweepLedger(self._database, name)
 
     # Reading
 
@@ -177,6 +164,16 @@ class History:
                     known[row["key"]] = Row(**row)
         return known
 
+    def load_many(self, ids: Iterable[str], *, on_unreadable: OnUnreadable = _log_unreadable) -> dict[str, RunRecord]:
+        """Records by their whole ids; those that are not there or cannot be read are left out."""
+        from redline.store import queries
+
+        found: dict[str, RunRecord] = {}
+        for chunk in _chunks(sorted(set(ids))):
+            records = self._records(queries.HEADS_OF, on_unreadable, {"ids": chunk})
+            found.update((record.id, record) for record in records)
+        return found
+
     def count(self) -> int:
         from redline.store import queries
 
@@ -197,9 +194,11 @@ class History:
             raise StoreError(f"{prefix!r} fits several records ({some}): give more of the id")
         return found[0]
 
-    def _records(self, heads: Select[Any], on_unreadable: OnUnreadable) -> list[RunRecord]:
+    def _records(
+        self, heads: Select[Any], on_unreadable: OnUnreadable, parameters: dict[str, Any] | None = None
+    ) -> list[RunRecord]:
         with self._database.reading() as connection:
-            found = [(row.id, row.head) for row in connection.execute(heads)]
+            found = [(row.id, row.head) for row in connection.execute(heads, parameters or {})]
             bodies = _bodies(connection, [record_id for record_id, _ in found])
         readable = []
         for record_id, head in found:
@@ -208,6 +207,25 @@ class History:
             except RecordError as error:
                 on_unreadable(record_id, error)
         return readable
+
+
+def write_record(connection: Connection, record: RunRecord, *, over: bool) -> None:
+    """Write or replace a record's head in a transaction of the caller's; blocks that nobody appended are added."""
+    from redline.store import queries
+
+    values = queries.values_of(row_of(record, over=over), pack_head(record))
+    if connection.execute(queries.UPDATE_RECORD, {"this_id": record.id, **values}).rowcount == 0:
+        connection.execute(queries.INSERT_RECORD, values)
+    if not record.blocks:
+        return
+    stored: int = connection.execute(queries.NEXT_BLOCK, {"record_id": record.id}).scalar_one()
+    missing = [
+        {"record_id": record.id, "number": number, "body": pack_block(block)}
+        for number, block in enumerate(record.blocks)
+        if number >= stored
+    ]
+    if missing:
+        connection.execute(queries.INSERT_BLOCK, missing)
 
 
 def _bodies(connection: Connection, record_ids: Sequence[str]) -> dict[str, list[bytes]]:

@@ -28,13 +28,10 @@ from sqlalchemy import (
 
 from redline.errors import StoreError
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised with every change of the tables; `MIGRATIONS` then says how to make it."""
 
 Migration = Callable[[Connection], None]
-
-MIGRATIONS: dict[int, Migration] = {}
-"""From layout n to n + 1, inside the transaction that writes the new version down."""
 
 metadata = MetaData()
 
@@ -77,6 +74,22 @@ blocks = Table(
     Column("body", LargeBinary, nullable=False),
 )
 
+sweep_cells = Table(
+    "sweep_cells",
+    metadata,
+    Column("sweep", Text, primary_key=True),
+    Column("cell_key", Text, primary_key=True),
+    Column("status", Text, nullable=False),
+    Column("record_id", _Id, ForeignKey("records.id"), nullable=False),
+    Column("failure_kind", Text),
+    Column("failure_stage", Text),
+    Column("failure_message", Text),
+)
+"""Cells of sweeps that are settled, and by which record."""
+
+# Rewriting a record asks whether a cell refers to it.
+Index("sweep_cells_by_record", sweep_cells.c.record_id)
+
 Index("records_by_time", records.c.created_at, records.c.id)
 Index("records_by_model", records.c.model, records.c.created_at, records.c.id)
 Index("records_by_recipe", records.c.recipe, records.c.created_at, records.c.id)
@@ -90,6 +103,14 @@ Index(
     records.c.created_at.desc(),
     records.c.id.desc(),
 )
+
+
+def _add_sweeps(connection: Connection) -> None:
+    sweep_cells.create(connection)
+
+
+MIGRATIONS: dict[int, Migration] = {1: _add_sweeps}
+"""From layout n to n + 1, inside the transaction that writes the new version down."""
 
 _ADVISORY_LOCK = 0x7265646C
 """Any fixed number: on PostgreSQL it makes two first openers take turns."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, update
 
 from redline.store.codec import Row
-from redline.store.layout import blocks, records
+from redline.store.layout import blocks, records, sweep_cells
 
 ROW = (
     records.c.id,
@@ -47,6 +47,22 @@ BLOCKS_OF = (
     .where(blocks.c.record_id.in_(bindparam("ids", expanding=True)))
     .order_by(blocks.c.record_id, blocks.c.number)
 )
+
+CELLS_OF_SWEEP = select(
+    sweep_cells.c.cell_key.label("key"),
+    sweep_cells.c.status,
+    sweep_cells.c.record_id,
+    sweep_cells.c.failure_kind,
+    sweep_cells.c.failure_stage,
+    sweep_cells.c.failure_message,
+).where(sweep_cells.c.sweep == bindparam("name"))
+INSERT_CELL = insert(sweep_cells)
+DELETE_CELL = delete(sweep_cells).where(
+    sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
+)
+DELETE_CELLS = delete(sweep_cells).where(sweep_cells.c.sweep == bindparam("name"))
+
+HEADS_OF = select(*HEAD).where(records.c.id.in_(bindparam("ids", expanding=True)))
 
 COUNT = select(func.count()).select_from(records)
 

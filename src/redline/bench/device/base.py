@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from redline.errors import UsageError
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
 _STATUS = Path("/proc/self/status")
@@ -64,6 +65,15 @@ class Device(ABC):
     def release_cache(self) -> None:
         """Give cached memory back, so that what follows is counted afresh."""
         return
+
+    def limit_memory(self, limit_bytes: int | None, *, isolated: bool) -> None:
+        """Behave as if there were this much memory; None: what is free now. `isolated`: the process is the bench's own."""
+        if limit_bytes is not None:
+            raise UsageError(f"max_memory cannot be held on {self.kind}")
+
+    def cap_allocator(self, cap_bytes: int | None) -> bool:
+        """Let the allocator take no more than this from the device; None lifts the cap. False where it cannot be."""
+        return False
 
     def neighbours(self) -> tuple[str, ...]:
         """Other people's processes on this device."""

@@ -12,6 +12,8 @@ import psutil
 import torch
 
 from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
+from redline.bench.process import limit_private_memory, peak_private_bytes, private_bytes
+from redline.errors import UsageError
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -24,6 +26,7 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
+        self._limit_bytes: int | None = None
         psutil.cpu_percent(interval=None)  # the first look only starts the counter
 
     def info(self) -> DeviceInfo:
@@ -49,7 +52,19 @@ class CpuDevice(Device):
         reset_peak_rss()
 
     def memory(self) -> Memory:
-        return Memory(peak_rss_bytes=peak_rss_bytes())
+        return Memory(
+            peak_rss_bytes=peak_rss_bytes(),
+            peak_private_bytes=peak_private_bytes(),
+            resident_bytes=private_bytes(),
+            limit_bytes=self._limit_bytes,
+        )
+
+    def limit_memory(self, limit_bytes: int | None, *, isolated: bool) -> None:
+        if isolated:
+            self._limit_bytes = limit_private_memory(limit_bytes)
+        elif limit_bytes is not None:
+            # The limit is the whole process's and could not be lifted again for the person's own code.
+            raise UsageError("max_memory on a CPU needs a worker of its own: use the fork or the spawn door")
 
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
         frequency = psutil.cpu_freq()

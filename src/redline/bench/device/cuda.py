@@ -44,6 +44,7 @@ class CudaDevice(Device):
         torch.cuda.set_device(index)
         torch.cuda.init()
         self._card: NvmlCard | None = self._open_card()
+        self._limit_bytes: int | None = None
 
     def _open_card(self) -> NvmlCard | None:
         uuid = getattr(self._properties(), "uuid", None)
@@ -91,10 +92,26 @@ class CudaDevice(Device):
             context_bytes=in_use - statistics.get("reserved_bytes.all.current", 0) if in_use is not None else None,
             peak_rss_bytes=peak_rss_bytes(),
             allocator_retries=statistics.get("num_alloc_retries", 0),
+            resident_bytes=statistics.get("allocated_bytes.all.current", 0),
+            limit_bytes=self._limit_bytes,
         )
 
     def release_cache(self) -> None:
         torch.cuda.empty_cache()
+
+    def limit_memory(self, limit_bytes: int | None, *, isolated: bool) -> None:
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        available = free + torch.cuda.memory_reserved(self.torch_device)
+        # The context and the libraries, some hundred megabytes, are outside the allocator and outside the cap.
+        self._limit_bytes = available if limit_bytes is None else min(limit_bytes, available)
+        if limit_bytes is not None:
+            self.cap_allocator(limit_bytes)
+
+    def cap_allocator(self, cap_bytes: int | None) -> bool:
+        _, total = torch.cuda.mem_get_info(self.torch_device)
+        share = 1.0 if cap_bytes is None else min(cap_bytes / total, 1.0)
+        torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+        return True
 
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
         if self._card is None:

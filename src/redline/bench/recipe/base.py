@@ -50,6 +50,10 @@ class Setup:
             args, kwargs = pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
         return args, kwargs
 
+    def let_originals_go(self) -> None:
+        """Keep only the inputs this recipe works on: the fp32 ones beside them would count as the recipe's memory."""
+        self.workload.args, self.workload.kwargs = self.args, self.kwargs
+
     def autocast(self, *, cache: bool = True) -> torch.autocast:
         """A fresh autocast context: entered once per step, as a server does once per request."""
         return torch.autocast(

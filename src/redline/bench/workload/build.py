@@ -30,6 +30,12 @@ def check_model(spec: WorkloadSpec) -> None:
     _source_of(spec).check(spec)
 
 
+def fingerprint_of(spec: WorkloadSpec) -> str:
+    """Which source, and what that knows of a checked spec's model without building it."""
+    source = _source_of(spec)
+    return f"{type(source).__name__} {source.fingerprint(spec)}"
+
+
 def find_source(model: str) -> Source:
     """The source in front of the colon, else the one that claims the name."""
     prefix, colon, _ = model.partition(":")

@@ -78,16 +78,19 @@ def calibrate_batchnorm(model: nn.Module, run: Callable[[], object]) -> int:
     return len(calibrated)
 
 
-def calibration_inputs(workload: Workload, seed: int = 0, rows: int = CALIBRATION_ROWS) -> Inputs:
-    """Inputs like the workload's own with at least `rows` items, drawn anew, whatever its batch."""
+def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = False) -> Inputs:
+    """Inputs like the workload's own, drawn anew: at least `CALIBRATION_ROWS` items, and no more when sparing."""
     inputs = workload.args, workload.kwargs
-    if workload.items_per_step < rows:
-        inputs = resize_leading(inputs, rows, seed)
+    if sparing or workload.items_per_step < CALIBRATION_ROWS:
+        inputs = resize_leading(inputs, CALIBRATION_ROWS, seed)
     return redraw(inputs, seed, workload.vocabulary)
 
 
-def give_signal(workload: Workload, seed: int = 0) -> list[str]:
-    """Awaken and calibrate a workload whose weights are random, where it stands; says what was done."""
+def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[str]:
+    """Awaken and calibrate a workload whose weights are random, where it stands; says what was done.
+
+    `sparing` calibrates on few items: fp32 at the whole batch may not fit where the recipe does.
+    """
     if not workload.weights_are_random:
         return []
     model, notes = workload.model, awaken(workload.model)
@@ -98,10 +101,10 @@ def give_signal(workload: Workload, seed: int = 0) -> list[str]:
         model(*args, **kwargs)
 
     try:
-        calibrate_batchnorm(model, lambda: run(calibration_inputs(workload, seed)))
+        calibrate_batchnorm(model, lambda: run(calibration_inputs(workload, seed, sparing=sparing)))
     except Exception:
         # A model of the user's may be made for one batch size only. What was calibrated before it broke is sound.
-        if workload.items_per_step >= CALIBRATION_ROWS:
+        if workload.items_per_step >= CALIBRATION_ROWS and not sparing:
             raise
         calibrate_batchnorm(model, lambda: run(workload.fresh_inputs(seed)))
     count = len(waiting) - len(_untouched(model))

@@ -30,6 +30,10 @@ class Source(ABC):
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         """The workload of a checked spec, on the CPU; random state is already seeded."""
 
+    def fingerprint(self, spec: WorkloadSpec) -> str:
+        """What is known of the model's identity before it is built; a sweep that goes on by it must not be misled."""
+        return ""
+
     def models(self) -> list[ModelName]:
         """What goes by name, as one writes it in a spec. Raises `MissingExtra` where the package is not installed."""
         return []

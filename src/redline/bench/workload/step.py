@@ -31,6 +31,9 @@ class TimedStep(Protocol):
     def context(self) -> AbstractContextManager[Any]:
         """To be held around a row of steps."""
 
+    def recover(self) -> None:
+        """Forget a step that broke half-way, so that the next one starts clean."""
+
 
 class InferenceStep:
     phases: ClassVar[tuple[str, ...]] = ("forward",)
@@ -53,6 +56,9 @@ class InferenceStep:
     def context(self) -> AbstractContextManager[Any]:
         return torch.inference_mode()
 
+    def recover(self) -> None:
+        """A broken forward leaves nothing behind."""
+
     def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output for other inputs of the same shapes, outside any timing."""
         held = self._setup.args, self._setup.kwargs
@@ -70,9 +76,7 @@ class TrainingStep:
     def __init__(self, setup: Setup, optimizer: OptimizerName) -> None:
         self._setup = setup
         self._optimizer = make_optimizer(optimizer, setup.workload.model)
-        self._scaler = torch.amp.GradScaler(
-            setup.device.autocast_type, init_scale=INITIAL_GRADIENT_SCALE, enabled=setup.scales_gradients
-        )
+        self._scaler = make_scaler(setup)
 
     def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
         setup = self._setup
@@ -91,6 +95,16 @@ class TrainingStep:
 
     def context(self) -> AbstractContextManager[Any]:
         return torch.enable_grad()
+
+    def recover(self) -> None:
+        """Half of the gradients may be there, and the scaler may think that it has already unscaled them."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._scaler = make_scaler(self._setup)
+
+
+def make_scaler(setup: Setup) -> torch.amp.GradScaler:
+    kind = setup.device.autocast_type
+    return torch.amp.GradScaler(kind, init_scale=INITIAL_GRADIENT_SCALE, enabled=setup.scales_gradients)
 
 
 def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:

@@ -125,6 +125,9 @@ class BuiltinSource(Source):
             notes=notes,
         )
 
+    def fingerprint(self, spec: WorkloadSpec) -> str:
+        return f"redline {redline.__version__}"
+
     def models(self) -> list[ModelName]:
         return [ModelName(name=name, source="builtin", kind=kind) for name, kind in KINDS.items()]
 

@@ -79,12 +79,15 @@ class HfSource(Source):
             ((), kwargs),
             task=spec.task,
             source="hf",
-            identity=f"transformers {_transformers().__version__} {short_hash(config.to_json_string())}",
+            identity=_identity(config),
             seed=seed,
             item="img" if reads == "pixel_values" else "seq",
             vocabulary=vocabulary,
             notes=notes,
         )
+
+    def fingerprint(self, spec: WorkloadSpec) -> str:
+        return _identity(read_config(_bare(spec.model)))
 
     def models(self) -> list[ModelName]:
         tables = _auto_tables()
@@ -94,6 +97,10 @@ class HfSource(Source):
             for name in names
         }
         return [ModelName(name=f"hf:{name}", source="hf", kind=kinds[name]) for name in names]
+
+
+def _identity(config: Any) -> str:
+    return f"transformers {_transformers().__version__} {short_hash(config.to_json_string())}"
 
 
 def read_config(name: str) -> Any:

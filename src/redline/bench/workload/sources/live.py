@@ -29,6 +29,9 @@ class LiveSource(Source):
             raise SpecError(f"no such file: {spec.artifact} (the pickled {spec.model})")
         refuse_options(spec, "classes", "sequence_length", why="the module is already built")
 
+    def fingerprint(self, spec: WorkloadSpec) -> str:
+        return Path(spec.artifact or "").stem  # the desk names the file by its content
+
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         whose = f"live model {spec.model}"
         return workload_of(

@@ -47,6 +47,9 @@ class TimmSource(Source):
             notes=notes,
         )
 
+    def fingerprint(self, spec: WorkloadSpec) -> str:
+        return f"timm {_timm().__version__}"
+
     def models(self) -> list[ModelName]:
         return [ModelName(name=f"timm:{name}", source="timm", kind="image") for name in _timm().list_models()]
 

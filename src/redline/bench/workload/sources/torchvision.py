@@ -50,6 +50,9 @@ class TorchvisionSource(Source):
             notes=notes,
         )
 
+    def fingerprint(self, spec: WorkloadSpec) -> str:
+        return f"torchvision {torchvision.__version__}"
+
     def models(self) -> list[ModelName]:
         return [ModelName(name=name, source="torchvision", kind=kind) for name, kind in sorted(_kinds().items())]
 

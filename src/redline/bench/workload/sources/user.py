@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from redline.bench.failure import is_out_of_memory, one_line
+from redline.bench.workload.fingerprint import code_fingerprint
 from redline.bench.workload.handed import sort_out, workload_of
 from redline.bench.workload.identity import short_hash
 from redline.bench.workload.source import SOURCES, Source, refuse_options
@@ -36,6 +37,10 @@ class UserSource(Source):
         path = _path_of(place)
         if path is not None:
             _check_attribute(path, place, factory)
+
+    def fingerprint(self, spec: WorkloadSpec) -> str:
+        path = _path_of(_split(spec.model)[0])
+        return code_fingerprint(path) if path is not None else ""
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         place, name = _split(spec.model)

@@ -1,0 +1,91 @@
+"""What a sweep costs beside the measuring: Redline's own time per cell, in an empty history and in one of 100 000 records.
+
+    python benchmarks/sweep_cost.py [--cells 1000] [--records 100000]
+
+The cells are FakeBench's, in this process: whatever its simulation of a bench takes is timed and taken off. The rest is
+planning, stopping rules, statistics and writing, with one fsync per cell. Target: 20 ms per cell, and flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from store_cost import fill
+
+import redline
+from redline.launch.fake import FakeDoor, FakeSession, Landscape
+from redline.spec import RunSpec
+from redline.store import History
+
+TARGET_S = 0.020
+
+
+class TimedSession(FakeSession):
+    """Keeps account of the time spent on the other side of the door."""
+
+    spent_s = 0.0
+
+    def ask(self, *arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return super().ask(*arguments, **options)
+        finally:
+            TimedSession.spent_s += time.perf_counter() - started
+
+
+class TimedDoor(FakeDoor):
+    def open(self, spec: RunSpec | None = None) -> FakeSession:
+        return TimedSession(super().open(spec)._bench)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cells", type=int, default=1000)
+    parser.add_argument("--records", type=int, default=100_000, help="size of the large history")
+    given = parser.parse_args()
+    print(f"{'history':<22}{'device':<8}{'cells':>6}{'own ms/cell':>13}{'bench ms/cell':>15}{'again, all':>12}")
+    with tempfile.TemporaryDirectory() as folder:
+        for records in (0, given.records):
+            with History.open(Path(folder) / f"{records}.sqlite") as history:
+                fill(history, records)
+                for device in ("cpu", "cuda:0"):
+                    report(history, records, device, given.cells)
+    print(
+        f"\ntarget: {TARGET_S * 1e3:.0f} ms of Redline's own per cell, and as much in the large history as in the empty one"
+    )
+
+
+def report(history: History, records: int, device: str, cells: int) -> None:
+    own_s, bench_s = sweep(history, device, cells)
+    again_s = sum(sweep(history, device, cells))
+    size = f"{records} records" if records else "empty"
+    times = f"{own_s / cells * 1e3:>13.2f}{bench_s / cells * 1e3:>15.2f}{again_s:>10.2f} s"
+    print(f"{size:<22}{device:<8}{cells:>6}{times}", flush=True)
+
+
+def sweep(history: History, device: str, cells: int) -> tuple[float, float]:
+    """Own seconds and the bench's, from the call to the result with all its records."""
+    TimedSession.spent_s = 0.0
+    door = TimedDoor(Landscape(step_s=0.002, noise_sigma=0.01))
+    started = time.perf_counter()
+    result = redline.sweep(
+        [f"model{number}" for number in range(cells // 20)],
+        recipes=["baseline", "fp16", "compile", "fp16+compile"],
+        batches="1..16",
+        device=device,
+        launch={"door": "fake"},
+        door=door,
+        history=history,
+        name=f"cost {device}",
+    )
+    wall_s = time.perf_counter() - started
+    assert result.summary.done == cells // 20 * 20
+    return wall_s - TimedSession.spent_s, TimedSession.spent_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What the trials of a batch search say: the largest batch that fits, the knee, the best under a latency target.
+
+A pure function of the trials' records, in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from redline.analyze.knee import Saturation, StepTime, saturation
+from redline.analyze.memory import limit_bytes, needed_bytes, peak, resident_bytes, retries_while_timed
+from redline.analyze.statistics import percentile_ceiling
+from redline.analyze.summary import FailureSummary, RunSummary, summarize
+from redline.record import RunRecord
+from redline.spec import Spec, Task
+
+Purpose = Literal["largest", "knee", "slo"]
+
+SLO_CONFIDENCE = 0.95
+SLO_TESTS = 8
+"""At most so many batches are set against the target; the doubt is shared out among them."""
+CLEARLY_FASTER = 1.03
+
+
+class BatchTrial(Spec):
+    """One batch, tried in a process of its own."""
+
+    batch: int
+    fits: bool
+    peak_reserved_bytes: int | None = None
+    """What the allocator took; None on a CPU."""
+    throughput_per_s: float | None = None
+    latency_p95_s: float | None = None
+    """None where too few steps were timed."""
+    latency_p50_s: float | None = None
+    latency_p95_ceiling_s: float | None = None
+    """p95 lies at or below this, with the confidence that the target's promise takes."""
+    needed_bytes: int | None = None
+    """What must fit: the least a step ran with, on a CPU all that the worker held."""
+    resident_bytes: int | None = None
+    limit_bytes: int | None = None
+    memory_share: float | None = None
+    """Needed over the limit."""
+    items_per_s_per_gib: float | None = None
+    bound: str = "unknown"
+    allocator_retries: int = 0
+    """While timing: it fits only because the allocator gives its cache back again and again, which costs time."""
+    purpose: Purpose = "largest"
+    failure: FailureSummary | None = None
+    record_id: str = ""
+
+    @property
+    def is_oom(self) -> bool:
+        return self.failure is not None and self.failure.kind == "oom"
+
+
+class BatchFinding(Spec):
+    """All that a search for one recipe found."""
+
+    model: str
+    task: Task
+    recipe: str
+    device: str
+    device_name: str | None = None
+    item: str | None = None
+    limit_bytes: int | None = None
+    max_batch: int | None = None
+    """The largest that ran in a process of its own; None where none did."""
+    max_batch_below: int | None = None
+    """The largest there is lies below this, by the trials and by their secant; None where nothing bounds it."""
+    knee_batch: int | None = None
+    slo_p95_s: float | None = None
+    slo_batch: int | None = None
+    """The best batch whose p95 is within the target, with 95 % confidence."""
+    ooms: int = 0
+    saturation: Saturation | None = None
+    trials: tuple[BatchTrial, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
+    (row,) = summarize([record])
+    batch = record.spec.workload.batch or row.batch
+    assert batch is not None
+    if record.failure is not None or row.throughput_per_s is None:
+        failure = row.failure or FailureSummary(stage="measure", kind="crash", message="no step was timed")
+        return BatchTrial(batch=batch, fits=False, purpose=purpose, failure=failure, record_id=record.id)
+    needed, limit = needed_bytes(record), limit_bytes(record)
+    return BatchTrial(
+        batch=batch,
+        fits=True,
+        peak_reserved_bytes=peak(record, "peak_reserved_bytes"),
+        throughput_per_s=row.throughput_per_s,
+        latency_p50_s=row.latency_s.p50 if row.latency_s else None,
+        latency_p95_s=row.latency_s.p95 if row.latency_s else None,
+        latency_p95_ceiling_s=p95_ceiling_s(record),
+        needed_bytes=needed,
+        resident_bytes=resident_bytes(record),
+        limit_bytes=limit,
+        memory_share=needed / limit if needed is not None and limit else None,
+        items_per_s_per_gib=row.throughput_per_s / (needed / 2**30) if needed else None,
+        bound=row.bound.label,
+        allocator_retries=retries_while_timed(record),
+        purpose=purpose,
+        record_id=record.id,
+    )
+
+
+def p95_ceiling_s(record: RunRecord) -> float | None:
+    """An upper bound of p95 that holds for all the batches a search sets against its target at once."""
+    blocks = [block.samples for block in record.blocks if block.kind == "latency" and block.samples]
+    blocks = blocks or [block.samples for block in record.blocks if block.samples]
+    return percentile_ceiling(blocks, 0.95, 1 - (1 - SLO_CONFIDENCE) / SLO_TESTS)
+
+
+def curve_of(trials: Sequence[BatchTrial]) -> Saturation | None:
+    """Throughput over the batch, from the trials in which the device alone set the pace."""
+    return saturation([StepTime(batch=trial.batch, seconds=step_s(trial)) for trial in device_bound(trials)])
+
+
+def device_bound(trials: Sequence[BatchTrial]) -> list[BatchTrial]:
+    """Not held up by the host, nor by an allocator that is short of memory."""
+    fitting = [trial for trial in trials if trial.fits]
+    # Above a batch that the device limits, the device limits every other, whatever a look at few steps may say.
+    since = min((trial.batch for trial in fitting if trial.bound != "host"), default=math.inf)
+    return [trial for trial in fitting if trial.batch >= since and not trial.allocator_retries]
+
+
+def step_s(trial: BatchTrial) -> float:
+    assert trial.throughput_per_s is not None
+    return trial.batch / trial.throughput_per_s
+
+
+def knee_of(trials: Sequence[BatchTrial]) -> float | None:
+    """The saturation point; where small batches wait for the host, not before the device's work outgrows that wait."""
+    curve = curve_of(trials)
+    if curve is None:
+        return None
+    since = min(trial.batch for trial in device_bound(trials))
+    host_s = max((step_s(trial) for trial in trials if trial.fits and trial.batch < since), default=0.0)
+    return curve.knee(host_s=host_s)
+
+
+def within_target(trial: BatchTrial, slo_p95_s: float) -> bool:
+    return trial.latency_p95_ceiling_s is not None and trial.latency_p95_ceiling_s <= slo_p95_s
+
+
+def best_under(trials: Sequence[BatchTrial], slo_p95_s: float) -> BatchTrial | None:
+    """The largest batch within the target, unless a smaller one is clearly faster. Only trials made for it count."""
+    kept = [trial for trial in trials if trial.purpose == "slo" and trial.fits and within_target(trial, slo_p95_s)]
+    if not kept:
+        return None
+    largest = max(kept, key=lambda trial: trial.batch)
+    fastest = max(kept, key=lambda trial: trial.throughput_per_s or 0.0)
+    assert largest.throughput_per_s is not None
+    assert fastest.throughput_per_s is not None
+    return fastest if fastest.throughput_per_s > CLEARLY_FASTER * largest.throughput_per_s else largest
+
+
+def finding(
+    records: Sequence[RunRecord], trials: Sequence[BatchTrial], *, upper: float, slo_p95_s: float | None = None
+) -> BatchFinding:
+    """`upper`: what the search knows the largest to be below."""
+    assert records
+    rows: list[RunSummary] = summarize(records)
+    first = rows[0]
+    largest = max((trial.batch for trial in trials if trial.fits), default=None)
+    knee = knee_of(trials)
+    best = best_under(trials, slo_p95_s) if slo_p95_s is not None else None
+    return BatchFinding(
+        model=first.model,
+        task=first.task,
+        recipe=first.recipe,
+        device=first.device,
+        device_name=next((row.device_name for row in rows if row.device_name), None),
+        item=next((row.item for row in rows if row.item), None),
+        limit_bytes=next((trial.limit_bytes for trial in trials if trial.limit_bytes), None),
+        max_batch=largest,
+        max_batch_below=math.ceil(upper) if math.isfinite(upper) else None,
+        knee_batch=math.ceil(knee) if knee is not None and largest is not None and knee <= largest else None,
+        slo_p95_s=slo_p95_s,
+        slo_batch=best.batch if best else None,
+        ooms=sum(trial.is_oom for trial in trials),
+        saturation=curve_of(trials),
+        trials=tuple(trials),
+        notes=tuple(_notes(trials, largest, knee, slo_p95_s, best)),
+    )
+
+
+def _notes(
+    trials: Sequence[BatchTrial],
+    largest: int | None,
+    knee: float | None,
+    slo_p95_s: float | None,
+    best: BatchTrial | None,
+) -> list[str]:
+    notes = []
+    curve = curve_of(trials)
+    if largest is None:
+        last = trials[-1].failure
+        notes.append(f"no batch ran; {trials[-1].batch} ended with: {last.message if last else 'nothing timed'}")
+    elif curve is None or knee is None:
+        notes.append("no knee: fewer than two batches were limited by the device alone")
+    elif knee > largest:
+        notes.append(f"no knee: throughput still grows at {largest}, at {curve.reached(largest):.0%} of its limit")
+    if slo_p95_s is not None and best is None and largest is not None:
+        notes.append("no batch was within the latency target with 95 % confidence")
+    squeezed = [trial.batch for trial in trials if trial.fits and trial.allocator_retries]
+    if squeezed:
+        told = ", ".join(str(batch) for batch in sorted(set(squeezed)))
+        notes.append(f"short of memory at {told}: the allocator gave its cache back while timing, which costs speed")
+    odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
+    if odd is not None and odd.failure is not None and largest is not None:
+        notes.append(f"batch {odd.batch} broke for another reason than memory: {odd.failure.message}")
+    return notes

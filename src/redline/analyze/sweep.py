@@ -1,0 +1,96 @@
+"""A sweep as a person or a program reads it: its cells, how each stands, and how long the rest may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from redline.analyze.summary import FailureSummary
+from redline.record import RunRecord
+from redline.spec import RunSpec, Spec, Task
+
+SweepStatus = Literal["done", "failed", "pending"]
+
+
+class SweepCell(Spec):
+    """One combination of the grid."""
+
+    model: str
+    task: Task
+    recipe: str
+    batch: int | None
+    """None: the model's own default."""
+    threads: int | None
+    status: SweepStatus
+    record_id: str | None = None
+    failure: FailureSummary | None = None
+
+
+class LeftOut(Spec):
+    """A combination that cannot be, such as training with a step for inference, though both occur in the grid."""
+
+    model: str
+    task: Task
+    recipe: str
+    batch: int | None
+    reason: str
+
+
+class SweepSummary(Spec):
+    """The whole of a sweep."""
+
+    name: str
+    planned: int
+    done: int
+    failed: int
+    cells: tuple[SweepCell, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def pending(self) -> int:
+        return self.planned - self.done - self.failed
+
+
+class Estimate(Spec):
+    """How long cells may take, from what the history knows of their models."""
+
+    seconds: float
+    known: int
+    """Cells that the seconds are about."""
+    unknown: int
+    unknown_models: tuple[str, ...] = ()
+
+
+def cell_of(
+    spec: RunSpec, status: SweepStatus, record_id: str | None = None, failure: FailureSummary | None = None
+) -> SweepCell:
+    return SweepCell(
+        model=spec.workload.model,
+        task=spec.workload.task,
+        recipe=str(spec.recipe),
+        batch=spec.workload.batch,
+        threads=spec.threads,
+        status=status,
+        record_id=record_id,
+        failure=failure,
+    )
+
+
+def sweep_summary(name: str, cells: Sequence[SweepCell], left_out: Sequence[LeftOut] = ()) -> SweepSummary:
+    return SweepSummary(
+        name=name,
+        planned=len(cells),
+        done=sum(cell.status == "done" for cell in cells),
+        failed=sum(cell.status == "failed" for cell in cells),
+        cells=tuple(cells),
+        left_out=tuple(left_out),
+    )
+
+
+def elapsed_s(record: RunRecord) -> float | None:
+    """Seconds from opening a worker to the last timed block. None for records measured in turns with others."""
+    if record.group is not None or not record.blocks:
+        return None
+    last = record.blocks[-1]
+    elapsed = last.started_at + last.wall_s - record.created_at
+    return elapsed if elapsed > 0 else None  # a simulated bench has a clock of its own

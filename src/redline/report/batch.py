@@ -1,0 +1,158 @@
+"""A batch search in a terminal and as a document: a line per trial as it comes, then what it all says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from redline.analyze.batch import BatchFinding, BatchTrial
+from redline.analyze.knee import SATURATED
+from redline.report.terminal import make_table
+from redline.units import format_bytes, format_seconds, significant
+
+_COLUMNS = (("batch", 7), ("items/s", 10), ("p50", 10), ("p95", 10), ("memory", 10), ("share", 6), ("items/s/GiB", 12))
+
+
+def batch_json(findings: Sequence[BatchFinding]) -> str:
+    """The first recipe's answers at the top, those of all under `recipes`, each with its ratio to the first."""
+    first = findings[0].max_batch
+    entries = [
+        {
+            "model": found.model,
+            "task": found.task,
+            "recipe": found.recipe,
+            "device": found.device,
+            **_answers(found),
+            "ratio": found.max_batch / first if found.max_batch and first else None,
+        }
+        for found in findings
+    ]
+    document = {**_answers(findings[0]), "recipes": entries}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def _answers(found: BatchFinding) -> dict[str, Any]:
+    return {
+        "max_batch": found.max_batch,
+        "max_batch_below": found.max_batch_below,
+        "knee_batch": found.knee_batch,
+        "slo_batch": found.slo_batch,
+        "slo_p95_s": found.slo_p95_s,
+        "limit_bytes": found.limit_bytes,
+        "trials": found.trials,
+        "ooms": found.ooms,
+        "notes": found.notes,
+    }
+
+
+def batch_report(findings: Sequence[BatchFinding]) -> RenderableType:
+    """Every trial, recipe by recipe, then what was found."""
+    parts: list[RenderableType] = []
+    for found in findings:
+        parts += [Text(search_title(found.model, found.task, found.recipe), style="bold"), Text(trial_header())]
+        parts += [trial_line(trial) for trial in sorted(found.trials, key=lambda trial: trial.batch)]
+    return Group(*parts, found_report(findings))
+
+
+def search_title(model: str, task: str, recipe: str) -> str:
+    return f"{model} · {task} · {recipe}"
+
+
+def trial_header() -> str:
+    return " ".join(name.rjust(width) for name, width in _COLUMNS)
+
+
+def trial_line(trial: BatchTrial) -> Text:
+    """One trial, aligned with `trial_header`."""
+    batch = str(trial.batch).rjust(_COLUMNS[0][1])
+    if not trial.fits:
+        assert trial.failure is not None
+        why = "does not fit" if trial.is_oom else f"{trial.failure.kind}: {trial.failure.message}"
+        return Text(f"{batch}  {why}", style="yellow" if trial.is_oom else "red")
+    assert trial.throughput_per_s is not None
+    rate = trial.throughput_per_s
+    cells = (
+        significant(rate, max(3, len(str(round(rate))))),
+        format_seconds(trial.latency_p50_s),
+        format_seconds(trial.latency_p95_s),
+        format_bytes(trial.needed_bytes),
+        "n/a" if trial.memory_share is None else f"{trial.memory_share:.0%}",
+        "n/a" if trial.items_per_s_per_gib is None else significant(trial.items_per_s_per_gib, 3),
+    )
+    told = " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, _COLUMNS[1:], strict=True))
+    return Text(f"{batch} {told}{_remark(trial)}")
+
+
+def found_report(findings: Sequence[BatchFinding]) -> RenderableType:
+    """The answers side by side, what to know about them, the next step."""
+    first = findings[0]
+    table = make_table(Text(_title(first), style="bold"))
+    table.add_column("recipe", overflow="fold", min_width=12)
+    headers = ["largest", f"vs {first.recipe}"[:24], f"knee ({SATURATED:.0%})", *_slo_header(first), "trials", "OOMs"]
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    for found in findings:
+        ratio = f"{found.max_batch / first.max_batch:.2f}×" if found.max_batch and first.max_batch else "–"
+        slo = [_number(found.slo_batch)] if first.slo_p95_s is not None else []
+        table.add_row(
+            Text(found.recipe),
+            _largest(found),
+            ratio,
+            _number(found.knee_batch),
+            *slo,
+            str(len(found.trials)),
+            str(found.ooms),
+        )
+    notes = [Text(f"  {found.recipe}: {note}", style="dim") for found in findings for note in found.notes]
+    return Group(table, *notes, Text(_next_step(findings), style="bold"))
+
+
+def _title(found: BatchFinding) -> str:
+    where = f"{found.device_name} ({found.device})" if found.device_name else found.device
+    limit = f"up to {format_bytes(found.limit_bytes)}" if found.limit_bytes else ""
+    return " · ".join(part for part in (found.model, found.task, where, limit) if part)
+
+
+def _largest(found: BatchFinding) -> str:
+    """With what is known of how much larger it could be."""
+    if found.max_batch is None:
+        return "none fits" if found.ooms else "none runs"
+    if found.max_batch_below is None or found.max_batch_below > found.max_batch * 1.03 + 1:
+        return f"≥ {found.max_batch}"
+    return str(found.max_batch)
+
+
+def _slo_header(found: BatchFinding) -> list[str]:
+    return [f"p95 ≤ {format_seconds(found.slo_p95_s)}"] if found.slo_p95_s is not None else []
+
+
+def _remark(trial: BatchTrial) -> str:
+    remarks = []
+    if trial.bound == "host":
+        remarks.append("host-bound")
+    if trial.allocator_retries:
+        remarks.append("short of memory")
+    return f"  {', '.join(remarks)}" if remarks else ""
+
+
+def _next_step(findings: Sequence[BatchFinding]) -> str:
+    running = [found for found in findings if found.max_batch is not None]
+    if not running:
+        return "next: no batch ran at all; 'redline show' has the errors whole"
+    best = max(running, key=lambda found: found.max_batch or 0)
+    if best.slo_batch is not None:
+        return f"next: batch {best.slo_batch} with {best.recipe} keeps the latency target"
+    if best.knee_batch is not None:
+        return (
+            f"next: with {best.recipe}, batch {best.knee_batch} already has {SATURATED:.0%} of the speed; "
+            f"more only pays if you need it"
+        )
+    return f"next: 'redline run {best.model} --batch {best.max_batch} -r {best.recipe}' measures it at length"
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else str(value)

@@ -1,0 +1,180 @@
+"""A sweep in a terminal and as a document: its cells, what they measured, what failed and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from redline.analyze.summary import RunSummary
+from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
+from redline.report.terminal import TRUST_STYLE, make_table
+from redline.units import format_share, significant
+
+NO_RATIOS = (
+    "cells were measured one after the other, so ratios between rows carry no interval; "
+    "'redline run MODEL -r A -r B' measures recipes in turns"
+)
+
+
+def sweep_json(summary: SweepSummary, estimate: Estimate | None = None) -> str:
+    document: dict[str, Any] = {
+        "name": summary.name,
+        "planned": summary.planned,
+        "done": summary.done,
+        "failed": summary.failed,
+        "cells": summary.cells,
+        "left_out": summary.left_out,
+    }
+    if estimate is not None:
+        document["estimate"] = estimate
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> RenderableType:
+    """The table, what to know about single rows below, the next step last."""
+    by_record = {row.record_id: row for row in rows}
+    parts = _tables(summary, by_record) if estimate is None else [_plan_table(summary)]
+    parts += [Text(f"  {_name(cell)}: {cell.failure.message}", style="red") for cell in summary.cells if cell.failure]
+    parts += [
+        Text(f"  left out: {left.model} {left.task} {left.recipe}: {left.reason}", style="dim")
+        for left in _once_per_reason(summary)
+    ]
+    if estimate is not None:
+        parts.append(Text(estimate_text(estimate)))
+    elif summary.done:
+        parts.append(Text(NO_RATIOS, style="dim"))
+    return Group(*parts, Text(_next_step(summary, estimate), style="bold"))
+
+
+def estimate_text(estimate: Estimate) -> str:
+    if not estimate.known and not estimate.unknown:
+        return "nothing left to measure"
+    parts = []
+    if estimate.known:
+        parts.append(
+            f"about {_duration(estimate.seconds)} for {estimate.known} cells whose models were measured before"
+        )
+    if estimate.unknown:
+        models = ", ".join(estimate.unknown_models[:5]) + (" …" if len(estimate.unknown_models) > 5 else "")
+        parts.append(f"{estimate.unknown} cells unknown: nothing was measured yet of {models}")
+    return "time: " + "; ".join(parts)
+
+
+def _plan_table(summary: SweepSummary) -> RenderableType:
+    """In the order in which they will be measured."""
+    table = make_table(Text(f"sweep {summary.name} · {_counts(summary)}", style="bold"))
+    for header in ("model", "task", "recipe", "batch", "threads", "status"):
+        table.add_column(header, overflow="fold", justify="right" if header in ("batch", "threads") else "left")
+    for cell in summary.cells:
+        numbers = (_number(cell.batch), _number(cell.threads))
+        table.add_row(Text(cell.model), cell.task, Text(cell.recipe), *numbers, _status(cell, None))
+    return table
+
+
+def _counts(summary: SweepSummary) -> str:
+    counts = [f"{summary.planned} cells", f"{summary.done} done"]
+    counts += [f"{summary.failed} failed"] if summary.failed else []
+    return ", ".join([*counts, f"{summary.pending} to do"] if summary.pending else counts)
+
+
+def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[RenderableType]:
+    """One table per model and task, so that recipe and numbers fit beside each other."""
+    parts: list[RenderableType] = [Text(f"sweep {summary.name} · {_counts(summary)}", style="bold")]
+    for (model, task), together in groupby(_in_reading_order(summary.cells), key=lambda cell: (cell.model, cell.task)):
+        cells = list(together)
+        axes = [axis for axis in ("recipe", "threads", "batch") if axis != "threads" or any(c.threads for c in cells)]
+        table = make_table(Text(f"{model} · {task}", style="bold"))
+        for axis in axes:
+            table.add_column(axis, justify="left" if axis == "recipe" else "right", overflow="fold", min_width=5)
+        for header in ("items/s", "±", "p50 ms", "p95 ms", "memory MB"):
+            table.add_column(header, justify="right", no_wrap=True)
+        table.add_column("status", overflow="fold", min_width=9)
+        for cell in cells:
+            row = by_record.get(cell.record_id or "")
+            where = (Text(_axis_text(cell, axis, row)) for axis in axes)
+            table.add_row(*where, *_measured(row), _status(cell, row))
+        parts.append(table)
+    return parts
+
+
+def _axis_text(cell: SweepCell, axis: str, row: RunSummary | None) -> str:
+    value = getattr(cell, axis)
+    if value is None and axis == "batch" and row is not None:
+        value = row.batch  # the model's own default
+    return "–" if value is None else str(value)
+
+
+def _measured(row: RunSummary | None) -> list[str]:
+    if row is None or row.failure is not None or row.throughput_per_s is None or row.latency_s is None:
+        return ["–"] * 5
+    half_width = row.throughput_interval.half_width if row.throughput_interval else None
+    memory = row.memory
+    held = (memory.peak_reserved_bytes or memory.peak_rss_bytes) if memory else None
+    return [
+        significant(row.throughput_per_s, max(3, len(str(round(row.throughput_per_s))))),
+        format_share(half_width),
+        significant(row.latency_s.p50 * 1e3, 4),
+        "n/a" if row.latency_s.p95 is None else significant(row.latency_s.p95 * 1e3, 4),
+        "n/a" if held is None else significant(held / 1e6, 4),
+    ]
+
+
+def _status(cell: SweepCell, row: RunSummary | None) -> Text:
+    if cell.failure is not None:
+        return Text(f"failed: {cell.failure.kind} at {cell.failure.stage}", style="red")
+    if row is None:
+        return Text(cell.status, style="dim")
+    doubts = [] if row.numerics is None or row.numerics.passed or row.numerics.method == "unchecked" else ["numerics ✗"]
+    bound = [f"{row.bound.label}-bound"] if row.bound.label != "unknown" else []
+    return Text(
+        ", ".join([*row.verdict.labels, *doubts, *bound]), style=TRUST_STYLE.get(row.verdict.labels[0], "yellow")
+    )
+
+
+def _in_reading_order(cells: Iterable[SweepCell]) -> list[SweepCell]:
+    """Measured in an order that tells much early; read by model, task, threads and recipe, with the batch growing."""
+    models: dict[str, int] = {}
+    recipes: dict[str, int] = {}
+    cells = list(cells)
+    for cell in cells:
+        models.setdefault(cell.model, len(models))
+        recipes.setdefault(cell.recipe, len(recipes))
+    return sorted(
+        cells,
+        key=lambda cell: (models[cell.model], cell.task, cell.threads or 0, recipes[cell.recipe], cell.batch or 0),
+    )
+
+
+def _once_per_reason(summary: SweepSummary) -> list[Any]:
+    return list({(left.model, left.task, left.recipe, left.reason): left for left in summary.left_out}.values())
+
+
+def _name(cell: SweepCell) -> str:
+    parts = [cell.model, cell.task, cell.recipe, f"batch {cell.batch}" if cell.batch else ""]
+    parts.append(f"{cell.threads} threads" if cell.threads else "")
+    return " ".join(part for part in parts if part)
+
+
+def _next_step(summary: SweepSummary, estimate: Estimate | None) -> str:
+    if estimate is not None:
+        return "next: run it without --dry-run; stopped at any point, the same command goes on"
+    if summary.pending:
+        return "next: the same command goes on with what is left"
+    if summary.failed:
+        return "next: 'redline show ID' tells a failure whole (--json lists the ids); --retry-failed tries them again"
+    return "next: all cells are settled; --fresh measures them anew, 'redline export' writes them as CSV"
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

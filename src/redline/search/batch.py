@@ -1,0 +1,231 @@
+"""The batch finder: the largest that fits, the throughput knee, the best under a latency target.
+
+Every batch is tried in a fresh process: a second shape in one process would share its allocator's state and turn
+torch.compile dynamic. So whatever is reported as fitting has fitted, from a cold start.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from redline.analyze.batch import (
+    SLO_TESTS,
+    BatchFinding,
+    BatchTrial,
+    Purpose,
+    curve_of,
+    device_bound,
+    finding,
+    knee_of,
+    trial_of,
+    within_target,
+)
+from redline.launch.session import Door
+from redline.record import RunRecord
+from redline.search.interleave import Journal, Observer, measure_together
+from redline.search.largest import Room, Tried, bounds, next_batch
+from redline.spec import MeasureSpec, RunSpec
+
+MAX_TRIALS = 8
+"""For the largest batch and the knee together."""
+KNEE_NEIGHBOURHOOD = 1.5
+"""A point this close, as a factor, says enough about its surroundings."""
+SLO_SAMPLES = 400
+SLO_SECONDS = 8.0
+SLO_WITHIN = 0.03
+SLO_MARGIN = 0.99
+"""Of the batch that should just meet the target: half of those that do would not, on the day."""
+HOPELESS = ("user", "unsupported", "compile", "numerics")
+"""A first trial that breaks like this breaks at any batch; so does one that cannot even open the device."""
+
+
+class BatchObserver(Observer):
+    """Is told of trials as well."""
+
+    def trying(self, batch: int, purpose: Purpose) -> None: ...
+
+    def tried(self, trial: BatchTrial) -> None: ...
+
+
+@dataclass
+class BatchSearch:
+    """One recipe's search: what was tried so far, and how to try more."""
+
+    spec: RunSpec
+    door: Door
+    journal: Journal
+    observer: BatchObserver
+    records: list[RunRecord] = field(default_factory=list)
+    trials: list[BatchTrial] = field(default_factory=list)
+
+    def attempt(self, batch: int, purpose: Purpose) -> BatchTrial:
+        self.observer.trying(batch, purpose)
+        (record,) = measure_together([trial_spec(self.spec, batch, purpose)], self.door, self.journal, self.observer)
+        trial = trial_of(record, purpose)
+        self.records.append(record)
+        self.trials.append(trial)
+        self.observer.tried(trial)
+        return trial
+
+    @property
+    def tried(self) -> list[Tried]:
+        """As the search for the largest sees it. Latency trials are not squeezed: their figure is of another kind."""
+        told = [trial for trial in self.trials if trial.purpose != "slo"]
+        return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in told]
+
+    @property
+    def room(self) -> Room:
+        """The smallest trial tells best what is resident: the fewest of its inputs are counted in."""
+        fitting = sorted((trial for trial in self.trials if trial.fits), key=lambda trial: trial.batch)
+        capacity = next((trial.limit_bytes for trial in fitting if trial.limit_bytes), None)
+        return Room(capacity_bytes=capacity, resident_bytes=(fitting[0].resident_bytes or 0) if fitting else 0)
+
+    @property
+    def largest(self) -> int:
+        return max((trial.batch for trial in self.trials if trial.fits), default=0)
+
+    def was_tried(self, batch: int) -> bool:
+        return any(trial.batch == batch for trial in self.trials)
+
+
+def find_batch(
+    spec: RunSpec,
+    door: Door,
+    journal: Journal,
+    observer: BatchObserver | None = None,
+    *,
+    most: int | None = None,
+    slo_p95_s: float | None = None,
+) -> BatchFinding:
+    """Search for one spec (its batch is ignored). `most`: look no further than this batch."""
+    search = BatchSearch(spec, door, journal, observer or BatchObserver())
+    find_largest(search, most)
+    if search.largest:
+        find_knee(search)
+    if search.largest and slo_p95_s is not None:
+        find_under_target(search, slo_p95_s)
+    upper = bounds(search.tried, search.room, most).upper
+    return finding(search.records, search.trials, upper=upper, slo_p95_s=slo_p95_s)
+
+
+def find_largest(search: BatchSearch, most: int | None) -> None:
+    """Trial, secant, trial, until the bound is near."""
+    while len(search.trials) < MAX_TRIALS:
+        batch = next_batch(search.tried, search.room, most=most)
+        if batch is None:
+            return
+        trial = search.attempt(batch, "largest")
+        if not search.largest and _is_hopeless(trial):
+            return
+
+
+def find_knee(search: BatchSearch) -> None:
+    """Add the points a sound fit still misses, as long as there are trials left."""
+    while len(search.trials) < MAX_TRIALS:
+        batch = _missing_for_knee(search)
+        if batch is None:
+            return
+        search.attempt(batch, "knee")
+
+
+def find_under_target(search: BatchSearch, slo_p95_s: float) -> None:
+    """Close in on the largest batch whose p95 is surely within the target, by what the fitted curve expects."""
+    low, high = 0, search.largest + 1
+    batch = _expected_at(slo_p95_s, search, _nearest(search, slo_p95_s))
+    for _ in range(SLO_TESTS):
+        trial = search.attempt(min(max(batch, low + 1), high - 1), "slo")
+        if trial.fits and within_target(trial, slo_p95_s):
+            low = trial.batch
+        else:
+            high = trial.batch
+        expected = _expected_at(slo_p95_s, search, trial)
+        if high - low <= 1 or (low and min(expected, high) <= low * (1 + SLO_WITHIN)):
+            return
+        batch = expected if low < expected < high else (low + high) // 2
+
+
+def trial_spec(spec: RunSpec, batch: int, purpose: Purpose) -> RunSpec:
+    return msgspec.structs.replace(
+        spec,
+        workload=msgspec.structs.replace(spec.workload, batch=batch),
+        measure=slo_measure(spec.measure) if purpose == "slo" else trial_measure(spec.measure),
+    )
+
+
+def trial_measure(measure: MeasureSpec) -> MeasureSpec:
+    """Numerics are left out, because fp32 may not fit where the recipe does. Quick looks are shorter than elsewhere."""
+    if measure.effort == "quick":
+        measure = msgspec.structs.replace(
+            measure,
+            min_rounds=min(measure.min_rounds, 3),
+            max_seconds=min(measure.max_seconds, 2.0),
+            warmup_max_seconds=min(measure.warmup_max_seconds, 2.0),
+        )
+    return msgspec.structs.replace(
+        measure,
+        tail_samples=max(measure.tail_samples, 130),
+        check_numerics=False,
+        squeeze_memory=True,
+    )
+
+
+def slo_measure(measure: MeasureSpec) -> MeasureSpec:
+    """Long enough for a tail to be promised."""
+    return msgspec.structs.replace(
+        trial_measure(measure),
+        max_seconds=max(measure.max_seconds, SLO_SECONDS),
+        min_samples=SLO_SAMPLES,
+        tail_samples=SLO_SAMPLES,
+        squeeze_memory=False,
+    )
+
+
+def _is_hopeless(trial: BatchTrial) -> bool:
+    return trial.failure is not None and (trial.failure.kind in HOPELESS or trial.failure.stage == "device")
+
+
+def _missing_for_knee(search: BatchSearch) -> int | None:
+    """The batch whose step time would tell most about the curve; None when it is known well enough."""
+    points = device_bound(search.trials)
+    if len({trial.batch for trial in points}) < 2:
+        wanted = [search.largest * 0.8, search.largest * 0.5]
+    else:
+        curve, knee = curve_of(search.trials), knee_of(search.trials)
+        if curve is None or knee is None:
+            return None
+        # The fixed part shows best where it is half of the step; the knee itself is what will be claimed.
+        wanted = [curve.fixed_s / curve.per_item_s, knee]
+    smallest = 2 if search.spec.workload.task == "train" else 1
+    for batch in (round(min(max(value, smallest), search.largest)) for value in wanted):
+        is_known = any(max(trial.batch / batch, batch / trial.batch) <= KNEE_NEIGHBOURHOOD for trial in points)
+        if not is_known and not search.was_tried(batch):
+            return batch
+    return None
+
+
+def _nearest(search: BatchSearch, slo_p95_s: float) -> BatchTrial:
+    """The fitting trial whose latency is closest to the target."""
+    fitting = [trial for trial in search.trials if trial.fits]
+    return min(fitting, key=lambda trial: abs(math.log(_latency_s(trial) / slo_p95_s)))
+
+
+def _expected_at(slo_p95_s: float, search: BatchSearch, like: BatchTrial) -> int:
+    """The batch whose p95 should just meet the target, if latency follows the step time as it does in `like`."""
+    if not like.fits:
+        return like.batch // 2
+    curve = curve_of(search.trials)
+    over_target = _latency_s(like) / slo_p95_s
+    if curve is None:
+        return int(like.batch / over_target)
+    step_at_target_s = curve.seconds(like.batch) / over_target
+    return int((step_at_target_s - curve.fixed_s) / curve.per_item_s * SLO_MARGIN)
+
+
+def _latency_s(trial: BatchTrial) -> float:
+    """The best that is known of its tail."""
+    latency_s = trial.latency_p95_ceiling_s or trial.latency_p95_s or trial.latency_p50_s
+    assert latency_s is not None
+    return latency_s

@@ -1,0 +1,207 @@
+"""`max_memory` on a CPU, runs without a numerics check, and every wording of running out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from redline.bench.device.cuda import CudaDevice
+from redline.bench.failure import is_out_of_memory, kind_of
+from redline.bench.workload.build import build_workload, fingerprint_of
+from redline.errors import UsageError
+from redline.launch import Door, open_door
+from redline.protocol import FailureReply, Measure, Prepare, PreparedReply, Reply, Squeeze, SqueezeReply
+from redline.record import Prepared
+from redline.spec import LaunchSpec, RunSpec, WorkloadSpec, specs_from_table
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    door = open_door(LaunchSpec())
+    yield door
+    door.close()
+
+
+def spec_of(**table: Any) -> RunSpec:
+    quick = {"warmup_max_seconds": 0.05, "max_seconds": 0.1, "check_numerics": False}
+    settings = {"model": "simple_cnn", "device": "cpu", "effort": "quick", "threads": 1, "measure": quick, **table}
+    return specs_from_table(settings)[0]
+
+
+def prepare(door: Door, spec: RunSpec) -> tuple[Any, Reply]:
+    session = door.open(spec)
+    return session, session.ask(Prepare(spec=spec))
+
+
+def prepared(reply: Reply) -> Prepared:
+    assert isinstance(reply, PreparedReply), reply
+    return reply.prepared
+
+
+def test_a_cpu_worker_stays_within_its_limit(door: Door) -> None:
+    session, reply = prepare(door, spec_of(max_memory="1.5GiB", batch=64))
+    memory = prepared(reply).memory
+    assert memory.limit_bytes == 3 * 2**29
+    assert memory.peak_private_bytes is not None
+    assert memory.resident_bytes is not None
+    assert memory.resident_bytes <= memory.peak_private_bytes <= memory.limit_bytes
+    assert session.ask(Squeeze()) == SqueezeReply(needed_bytes=None)
+    session.close()
+
+
+class TestCapOnAGpu:
+    """The calls that a GPU would get; the GPU itself is in tests/gpu."""
+
+    @pytest.fixture
+    def shares(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        shares: list[float] = []
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**30, 140 * 2**30))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**30)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share))
+        return shares
+
+    @pytest.fixture
+    def device(self) -> CudaDevice:
+        device = CudaDevice.__new__(CudaDevice)
+        device.torch_device = torch.device("cuda", 0)
+        return device
+
+    def test_is_the_share_of_the_whole_card(self, device: CudaDevice, shares: list[float]) -> None:
+        device.limit_memory(16 * 2**30, isolated=True)
+        assert shares == [16 / 140]
+        assert device._limit_bytes == 16 * 2**30
+        assert device.cap_allocator(None)
+        assert shares[-1] == 1.0
+
+    def test_none_is_what_is_free(self, device: CudaDevice, shares: list[float]) -> None:
+        device.limit_memory(None, isolated=True)
+        assert shares == []
+        assert device._limit_bytes == 101 * 2**30
+
+    def test_more_than_there_is_cannot_be_had(self, device: CudaDevice, shares: list[float]) -> None:
+        device.limit_memory(200 * 2**30, isolated=True)
+        assert shares == [1.0]
+        assert device._limit_bytes == 101 * 2**30
+
+
+def test_what_does_not_fit_is_an_oom_and_not_a_crash(door: Door) -> None:
+    session, reply = prepare(door, spec_of(max_memory="1.2GiB", batch=4096))
+    assert isinstance(reply, FailureReply)
+    assert reply.failure.kind == "oom"
+    session.close()
+
+
+def test_a_limit_below_what_torch_itself_takes_says_so(door: Door) -> None:
+    session, reply = prepare(door, spec_of(max_memory="100MiB"))
+    assert isinstance(reply, FailureReply)
+    assert (reply.failure.kind, reply.failure.stage) == ("oom", "device")
+    assert "torch alone holds" in reply.failure.message
+    session.close()
+
+
+def test_the_persons_own_process_is_not_limited() -> None:
+    spec = spec_of(max_memory="4GiB", launch={"door": "inline"})
+    session = open_door(spec.launch).open(spec)
+    reply = session.ask(Prepare(spec=spec))
+    assert isinstance(reply, FailureReply)
+    assert "worker of its own" in reply.failure.message
+    session.close()
+
+
+@pytest.mark.parametrize("task", ["infer", "train"])
+def test_numerics_may_be_left_out_and_the_record_says_so(door: Door, task: str) -> None:
+    spec = spec_of(task=task, batch=4, recipe="bf16")
+    stages: list[str] = []
+    session = door.open(spec)
+    reply = session.ask(Prepare(spec=spec), lambda progress: stages.append(progress.stage))
+    numerics = prepared(reply).numerics
+    assert (numerics.method, numerics.passed, numerics.rel_l2) == ("unchecked", False, None)
+    assert "not checked" in numerics.reason
+    assert not {"reference", "numerics"} & set(stages)
+    # The inputs as they were asked for, though only the cast ones are kept.
+    assert prepared(reply).workload.input_shapes == ("4×3×32×32 float32",)
+    assert not isinstance(session.ask(Measure(kind="throughput", seconds=0.01)), FailureReply)
+    session.close()
+
+
+def test_only_the_recipes_own_inputs_stay_in_memory() -> None:
+    from redline.bench.device.cpu import CpuDevice
+    from redline.bench.recipe.compose import apply_recipe
+    from redline.spec import Recipe
+
+    workload = build_workload(WorkloadSpec(model="simple_cnn", batch=2), seed=0)
+    setup = apply_recipe(Recipe.parse("bf16"), workload, CpuDevice())
+    assert workload.args[0].dtype == torch.float32
+    setup.let_originals_go()
+    assert workload.args[0] is setup.args[0]
+    assert workload.args[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 GiB",
+        "CUDA error: out of memory",
+        "HIP out of memory. Tried to allocate 2.00 GiB",
+        "hipErrorOutOfMemory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED",
+        "MIOpen Error: miopenStatusAllocFailed",
+        "Unable to find a valid cuDNN algorithm to run convolution",
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory",
+        "DefaultCPUAllocator: not enough memory: you tried to allocate 1000 bytes.",
+        "std::bad_alloc",
+    ],
+)
+def test_every_wording_of_no_memory_is_understood(message: str) -> None:
+    assert is_out_of_memory(RuntimeError(message))
+    wrapped = ValueError("backend failed")
+    wrapped.__cause__ = RuntimeError(message)
+    assert kind_of(wrapped, "compile") == "oom"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["CUDA error: an illegal memory access", "out of resource: shared memory", "CUBLAS_STATUS_EXECUTION_FAILED"],
+)
+def test_other_errors_are_not_taken_for_it(message: str) -> None:
+    assert not is_out_of_memory(RuntimeError(message))
+
+
+class TestFingerprint:
+    def test_follows_the_files_a_model_is_made_of(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "parts").mkdir()
+        (tmp_path / "parts" / "__init__.py").write_text("")
+        (tmp_path / "parts" / "layer.py").write_text("from parts import deep\n")
+        (tmp_path / "parts" / "deep.py").write_text("WIDTH = 8\n")
+        (tmp_path / "unrelated.py").write_text("x = 1\n")
+        (tmp_path / "net.py").write_text("import torch\nfrom parts.layer import deep\ndef make(): ...\n")
+        spec = WorkloadSpec(model=f"{tmp_path}/net.py:make")
+        first = fingerprint_of(spec)
+        (tmp_path / "unrelated.py").write_text("x = 2\n")
+        assert fingerprint_of(spec) == first
+        (tmp_path / "parts" / "deep.py").write_text("WIDTH = 16\n")
+        second = fingerprint_of(spec)
+        assert second != first
+        (tmp_path / "net.py").write_text("import torch\nfrom parts.layer import deep\ndef make(): return 1\n")
+        assert fingerprint_of(spec) not in (first, second)
+
+    def test_names_the_library_a_model_comes_from(self) -> None:
+        import torchvision
+
+        assert torchvision.__version__ in fingerprint_of(WorkloadSpec(model="resnet18"))
+        assert fingerprint_of(WorkloadSpec(model="simple_cnn")) != fingerprint_of(WorkloadSpec(model="resnet18"))
+
+    def test_a_broken_file_is_still_told_apart(self, tmp_path: Any) -> None:
+        (tmp_path / "net.py").write_text("def make(: ...\n")
+        assert fingerprint_of(WorkloadSpec(model=f"{tmp_path}/net.py:make"))
+        with pytest.raises(UsageError):
+            fingerprint_of(WorkloadSpec(model=f"{tmp_path}/nowhere.py:make"))

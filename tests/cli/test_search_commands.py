@@ -1,0 +1,230 @@
+"""`redline sweep` and `redline batch` from the outside: exit codes, one-line mistakes, documents on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from redline import api
+from redline.cli.main import app
+from redline.launch.fake import FakeDoor, Landscape
+from redline.record import Failure
+from redline.spec import RunSpec
+
+MIB = 2**20
+
+
+def memory(spec: RunSpec) -> int:
+    per_item = 20 * MIB if spec.recipe.steps else 40 * MIB
+    return 200 * MIB + per_item * (spec.workload.batch or 1)
+
+
+def failure(spec: RunSpec) -> Failure | None:
+    breaks = spec.workload.model == "broken"
+    return Failure(stage="build", kind="user", message="this factory raised") if breaks else None
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
+    """Whatever door is asked for is a fake one."""
+    door = FakeDoor(
+        Landscape(
+            step_s=lambda spec: 0.002 + 1e-4 * (spec.workload.batch or 1),
+            memory_bytes=memory,
+            memory_limit_bytes=8 * 2**30,
+            failure=failure,
+            models={"resnet50"},
+            unknown_models={"nosuch"},
+        )
+    )
+    monkeypatch.setattr(api, "open_door", lambda launch: door)
+    return door
+
+
+@pytest.fixture
+def redline(door: FakeDoor) -> Callable[..., Result]:
+    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+class TestSweep:
+    def test_prints_a_table_and_goes_on_where_it_stopped(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+        first = redline("sweep", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "1,8", "-b", "64")
+        assert first.exit_code == 0
+        assert "6 cells, 6 done" in first.stdout
+        opened = door.opened
+        again = redline("sweep", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "1,8,64")
+        assert again.exit_code == 0
+        assert door.opened == opened + 2  # two questions, no cell
+        assert "settled" in again.stderr
+
+    def test_failed_cells_are_rows_and_no_reason_to_fail(self, redline: Callable[..., Result]) -> None:
+        result = redline("sweep", "resnet50", "broken", "-b", "8,512", "--json")
+        assert result.exit_code == 0
+        told = document(result)
+        assert (told["planned"], told["done"], told["failed"]) == (4, 1, 3)
+        by_cell = {(cell["model"], cell["batch"]): cell for cell in told["cells"]}
+        assert by_cell["resnet50", 8]["status"] == "done"
+        assert by_cell["resnet50", 8]["record_id"]
+        assert by_cell["resnet50", 512]["failure"]["kind"] == "oom"
+        assert by_cell["broken", 8]["failure"] == {"stage": "build", "kind": "user", "message": "this factory raised"}
+        assert {"model", "task", "recipe", "batch", "status", "record_id", "failure"} <= told["cells"][0].keys()
+
+    def test_a_dry_run_measures_nothing_and_tells_the_time(
+        self, redline: Callable[..., Result], door: FakeDoor
+    ) -> None:
+        result = redline("sweep", "resnet50", "-b", "1..8", "--dry-run")
+        assert result.exit_code == 0
+        assert door.opened == 2
+        assert "4 cells, 0 done, 4 to do" in result.stdout
+        assert "4 cells unknown: nothing was measured yet of resnet50" in result.stdout
+        told = document(redline("sweep", "resnet50", "-b", "1..8", "--dry-run", "--json"))
+        assert (told["planned"], told["done"], told["estimate"]["unknown"]) == (4, 0, 4)
+
+    def test_flags_override_a_file(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        file = tmp_path / "study.toml"
+        file.write_text('[sweep]\nname = "study"\nmodel = ["resnet50", "other"]\nbatch = [1, 8]\n')
+        told = document(redline("sweep", "-f", str(file), "--json"))
+        assert (told["name"], told["planned"]) == ("study", 4)
+        told = document(redline("sweep", "-f", str(file), "-b", "4", "--name", "mine", "--json"))
+        assert (told["name"], told["planned"]) == ("mine", 2)
+
+    def test_presets(self, redline: Callable[..., Result]) -> None:
+        assert document(redline("sweep", "--preset", "amp-batches", "--dry-run", "--json"))["planned"] == 6
+        assert document(redline("sweep", "--preset", "fp16-torchscript", "--dry-run", "--json"))["planned"] == 24
+
+    def test_fresh_and_retry_failed(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+        def cells(*more: str) -> int:
+            before = door.opened
+            assert redline("sweep", "resnet50", "broken", "-b", "8", *more).exit_code == 0
+            return door.opened - before - 2
+
+        assert (cells(), cells(), cells("--retry-failed"), cells("--fresh")) == (2, 0, 1, 2)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ([], "name at least one model"),
+            (["nosuch"], "unknown model 'nosuch'"),
+            (["resnet50", "-b", "many"], "batch must be a number"),
+            (["resnet50", "-b", "0"], "batch must be 1 or more"),
+            (["resnet50", "-r", "fp16++"], "empty step"),
+            (["resnet50", "--task", "fly"], "fly"),
+            (["--preset", "nothing"], "unknown preset"),
+            (["-f", "nowhere.toml"], "no such file"),
+            (["-f", "nowhere.toml", "--preset", "amp-batches"], "not both"),
+            (["resnet50", "--name", " "], "name must be"),
+            (["resnet50", "--max-memory", "some"], "16GiB"),
+            (["resnet50", "--effort", "heroic"], "effort"),
+        ],
+    )
+    def test_mistakes_are_one_line_and_exit_2(
+        self, redline: Callable[..., Result], arguments: list[str], words: str
+    ) -> None:
+        result = redline("sweep", *arguments)
+        assert result.exit_code == 2
+        complaint = [line for line in result.stderr.splitlines() if line.startswith("redline: ")]
+        assert len(complaint) == 1
+        assert words in complaint[0]
+        assert "Traceback" not in result.output
+
+    def test_ctrl_c_keeps_what_is_settled(
+        self, redline: Callable[..., Result], door: FakeDoor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = FakeDoor.open
+
+        def interrupted(self: FakeDoor, spec: RunSpec | None = None) -> Any:
+            if spec is not None and spec.workload.batch == 4:
+                raise KeyboardInterrupt
+            return real(self, spec)
+
+        monkeypatch.setattr(FakeDoor, "open", interrupted)
+        result = redline("sweep", "resnet50", "-b", "1..4")
+        assert result.exit_code == 130
+        assert "the same command goes on" in result.stderr
+        monkeypatch.setattr(FakeDoor, "open", real)
+        assert document(redline("sweep", "resnet50", "-b", "1..4", "--json"))["done"] == 3
+
+
+class TestBatch:
+    def test_tells_the_table_as_it_goes_and_the_answers(self, redline: Callable[..., Result]) -> None:
+        result = redline("batch", "resnet50", "-r", "baseline", "-r", "fp16", "--slo-p95", "10ms")
+        assert result.exit_code == 0
+        assert result.stdout.count("items/s/GiB") == 2  # one header per recipe
+        assert "vs baseline" in result.stdout
+        assert "p95 ≤ 10.0 ms" in result.stdout
+        assert "next: batch" in result.stdout
+
+    def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
+        told = document(redline("batch", "resnet50", "-r", "baseline", "-r", "fp16", "--slo-p95", "10ms", "--json"))
+        truth = (8 * 1024 - 200) / 40
+        assert told["max_batch"] == pytest.approx(truth, rel=0.03)
+        assert told["knee_batch"] == pytest.approx(180, rel=0.1)
+        assert told["slo_batch"] == pytest.approx(78, rel=0.06)
+        assert told["ooms"] <= 1
+        trial = told["trials"][0]
+        assert trial.keys() >= {"batch", "fits", "peak_reserved_bytes", "throughput_per_s", "latency_p95_s"}
+        assert [entry["recipe"] for entry in told["recipes"]] == ["baseline", "fp16"]
+        assert told["recipes"][1]["ratio"] == pytest.approx(2.0, rel=0.04)
+
+    def test_max_memory_is_as_if_the_device_had_so_much(self, redline: Callable[..., Result]) -> None:
+        told = document(redline("batch", "resnet50", "--max-memory", "2GiB", "--json"))
+        assert told["max_batch"] == pytest.approx((2048 - 200) / 40, rel=0.03)
+        assert told["limit_bytes"] == 2**31
+
+    def test_draws_a_plot(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        path = tmp_path / "plots" / "batches.png"
+        result = redline("batch", "resnet50", "-r", "baseline", "-r", "fp16", "--plot", str(path))
+        assert result.exit_code == 0
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("place", "words"), [("x.nothing", "must end in"), ("file/x.png", "cannot write the plot")]
+    )
+    def test_a_place_for_the_plot_that_is_none_is_told_before_the_search(
+        self, redline: Callable[..., Result], door: FakeDoor, tmp_path: Path, place: str, words: str
+    ) -> None:
+        (tmp_path / "file").write_text("not a folder")
+        refused = redline("batch", "resnet50", "--plot", str(tmp_path / place))
+        assert refused.exit_code == 2
+        assert words in refused.stderr
+        assert door.opened == 0
+
+    def test_a_model_that_never_runs_exits_5(self, redline: Callable[..., Result]) -> None:
+        result = redline("batch", "broken")
+        assert result.exit_code == 5
+        assert "this factory raised" in result.stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["nosuch"], "unknown model 'nosuch'"),
+            (["resnet50", "--max-memory", "lots"], "16GiB"),
+            (["resnet50", "--slo-p95", "soon"], "20ms"),
+            (["resnet50", "--slo-p95", "0"], "slo_p95 must be above 0"),
+            (["resnet50", "--max-batch", "0"], "max_batch must be 1 or more"),
+            (["resnet50", "--task", "fly"], "fly"),
+        ],
+    )
+    def test_mistakes_are_one_line_and_exit_2(
+        self, redline: Callable[..., Result], arguments: list[str], words: str
+    ) -> None:
+        result = redline("batch", *arguments)
+        assert result.exit_code == 2
+        complaint = [line for line in result.stderr.splitlines() if line.startswith("redline: ")]
+        assert len(complaint) == 1
+        assert words in complaint[0]
+
+
+def test_run_takes_the_same_max_memory(redline: Callable[..., Result]) -> None:
+    assert redline("run", "resnet50", "--batch", "64", "--max-memory", "1GiB", "--json").exit_code == 5
+    assert redline("run", "resnet50", "--batch", "16", "--max-memory", "1GiB", "--json").exit_code == 0

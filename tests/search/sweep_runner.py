@@ -1,0 +1,91 @@
+"""A sweep in a process that can be killed: `python sweep_runner.py STORE fake|killed|cpu NAME [SEED]`."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+import redline
+from redline.launch.fake import FakeDoor, Landscape
+from redline.search.sweep import SweepObserver
+from redline.spec import RunSpec
+from redline.store import History
+
+FAKE_GRID: dict[str, Any] = {
+    "model": ["resnet50", "vit_b_16", "mobilenet_v2"],
+    "recipes": ["baseline", "fp16", "compile", "fp16+compile"],
+    "batches": [1, 8, 32, 128, 512],
+    "device": "cuda:0",
+    "launch": {"door": "fake"},
+}
+"""60 cells, of which those at batch 512 of one model do not fit."""
+
+CPU_GRID: dict[str, Any] = {
+    "model": "simple_cnn",
+    "recipes": ["baseline", "channels-last"],
+    "batches": [1, 2, 4],
+    "device": "cpu",
+    "threads": 1,
+    "image_size": 8,
+    "effort": "quick",
+    "measure": {"max_seconds": 0.1, "min_rounds": 1, "warmup_max_seconds": 0.05, "block_seconds": 0.05},
+}
+
+
+def needed_bytes(spec: RunSpec) -> int:
+    return (spec.workload.batch or 1) * (2**26 if spec.workload.model == "vit_b_16" else 2**20)
+
+
+def fake_door() -> FakeDoor:
+    return FakeDoor(Landscape(step_s=0.002, memory_bytes=needed_bytes, memory_limit_bytes=2**34))
+
+
+def run_fake(history: History, name: str) -> None:
+    redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name)
+
+
+class Telling(SweepObserver):
+    """Says on a descriptor which cells are settled."""
+
+    def __init__(self, descriptor: int = 1) -> None:
+        self._descriptor = descriptor
+
+    def settled(self, cell: Any, record: Any) -> None:
+        os.write(self._descriptor, f"settled {record.id}\n".encode())
+
+
+def run_killed(store: str, name: str, seed: int) -> None:
+    """Run the sweep in forks of this warm process, each killed at a random moment within its next few cells."""
+    chance = random.Random(seed)
+    while True:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with History.open(store) as history:
+                redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name, observer=Telling(writing))
+            os._exit(0)
+        os.close(writing)
+        with open(reading, buffering=1) as told:
+            lines = [told.readline() for _ in range(chance.randrange(5))]
+        time.sleep(chance.uniform(0.0, 0.010))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status) or (lines and not lines[-1]):
+            return
+        sys.stdout.write("killed\n")
+
+
+if __name__ == "__main__":
+    store, what, name = sys.argv[1:4]
+    if what == "killed":
+        run_killed(store, name, int(sys.argv[4]))
+    else:
+        with History.open(store) as history:
+            if what == "fake":
+                run_fake(history, name)
+            else:
+                redline.sweep(**CPU_GRID, history=history, name=name, observer=Telling())

@@ -1,0 +1,244 @@
+"""The batch finder against a fake bench: largest, knee and latency target set against the truth."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redline.analyze.batch import BatchFinding
+from redline.api import NoJournal, find_batch
+from redline.errors import SpecError, UsageError
+from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake_memory import MemoryOf, MemoryTruth, convolutional, curve, largest_batch
+from redline.record import Failure, RunRecord
+from redline.search.batch import MAX_TRIALS, trial_spec
+from redline.spec import RunSpec, WorkloadSpec
+
+MIB = 2**20
+
+
+def batch_of(spec: RunSpec) -> int:
+    return spec.workload.batch or 1
+
+
+def find(landscape: Landscape, **settings: Any) -> BatchFinding:
+    options = {"journal": NoJournal(), "launch": {"door": "fake"}, "max_memory": "16GiB", **settings}
+    (finding,) = find_batch("m", door=FakeDoor(landscape), **options)
+    return finding
+
+
+def step_times(fixed_s: float, item_s: float) -> Any:
+    return lambda spec: fixed_s + item_s * batch_of(spec)
+
+
+class TestLargest:
+    @pytest.mark.parametrize("task", ["train", "infer"])
+    def test_through_a_caching_allocator(self, task: str) -> None:
+        """Training needs little more than is allocated, inference nearly all that is reserved: only a squeeze tells."""
+        model = convolutional(trains=task == "train")
+        known: dict[int, MemoryTruth] = {}
+
+        def memory(spec: RunSpec) -> MemoryTruth:
+            return known.setdefault(batch_of(spec), model.truth(batch_of(spec)))
+
+        found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory), task=task)
+        truth = largest_batch(memory, lambda batch: RunSpec(workload=WorkloadSpec(model="m", batch=batch)), 2**34)
+        assert found.max_batch is not None
+        assert found.max_batch_below is not None
+        assert 0.97 * truth <= found.max_batch <= truth < found.max_batch_below
+        assert len(found.trials) <= MAX_TRIALS
+        assert found.ooms <= 1
+
+    def test_on_a_cpu_the_workers_own_memory_counts(self) -> None:
+        memory = curve(lambda batch: 900 * MIB + 2 * MIB * batch, resident=850 * MIB)
+        landscape = Landscape(step_s=0.01, memory_bytes=memory, device_kind="cpu")
+        found = find(landscape, max_memory="2GiB")
+        assert found.max_batch == pytest.approx((2048 - 900) / 2, rel=0.03)
+        assert all(trial.peak_reserved_bytes is None for trial in found.trials)
+        assert all(trial.needed_bytes for trial in found.trials if trial.fits)
+
+    def test_out_of_memory_is_data(self) -> None:
+        def memory(spec: RunSpec) -> int:
+            step = 1024 * MIB if batch_of(spec) > 230 else 0  # not to be seen from below
+            return batch_of(spec) * 64 * MIB + step
+
+        found = find(Landscape(step_s=0.01, memory_bytes=memory))
+        failed = [trial for trial in found.trials if not trial.fits]
+        assert found.ooms == len(failed) >= 1
+        assert {trial.failure.kind for trial in failed if trial.failure} == {"oom"}
+        assert found.max_batch is not None
+        assert 0.97 * 240 <= found.max_batch <= 240
+
+    def test_a_batch_that_breaks_in_another_way_bounds_the_search(self) -> None:
+        def failure(spec: RunSpec) -> Failure | None:
+            too_large = batch_of(spec) > 1000
+            return Failure(stage="measure", kind="user", message="index out of range") if too_large else None
+
+        found = find(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 1e6 * batch), failure=failure))
+        assert found.max_batch is not None
+        assert 900 < found.max_batch <= 1000
+        assert found.ooms == 0
+        assert any("another reason than memory: index out of range" in note for note in found.notes)
+
+    def test_a_model_that_never_runs_is_not_tried_eight_times(self) -> None:
+        failure = Failure(stage="build", kind="user", message="no such weights")
+        found = find(Landscape(step_s=0.01, failure=failure))
+        assert found.max_batch is None
+        assert len(found.trials) == 1
+        assert "no such weights" in found.notes[0]
+
+    def test_max_batch_ends_the_search(self) -> None:
+        found = find(
+            Landscape(step_s=step_times(0.001, 1e-4), memory_bytes=curve(lambda batch: 1e6 * batch)), max_batch=64
+        )
+        assert found.max_batch == 64
+        assert max(trial.batch for trial in found.trials) == 64
+
+    def test_a_squeezed_trial_is_marked(self) -> None:
+        memory = curve(lambda batch: 40 * MIB * batch, ease=1.3)
+        found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory))
+        assert any("short of memory" in note for note in found.notes)
+        squeezed = max((trial for trial in found.trials if trial.fits), key=lambda trial: trial.batch)
+        assert squeezed.allocator_retries > 0
+
+
+class TestKnee:
+    @pytest.mark.parametrize("task", ["infer", "train"])
+    @pytest.mark.parametrize(("fixed_s", "item_s"), [(0.010, 1e-4), (0.002, 1e-4), (0.001, 5e-4), (0.0005, 2e-5)])
+    def test_of_a_known_curve_is_found_within_ten_percent(self, fixed_s: float, item_s: float, task: str) -> None:
+        memory: MemoryOf = curve(lambda batch: 2e8 + 8 * MIB * batch, resident=2e8)
+        landscape = Landscape(step_s=step_times(fixed_s, item_s), noise_sigma=0.02, noise_rho=0.3, memory_bytes=memory)
+        found = find(landscape, task=task)
+        assert found.knee_batch == pytest.approx(9 * fixed_s / item_s, rel=0.1)
+        assert len(found.trials) <= MAX_TRIALS
+
+    def test_small_batches_that_wait_for_the_host_are_left_out(self) -> None:
+        """Below the batch whose work outgrows the host's 5 ms, the step takes 5 ms whatever the batch."""
+        device_s = step_times(0.0005, 1e-4)
+        landscape = Landscape(
+            step_s=lambda spec: max(0.005, device_s(spec)),
+            issue_share=lambda spec: 0.005 / max(0.005, device_s(spec)),
+            memory_bytes=curve(lambda batch: 2e8 + 8 * MIB * batch, resident=2e8),
+        )
+        found = find(landscape)
+        assert found.saturation is not None
+        assert found.saturation.per_item_s == pytest.approx(1e-4, rel=0.03)
+        assert found.knee_batch == pytest.approx(45, rel=0.1)  # 0.9 · 5 ms / 0.1 ms
+
+    def test_where_throughput_still_grows_there_is_none(self) -> None:
+        landscape = Landscape(step_s=step_times(0.1, 1e-5), memory_bytes=curve(lambda batch: 64 * MIB * batch))
+        found = find(landscape)
+        assert found.knee_batch is None
+        assert any("still grows" in note for note in found.notes)
+
+
+class TestLatencyTarget:
+    def test_is_kept_with_confidence_and_not_missed_by_much(self) -> None:
+        """Over many searches the true p95 of the batch found is over the target in fewer than one of twenty."""
+        chance = Random(5)
+        over, shares = 0, []
+        for seed in range(40):
+            fixed_s, item_s = chance.uniform(5e-4, 4e-3), chance.uniform(2e-5, 3e-4)
+            sigma = chance.choice([0.01, 0.05])
+            slo_s = fixed_s + item_s * chance.uniform(20, 400)
+            landscape = Landscape(
+                step_s=step_times(fixed_s, item_s),
+                noise_sigma=sigma,
+                memory_bytes=curve(lambda batch: 2e8 + 8 * MIB * batch, resident=2e8),
+                seed=seed,
+            )
+            found = find(landscape, slo_p95=slo_s)
+            p95 = math.exp(1.645 * sigma)
+            largest = ((slo_s / p95) - fixed_s) / item_s
+            assert found.slo_batch is not None
+            over += (fixed_s + item_s * found.slo_batch) * p95 > slo_s
+            shares.append(found.slo_batch / largest)
+        assert over <= 2
+        assert float(np.median(shares)) > 0.93
+
+    def test_out_of_reach_is_said(self) -> None:
+        landscape = Landscape(step_s=step_times(0.010, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
+        found = find(landscape, slo_p95="5ms")
+        assert found.slo_batch is None
+        assert any("within the latency target" in note for note in found.notes)
+
+    def test_a_generous_target_is_met_by_the_largest(self) -> None:
+        landscape = Landscape(step_s=step_times(0.001, 1e-5), memory_bytes=curve(lambda batch: 64 * MIB * batch))
+        found = find(landscape, slo_p95="1s")
+        assert found.slo_batch == found.max_batch
+
+    def test_training_steps_have_one_too(self) -> None:
+        landscape = Landscape(step_s=step_times(0.001, 1e-4), memory_bytes=curve(lambda batch: 8 * MIB * batch))
+        found = find(landscape, slo_p95="10ms", task="train")
+        assert found.slo_batch == pytest.approx(88, rel=0.06)
+
+
+def test_recipes_stand_side_by_side_with_their_ratio() -> None:
+    per_item = {"baseline": 80 * MIB, "fp16": 40 * MIB}
+    landscape = Landscape(
+        step_s=0.01, memory_bytes=lambda spec: batch_of(spec) * per_item[str(spec.recipe)] + 100 * MIB
+    )
+    result = find_batch(
+        "m",
+        recipes=["baseline", "fp16"],
+        door=FakeDoor(landscape),
+        journal=NoJournal(),
+        launch={"door": "fake"},
+        max_memory="16GiB",
+    )
+    ratio = result[1].max_batch / result[0].max_batch
+    assert ratio == pytest.approx(2.0, rel=0.03)
+    assert f"{ratio:.2f}×" in str(result)
+
+
+class Kept(NoJournal):
+    def __init__(self) -> None:
+        self.records: list[RunRecord] = []
+
+    def finish(self, record: RunRecord) -> None:
+        self.records.append(record)
+
+
+def test_every_trial_is_a_record_of_a_process_of_its_own() -> None:
+    journal, door = Kept(), FakeDoor(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch)))
+    (found,) = find_batch("m", door=door, journal=journal, launch={"door": "fake"}, max_memory="1GiB")
+    assert [record.id for record in journal.records] == [trial.record_id for trial in found.trials]
+    assert door.opened == len(found.trials) + 1  # and one question
+    for record in journal.records:
+        assert record.spec.launch.memory_limit_bytes == 2**30
+        assert not record.spec.measure.check_numerics
+        if record.prepared is not None:
+            assert record.prepared.numerics.method == "unchecked"
+            assert not record.prepared.numerics.passed
+
+
+def test_trials_differ_from_the_spec_in_batch_and_length_only() -> None:
+    spec = RunSpec(workload=WorkloadSpec(model="m", image_size=64), device="cuda:0", seed=3)
+    trial = trial_spec(spec, 96, "largest")
+    assert (trial.workload.batch, trial.workload.image_size, trial.device, trial.seed) == (96, 64, "cuda:0", 3)
+    assert trial.measure.squeeze_memory
+    assert not trial_spec(spec, 96, "slo").measure.squeeze_memory
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"slo_p95": 0}, "slo_p95 must be above 0"),
+        ({"slo_p95": "soon"}, "20ms"),
+        ({"max_batch": 0}, "max_batch must be 1 or more"),
+        ({"max_memory": "lots"}, "16GiB"),
+        ({"max_memory": 0}, "max_memory must be above 0"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        find(Landscape(step_s=0.01), **settings)
+
+
+def test_an_unknown_model_is_told_before_anything_runs() -> None:
+    with pytest.raises(UsageError, match="unknown model"):
+        find(Landscape(step_s=0.01, unknown_models={"m"}))

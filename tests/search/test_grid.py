@@ -1,0 +1,180 @@
+"""Grids: every combination once, exclusions, an order that tells much early, and mistakes in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.errors import SpecError, UsageError
+from redline.search.grid import (
+    PRESETS,
+    cells_from_table,
+    default_name,
+    in_informative_order,
+    parse_batches,
+    preset,
+    read_sweep,
+)
+from redline.spec import RunSpec
+
+
+def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:
+    return [
+        (cell.workload.model, cell.workload.task, cell.threads, cell.workload.batch, str(cell.recipe)) for cell in cells
+    ]
+
+
+def test_every_combination_once() -> None:
+    grid = {
+        "model": ["a", "b"],
+        "recipe": ["baseline", "fp16"],
+        "batch": [1, 8, 8],
+        "task": ["infer", "train"],
+        "threads": [1, 2],
+    }
+    cells = shape(cells_from_table(grid))
+    assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 2
+
+
+def test_left_out_axes_have_one_value() -> None:
+    assert shape(cells_from_table({"model": "a"})) == [("a", "infer", None, None, "baseline")]
+
+
+@pytest.mark.parametrize(
+    ("given", "batches"),
+    [
+        (8, [8]),
+        ("8", [8]),
+        ("1,8, 16", [1, 8, 16]),
+        ("16..512", [16, 32, 64, 128, 256, 512]),
+        ("3..20", [3, 6, 12, 20]),
+        (["1", "4..8", 8], [1, 4, 8]),
+        (None, []),
+    ],
+)
+def test_batches_are_written_in_many_ways(given: Any, batches: list[int]) -> None:
+    assert parse_batches(given) == batches
+
+
+@pytest.mark.parametrize("given", ["x", "1..", "8..4", "0..4", "1.5", True, ""])
+def test_a_batch_that_is_none_is_told(given: Any) -> None:
+    with pytest.raises(SpecError, match="batch"):
+        parse_batches(given)
+
+
+def test_exclusions_take_out_what_fits_all_their_fields() -> None:
+    grid = {"model": ["resnet50", "vit_b_16"], "recipe": ["baseline", "channels-last+fp16"], "batch": "1..4"}
+    exclude = [{"model": "vit_*", "recipe": "fp16+channels-last", "batch": [2, 4]}, {"model": "resnet50", "batch": "1"}]
+    cells = {
+        (model, batch, recipe) for model, _, _, batch, recipe in shape(cells_from_table({**grid, "exclude": exclude}))
+    }
+    assert cells == {
+        ("resnet50", 2, "baseline"),
+        ("resnet50", 4, "baseline"),
+        ("resnet50", 2, "channels-last+fp16"),
+        ("resnet50", 4, "channels-last+fp16"),
+        ("vit_b_16", 1, "baseline"),
+        ("vit_b_16", 2, "baseline"),
+        ("vit_b_16", 4, "baseline"),
+        ("vit_b_16", 1, "channels-last+fp16"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({}, "name at least one model"),
+        ({"model": "a", "exclude": [{"modle": "a"}]}, "'modle'; did you mean model"),
+        ({"model": "a", "exclude": [{}]}, "must name at least one"),
+        ({"model": "a", "exclude": {"model": "a"}}, r"\[\[sweep.exclude\]\]"),
+        ({"model": "a", "exclude": [{"model": "a"}]}, "leave nothing to measure"),
+        ({"model": "a", "task": "fly"}, "fly"),
+        ({"model": "a", "batch": 0}, "batch must be 1 or more, got 0"),
+        ({"model": "a", "colour": "red"}, "colour"),
+        ({"model": "a", "max_memory": "lots"}, "16GiB"),
+        ({"model": "a", "recipe": "fp16+"}, "empty step"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        cells_from_table(table)
+    assert "\n" not in str(caught.value)
+
+
+def test_early_cells_tell_most() -> None:
+    cells = in_informative_order(
+        cells_from_table({"model": ["a", "b"], "recipe": ["compile", "baseline"], "batch": "1..16"})
+    )
+    batches = list(dict.fromkeys(cell.workload.batch for cell in cells))
+    assert batches == [1, 16, 4, 2, 8]
+    # Both models without compiling, then with: within one batch the quick answers come first.
+    assert [(model, recipe) for model, _, _, _, recipe in shape(cells)[:4]] == [
+        ("a", "baseline"),
+        ("b", "baseline"),
+        ("a", "compile"),
+        ("b", "compile"),
+    ]
+    assert len(cells) == 20
+
+
+def test_the_same_grid_has_the_same_name_whatever_its_order() -> None:
+    one = cells_from_table({"model": ["a", "b"], "batch": [1, 2]})
+    same = cells_from_table({"batch": [2, 1], "model": ["a", "b"], "launch": {"door": "spawn"}})
+    other = cells_from_table({"model": ["a", "b"], "batch": [1, 4]})
+    assert default_name(one) == default_name(same) != default_name(other)
+    assert default_name(one).startswith("a+1-")
+    assert "/" not in default_name(cells_from_table({"model": "some/where/net.py:make"}))
+
+
+def test_a_file_holds_a_sweep(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(
+        """
+        device = "cpu"
+        effort = "quick"
+        [sweep]
+        name = "study"
+        model = ["a", "b"]
+        recipe = ["baseline", "fp16"]
+        batch = "1..4"
+        max_memory = "2GiB"
+        [[sweep.exclude]]
+        model = "b"
+        recipe = "fp16"
+        """
+    )
+    table = read_sweep(file)
+    assert table.pop("name") == "study"
+    cells = cells_from_table(table)
+    assert len(cells) == 9
+    assert {cell.device for cell in cells} == {"cpu"}
+    assert {cell.measure.effort for cell in cells} == {"quick"}
+    assert {cell.launch.memory_limit_bytes for cell in cells} == {2**31}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("x = ", "not TOML"), ("model = 'a'", "no \\[sweep\\] table"), ("sweep = 3", "no \\[sweep\\] table")],
+)
+def test_a_file_that_holds_none_is_told(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(content)
+    with pytest.raises(SpecError, match=words):
+        read_sweep(file)
+    with pytest.raises(SpecError, match="no such file"):
+        read_sweep(tmp_path / "nowhere.toml")
+
+
+def test_presets_are_the_documents_studies() -> None:
+    study = shape(cells_from_table(preset("fp16-torchscript")))
+    assert len(study) == 2 * 3 * 4
+    assert {batch for *_, batch, _ in study} == {1, 8, 16, 32}
+    amp = shape(cells_from_table(preset("amp-batches")))
+    assert [(model, batch, recipe) for model, _, _, batch, recipe in amp] == [
+        ("resnet18", batch, "amp") for batch in (16, 32, 64, 128, 256, 512)
+    ]
+    with pytest.raises(UsageError, match="did you mean amp-batches"):
+        preset("amp-batchs")
+    assert set(PRESETS) == {"fp16-torchscript", "amp-batches"}

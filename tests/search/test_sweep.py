@@ -1,0 +1,238 @@
+"""Sweeps: every cell once, whatever happens to the process that measures them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sweep_runner
+from sweep_runner import CPU_GRID, FAKE_GRID, fake_door
+
+import redline
+from redline.errors import DoorError, UsageError
+from redline.launch.fake import FakeDoor, Landscape
+from redline.record import Failure
+from redline.search.sweep import SweepObserver
+from redline.store import History
+
+ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a fork of a process with threads could hang
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "sweeps.sqlite"
+
+
+@pytest.fixture
+def history(place: Path) -> Iterator[History]:
+    with History.open(place) as history:
+        yield history
+
+
+def start(place: Path, what: str, name: str, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(sweep_runner.__file__), str(place), what, name, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def assert_exactly_the_right_rows(history: History, place: Path, name: str) -> None:
+    """All 60 cells of the fake grid, each settled by one record of its own, and no other record."""
+    result = redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name)
+    assert (result.summary.planned, result.summary.done, result.summary.failed) == (60, 56, 4)
+    assert {(cell.model, cell.batch) for cell in result if cell.status == "failed"} == {("vit_b_16", 512)}
+    assert {cell.failure.kind for cell in result if cell.failure} == {"oom"}
+    by_id = {row.id: row for row in history.rows()}
+    assert len({cell.record_id for cell in result}) == 60
+    for cell in result:
+        row = by_id[cell.record_id]
+        assert (row.model, row.task, row.recipe, row.batch) == (cell.model, cell.task, cell.recipe, cell.batch)
+        assert row.status == cell.status
+    with closing(sqlite3.connect(place)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_sixty_cells_killed_at_random_points_end_with_exactly_the_right_rows(
+    history: History, place: Path, seed: int
+) -> None:
+    kills = start(place, "killed", "study", str(seed))
+    told, _ = kills.communicate()
+    assert kills.returncode == 0
+    assert told.split().count("killed") >= 10  # otherwise this test shows nothing
+    assert_exactly_the_right_rows(history, place, "study")
+    assert history.count() == 60
+
+
+def test_six_cells_on_the_cpu_killed_at_random_points_end_with_exactly_the_right_rows(
+    history: History, place: Path
+) -> None:
+    chance = random.Random(3)
+    settled: set[str] = set()
+    for _ in range(3):
+        runner = start(place, "cpu", "study")
+        assert runner.stdout is not None
+        for _ in range(chance.randrange(1, 3)):
+            line = runner.stdout.readline()
+            settled |= {line.split()[1]} if line else set()
+        # Somewhere inside the next cell.
+        try:
+            runner.wait(chance.uniform(0.0, 0.5))
+        except subprocess.TimeoutExpired:
+            runner.send_signal(signal.SIGKILL)
+        rest, _ = runner.communicate()
+        settled |= {line.split()[1] for line in rest.splitlines()}
+    runner = start(place, "cpu", "study")
+    rest, _ = runner.communicate()
+    assert runner.returncode == 0
+    settled |= {line.split()[1] for line in rest.splitlines()}
+    rows = history.rows()
+    assert {row.status for row in rows} == {"done"}
+    assert {(row.recipe, row.batch) for row in rows} == {
+        (recipe, batch) for recipe in CPU_GRID["recipes"] for batch in CPU_GRID["batches"]
+    }
+    assert len(rows) == 6
+    assert {row.id for row in rows} >= settled  # what was told to be settled is what is there
+
+
+def test_two_sweeps_at_once_on_one_store_do_not_disturb_each_other(history: History, place: Path) -> None:
+    runners = [start(place, "fake", name) for name in ("one", "other")]
+    for runner in runners:
+        runner.communicate()
+        assert runner.returncode == 0
+    assert history.count() == 120
+    for name in ("one", "other"):
+        assert_exactly_the_right_rows(history, place, name)
+
+
+def test_a_sweep_that_is_being_run_is_left_to_its_runner(history: History) -> None:
+    with history.sweep("study").held():
+        with pytest.raises(UsageError, match=r"'study' is being run by process \d+.*another --name"):
+            redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study")
+        redline.sweep("other", door=fake_door(), history=history, launch={"door": "fake"}, name="another")
+    redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study")
+
+
+class Interrupting(SweepObserver):
+    """Ctrl-C in the middle of the fourth cell."""
+
+    def __init__(self) -> None:
+        self.cells = 0
+
+    def cell(self, *_: Any) -> None:
+        self.cells += 1
+
+    def measured(self, *_: Any) -> None:
+        if self.cells == 4:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_loses_the_cell_in_flight_and_no_more(history: History) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study", observer=Interrupting())
+    assert [row.status for row in history.rows()] == ["done"] * 3
+    assert len(redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study")) == 60
+    assert history.count() == 60
+
+
+def test_running_it_again_measures_nothing_and_a_larger_grid_only_what_is_new(history: History) -> None:
+    def sweep(**changes: Any) -> tuple[int, int]:
+        door = fake_door()
+        result = redline.sweep(**{**FAKE_GRID, **changes}, door=door, history=history, name="study")
+        return len(result), door.opened - 2  # less the two questions: are the specs sound, what is this place
+
+    assert sweep() == (60, 60)
+    assert sweep() == (60, 0)
+    assert sweep(batches=[1, 8, 32, 64, 128, 512]) == (72, 12)
+    assert sweep(recipes=["compile", "baseline"], batches=[8]) == (6, 0)
+    assert sweep(recipes=["compile+fp16"], batches=[8]) == (3, 0)  # the order of steps means nothing
+    assert sweep(effort="quick", batches=[8]) == (12, 12)  # measured in another way is another cell
+    assert sweep(max_memory="8GiB", batches=[8]) == (12, 12)
+
+
+def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
+    """What failed stays in the history as a record; the sweep then knows the newer one."""
+    failing = Landscape(
+        step_s=0.001, failure={"fp16": Failure(stage="compile", kind="compile", message="no"), "*": None}
+    )
+    grid = {"model": "m", "recipes": ["baseline", "fp16"], "launch": {"door": "fake"}, "name": "study"}
+    first = redline.sweep(**grid, door=FakeDoor(failing), history=history)
+    assert [cell.status for cell in first] == ["done", "failed"]
+    assert first[1].failure.message == "no"
+    sound = FakeDoor(Landscape(step_s=0.001))
+    again = redline.sweep(**grid, door=sound, history=history)
+    assert again.summary == first.summary
+    retried = redline.sweep(**grid, door=sound, history=history, retry_failed=True)
+    assert [cell.status for cell in retried] == ["done", "done"]
+    assert retried[0].record_id == first[0].record_id
+    assert history.count() == 3
+
+
+def test_fresh_starts_over_and_keeps_the_old_records(history: History) -> None:
+    grid = {"model": "m", "batches": "1..4", "launch": {"door": "fake"}, "name": "study"}
+    first = redline.sweep(**grid, door=fake_door(), history=history)
+    second = redline.sweep(**grid, door=fake_door(), history=history, fresh=True)
+    assert not {cell.record_id for cell in first} & {cell.record_id for cell in second}
+    assert history.count() == 6
+    assert redline.sweep(**grid, door=fake_door(), history=history).summary == second.summary
+
+
+def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -> None:
+    kinds = ("oom", "compile", "timeout", "crash", "user")
+    stages = {"oom": "compile", "compile": "compile", "timeout": "warmup", "crash": "measure", "user": "build"}
+    failures = {kind: Failure(stage=stages[kind], kind=kind, message=f"it was {kind}") for kind in kinds}
+    door = FakeDoor(Landscape(step_s=0.001, failure={**failures, "*": None}))
+    models = ["sound", *kinds, "sound too"]
+    result = redline.sweep(models, door=door, history=history, launch={"door": "fake"})
+    assert {cell.model: cell.failure.kind if cell.failure else None for cell in result} == {
+        "sound": None,
+        "sound too": None,
+        **{kind: kind for kind in kinds},
+    }
+    assert (result.summary.done, result.summary.failed) == (2, 5)
+
+
+class BrokenDoor(FakeDoor):
+    """Answers questions, then cannot start workers."""
+
+    def open(self, spec: Any = None) -> Any:
+        if spec is not None:
+            raise DoorError("the fork server is gone")
+        return super().open(spec)
+
+
+def test_workers_that_cannot_be_started_end_the_sweep_after_a_few(history: History) -> None:
+    door = BrokenDoor(Landscape(step_s=0.001))
+    with pytest.raises(DoorError, match="3 workers in a row could not be started: the fork server is gone"):
+        redline.sweep(**FAKE_GRID, door=door, history=history, name="study")
+    assert [row.status for row in history.rows()] == ["failed"] * 3
+    repaired = redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study", retry_failed=True)
+    assert repaired.summary.done + repaired.summary.failed == 60
+
+
+def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> None:
+    door = FakeDoor(Landscape(step_s=0.001, unknown_models={"nosuch"}))
+    with pytest.raises(UsageError, match="unknown model 'nosuch'"):
+        redline.sweep(["m", "nosuch"], door=door, history=history, launch={"door": "fake"})
+    assert history.count() == 0
+
+
+def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None:
+    import json
+
+    result = redline.sweep(**FAKE_GRID, door=fake_door(), history=history)
+    text = str(result)
+    assert "60 cells, 56 done, 4 failed" in text
+    assert "failed: oom at compile" in text
+    assert "ratios between rows carry no interval" in text
+    document = json.loads(result.to_json())
+    assert {name: document[name] for name in ("planned", "done", "failed")} == {"planned": 60, "done": 56, "failed": 4}
+    assert document["cells"][0].keys() >= {"model", "task", "recipe", "batch", "status", "record_id", "failure"}
+    assert len(result.rows) == 60

@@ -1,0 +1,63 @@
+"""The ledger of a sweep: a record and the cell it settles are there together or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_writer import make_block, make_record
+
+from redline.errors import StoreError
+from redline.record import Failure
+from redline.store import History, queries
+
+
+def test_cells_are_settled_by_records(history: History) -> None:
+    ledger = history.sweep("study")
+    done = make_record(stopped="target", blocks=(make_block(),))
+    failed = make_record(failure=Failure(stage="compile", kind="oom", message="no room"), stopped="failed")
+    ledger.settle("a", done)
+    ledger.settle("b", failed)
+    cells = ledger.cells()
+    assert (cells["a"].status, cells["a"].record_id, cells["a"].failure_kind) == ("done", done.id, None)
+    assert (cells["b"].status, cells["b"].failure_kind, cells["b"].failure_message) == ("failed", "oom", "no room")
+    assert history.load_many([done.id, failed.id, "nowhere"]) == {done.id: done, failed.id: failed}
+    assert history.sweep("another").cells() == {}
+
+
+def test_a_cell_is_settled_by_the_newest(history: History) -> None:
+    ledger = history.sweep("study")
+    first, second = make_record(stopped="target"), make_record(stopped="target")
+    ledger.settle("a", first)
+    ledger.settle("a", second)
+    assert {cell.record_id for cell in ledger.cells().values()} == {second.id}
+    assert history.count() == 2
+
+
+def test_forgetting_keeps_the_records_and_other_sweeps(history: History) -> None:
+    for name in ("study", "another"):
+        history.sweep(name).settle("a", make_record())
+    history.sweep("study").forget()
+    assert history.sweep("study").cells() == {}
+    assert len(history.sweep("another").cells()) == 1
+    assert history.count() == 2
+
+
+def test_a_record_without_its_cell_is_never_seen(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy import text
+
+    monkeypatch.setattr(queries, "INSERT_CELL", text("INSERT INTO nowhere VALUES (1)"))
+    with pytest.raises(StoreError):
+        history.sweep("study").settle("a", make_record())
+    assert history.count() == 0
+
+
+def test_holding_is_by_sweep_and_by_history(path: Path, tmp_path: Path) -> None:
+    with History.open(path) as one, History.open(path) as same, History.open(tmp_path / "other.sqlite") as other:
+        with one.sweep("study").held():
+            with same.sweep("another").held(), other.sweep("study").held():
+                pass
+            with pytest.raises(Exception, match="is being run by process"), same.sweep("study").held():
+                pass
+        with same.sweep("study").held():
+            pass
