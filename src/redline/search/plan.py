@@ -2,7 +2,7 @@
 
 The spec key of a record holds the hash of the built model, so it comes too late to ask whether a cell is already
 there. The plan key stands in for it: the spec, the place as one question to the bench tells it, and what the model's
-source knows without building it (`docs/decisions/0004-plan-keys.md`).
+source knows without building it (`docs/decisions/0002-plan-keys.md`).
 """
 
 from __future__ import annotations
