@@ -30,7 +30,7 @@ from redline.record import Numerics
 from redline.spec import Recipe, WorkloadSpec
 
 SOUND = ("fp16", "bf16")
-SMALLEST_SIZES = {"inception_v3": 96, "maxvit_t": 224}
+SMALLEST_SIZES = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 56}
 """`--small`: 64 pixels where the architecture allows it."""
 
 

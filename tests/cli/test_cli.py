@@ -612,6 +612,11 @@ def test_the_demo_refuses_a_device_that_is_not_there_in_one_line() -> None:
 # Ctrl-C
 
 
+def hear_ctrl_c() -> None:
+    """Whoever runs the tests in the background has told them, and all they start, to ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(marker: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "redline.cli.main", *arguments],
@@ -620,6 +625,7 @@ def start(marker: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     )
 
 
