@@ -264,6 +264,14 @@ def new_id() -> str:
     return f"{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
 
 
+def device_of(record: RunRecord) -> str:
+    """The device as it was asked for; `auto` is what it turned out to be, once the bench has said so."""
+    if record.spec.device != "auto" or record.prepared is None:
+        return record.spec.device
+    device = record.prepared.environment.device
+    return device.kind if device.index is None else f"{device.kind}:{device.index}"
+
+
 def key_of_record(spec: RunSpec, prepared: Prepared) -> str:
     device = prepared.environment.device
     identity = {

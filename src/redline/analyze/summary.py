@@ -13,7 +13,7 @@ import numpy as np
 from redline.analyze.bound import Bound, bound
 from redline.analyze.statistics import median_interval, paired_ratio, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason
+from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Spec, Task
 
 
@@ -119,7 +119,7 @@ def _row(record: RunRecord, first: RunRecord | None) -> RunSummary:
         model=record.spec.workload.model,
         task=record.spec.workload.task,
         recipe=str(record.spec.recipe),
-        device=_device(record),
+        device=device_of(record),
         verdict=verdict(record),
         bound=bound(record),
         group=record.group,
@@ -264,13 +264,6 @@ def _failure(record: RunRecord) -> FailureSummary | None:
     if (failure := record.failure) is None:
         return None
     return FailureSummary(stage=failure.stage, kind=failure.kind, message=failure.message)
-
-
-def _device(record: RunRecord) -> str:
-    if record.spec.device != "auto" or record.prepared is None:
-        return record.spec.device
-    device = record.prepared.environment.device
-    return device.kind if device.index is None else f"{device.kind}:{device.index}"
 
 
 def _items_per_step(record: RunRecord) -> int | None:

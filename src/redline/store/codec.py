@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, RedlineError, StoreError
-from redline.record import Block, RunRecord, encode, migrate
+from redline.record import Block, RunRecord, device_of, encode, migrate
 
 Status = Literal["running", "done", "failed", "interrupted"]
 
@@ -51,19 +51,12 @@ def row_of(record: RunRecord, *, over: bool) -> Row:
         task=workload.task,
         recipe=str(record.spec.recipe),
         batch=prepared.workload.items_per_step if prepared else workload.batch,
-        device=_device_of(record),
+        device=device_of(record),
         device_name=prepared.environment.device.name if prepared else "",
         status=_status_of(record, over),
         stopped=record.stopped,
         schema=record.schema,
     )
-
-
-def _device_of(record: RunRecord) -> str:
-    if record.spec.device != "auto" or record.prepared is None:
-        return record.spec.device
-    device = record.prepared.environment.device
-    return device.kind if device.index is None else f"{device.kind}:{device.index}"
 
 
 def _status_of(record: RunRecord, over: bool) -> Status:
