@@ -8,13 +8,16 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from redline.errors import DoorError, SpecError
 from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef
 from redline.spec import RunSpec, Spec
+
+Relief = Literal["host", "device", "both"]
+"""What a step relieves: a host that cannot launch fast enough, a device that is busy, or both."""
 
 
 class Prepare(Spec, tag=True):
@@ -81,7 +84,19 @@ class AskHealth(Spec, tag=True):
     """What does torch say about itself: build, visible devices, a compiler that works?"""
 
 
-Question = AskEnvironment | AskModels | AskCheck | AskHealth
+class AskSteps(Spec, tag=True):
+    """Which optimisations could this workload be given here? Builds the model, on the CPU; the spec's recipe is ignored."""
+
+    spec: RunSpec
+
+
+class AskSnippet(Spec, tag=True):
+    """The spec's recipe as plain PyTorch, for people who do not have Redline installed."""
+
+    spec: RunSpec
+
+
+Question = AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet
 
 
 class Ask(Spec, tag=True):
@@ -141,6 +156,32 @@ class Health(Spec, tag=True):
     devices: tuple[DeviceInfo, ...] = ()
 
 
+class StepChoice(Spec):
+    """One step as the tuner may put it into a recipe."""
+
+    step: str
+    """As it stands in a recipe: `fp16`, `compile:freeze`."""
+    family: str
+    """At most one step of a family stands in a recipe."""
+    relieves: Relief = "device"
+    excludes: tuple[str, ...] = ()
+    """Steps (`compile`, or only `compile:reduce-overhead`) it cannot stand beside; both sides of an exclusion tell it."""
+    refusal: str | None = None
+    """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
+    quantizes: bool = False
+    """Never tried unless asked for."""
+    is_slow_to_prepare: bool = False
+    """Minutes rather than seconds: only for those who have them."""
+
+
+class StepChoices(Spec, tag=True):
+    choices: tuple[StepChoice, ...]
+
+
+class Snippet(Spec, tag=True):
+    code: str
+
+
 class EnvironmentAnswer(Spec, tag=True):
     environment: Environment
 
@@ -182,6 +223,8 @@ Reply = (
     | ModelNames
     | CheckedSpecs
     | Health
+    | StepChoices
+    | Snippet
 )
 
 OnProgress = Callable[[Progress], None]

@@ -19,8 +19,12 @@ class Compile(RecipeStep):
     name = "compile"
     summary = "torch.compile; compile:MODE, compile:freeze (inference), compile:key=value,… for options"
     stage = COMPILER
+    family = "compiler"
+    relieves = "both"
     excludes = frozenset({"torchscript"})
     arguments = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
+    offered = (None, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
+    slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs"})
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)

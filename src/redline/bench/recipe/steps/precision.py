@@ -18,6 +18,7 @@ class Tf32(RecipeStep):
     name = "tf32"
     summary = "fp32 products and convolutions in TF32 on tensor cores"
     stage = FLAGS
+    family = "tf32"
     number_format = "tf32"
     excludes = frozenset({"fp16", "bf16"})  # nothing is left in fp32 for it to speed up
 
@@ -30,6 +31,7 @@ class Tf32(RecipeStep):
 
 class _Precision(RecipeStep):
     stage = PRECISION
+    family = "precision"
     excludes = _OTHER_FORMATS
     dtype: ClassVar[torch.dtype]
 

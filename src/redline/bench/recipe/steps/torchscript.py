@@ -16,6 +16,8 @@ class TorchScript(RecipeStep):
     name = "torchscript"
     summary = "torch.jit trace, freeze and optimize_for_inference"
     stage = COMPILER
+    family = "compiler"
+    relieves = "both"
     tasks = ("infer",)
 
     def apply(self, setup: Setup) -> None:
