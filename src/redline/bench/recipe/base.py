@@ -18,7 +18,7 @@ from redline.protocol import Relief
 from redline.registry import Registry
 from redline.spec import OptionValue, Step, Task
 
-FLAGS, PRECISION, LAYOUT, COMPILER = 0, 10, 20, 50
+FLAGS, PRECISION, LAYOUT, COMPILER, GRAPHS = 0, 10, 20, 50, 60
 """Stages: a recipe is applied in this order, however it was written. Casting comes before compiling."""
 
 
@@ -33,6 +33,9 @@ class Setup:
     kwargs: dict[str, Any]
     autocast_dtype: torch.dtype | None = None
     scales_gradients: bool = False
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    is_graphed: bool = False
+    """The whole step is recorded once and replayed."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
     input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
@@ -107,6 +110,10 @@ class RecipeStep(ABC):
 
     def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
         """Why it would change nothing about this model, or None. Only looks."""
+        return None
+
+    def caution(self, task: Task) -> str | None:
+        """Why a tuner leaves it alone although it can be done, or None."""
         return None
 
     @abstractmethod

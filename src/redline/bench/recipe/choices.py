@@ -26,7 +26,7 @@ def _choice(
         family=step.family or step.name,
         relieves=step.relieves,
         excludes=tuple(sorted(str(other.step) for other in among if exclude_each_other(step, other))),
-        refusal=step.refusal(device, task) or step.irrelevance(model, task),
+        refusal=step.refusal(device, task) or step.irrelevance(model, task) or step.caution(task),
         quantizes=step.quantizes,
         is_slow_to_prepare=argument in step.slow_to_prepare,
     )
