@@ -13,8 +13,9 @@ from typing import TypeVar
 import msgspec
 
 from redline.errors import DoorError, SpecError
-from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef
+from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef, WorkloadInfo
 from redline.spec import RunSpec, Spec
+from redline.work import Ceilings, WorkCount
 
 
 class Prepare(Spec, tag=True):
@@ -23,6 +24,8 @@ class Prepare(Spec, tag=True):
     spec: RunSpec
     bare: bool = False
     """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
+    modules: bool = False
+    """Count the work module by module."""
 
 
 class Measure(Spec, tag=True):
@@ -48,6 +51,8 @@ class Profile(Spec, tag=True):
     stacks: bool = False
     outside: bool = False
     """A profiler in front of the worker looks on: only run the steps and mark them for it."""
+    modules: bool = False
+    """Mark every module of the forward pass. Steps that dissolve modules (compiled, captured) carry no such marks."""
 
 
 class Squeeze(Spec, tag=True):
@@ -81,7 +86,20 @@ class AskHealth(Spec, tag=True):
     """What does torch say about itself: build, visible devices, a compiler that works?"""
 
 
-Question = AskEnvironment | AskModels | AskCheck | AskHealth
+class AskCount(Spec, tag=True):
+    """How much work is one step? Builds the model without its memory where that can be; needs no device."""
+
+    spec: RunSpec
+
+
+class AskCeilings(Spec, tag=True):
+    """How fast is this device at its best? Takes seconds, and the device to itself."""
+
+    device: str = "auto"
+    threads: int | None = None
+
+
+Question = AskEnvironment | AskModels | AskCheck | AskHealth | AskCount | AskCeilings
 
 
 class Ask(Spec, tag=True):
@@ -145,6 +163,15 @@ class EnvironmentAnswer(Spec, tag=True):
     environment: Environment
 
 
+class CountAnswer(Spec, tag=True):
+    work: WorkCount
+    workload: WorkloadInfo
+
+
+class CeilingsAnswer(Spec, tag=True):
+    ceilings: Ceilings
+
+
 class PreparedReply(Spec, tag=True):
     prepared: Prepared
 
@@ -182,6 +209,8 @@ Reply = (
     | ModelNames
     | CheckedSpecs
     | Health
+    | CountAnswer
+    | CeilingsAnswer
 )
 
 OnProgress = Callable[[Progress], None]

@@ -11,7 +11,9 @@ from redline.bench.recipe.compose import steps_of
 from redline.bench.workload.build import check_model, fingerprint_of, list_models
 from redline.errors import UsageError
 from redline.protocol import (
+    AskCeilings,
     AskCheck,
+    AskCount,
     AskEnvironment,
     AskHealth,
     AskModels,
@@ -35,6 +37,14 @@ def answer(question: Question) -> Reply:
         return ModelNames(models=tuple(models), missing=tuple(missing))
     if isinstance(question, AskCheck):
         return CheckedSpecs(answers=tuple(check(spec) for spec in question.specs))
+    if isinstance(question, AskCount):
+        from redline.bench.count.ask import answer_count
+
+        return answer_count(question.spec)
+    if isinstance(question, AskCeilings):
+        from redline.bench.measure.ceilings import answer_ceilings
+
+        return answer_ceilings(question.device, question.threads)
     assert isinstance(question, AskHealth)
     from redline.bench.health import health
 
