@@ -3,7 +3,7 @@
 Importing this loads no database library; opening a `History` does.
 """
 
-from redline.store.ceilings import CeilingShelf, place_of, place_of_ceilings
+from redline.store.ceilings import CeilingShelf, ceilings_of, place_of, place_of_ceilings
 from redline.store.codec import Row, Status
 from redline.store.history import Filters, History, OnUnreadable
 from redline.store.sweeps import CellStatus, SettledCell, SweepLedger
@@ -18,6 +18,7 @@ __all__ = [
     "SettledCell",
     "Status",
     "SweepLedger",
+    "ceilings_of",
     "place_of",
     "place_of_ceilings",
 ]

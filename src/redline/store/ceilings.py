@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.record import Environment
+from redline.record import Environment, RunRecord
 from redline.work import CEILINGS_SCHEMA, Ceilings
 
 if TYPE_CHECKING:
@@ -27,6 +28,23 @@ def place_of_ceilings(ceilings: Ceilings) -> str:
 
 def _key(*parts: str | int | None) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:24]
+
+
+def ceilings_of(records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings | None]:
+    """What this user's history knows of the devices that counted records were measured on; nothing is measured."""
+    from redline.store.history import History
+
+    places = {
+        record.id: place_of(record.prepared.environment)
+        for record in records
+        if record.prepared is not None and record.prepared.work is not None
+    }
+    found: dict[str, Ceilings | None] = {}
+    if places:
+        with History.open() as history:
+            shelf = history.ceilings()
+            found = {place: shelf.get(place) for place in set(places.values())}
+    return lambda record: found.get(places.get(record.id, ""))
 
 
 class CeilingShelf:
