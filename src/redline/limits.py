@@ -212,7 +212,8 @@ def _flops_with_latency(spec: RunSpec, door: Door | None, observer: Observer | N
 
     result = profile_spec(spec, _profile(), door=door, observer=observer)
     record = result.record
-    assert record is not None and record.prepared is not None
+    assert record is not None
+    assert record.prepared is not None
     work = record.prepared.work
     if work is None:
         why = [note for note in record.prepared.workload.notes if "not counted" in note]

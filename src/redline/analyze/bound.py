@@ -86,9 +86,7 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
     return _by_work(record, ceilings, f"issue/step {share:.2f}: the device is the limit, not the host")
 
 
-def bound_of_trace(
-    trace: TraceEvidence, record: RunRecord | None = None, ceilings: Ceilings | None = None
-) -> Bound:
+def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Bound:
     """The same question to a profile. The record's issue times, taken without the profiler, outweigh the trace's."""
     if not trace.has_device:
         return _by_work(record, ceilings, SAME_AS_DEVICE)

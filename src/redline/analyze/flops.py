@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from redline.analyze.attainable import LimitedBy
 from redline.record import WorkloadInfo
 from redline.spec import RunSpec, Spec
-from redline.work import Ceilings, ModuleWork, Uncounted, WorkCount
+from redline.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
 
 
 class ModuleRow(Spec):
@@ -52,6 +54,7 @@ class FlopsSummary(Spec):
     other_flops: dict[str, int]
     """Norms, elementwise work and the like, forward: not part of `flops`."""
     flops_by_format: dict[str, int]
+    """Of the forward pass."""
     uncounted: tuple[Uncounted, ...]
     for_these_inputs: str | None
     notes: tuple[str, ...]
@@ -92,7 +95,7 @@ def flops_summary(
         backward_min_bytes=sum(one.bytes * one.calls for one in work.operators if one.phase == "backward"),
         compulsory_bytes=work.compulsory_bytes,
         other_flops=_other(work),
-        flops_by_format=work.flops_by_format(),
+        flops_by_format=msgspec.structs.replace(work, operators=tuple(forward)).flops_by_format(),
         uncounted=work.uncounted,
         for_these_inputs=work.for_these_inputs,
         notes=(*info.notes, *work.notes, *notes),
@@ -103,9 +106,7 @@ def flops_summary(
     )
 
 
-def _row(
-    one: ModuleWork, latency_s: float | None, whole_s: float | None, ceilings: Ceilings | None
-) -> ModuleRow:
+def _row(one: ModuleWork, latency_s: float | None, whole_s: float | None, ceilings: Ceilings | None) -> ModuleRow:
     return ModuleRow(
         path=one.path,
         type=one.type,
@@ -137,7 +138,7 @@ def _bound(one: ModuleWork, ceilings: Ceilings | None) -> LimitedBy | None:
 def _other(work: WorkCount) -> dict[str, int]:
     found: dict[str, int] = {}
     for one in work.operators:
-        if one.phase == "forward" and one.kind not in ("convolution", "matmul", "attention") and one.flops:
+        if one.phase == "forward" and one.kind not in PRODUCTS and one.flops:
             found[one.kind] = found.get(one.kind, 0) + one.flops * one.calls
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 

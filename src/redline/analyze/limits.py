@@ -54,7 +54,7 @@ class Point(Spec):
     seconds: float
 
 
-class RooflineRow(Roofline):
+class RooflineRow(Roofline, kw_only=True):
     """A record under the roofs of its device."""
 
     model: str
@@ -84,9 +84,7 @@ def ceilings_summary(ceilings: Ceilings) -> CeilingsSummary:
             for form in formats
         },
         shapes=ceilings.shapes,
-        copy_bytes_per_s=Figure(
-            measured=ceilings.copy_bytes_per_s, datasheet=sheet.bytes_per_s if sheet else None
-        ),
+        copy_bytes_per_s=Figure(measured=ceilings.copy_bytes_per_s, datasheet=sheet.bytes_per_s if sheet else None),
         launch_s=Figure(measured=ceilings.launch_s, datasheet=None),
         cache_bytes=ceilings.cache_bytes,
         card=sheet.card if sheet else None,

@@ -156,9 +156,7 @@ def profile_of(
     return _concluded(profile, record, ceilings)
 
 
-def _concluded(
-    profile: Profile, record: RunRecord | None = None, ceilings: Ceilings | None = None
-) -> Profile:
+def _concluded(profile: Profile, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Profile:
     """The same with its bound and findings."""
     bound = bound_of_trace(evidence_of(profile), record, ceilings)
     profile = msgspec.structs.replace(profile, bound=bound)

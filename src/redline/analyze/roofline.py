@@ -100,9 +100,7 @@ def roofline(
     )
 
 
-def _sound(
-    work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float
-) -> tuple[str | None, list[str]]:
+def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float) -> tuple[str | None, list[str]]:
     """What is wrong with the numbers, and what to know about them."""
     notes = []
     if work.for_these_inputs is not None:
@@ -121,9 +119,11 @@ def _sound(
     beaten = found.compute_s if lives_in_cache else found.limit_s
     if beaten <= measured_s:
         return None, notes
+    convolves = any(one.kind == "convolution" for one in work.operators)
+    winograd = " (convolutions by Winograd take fewer products than are counted)" if convolves else ""
     error = (
-        f"the step takes {measured_s:.3g} s, {over:.1%} less than its roofline ({found.limit_s:.3g} s, {found.limited_by}): "
-        f"the count or the ceiling is wrong; 'redline ceilings --fresh' measures the ceilings anew"
+        f"the roofline of {found.limit_s:.3g} s ({found.limited_by}) is {over:.1%} above the measured {measured_s:.3g} s: "
+        f"the count{winograd} or the ceiling is wrong; 'redline ceilings --fresh' measures the ceilings anew"
     )
     return error, notes
 

@@ -82,9 +82,14 @@ def _top(found: FlopsSummary, depth: int) -> Table:
 
 def _most(rows: list[ModuleRow], figure: str, whole: float) -> str:
     best = sorted(rows, key=lambda row: -(getattr(row, figure) or 0))[:TOP]
-    return ", ".join(
-        f"{row.path} {format_share((getattr(row, figure) or 0) / whole)}" for row in best if getattr(row, figure)
-    ) or "–" if whole else "–"
+    return (
+        ", ".join(
+            f"{row.path} {format_share((getattr(row, figure) or 0) / whole)}" for row in best if getattr(row, figure)
+        )
+        or "–"
+        if whole
+        else "–"
+    )
 
 
 def _tree(found: FlopsSummary, depth: int) -> Table:

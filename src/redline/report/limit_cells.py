@@ -22,8 +22,14 @@ def limit_cells(row: RunSummary) -> dict[str, str | Text]:
 
 def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
     """Limits that were beaten, and once what would make them known."""
-    told = [Text(f"  {row.recipe}: {row.roofline.error}", style="red") for row in rows if row.roofline and row.roofline.error]
+    told = [
+        Text(f"  {row.recipe}: {row.roofline.error}", style="red")
+        for row in rows
+        if row.roofline and row.roofline.error
+    ]
     measured = [row for row in rows if row.failure is None]
     if any(row.flops for row in measured) and not any(row.roofline for row in measured):
-        told.append(Text("  'redline ceilings' measures this device's limits once; rows then say how much is left", style="dim"))
+        told.append(
+            Text("  'redline ceilings' measures this device's limits once; rows then say how much is left", style="dim")
+        )
     return told

@@ -24,7 +24,7 @@ class RooflineReport:
             yield _classes(row)
             if row.error:
                 yield Text(f"  {row.recipe}: {row.error}", style="red")
-            for line in (f"bound: {row.bound.evidence}", *row.notes):
+            for line in (f"bound: {row.bound.evidence}", *row.notes, *_in_cache(row)):
                 yield Text(f"  {row.recipe}: {line}", style="dim")
         yield Text(_next(self._rows), style="bold")
 
@@ -34,7 +34,18 @@ def _whole(rows: Sequence[RooflineRow]) -> Table:
     title = " · ".join(part for part in (first.model, first.task, f"batch {first.batch}", first.device_name) if part)
     table = make_table(Text(title, style="bold"))
     table.add_column("recipe", overflow="fold")
-    for header in ("FLOPs", "bytes", "FLOP/byte", "roofline", "by", "measured", "headroom", "of peak", "MFU", "achieved"):
+    for header in (
+        "FLOPs",
+        "bytes",
+        "FLOP/byte",
+        "roofline",
+        "by",
+        "measured",
+        "headroom",
+        "of peak",
+        "MFU",
+        "achieved",
+    ):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("bound")
     for row in rows:
@@ -81,6 +92,15 @@ def _classes(row: RooflineRow) -> Table:
             one.limited_by,
         )
     return table
+
+
+def _in_cache(row: RooflineRow) -> list[str]:
+    quick = [one.name for one in row.classes if (one.efficiency or 0) > 1 and one.limited_by == "memory"]
+    return (
+        [f"{', '.join(quick)} beat the copy bandwidth: what they read was still in cache, or fused away"]
+        if quick
+        else []
+    )
 
 
 def _next(rows: Sequence[RooflineRow]) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from redline.bench.count.counter import WorkCounter
-from redline.bench.count.formats import Tf32
+from redline.bench.count.formats import NO_TF32, Tf32
 from redline.bench.count.traffic import distinct, tensor_bytes
 from redline.bench.count.tree import module_rows
 from redline.bench.count.twin import fake_inputs, fake_mode, fake_twin
@@ -41,7 +41,7 @@ class Task:
     """None: the forward pass alone, without autograd."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: OptimizerName | None = None
-    tf32: Tf32 = Tf32()
+    tf32: Tf32 = NO_TF32
     modules: bool = False
 
 

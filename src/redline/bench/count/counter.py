@@ -68,7 +68,7 @@ class Places:
         return self._paths[position] if position >= 0 else ""
 
     def _turn(self) -> None:
-        number = torch.autograd._get_sequence_nr()
+        number = torch._C._autograd._get_sequence_nr()
         path = self._stack[-1] if self._stack else ""
         if self._numbers and self._numbers[-1] == number:
             self._paths[-1] = path  # no node was made in between

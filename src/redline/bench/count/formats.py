@@ -40,6 +40,9 @@ class Tf32:
         return cls(matmul=torch.backends.cuda.matmul.allow_tf32, convolution=torch.backends.cudnn.allow_tf32)
 
 
+NO_TF32 = Tf32()
+
+
 def number_format(tensors: Iterable[Tensor], kind: OperatorKind | None, tf32: Tf32) -> str:
     """That of the first tensor that holds numbers to compute with."""
     found = next((_FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in _FORMATS), "int")

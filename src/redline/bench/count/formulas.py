@@ -172,15 +172,8 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     "_grouped_mm": ("matmul", grouped_product),
     "_scaled_grouped_mm": ("matmul", grouped_product),
     "_scaled_grouped_mm_v2": ("matmul", grouped_product),
-    **{name: ("convolution", convolution) for name in (
-        "convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "miopen_convolution",
-        "miopen_depthwise_convolution", "_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d",
-        "conv_depthwise3d", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution_relu",
-        "miopen_convolution_add_relu", "slow_conv_dilated2d", "slow_conv_dilated3d",
-    )},
-    **{name: ("convolution", transposed_convolution) for name in (
-        "cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d",
-    )},
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution_relu", "miopen_convolution_add_relu", "slow_conv_dilated2d", "slow_conv_dilated3d"), ("convolution", convolution)),
+    **dict.fromkeys(("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d"), ("convolution", transposed_convolution)),
     "convolution_backward": ("convolution", convolution_backward),
     "_cudnn_rnn": ("matmul", recurrent),
     "miopen_rnn": ("matmul", recurrent),
@@ -199,7 +192,7 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
     "_efficient_attention_forward": ("attention", attention_heads_inside),
     "_efficient_attention_backward": ("attention", attention_heads_inside_backward),
     "_trilinear": ("matmul", trilinear),
-    **{name: ("other", fourier) for name in ("_fft_c2c", "_fft_r2c", "_fft_c2r")},
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), ("other", fourier)),
     "_cdist_forward": ("other", distances),
 }  # fmt: skip
 """By the name of an aten operator without its overload."""

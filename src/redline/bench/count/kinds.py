@@ -23,7 +23,9 @@ _FREE = frozenset((
     "unsafe_split_with_sizes", "set_", "resize_", "resize_as_", "_local_scalar_dense", "item", "is_same_size", "sym_size",
     "sym_stride", "sym_numel", "sym_storage_offset", "empty", "empty_like", "new_empty", "new_empty_strided",
     "empty_strided", "empty_permuted", "_cudnn_init_dropout_state", "_fused_sdp_choice", "_assert_async", "_assert_scalar",
-    "_use_cudnn_rnn_flatten_weight", "equal", "requires_grad_", "_version", "record_stream", "is_pinned", "_has_symbolic",
+    "_use_cudnn_rnn_flatten_weight", "equal", "requires_grad_", "_version", "record_stream", "t_", "transpose_",
+    "unsqueeze_", "squeeze_", "lift", "_assert_tensor_metadata", "_functional_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size", "dense_dim", "sparse_dim", "is_coalesced", "resize", "_print", "is_pinned", "_has_symbolic",
 ))  # fmt: skip
 """Nothing moves: views by another name, memory that is only set aside, questions."""
 
@@ -33,7 +35,7 @@ _REDUCTION = re.compile(
     r"^_?(foreach_)?(sum|nansum|mean|nanmean|amax|amin|aminmax|max|min|prod|var|std|var_mean|std_mean|logsumexp|cumsum|"
     r"cumprod|logcumsumexp|cummax|cummin|argmax|argmin|topk|sort|argsort|kthvalue|median|mode|any|all|norm|"
     r"linalg_vector_norm|count_nonzero|histc|bincount|trace|segment_reduce|unique\w*|searchsorted|bucketize)(_helper)?$|"
-    r"pool|_loss|^weight_norm_interface|_amp_foreach_non_finite"
+    r"pool|_loss|weight_norm_interface|^nanmedian$|^dist$|_amp_foreach_non_finite"
 )
 _FILL = frozenset(("zeros", "ones", "full", "arange", "linspace", "eye", "zeros_like", "ones_like", "full_like", "fill_",
                    "new_zeros", "new_ones", "new_full", "scalar_tensor", "zero_", "zero", "fill", "rand", "randn",
@@ -53,9 +55,15 @@ _COPY = re.compile(
 )
 _ELEMENTWISE = re.compile(
     r"^_?foreach_|dropout|^_fused_|_thnn_fused|upsample_(bi|tri)?(linear|cubic)|^_upsample|^where$|masked_fill|clamp|"
-    r"_backward$|^(glu|prelu|_prelu_kernel|celu|rrelu\w*|polar|complex|view_as_complex_copy|lerp|addc(mul|div)|"
+    r"_backward$|^(hard(swish|tanh|sigmoid|shrink)|leaky_relu|elu|selu|mish|silu|gelu|softplus|softshrink|log_sigmoid\w*|"
+    r"relu6?|threshold|_add_relu|abs|eq|ne|ge|gt|le|lt|rsub|addr|xlogy|copysign|gcd|lcm|heaviside|_masked_scale|renorm|"
+    r"bernoulli|normal\w*|uniform|cauchy|exponential|geometric|log_normal|poisson|randint_like|affine_grid_generator|"
+    r"binary_cross_entropy\w*|_philox_\w+|glu|prelu|_prelu_kernel|celu|rrelu\w*|polar|complex|view_as_complex_copy|lerp|addc(mul|div)|"
     r"quantize\w*|dequantize\w*|_amp_\w+|fake_quantize\w*|logical_\w+|nan_to_num|isin|cross|linalg_cross|floor_divide)$"
 )
+
+_BACKWARD_OF_MORE = re.compile(r"(conv|mm|rnn|lstm_cell|attention|linalg|dist|fft|embedding_bag)\w*_backward$")
+"""The backward of an activation touches each element once; the backward of these does not."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,9 @@ def known(operator: Any) -> Known:
         return Known(name, "elementwise", per_element=1) if pointwise else Known(name, "other", counted=False)
     if plain in _FREE:
         return Known(plain, None)
-    if plain in FORMULAS:
-        kind, formula = FORMULAS[plain]
+    product = FORMULAS.get(plain) or FORMULAS.get(plain.removesuffix("_"))
+    if product is not None:
+        kind, formula = product
         return Known(plain, kind, formula)
     return _cheap(plain, pointwise)
 
@@ -110,6 +119,6 @@ def _cheap(name: str, pointwise: bool) -> Known:
         return Known(name, "copy")
     if _REDUCTION.search(base):
         return Known(name, "reduction", per_element=1, of_input=True)
-    if pointwise or _ELEMENTWISE.search(base):
+    if pointwise or (_ELEMENTWISE.search(base) and not _BACKWARD_OF_MORE.search(base)):
         return Known(name, "elementwise", per_element=1)
     return Known(name, "other", counted=False)

@@ -77,7 +77,9 @@ def _formats(device: Device) -> list[str]:
     found = ["fp32"]
     if device.tf32_refusal() is None:
         found.append("tf32")
-    found += [form for form, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if not device.refusal_of(dtype)]
+    found += [
+        form for form, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if not device.refusal_of(dtype)
+    ]
     if device.is_accelerator:
         found += ["int8", "fp8"]
     return found
@@ -96,7 +98,9 @@ def _best_product(device: Device, form: str, notes: list[str]) -> tuple[float, s
             if not found:
                 raise
         else:  # int8 and fp8 are asked of every GPU; most say no, and how differs from version to version
-            notes.append(f"no {form} products: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}")
+            notes.append(
+                f"no {form} products: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"
+            )
     finally:
         device.allow_tf32(False)
         device.release_cache()
@@ -144,12 +148,15 @@ def _copy_bytes_per_s(device: Device) -> float:
     best = 0.0
     size = _copy_size(device)
     for elements in (size // 4, size // 2, size):
-        source = torch.empty(elements, device=device.torch_device, dtype=torch.uint8).fill_(3)
-        target = torch.empty_like(source)
-        best = max(best, 2 * elements / _timed(device, lambda: target.copy_(source)))  # noqa: B023
-        del source, target
+        best = max(best, 2 * elements / _timed(device, _copy(device, elements)))
     device.release_cache()
     return best
+
+
+def _copy(device: Device, elements: int) -> Call:
+    source = torch.empty(elements, device=device.torch_device, dtype=torch.uint8).fill_(3)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
 
 
 def _copy_size(device: Device) -> int:
