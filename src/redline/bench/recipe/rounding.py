@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from redline.bench.recipe.plain.quantizing import is_plain_linear
+from redline.bench.recipe.plain.quantizing import plain_linears
 
 FP32_PERTURBATION = 2.0**-20
 """fp32 itself: another sound algorithm (Winograd, another order of sums) differs by some 16 units in the last place."""
@@ -59,7 +59,7 @@ def rounded_weights(model: torch.nn.Module, number_format: str) -> Iterator[None
     def round_inputs(_: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
 
-    layers = [module for module in model.modules() if is_plain_linear(module)] if number_format in _QUANTIZED else []
+    layers = plain_linears(model, number_format) if number_format in _QUANTIZED else []
     tensors = [layer.weight for layer in layers] if layers else chain(model.parameters(), model.buffers())
     takers = layers if _QUANTIZED.get(number_format) else []
     handles = [layer.register_forward_pre_hook(round_inputs) for layer in takers]

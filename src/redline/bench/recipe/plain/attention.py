@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -13,6 +15,6 @@ class WithAttention(torch.nn.Module):
         super().__init__()
         self.model, self.backend = model, backend
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         with sdpa_kernel(self.backend):
             return self.model(*args, **kwargs)

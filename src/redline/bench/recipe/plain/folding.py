@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
@@ -32,7 +34,7 @@ def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
         counts = [owners.count(id(module)), calls.count(id(module)), *map(weights.count, own)]
         return not hooks and name not in read and all(count == 1 for count in counts)
 
-    def is_foldable(layer: torch.nn.Module, norm: torch.nn.Module) -> bool:
+    def is_foldable(layer: Any, norm: Any) -> bool:
         # Subclasses may do more in their forward than the layer they come from.
         if type(norm).__name__ not in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
             return False
@@ -40,21 +42,23 @@ def foldable_batchnorms(model: torch.nn.Module) -> list[tuple[str, str]]:
             return False
         kinds = ("Linear", *(f"Conv{kind}{rank}d" for kind in ("", "Transpose") for rank in (1, 2, 3)))
         stock = all(type(module).__module__.startswith("torch.nn.modules") for module in (layer, norm))
-        return stock and type(layer).__name__ in kinds and not norm.training and norm.running_mean is not None
+        measured = not norm.training and norm.running_mean is not None
+        return stock and measured and type(layer).__name__ in kinds
 
     pairs = []
     for node in graph.nodes:
-        if node.op == "call_module" and len(node.all_input_nodes) == 1:
-            (source,) = node.all_input_nodes
-            if source.op == "call_module" and len(source.users) == 1 and is_alone(source.target):
-                if is_alone(node.target) and is_foldable(modules[source.target], modules[node.target]):
-                    pairs.append((source.target, node.target))
+        sources = node.all_input_nodes
+        if len(sources) == 1 and node.op == sources[0].op == "call_module" and len(sources[0].users) == 1:
+            layer, norm = sources[0].target, node.target
+            if is_foldable(modules[layer], modules[norm]) and is_alone(layer) and is_alone(norm):
+                pairs.append((layer, norm))
     return pairs
 
 
 def fold_batchnorms(model: torch.nn.Module, args: tuple, kwargs: dict) -> list[tuple[str, str]]:
     """Fold in place: the layer takes over the scale and the shift, and an Identity stands where the BatchNorm was."""
-    pairs, ranks = foldable_batchnorms(model), {}
+    pairs = foldable_batchnorms(model)
+    ranks: dict[str, int] = {}
     linear = [layer for layer, _ in pairs if isinstance(model.get_submodule(layer), torch.nn.Linear)]
     if linear:
         # Behind more than two axes BatchNorm scales another one than the features of the layer.
@@ -67,9 +71,10 @@ def fold_batchnorms(model: torch.nn.Module, args: tuple, kwargs: dict) -> list[t
             model(*args, **kwargs)
         for handle in watch:
             handle.remove()
-    pairs = [(layer, norm) for layer, norm in pairs if layer not in linear or ranks.get(layer) == 2]
+    pairs = [pair for pair in pairs if pair[0] not in linear or ranks.get(pair[0]) == 2]
     for layer_name, norm_name in pairs:
-        layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
+        layer: Any = model.get_submodule(layer_name)
+        norm: Any = model.get_submodule(norm_name)
         layer.weight, layer.bias = fuse_conv_bn_weights(
             layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
             transpose=type(layer).__name__.startswith("ConvTranspose"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -23,9 +24,9 @@ class OnnxModel:
             self.leaves, self.structure = tree_flatten(model(*args, **kwargs))
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self.device = given[0].device
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.stream: Any = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.no_grad():
-            program = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False)
+            program: Any = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.onnx")
             program.save(path, external_data=True)  # within one file a model may have 2 GB
@@ -36,9 +37,9 @@ class OnnxModel:
         if [value.shape for value in self.session.get_inputs()] != shapes:
             raise RuntimeError(f"the exported model takes {self.inputs} of other shapes than the {shapes} it was given")
         if len(self.outputs) != sum(isinstance(leaf, torch.Tensor) for leaf in self.leaves):
-            raise RuntimeError(f"the exported model returns {len(self.outputs)} tensors, which is not what the model does")
+            raise RuntimeError(f"the exported model returns {len(self.outputs)} tensors, and the model does not")
 
-    def open_session(self, path: str):
+    def open_session(self, path: str) -> Any:
         import onnxruntime
 
         options, self.run_options = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
@@ -57,7 +58,7 @@ class OnnxModel:
             raise RuntimeError("ONNX Runtime could not start its CUDA provider and would have computed on the CPU")
         return session
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [leaf.contiguous() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         leaves = [self.room_for(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -28,7 +28,12 @@ _BACKENDS = {
 }
 _ON_CPU = ("flash", "math")
 _NONE_FITS = ("No viable backend", "No available kernel")
-_MODULES_WITH_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.Transformer)
+_MODULES_WITH_ATTENTION = (
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.Transformer,
+)
 
 
 @STEPS.register("sdpa")
@@ -72,7 +77,9 @@ class Attention(RecipeStep):
             raise BenchError("unsupported", f"sdpa: {_NEVER_CALLED}")
         reason = _refused_with(setup, model, [self.backend])
         if reason is not None:
-            raise BenchError("unsupported", f"sdpa:{self.step.argument} cannot do this model's attention here: {reason}")
+            raise BenchError(
+                "unsupported", f"sdpa:{self.step.argument} cannot do this model's attention here: {reason}"
+            )
         setup.model = WithAttention(model, self.backend)
 
     def write(self, code: RecipeCode) -> None:
@@ -91,7 +98,7 @@ def _refused_with(setup: Setup, model: nn.Module, backends: list[SDPBackend]) ->
     With no backend at all, a forward goes through only where attention is never called.
     """
     # A forward in training mode moves BatchNorm's statistics.
-    untouched = unchanged_afterwards(model) if setup.task == "train" else _nothing()
+    untouched = unchanged_afterwards(model) if setup.task == "train" else nullcontext()
     with warnings.catch_warnings(record=True) as said, untouched:
         warnings.simplefilter("always")
         try:
@@ -109,12 +116,6 @@ def _told(said: list[warnings.WarningMessage]) -> str:
     lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
     reasons = [line for line in lines if line and not line.endswith("because:") and "disabled" not in line]
     return "; ".join(dict.fromkeys(reasons))
-
-
-def _nothing() -> AbstractContextManager[None]:
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def _may_attend(model: nn.Module, node: torch.fx.Node) -> bool:

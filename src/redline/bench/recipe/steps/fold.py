@@ -43,7 +43,9 @@ class FoldBatchNorm(RecipeStep):
         norms = sum(isinstance(module, _BatchNorm) for module in model.modules())
         pairs = fold_batchnorms(model, setup.args, setup.kwargs)
         if not pairs:
-            raise BenchError("unsupported", "fold-bn: BatchNorm here scales another axis than the layer before it makes")
+            raise BenchError(
+                "unsupported", "fold-bn: BatchNorm here scales another axis than the layer before it makes"
+            )
         setup.notes[self.name] = f"folded {len(pairs)} of {norms} BatchNorm layers"
 
     def write(self, code: RecipeCode) -> None:

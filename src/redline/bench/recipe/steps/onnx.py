@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 
@@ -48,7 +49,7 @@ class OnnxRuntime(RecipeStep):
             except Exception as error:  # onnxruntime's and the exporter's share no class
                 if is_out_of_memory(error):
                     raise
-                raise BenchError("compile", f"onnx cannot run this model: {one_line(_root_of(error))}") from error
+                raise BenchError("compile", f"onnx cannot run this model: {_reason(error)}") from error
         seconds = time.perf_counter() - started
         setup.notes[self.name] = f"{_PROVIDERS[setup.device.kind]}, exported and loaded in {seconds:.1f} s"
         if setup.device.is_accelerator:
@@ -69,6 +70,8 @@ class OnnxRuntime(RecipeStep):
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
-def _root_of(error: BaseException) -> BaseException:
-    """The exporter wraps what went wrong into an advice of many lines."""
-    return _root_of(error.__cause__) if error.__cause__ else error
+def _reason(error: BaseException) -> str:
+    """The exporter wraps what went wrong into an advice of many lines, the runtime into codes and a file now gone."""
+    if error.__cause__ is not None:
+        return _reason(error.__cause__)
+    return re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", one_line(error))

@@ -11,7 +11,7 @@ from redline.bench.device.base import Device
 from redline.bench.recipe.base import QUANTIZE, STEPS, RecipeStep, Setup
 from redline.bench.recipe.code import RecipeCode
 from redline.bench.recipe.extras import missing_extra
-from redline.bench.recipe.plain.quantizing import is_plain_linear
+from redline.bench.recipe.plain.quantizing import SIDES, is_plain_linear, plain_linears
 from redline.spec import Task
 
 SMALLEST_SHARE = 0.1
@@ -31,7 +31,7 @@ class _Quantized(RecipeStep):
         return missing_extra("torchao", "quant")
 
     def irrelevance(self, model: nn.Module, task: Task) -> str | None:
-        share, touched, total = share_of(model)
+        share, touched, total = share_of(model, self.name)
         if share >= SMALLEST_SHARE:
             return None
         which = f"{touched} of {total} parameters, {share:.1%} of the weights"
@@ -45,17 +45,22 @@ class _Quantized(RecipeStep):
         import torchao.quantization
 
         model, name = setup.workload.model, self.config_on(setup.device.torch_device.type)
-        share, touched, total = share_of(model)
+        share, touched, total = share_of(model, self.name)
         # Left to itself torchao sets switches of the whole process: inductor's, and TF32 for every other product.
         config: Any = getattr(torchao.quantization, name)(set_inductor_config=False)
-        torchao.quantization.quantize_(model, config, filter_fn=is_plain_linear)
+        torchao.quantization.quantize_(
+            model, config, filter_fn=lambda module, _: is_plain_linear(module, SIDES[self.name])
+        )
         setup.notes[self.name] = f"{name}: {touched} of {total} parameters, {share:.0%} of the weights"
 
     def write(self, code: RecipeCode) -> None:
         name = self.config_on(code.device)
         code.bring_in(f"from torchao.quantization import {name}, quantize_")
         code.carry(is_plain_linear)
-        code.model_lines.append(f"quantize_(model, {name}(set_inductor_config=False), filter_fn=is_plain_linear)")
+        code.model_lines += [
+            f"config = {name}(set_inductor_config=False)",
+            f"quantize_(model, config, filter_fn=lambda module, name: is_plain_linear(module, {SIDES[self.name]}))",
+        ]
 
 
 @STEPS.register("int8")
@@ -95,9 +100,8 @@ class Fp8(_Quantized):
         return "Float8DynamicActivationFloat8WeightConfig"
 
 
-def share_of(model: nn.Module) -> tuple[float, int, int]:
+def share_of(model: nn.Module, number_format: str) -> tuple[float, int, int]:
     """The share of the weights in layers that would be quantized, and of how many parameters these are how many."""
-    layers = [module for module in model.modules() if is_plain_linear(module)]
-    chosen, everything = {module.weight for module in layers}, list(model.parameters())
+    chosen, everything = {layer.weight for layer in plain_linears(model, number_format)}, list(model.parameters())
     total = sum(parameter.numel() for parameter in everything)
     return sum(weight.numel() for weight in chosen) / max(total, 1), len(chosen), len(everything)
