@@ -10,10 +10,16 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 
 def symbolic_graph(model: torch.nn.Module) -> torch.fx.Graph:
-    """Who takes what from whom in one call of the model, with torch's own layers as units."""
+    """Who takes what from whom in one call of the model, with torch's own layers, and what is made from them, as units."""
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
+            units = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.conv._ConvNd, torch.nn.Linear)
+            return isinstance(module, units) or super().is_leaf_module(module, name)
+
     before = set(vars(model))
     try:
-        return torch.fx.Tracer().trace(model)
+        return Tracer().trace(model)
     finally:
         for name in set(vars(model)) - before:  # the tracer leaves constants on the model
             delattr(model, name)
