@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_RECIPES = ("PlainRecipe", "recipe")
 _PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
 
 __all__ = [
     "BatchResult",
+    "PlainRecipe",
     "ProfileResult",
     "RunResult",
     "SweepResult",
@@ -20,6 +22,7 @@ __all__ = [
     "models",
     "profile",
     "read_profile",
+    "recipe",
     "run",
     "run_specs",
     "sweep",
@@ -28,6 +31,7 @@ __all__ = [
 if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.recipes import PlainRecipe, recipe
 
 
 def __getattr__(name: str) -> Any:
@@ -36,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from redline import profiling
 
         return getattr(profiling, name)
+    if name in _RECIPES:
+        from redline import recipes
+
+        return getattr(recipes, name)
     if name in __all__:
         from redline import api
 
