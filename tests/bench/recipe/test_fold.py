@@ -21,7 +21,12 @@ def seasoned(model: nn.Module) -> nn.Module:
     """BatchNorms as training leaves them: statistics, scales and shifts of their own."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            for tensor, low in ((module.running_mean, -1), (module.running_var, 0.1), (module.weight, -1), (module.bias, -1)):
+            for tensor, low in (
+                (module.running_mean, -1),
+                (module.running_var, 0.1),
+                (module.weight, -1),
+                (module.bias, -1),
+            ):
                 if tensor is not None:
                     tensor.data.uniform_(low, 2)
     return model.eval()
@@ -185,7 +190,9 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_place() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.sum() > 0 else x
 
-    with pytest.raises(BenchError, match=r"torch.fx cannot trace the model: TraceError: .* \(in forward, test_fold.py:\d+\)"):
+    with pytest.raises(
+        BenchError, match=r"torch.fx cannot trace the model: TraceError: .* \(in forward, test_fold.py:\d+\)"
+    ):
         applied("fold-bn", Decides(), torch.randn(2, 4, 8, 8))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,9 @@ def test_another_engine_says_the_same_and_leaves_the_model_as_it_was() -> None:
     assert setup.workload.model is model
     assert not any(module.training for module in model.modules())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert setup.notes["onnx"].startswith("CPUExecutionProvider, exported and loaded in ")
+    assert setup.notes["onnx"].startswith(
+        f"ONNX Runtime {version('onnxruntime')}, CPUExecutionProvider, exported and loaded in "
+    )
     torch.testing.assert_close(output_of_code("onnx", model, images), expected)
 
 
@@ -139,7 +142,7 @@ def test_a_model_that_cannot_be_exported_is_told_in_one_line() -> None:
         ("onnx", Decides(4, 4), torch.randn(2, 4)),
         ("bf16+onnx", Convolves(3, 4, 3), torch.randn(1, 3, 8, 8)),
     ):
-        with pytest.raises(BenchError, match="onnx cannot run this model: .+") as caught:
+        with pytest.raises(BenchError, match=r"onnx cannot run this model: .+") as caught:
             applied(recipe, model, x)
         assert caught.value.kind == "compile"
         assert "\n" not in str(caught.value)
@@ -166,7 +169,9 @@ def test_an_export_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_a_missing_package_or_provider_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("onnxruntime"):
-        with pytest.raises(BenchError, match=r"onnx: this ONNX Runtime has no CUDAExecutionProvider; .* onnxruntime-gpu"):
+        with pytest.raises(
+            BenchError, match=r"onnx: this ONNX Runtime has no CUDAExecutionProvider; .* onnxruntime-gpu"
+        ):
             applied("onnx", nn.Linear(4, 3), torch.randn(2, 4), device=Gpu())
 
     class Instinct(CpuDevice):
@@ -241,7 +246,9 @@ def gpu_runtime(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.onnx, "export", lambda *args, **kwargs: SimpleNamespace(save=lambda *a, **k: None))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("engine", log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("torch", log))
-    monkeypatch.setattr(OnnxModel, "device", property(lambda self: torch.device("cuda", 1), lambda self, value: None), raising=False)
+    monkeypatch.setattr(
+        OnnxModel, "device", property(lambda self: torch.device("cuda", 1), lambda self, value: None), raising=False
+    )
     return log
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -59,9 +59,12 @@ def rounded_weights(model: torch.nn.Module, number_format: str) -> Iterator[None
     def round_inputs(_: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
 
-    layers = plain_linears(model, number_format) if number_format in _QUANTIZED else []
-    tensors = [layer.weight for layer in layers] if layers else chain(model.parameters(), model.buffers())
-    takers = layers if _QUANTIZED.get(number_format) else []
+    if number_format in _QUANTIZED:
+        layers = plain_linears(model, number_format)
+        tensors: Iterable[torch.Tensor] = [layer.weight for layer in layers]
+        takers = layers if _QUANTIZED[number_format] else []
+    else:
+        tensors, takers = chain(model.parameters(), model.buffers()), []
     handles = [layer.register_forward_pre_hook(round_inputs) for layer in takers]
     try:
         with unchanged_afterwards(model):

@@ -41,6 +41,8 @@ class OnnxRuntime(RecipeStep):
         return None
 
     def apply(self, setup: Setup) -> None:
+        import onnxruntime
+
         started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter's own, about its insides
@@ -51,7 +53,8 @@ class OnnxRuntime(RecipeStep):
                     raise
                 raise BenchError("compile", f"onnx cannot run this model: {_reason(error)}") from error
         seconds = time.perf_counter() - started
-        setup.notes[self.name] = f"{_PROVIDERS[setup.device.kind]}, exported and loaded in {seconds:.1f} s"
+        engine = f"ONNX Runtime {onnxruntime.__version__}, {_PROVIDERS[setup.device.kind]}"
+        setup.notes[self.name] = f"{engine}, exported and loaded in {seconds:.1f} s"
         if setup.device.is_accelerator:
             setup.notes[self.name] += "; memory figures are torch's and leave out what ONNX Runtime holds"
 

@@ -51,7 +51,9 @@ class _Quantized(RecipeStep):
         torchao.quantization.quantize_(
             model, config, filter_fn=lambda module, _: is_plain_linear(module, SIDES[self.name])
         )
-        setup.notes[self.name] = f"{name}: {touched} of {total} parameters, {share:.0%} of the weights"
+        setup.notes[self.name] = (
+            f"torchao {torchao.__version__}, {name}: {touched} of {total} parameters, {share:.0%} of the weights"
+        )
 
     def write(self, code: RecipeCode) -> None:
         name = self.config_on(code.device)
