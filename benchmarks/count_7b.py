@@ -125,7 +125,9 @@ def main() -> None:
         )
     print(f"redline's backward is {ours['ratio']:.3f}× its forward; not counted: {ours['uncounted'] or 'nothing'}")
     met = ours["seconds"] < 10 and ours["peak_bytes"] < 2e9
-    print(f"target 10 s and 2 GB: {'met' if met else 'NOT MET'}; {ours['seconds'] / theirs['seconds']:.2f}× torch's time")
+    print(
+        f"target 10 s and 2 GB: {'met' if met else 'NOT MET'}; {ours['seconds'] / theirs['seconds']:.2f}× torch's time"
+    )
 
 
 if __name__ == "__main__":

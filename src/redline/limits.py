@@ -24,7 +24,7 @@ from redline.protocol import (
 )
 from redline.record import RunRecord
 from redline.search.interleave import Observer
-from redline.spec import LaunchSpec, RunSpec
+from redline.spec import LaunchSpec, RunSpec, specs_from_table
 
 if TYPE_CHECKING:
     from redline.analyze.flops import FlopsSummary
@@ -141,16 +141,15 @@ def ceilings(
     watching = observer or Observer()
     with ExitStack() as stack:
         door = door or stack.enter_context(opened(LaunchSpec()))
-        reply = ask(AskEnvironment(device=device, threads=threads), door)
+        # Any spec will do: a device that is not here is refused in one line.
+        (somewhere,) = checked(specs_from_table({"model": "simple_cnn", "device": device}), door)
+        reply = ask(AskEnvironment(device=somewhere.device, threads=threads), door)
         assert isinstance(reply, EnvironmentAnswer)
-        environment = reply.environment
         shelf = (history or stack.enter_context(History.open())).ceilings()
-        found = None if fresh else shelf.get(place_of(environment))
+        found = None if fresh else shelf.get(place_of(reply.environment))
         if found is None:
-            there = environment.device
-            name = there.kind if there.index is None else f"{there.kind}:{there.index}"
-            with device_lock(name, on_wait=watching.waiting):
-                answer = ask(AskCeilings(device=name, threads=threads), door)
+            with device_lock(somewhere.device, on_wait=watching.waiting):
+                answer = ask(AskCeilings(device=somewhere.device, threads=threads), door)
             assert isinstance(answer, CeilingsAnswer)
             found = answer.ceilings
             shelf.put(found)
