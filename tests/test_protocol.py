@@ -19,6 +19,8 @@ from redline.protocol import (
     AskEnvironment,
     AskHealth,
     AskModels,
+    AskSnippet,
+    AskSteps,
     BlockReply,
     Checked,
     CheckedSpecs,
@@ -35,8 +37,11 @@ from redline.protocol import (
     PreparedReply,
     Profile,
     Progress,
+    Snippet,
     Squeeze,
     SqueezeReply,
+    StepChoice,
+    StepChoices,
     TraceReply,
     receive_frame,
     receive_reply,
@@ -99,6 +104,8 @@ REQUESTS = [
     Ask(question=AskModels(pattern="res*")),
     Ask(question=AskCheck(specs=(SPEC, SPEC))),
     Ask(question=AskHealth()),
+    Ask(question=AskSteps(spec=SPEC)),
+    Ask(question=AskSnippet(spec=SPEC)),
 ]
 REPLIES = [
     Progress(stage="compile", detail="fp16"),
@@ -114,6 +121,20 @@ REPLIES = [
     Health(
         items=(HealthItem(name="driver", ok=None, seen="none", mend="install one"),), devices=(DeviceInfo(kind="cpu"),)
     ),
+    StepChoices(
+        choices=(
+            StepChoice(
+                step="compile:freeze",
+                family="compiler",
+                relieves="both",
+                excludes=("torchscript",),
+                refusal="no compiler",
+                quantizes=True,
+                is_slow_to_prepare=True,
+            ),
+        )
+    ),
+    Snippet(code="import torch\n"),
 ]
 
 

@@ -85,6 +85,8 @@ class Landscape:
     models: Collection[str] = ()
     """Names `AskModels` tells; any other name is accepted as well."""
     unknown_models: Collection[str] = ()
+    choices: Collection[protocol.StepChoice] = ()
+    """What `AskSteps` tells a tuner, whatever the model."""
     seed: int = 0
 
 
@@ -313,6 +315,10 @@ class FakeBench:
             pattern = (question.pattern or "").lower()
             names = sorted(name for name in truth.models if pattern in name.lower())
             return protocol.ModelNames(models=tuple(protocol.ModelName(name=name, source="fake") for name in names))
+        if isinstance(question, protocol.AskSteps):
+            return protocol.StepChoices(choices=tuple(truth.choices))
+        if isinstance(question, protocol.AskSnippet):
+            return protocol.Snippet(code=f"# {question.spec.recipe}: a fake bench has no code to show\n")
         item = protocol.HealthItem(name="bench", ok=True, seen="a fake one: every number is simulated")
         return protocol.Health(items=(item,), devices=(_device_info(truth.device_kind, truth),))
 
