@@ -27,6 +27,9 @@ CONFIDENCE_LATER = 0.97
 """By the number of heats. A race is looked at after each heat and ends when it is decided, which favours heats that
 happen to agree; with these, all looks together still cover the truth 95 % of the time (simulated: 95.8 % at worst)."""
 
+SMALLEST_SPREAD = 0.001
+"""Between processes: a few that agree by chance promise no more."""
+
 Heat = Sequence[RunRecord]
 """One record per recipe, each of a process of its own."""
 
@@ -77,6 +80,40 @@ def half_width(logs: Sequence[PairedLog]) -> float | None:
     return max(between, within)
 
 
+def process_spread(heats: Sequence[Heat], kind: BlockKind = "throughput") -> tuple[float, int] | None:
+    """How far apart processes of one recipe lie, as a variance of the logarithm, and its degrees of freedom.
+
+    From all recipes that ran in every heat: what is left when each recipe's own time and each heat's are taken away.
+    None with fewer than two heats or two such recipes.
+    """
+    sound = [{str(record.spec.recipe): record for record in heat if _is_sound(record)} for heat in heats]
+    names = [name for name in (sound[0] if sound else {}) if all(name in heat for heat in sound)]
+    if len(sound) < 2 or len(names) < 2:
+        return None
+    table = [[_middle_log(heat[name], kind) for name in names] for heat in sound]
+    rows, columns = [fmean(row) for row in table], [fmean(column) for column in zip(*table, strict=True)]
+    whole = fmean(rows)
+    left = [value - row - column + whole for values, row in zip(table, rows, strict=True) for value, column in zip(values, columns, strict=True)]
+    degrees = (len(sound) - 1) * (len(names) - 1)
+    return max(sum(each**2 for each in left) / degrees, SMALLEST_SPREAD**2), degrees
+
+
+def pair_with_spread(
+    heats: Sequence[Heat], a: str, b: str, spread: tuple[float, int] | None, kind: BlockKind = "throughput"
+) -> Pair | None:
+    """One pair whose own heats may be few, with the spread between processes that other heats have shown."""
+    own = pair_of(heats, a, b, kind)
+    if own is None or spread is None:
+        return own
+    logs = [log for heat in heats if (log := _log_in(heat, a, b, kind)) is not None]
+    variance_of_one, degrees = spread
+    half = student_t(degrees) * math.sqrt(2 * variance_of_one / len(logs))
+    error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
+    half = max(half, student_t(max(sum(log.rounds - 1 for log in logs), 1)) * error)
+    low, high = own.ratio * math.exp(-half), own.ratio * math.exp(half)
+    return Pair(a=a, b=b, ratio=own.ratio, low=low, high=high, verdict=verdict_of(low, high), heats=len(logs))
+
+
 def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:
     """`faster` when the interval lies wholly above the band, `slower` below, `same` inside."""
     if low > 1 + band:
@@ -105,5 +142,13 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput"
 
 
 def _log_in(heat: Heat, a: str, b: str, kind: BlockKind) -> PairedLog | None:
-    by_name = {str(record.spec.recipe): record for record in heat if record.failure is None and record.blocks}
+    by_name = {str(record.spec.recipe): record for record in heat if _is_sound(record)}
     return log_ratio(by_name[a], by_name[b], kind) if a in by_name and b in by_name else None
+
+
+def _middle_log(record: RunRecord, kind: BlockKind) -> float:
+    return fmean(math.log(seconds) for seconds in round_medians_s(record, kind_measured(record, kind)).values())
+
+
+def _is_sound(record: RunRecord) -> bool:
+    return record.failure is None and bool(record.blocks)
