@@ -7,27 +7,34 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
+_TUNING = ("RaceResult", "TuneResult", "kept_tune", "race", "tune")
 
 __all__ = [
     "BatchResult",
     "ProfileResult",
+    "RaceResult",
     "RunResult",
     "SweepResult",
+    "TuneResult",
     "__version__",
     "compare_profiles",
     "doctor",
     "find_batch",
+    "kept_tune",
     "models",
     "profile",
+    "race",
     "read_profile",
     "run",
     "run_specs",
     "sweep",
+    "tune",
 ]
 
 if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.tuning import RaceResult, TuneResult, kept_tune, race, tune
 
 
 def __getattr__(name: str) -> Any:
@@ -36,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from redline import profiling
 
         return getattr(profiling, name)
+    if name in _TUNING:
+        from redline import tuning
+
+        return getattr(tuning, name)
     if name in __all__:
         from redline import api
 

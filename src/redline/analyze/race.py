@@ -93,7 +93,11 @@ def process_spread(heats: Sequence[Heat], kind: BlockKind = "throughput") -> tup
     table = [[_middle_log(heat[name], kind) for name in names] for heat in sound]
     rows, columns = [fmean(row) for row in table], [fmean(column) for column in zip(*table, strict=True)]
     whole = fmean(rows)
-    left = [value - row - column + whole for values, row in zip(table, rows, strict=True) for value, column in zip(values, columns, strict=True)]
+    left = [
+        value - row - column + whole
+        for values, row in zip(table, rows, strict=True)
+        for value, column in zip(values, columns, strict=True)
+    ]
     degrees = (len(sound) - 1) * (len(names) - 1)
     return max(sum(each**2 for each in left) / degrees, SMALLEST_SPREAD**2), degrees
 

@@ -165,7 +165,9 @@ def measure_together(
     return [done[position] for position in range(len(specs))]
 
 
-def open_entry(spec: RunSpec, group: str | None, position: int, door: Door, journal: Journal, observer: Observer) -> Entry:
+def open_entry(
+    spec: RunSpec, group: str | None, position: int, door: Door, journal: Journal, observer: Observer
+) -> Entry:
     """Open a session and prepare it; what is ready to be timed is in the journal before it is."""
     record = RunRecord(id=new_id(), spec=spec, created_at=time.time(), group=group, position=position)
     observer.opened(record)

@@ -6,5 +6,17 @@ Importing this loads no database library; opening a `History` does.
 from redline.store.codec import Row, Status
 from redline.store.history import Filters, History, OnUnreadable
 from redline.store.sweeps import CellStatus, SettledCell, SweepLedger
+from redline.store.tunes import TuneLedger, TuneRow
 
-__all__ = ["CellStatus", "Filters", "History", "OnUnreadable", "Row", "SettledCell", "Status", "SweepLedger"]
+__all__ = [
+    "CellStatus",
+    "Filters",
+    "History",
+    "OnUnreadable",
+    "Row",
+    "SettledCell",
+    "Status",
+    "SweepLedger",
+    "TuneLedger",
+    "TuneRow",
+]

@@ -13,6 +13,7 @@ from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
 from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
 from redline.store.sweeps import SweepLedger
+from redline.store.tunes import TuneLedger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
@@ -110,6 +111,10 @@ class History:
     def sweep(self, name: str) -> SweepLedger:
         """What is known of the cells of a sweep."""
         return SweepLedger(self._database, name)
+
+    def tunes(self) -> TuneLedger:
+        """The searches for a fastest recipe."""
+        return TuneLedger(self._database)
 
     # Reading
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, update
 
 from redline.store.codec import Row
-from redline.store.layout import blocks, records, sweep_cells
+from redline.store.layout import blocks, records, sweep_cells, tunes
 
 ROW = (
     records.c.id,
@@ -61,6 +61,13 @@ DELETE_CELL = delete(sweep_cells).where(
     sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
 )
 DELETE_CELLS = delete(sweep_cells).where(sweep_cells.c.sweep == bindparam("name"))
+
+INSERT_TUNE = insert(tunes)
+DELETE_TUNE = delete(tunes).where(tunes.c.name == bindparam("this_name"))
+TUNE = select(tunes.c.body).where(tunes.c.name == bindparam("this_name"))
+TUNES = select(tunes.c.name, tunes.c.created_at, tunes.c.model, tunes.c.task, tunes.c.state).order_by(
+    tunes.c.created_at.desc(), tunes.c.name
+)
 
 HEADS_OF = select(*HEAD).where(records.c.id.in_(bindparam("ids", expanding=True)))
 

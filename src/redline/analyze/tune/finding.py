@@ -202,7 +202,13 @@ def _against_baseline(
     ratio = math.exp(base.log_s - known[recipe].log_s) if base is not None else math.nan
     doubt = math.exp(ONE_PROCESS_DOUBT)
     return Pair(
-        a=BASELINE, b=recipe, ratio=ratio, low=None, high=None, verdict=verdict_of(ratio / doubt, ratio * doubt), heats=1
+        a=BASELINE,
+        b=recipe,
+        ratio=ratio,
+        low=None,
+        high=None,
+        verdict=verdict_of(ratio / doubt, ratio * doubt),
+        heats=1,
     )
 
 

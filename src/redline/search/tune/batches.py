@@ -52,7 +52,9 @@ def best_batch(found: BatchFinding) -> BatchChoice | None:
         best = max(rate for rate in rates.values() if rate is not None)
         batch = min(batch for batch, rate in rates.items() if rate is not None and rate >= ENOUGH * best)
     rate = rates.get(batch) if batch is not None else None
-    return None if batch is None or rate is None else BatchChoice(recipe=found.recipe, batch=batch, throughput_per_s=rate)
+    return (
+        None if batch is None or rate is None else BatchChoice(recipe=found.recipe, batch=batch, throughput_per_s=rate)
+    )
 
 
 def race_at_batch(tuner: Tuner) -> None:
@@ -88,5 +90,7 @@ def _best_two(tuner: Tuner) -> list[str]:
     known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
     others = [each.recipe for each in known if each.recipe != winner]
     # Another memory appetite may fit a larger batch; a twin with one more step will not.
-    others.sort(key=lambda recipe: (len(set(recipe.split("+")) ^ set(winner.split("+"))) < 2, complexity(recipe) == (0, 0)))
+    others.sort(
+        key=lambda recipe: (len(set(recipe.split("+")) ^ set(winner.split("+"))) < 2, complexity(recipe) == (0, 0))
+    )
     return [winner, *others[: BEST - 1]]

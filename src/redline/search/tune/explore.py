@@ -19,9 +19,7 @@ LOOKED_AT = 300
 
 def explore(tuner: Tuner) -> None:
     """Try the baseline, the person's own recipes, then whatever promises most."""
-    beliefs = Beliefs(
-        tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective == "throughput"
-    )
+    beliefs = Beliefs(tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective == "throughput")
     tuner.observer.planned(tuner.tune, len(beliefs.recipes), tuner.budget_s)
     with Trials(tuner) as trials:
         for steps, why in _firsts(tuner):

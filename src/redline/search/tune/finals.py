@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -53,7 +54,7 @@ def choose_finalists(tuner: Tuner) -> list[Steps]:
     best = known[0]
 
     def doubt(error: float) -> float:
-        return 2 * (error**2 + best.error**2 + 2 * PROCESS_SD**2) ** 0.5
+        return 2 * math.sqrt(error**2 + best.error**2 + 2 * PROCESS_SD**2)
 
     near = [each for each in known if each.log_s <= best.log_s + min(NEAR, doubt(each.error)) + 1e-12]
     return [tuner.space.steps_of(each.recipe) for each in near[:FINALISTS]]

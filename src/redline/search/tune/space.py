@@ -82,11 +82,7 @@ class Space:
 
     def less_one(self, steps: Steps) -> list[tuple[str, Steps]]:
         """Each step, and the recipe without it, where that is one."""
-        return [
-            (step, steps - {step})
-            for step in sorted(steps, key=self.text_place)
-            if self.is_valid(steps - {step})
-        ]
+        return [(step, steps - {step}) for step in sorted(steps, key=self.text_place) if self.is_valid(steps - {step})]
 
     def text_place(self, step: str) -> int:
         return [choice.step for choice in _in_reading_order(self.families)].index(step)

@@ -52,9 +52,7 @@ class Trials:
         except BaseException:
             self._finish(entry)
             raise
-        trial = Trial(
-            recipe=text, record_id=entry.record.id, anchor_id=anchor_id, cost_s=tuner.clock() - started_s
-        )
+        trial = Trial(recipe=text, record_id=entry.record.id, anchor_id=anchor_id, cost_s=tuner.clock() - started_s)
         said = self._settle(entry)
         tuner.keep(trials=(*tuner.tune.trials, trial))
         tuner.observer.attempted(text, said)
@@ -134,8 +132,10 @@ class Trials:
         if why is not None:
             return why
         assert prepared is not None
-        return f"{math.exp(log.mean):.3f}× the fastest so far" if log is not None else numerics_reason(
-            prepared.numerics, tuner.asked.tolerance
+        return (
+            f"{math.exp(log.mean):.3f}× the fastest so far"
+            if log is not None
+            else numerics_reason(prepared.numerics, tuner.asked.tolerance)
         )
 
     def _tell_leader(self) -> None:
