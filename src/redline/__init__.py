@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_RECIPES = ("PlainRecipe", "recipe")
 _PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
 _TUNING = ("RaceResult", "TuneResult", "kept_tune", "race", "tune")
 
 __all__ = [
     "BatchResult",
+    "PlainRecipe",
     "ProfileResult",
     "RaceResult",
     "RunResult",
@@ -25,6 +27,7 @@ __all__ = [
     "profile",
     "race",
     "read_profile",
+    "recipe",
     "run",
     "run_specs",
     "sweep",
@@ -34,6 +37,7 @@ __all__ = [
 if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.recipes import PlainRecipe, recipe
     from redline.tuning import RaceResult, TuneResult, kept_tune, race, tune
 
 
@@ -43,6 +47,10 @@ def __getattr__(name: str) -> Any:
         from redline import profiling
 
         return getattr(profiling, name)
+    if name in _RECIPES:
+        from redline import recipes
+
+        return getattr(recipes, name)
     if name in _TUNING:
         from redline import tuning
 

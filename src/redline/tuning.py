@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from redline.analyze.summary import RunSummary
     from redline.analyze.tune.finding import TuneFinding, Winner
     from redline.launch import Door
+    from redline.recipes import PlainRecipe
     from redline.search.race import RaceObserver
     from redline.search.tune.tuner import Clock, TuneObserver
     from redline.store import History, TuneLedger
@@ -80,11 +81,13 @@ class RaceResult(Sequence["Pair"]):
 class TuneResult:
     """What a search found, with all that it rests on."""
 
-    def __init__(self, tune: TuneRecord, records: Mapping[str, RunRecord]) -> None:
+    def __init__(self, tune: TuneRecord, records: Mapping[str, RunRecord], inputs: Any | None = None) -> None:
         from redline.analyze.tune.finding import finding_of
 
         self.tune = tune
         self.records = dict(records)
+        self.inputs = inputs
+        """The example inputs the search was given."""
         self.finding: TuneFinding = finding_of(tune, self.records)
 
     def __str__(self) -> str:
@@ -109,11 +112,24 @@ class TuneResult:
         """The winner as plain PyTorch."""
         return self.finding.snippet
 
-    def apply(self, model: Any, **settings: Any) -> Any:
-        """The winner applied to a model in this process: `redline.recipe(...).apply(model)`."""
-        import redline
+    @property
+    def plain(self) -> PlainRecipe:
+        """The winner outside of any measurement: `redline.recipe(...)` for this workload."""
+        from redline.recipes import recipe
 
-        return redline.recipe(self.recipe).apply(model, **settings)
+        workload, device = self.tune.tune.spec.workload, self.tune.tune.spec.device
+        return recipe(self.recipe, task=workload.task, optimizer=workload.optimizer, device=device)
+
+    def apply(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """The winner applied to a model in this process, for inputs like these or like those of the search."""
+        if not args and not kwargs:
+            args, kwargs = _arguments(self.inputs)
+        return self.plain.apply(model, *args, **kwargs)
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints, as plain values."""
+        document: dict[str, Any] = msgspec.json.decode(self.to_json())
+        return document
 
     def to_json(self) -> str:
         from redline.report.tune import tune_json
@@ -212,7 +228,7 @@ def tune(
         seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
         replicates=replicates,
     )
-    return tune_spec(
+    result = tune_spec(
         asked,
         budget_s=parse_seconds(budget) if isinstance(budget, str) else budget,
         name=name,
@@ -222,6 +238,8 @@ def tune(
         observer=observer,
         clock=clock,
     )
+    result.inputs = inputs
+    return result
 
 
 def tune_spec(
@@ -382,6 +400,17 @@ def _check(given: Any | None) -> str | None:
     if place is None:
         raise UsageError("the check cannot be pickled: give it as 'file.py:function'")
     return f"pickle:{place}"
+
+
+def _arguments(inputs: Any | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As a model is called with what a person handed over: the same reading as on the bench."""
+    if inputs is None:
+        raise UsageError("apply needs example inputs, as the recipe is made for their shape: apply(model, inputs)")
+    if isinstance(inputs, Mapping):
+        return (), {str(key): value for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
+        return tuple(inputs), {}
+    return (inputs,), {}
 
 
 def _history() -> History:

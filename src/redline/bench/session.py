@@ -124,8 +124,7 @@ class BenchSession:
         numerics = self._numerics(spec, reference, step, setup)
         del reference
         setup.let_originals_go()
-        if spec.measure.check_numerics or compiles(spec):
-            device.release_cache()  # what only comparing and compiling needed
+        self._release(spec, device)
         warmup = self._warm_up(spec, step, device)
         self._step = step
         self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
@@ -207,7 +206,7 @@ class BenchSession:
         setup = apply_recipe(spec.recipe, workload, device)
         if not spec.measure.check_numerics:
             setup.let_originals_go()
-        device.release_cache()
+        self._release(spec, device)
         device.reset_peaks()
         return setup
 
@@ -225,9 +224,7 @@ class BenchSession:
         if compiles(spec):
             self._cold["compile_s"] = compile_seconds()
             self._cold["compile_cache"] = cache_state()
-        # Training starts again from the same weights with an optimizer that has seen nothing. Where nothing is
-        # compared it goes on as a plain loop would: a second optimizer's state lies elsewhere in the allocator's
-        # segments, and on an H200 a transformer then ran out of memory at nine tenths of the largest batch.
+        # Training starts again from the same weights with an optimizer that has seen nothing.
         return make_step(setup, spec.workload.optimizer) if starts_again else step
 
     def _numerics(
@@ -278,6 +275,16 @@ class BenchSession:
     def _synchronises(self, step: Timed, device: Device) -> bool | None:
         with step.context():
             return device.synchronises(step)
+
+    def _release(self, spec: RunSpec, device: Device) -> None:
+        """Give back what only comparing needed.
+
+        Where nothing is compared, how much fits is the question, and the trial runs as a plain loop would. What casts
+        left in the allocator's cache then stays: under 16 GiB on an H200 a plain loop of ResNet-50 in fp16 fitted a
+        batch of 2836 after casting its inputs on the device, and of 2148 where they had come in fp16.
+        """
+        if spec.measure.check_numerics:
+            device.release_cache()
 
     def _close(self) -> Closed:
         memory = self._device.memory() if self._device else Memory()

@@ -279,13 +279,13 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
         if any(reason.startswith("throughput:") for reason in best.verdict.reasons):
             told += ", but its times are noisy: look again on a quieter machine or with a larger batch"
         return (
-            f"{told}; it is host-bound: CUDA graphs (compile:reduce-overhead) take Python out of the way"
+            f"{told}; it is host-bound: a CUDA graph (graphs) takes Python out of the way"
             if (best.bound.label == "host")
             else f"{told}; 'redline show {best.record_id[:13]}' tells all about it"
         )
     host = next((row for row in measured if row.bound.label == "host"), None)
     if host:
-        return f"next: {host.recipe} is host-bound: try compile:reduce-overhead, or a larger batch"
+        return f"next: {host.recipe} is host-bound: try it with +graphs, or a larger batch"
     if not any(row.vs_first for row in measured):
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
     return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from redline.bench.workload.source import SOURCES, Source
+from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
 from redline.errors import MissingExtra, UnknownName
 from redline.protocol import ModelName
@@ -34,6 +34,10 @@ def fingerprint_of(spec: WorkloadSpec) -> str:
     """Which source, and what that knows of a checked spec's model without building it."""
     source = _source_of(spec)
     return f"{type(source).__name__} {source.fingerprint(spec)}"
+
+
+def example_code(spec: WorkloadSpec) -> ExampleCode | None:
+    return _source_of(spec).example_code(spec)
 
 
 def find_source(model: str) -> Source:
