@@ -25,8 +25,16 @@ Floats = NDArray[np.float64]
 
 PAIR_SDS = (0.01, 0.03, 0.06, 0.12, 0.2)
 """How much two steps may do together beyond their own effects; what was seen chooses among them."""
-PAIR_SD_DOUBTS = (1.0, 0.3, 0.0, 0.5, 1.5)
+PAIR_SD_DOUBTS = (1.5, 0.5, 0.0, 0.3, 1.0)
 """Against each of those, as logarithms of odds: a few trials must not rule out that steps meddle with each other."""
+SURPRISE_SD = 0.2
+SURPRISE_RATE = 0.05
+"""Most pairs hardly meddle and a few do strongly, which no single standard deviation says: of pairs never seen
+together, one in twenty may do this much."""
+DOUBT_SHARE = 0.15
+DOUBT_FACTOR = 2.5
+"""And a strong pair once seen has bent the estimates of others: so often they are off by so many times as much."""
+NEGLIGIBLE = 0.01
 HOST_PAIR_SD = 0.08
 RESIDUAL_SD = 0.006
 PROCESS_SD = 0.006
@@ -90,33 +98,64 @@ class Beliefs:
                 means += beyond * self._steps[:, at] * self._steps[:, other_at]
         return means
 
-    def samples(self, seen: Mapping[Steps, Estimate]) -> Floats:
-        """For every recipe, equally likely logarithms of its time, ordered from short to long in neither column."""
-        device_mean, device_sd = self._believe_device(seen)
-        z, others = self._z
-        times: Floats = device_mean[:, None] + device_sd[:, None] * z
-        hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
-        if self.host_is_seen and hosts:
-            host_mean, host_sd = self._believe_host(hosts)
-            times = np.maximum(times, host_mean[:, None] + host_sd[:, None] * others)
-        return times
+    def promises(self, seen: Mapping[Steps, Estimate]) -> Floats:
+        """For every recipe, by how much it is expected to improve on the fastest so far, as a share of its time.
 
-    def _believe_device(self, seen: Mapping[Steps, Estimate]) -> tuple[Floats, Floats]:
+        Averaged over how much steps may meddle with each other, each weighed by how well it explains what was seen.
+        """
+        fastest = min(each.log_s for each in seen.values())
+        z, others = self._z
+        hosts: Floats | None = None
+        seen_hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
+        if self.host_is_seen and seen_hosts:
+            host_mean, host_sd = self._believe_host(seen_hosts)
+            hosts = host_mean[:, None] + host_sd[:, None] * others
+        surprise = self._surprises(seen)
+        gains = np.zeros(len(self.recipes))
+        for weight, mean, sd in self._believe_device(seen):
+            misled = DOUBT_SHARE * (1 - surprise)
+            likely = ((1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD)))
+            for share, width in likely:
+                times = mean[:, None] + width[:, None] * z
+                times = times if hosts is None else np.maximum(times, hosts)
+                gains += weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
+        return gains
+
+    def _surprises(self, seen: Mapping[Steps, Estimate]) -> Floats:
+        """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
+        shown = self._steps[[self.index[recipe] for recipe, each in seen.items() if not each.is_host_bound]]
+        unseen = (shown.T @ shown == 0).astype(np.float64)
+        np.fill_diagonal(unseen, 0.0)
+        counts = ((self._steps @ unseen) * self._steps).sum(axis=1) / 2
+        chances: Floats = 1 - (1 - SURPRISE_RATE) ** counts
+        return chances
+
+    def _believe_device(self, seen: Mapping[Steps, Estimate]) -> list[tuple[float, Floats, Floats]]:
+        """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
         free = [(self.index[recipe], each) for recipe, each in seen.items() if not each.is_host_bound]
         bound = [(self.index[recipe], each) for recipe, each in seen.items() if each.is_host_bound]
-        start = min((each.log_s for _, each in [*free, *bound]), default=0.0)
-        prior = start + self._steps @ self._device + self._pairs
-        prior = prior - (prior[[at for at, _ in free]].mean() - np.mean([e.log_s for _, e in free]) if free else 0.0)
         places = np.array([at for at, _ in free], dtype=np.intp)
         values = np.array([each.log_s for _, each in free])
         noises = np.array([each.error**2 + PROCESS_SD**2 + RESIDUAL_SD**2 for _, each in free])
-        process = self._fitted(prior, places, values, noises)
-        if bound:
+        prior = self._steps @ self._device + self._pairs
+        prior = prior + (values.mean() - prior[places].mean() if free else min(each.log_s for _, each in bound))
+        processes = [Gaussian(self._device_variances, self._family_variances, sd**2, prior) for sd in PAIR_SDS]
+        weights = self._weights(processes, places, values, noises)
+        believed = []
+        for weight, process in zip(weights, processes, strict=True):
+            if weight < NEGLIGIBLE:
+                continue
             sites = self._censored(process, places, values, noises, bound)
-            places, values, noises = (
-                np.concatenate([old, new]) for old, new in zip((places, values, noises), sites, strict=True)
-            )
-        return self._posterior(process, places.astype(np.intp), values, noises)
+            together = [np.concatenate([old, new]) for old, new in zip((places, values, noises), sites, strict=True)]
+            mean, sd = self._posterior(process, together[0].astype(np.intp), together[1], together[2])
+            believed.append((float(weight), mean, sd))
+        return believed
+
+    def _weights(self, processes: list[Gaussian], places: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
+        fits = np.array([self._log_likelihood(process, places, values, noises) for process in processes])
+        scores = fits - np.array(PAIR_SD_DOUBTS)
+        weights: Floats = np.exp(scores - scores.max())
+        return weights / weights.sum()
 
     def _believe_host(self, seen: Mapping[Steps, Estimate]) -> tuple[Floats, Floats]:
         places = np.array([self.index[recipe] for recipe in seen], dtype=np.intp)
@@ -126,16 +165,9 @@ class Beliefs:
         process = Gaussian(self._host_variances, self._family_variances * 0.1, HOST_PAIR_SD**2, prior)
         return self._posterior(process, places, values, np.full(len(values), HOST_ERROR**2))
 
-    def _fitted(self, prior: Floats, places: NDArray[np.intp], values: Floats, noises: Floats) -> Gaussian:
-        """With the meddling between steps that makes what was seen most likely."""
-        processes = [Gaussian(self._device_variances, self._family_variances, sd**2, prior) for sd in PAIR_SDS]
-        if len(values) < 3:
-            return processes[2]
-        fits = [self._log_likelihood(process, places, values, noises) for process in processes]
-        scores = [fit - doubt for fit, doubt in zip(fits, PAIR_SD_DOUBTS, strict=True)]
-        return processes[int(np.argmax(scores))]
-
     def _log_likelihood(self, process: Gaussian, places: NDArray[np.intp], values: Floats, noises: Floats) -> float:
+        if not len(values):
+            return 0.0
         factor = np.linalg.cholesky(self._among(process, places) + np.diag(noises))
         scaled = np.linalg.solve(factor, values - process.prior[places])
         return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())

@@ -9,8 +9,8 @@ from redline.search.tune.space import Steps
 
 SAME_AGAIN = 0.03
 """Chance that a recipe with all steps of a broken one works after all."""
-GUILTY = 0.9
-"""That of a single suspect being to blame."""
+GUILTY = 0.6
+"""That of a single suspect being to blame by itself: it may only not go with one of the others."""
 
 
 class Blame:
@@ -29,7 +29,7 @@ class Blame:
                 return SAME_AGAIN
             held = sum(suspect <= recipe for suspect in suspects)
             if held:
-                chance = min(chance, 1 - GUILTY * held / len(suspects))
+                chance *= 1 - GUILTY * held / len(suspects)
         return chance
 
     def _suspects_in(self, recipe: Steps) -> list[Steps]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from redline.search.tune.beliefs import Beliefs, Floats
+from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
 from redline.search.tune.costs import expected_cost, is_affordable, reserve_s, trial_costs
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
 
-WORTH_A_TRIAL = 0.004
+WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
+USUAL_TRIAL_S = 20.0
+"""A trial that takes longer must promise more."""
 LOOKED_AT = 300
 """Of those that promise most, so many are weighed against their cost."""
 
@@ -32,7 +36,7 @@ def explore(tuner: Tuner) -> None:
 def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
     """The recipe to try next, and the improvement it promises."""
     seen, tried = tuner.seen(), tuner.tried()
-    gains = promised(tuner, beliefs)
+    gains = beliefs.promises(seen)
     blame, costs, left_s = Blame(seen, tuner.broken()), trial_costs(tuner), tuner.left_s - reserve_s(tuner)
     best: tuple[float, Steps, float] | None = None
     looked_at = 0
@@ -45,17 +49,10 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
             continue
         looked_at += 1
         cost_s = expected_cost(steps, tuner, costs)
-        if is_affordable(steps, cost_s, tuner, left_s) and (best is None or gain / cost_s > best[0]):
+        is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / USUAL_TRIAL_S, 1.0))
+        if is_worth_it and is_affordable(steps, cost_s, tuner, left_s) and (best is None or gain / cost_s > best[0]):
             best = (gain / cost_s, steps, gain)
     return None if best is None else (best[1], best[2])
-
-
-def promised(tuner: Tuner, beliefs: Beliefs) -> Floats:
-    """For every recipe, the expected improvement on the fastest so far."""
-    seen = tuner.seen()
-    fastest = min(each.log_s for each in seen.values())
-    gains: Floats = np.maximum(fastest - beliefs.samples(seen), 0.0).mean(axis=1)
-    return gains
 
 
 def _firsts(tuner: Tuner) -> list[tuple[Steps, str]]:
