@@ -28,7 +28,7 @@ from redline.launch.fake_recipes import SPACES, RecipeTruth, steps_of
 from redline.protocol import Measure, Prepare, PreparedReply
 from redline.search.tune.search import search
 from redline.search.tune.space import Space, space_for
-from redline.search.tune.tuner import NoLedger, Tuner, TuneObserver, trial_measure
+from redline.search.tune.tuner import NoLedger, TuneObserver, Tuner, trial_measure
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 
 BUDGET_S = 3600.0

@@ -22,6 +22,7 @@ RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
 TIME_BAND = 0.03
 """A difference below it is none worth having."""
 
+CONFIDENCE = 0.95
 CONFIDENCE_AFTER = {2: 0.99, 3: 0.98}
 CONFIDENCE_LATER = 0.97
 """By the number of heats. A race is looked at after each heat and ends when it is decided, which favours heats that
@@ -54,13 +55,15 @@ def pairs_of(heats: Sequence[Heat], kind: BlockKind = "throughput") -> list[Pair
     return [pair for pair in found if pair is not None]
 
 
-def pair_of(heats: Sequence[Heat], a: str, b: str, kind: BlockKind = "throughput") -> Pair | None:
-    """One pair; None where the two never met."""
+def pair_of(
+    heats: Sequence[Heat], a: str, b: str, kind: BlockKind = "throughput", *, looks: bool = True
+) -> Pair | None:
+    """One pair; None where the two never met. `looks` False: the number of heats did not depend on this pair."""
     logs = [log for heat in heats if (log := _log_in(heat, a, b, kind)) is not None]
     if not logs:
         return None
     mean = fmean(log.mean for log in logs)
-    half = half_width(logs)
+    half = half_width(logs, looks=looks)
     ratio = math.exp(mean)
     if half is None:
         return Pair(a=a, b=b, ratio=ratio, low=None, high=None, verdict="inconclusive", heats=len(logs))
@@ -68,12 +71,12 @@ def pair_of(heats: Sequence[Heat], a: str, b: str, kind: BlockKind = "throughput
     return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), heats=len(logs))
 
 
-def half_width(logs: Sequence[PairedLog]) -> float | None:
+def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None:
     """Of the mean log-ratio: over heats, and within them; the wider counts. None with a single heat."""
     count = len(logs)
     if count < 2:
         return None
-    confidence = CONFIDENCE_AFTER.get(count, CONFIDENCE_LATER)
+    confidence = CONFIDENCE_AFTER.get(count, CONFIDENCE_LATER) if looks else CONFIDENCE
     between = student_t(count - 1, confidence) * math.sqrt(variance(log.mean for log in logs) / count)
     error = math.sqrt(sum(log.error**2 for log in logs)) / count
     within = student_t(max(sum(log.rounds - 1 for log in logs), 1), confidence) * error

@@ -155,7 +155,8 @@ class Beliefs:
         fits = np.array([self._log_likelihood(process, places, values, noises) for process in processes])
         scores = fits - np.array(PAIR_SD_DOUBTS)
         weights: Floats = np.exp(scores - scores.max())
-        return weights / weights.sum()
+        normed: Floats = weights / weights.sum()
+        return normed
 
     def _believe_host(self, seen: Mapping[Steps, Estimate]) -> tuple[Floats, Floats]:
         places = np.array([self.index[recipe] for recipe in seen], dtype=np.intp)

@@ -15,8 +15,8 @@ from redline.search.tune.tuner import Tuner
 
 WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
-USUAL_TRIAL_S = 20.0
-"""A trial that takes longer must promise more."""
+USUAL_SHARE = 0.01
+"""Of the budget: a trial that takes more of it must promise more."""
 LOOKED_AT = 300
 """Of those that promise most, so many are weighed against their cost."""
 
@@ -49,7 +49,7 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
             continue
         looked_at += 1
         cost_s = expected_cost(steps, tuner, costs)
-        is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / USUAL_TRIAL_S, 1.0))
+        is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
         if is_worth_it and is_affordable(steps, cost_s, tuner, left_s) and (best is None or gain / cost_s > best[0]):
             best = (gain / cost_s, steps, gain)
     return None if best is None else (best[1], best[2])

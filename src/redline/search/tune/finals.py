@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from redline.analyze.race import Heat, Pair, log_ratio, pair_of, pair_with_spread, process_spread
+from redline.analyze.race import TIME_BAND, Heat, Pair, log_ratio, pair_of, pair_with_spread, process_spread
 from redline.analyze.tune.estimates import rejection
 from redline.analyze.tune.finding import heats_of, log_over, winner_of
 from redline.record import RunRecord
@@ -88,6 +88,7 @@ def final_measure(*, on_cpu: bool, checks: bool) -> MeasureSpec:
         MeasureSpec.for_effort("quick"),
         block_seconds=0.25 if on_cpu else 0.1,
         min_rounds=6,
+        max_seconds=24.0 if on_cpu else 10.0,
         warmup_max_seconds=5.0,
         loss_path_steps=FULL_LOSS_PATH,
         check_numerics=checks,
@@ -146,6 +147,9 @@ def _is_decided(tuner: Tuner, heats: Sequence[Heat], finalists: Sequence[Steps])
     if len(heats) >= max(MOST_HEATS, tuner.asked.replicates):
         return True
     first, *others = (tuner.space.text(each) for each in finalists)
+    gain = pair_of(heats, "baseline", first, tuner.asked.kind)
+    if gain is not None and gain.verdict == "inconclusive" and gain.ratio > 1 + TIME_BAND:
+        return False
     return all(_is_settled(pair_of(heats, first, other, tuner.asked.kind)) for other in others)
 
 
