@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import redline
-from redline.cli.progress import LiveObserver
+from redline.cli.tune import LiveTune
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "resnet50": {"model": "resnet50", "batch": 32},
@@ -113,7 +113,7 @@ def checked(name: str, budget: str, out: Path) -> str:
     started = time.perf_counter()
     by_hand = workload["batch"] / float(python("-c", BY_HAND, name))
     hand_s = time.perf_counter() - started
-    with LiveObserver() as observer:
+    with LiveTune() as observer:
         result = redline.tune(**workload, device="cuda", budget=budget, observer=observer)
     print(result, flush=True)
     document = result.document()
