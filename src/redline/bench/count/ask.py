@@ -40,7 +40,7 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
         model=setup.workload.model,
         inputs=(setup.args, setup.kwargs),
         loss=workload.loss if trains else None,
-        autocast=lambda: setup.autocast(cache=False),
+        autocast=setup.autocast,
         optimizer=spec.workload.optimizer if trains else None,
         tf32=_tf32(spec),
         modules=True,
