@@ -1,0 +1,99 @@
+"""What a report is about: records, and everything derived from them that more than one of its files shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from redline.analyze.curves import Curve, curves_of
+from redline.analyze.headroom import Headroom
+from redline.analyze.profile import Profile, profile_of
+from redline.analyze.recommend import Advice, headline, recommend
+from redline.analyze.subject import Subject, subjects_of
+from redline.analyze.summary import RunSummary, summarize
+from redline.errors import TraceError
+from redline.record import RunRecord
+from redline.report.roofline_chart import RooflineChart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    title: str
+    headline: str
+    """The finding, in one sentence."""
+    records: Sequence[RunRecord]
+    rows: Sequence[RunSummary]
+    """One per record, in their order, as are the subjects."""
+    subjects: Sequence[Subject]
+    curves: Sequence[Curve]
+    advice: Sequence[Advice]
+    profiles: Sequence[Profile]
+    notes: Sequence[str]
+    """What the reader must know about the report itself: records that could not be read, traces that are gone."""
+    headroom: Headroom | None
+    """The way to the fastest recipe, where someone looked for it."""
+    rooflines: Sequence[RooflineChart]
+
+
+def contents_of(
+    records: Sequence[RunRecord],
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    profiles: Sequence[Profile] | None = None,
+    headroom: Headroom | None = None,
+    rooflines: Sequence[RooflineChart] = (),
+) -> Contents:
+    """`profiles`: those that are already there; None reads the traces that the records name."""
+    rows, subjects = summarize(records), subjects_of(records)
+    curves = curves_of(records, rows)
+    advice = recommend(curves, rows, subjects)
+    told = list(notes)
+    if profiles is None:
+        profiles, gone = _profiles(records)
+        told += gone
+    return Contents(
+        title=title or _title(subjects),
+        headline=headline(advice, rows),
+        records=records,
+        rows=rows,
+        subjects=subjects,
+        curves=curves,
+        advice=advice,
+        profiles=profiles,
+        notes=told,
+        headroom=headroom,
+        rooflines=rooflines,
+    )
+
+
+def _title(subjects: Sequence[Subject]) -> str:
+    """The models and devices, as far as a title can name them."""
+    models = list(dict.fromkeys(subject.model for subject in subjects))
+    devices = list(dict.fromkeys(subject.device for subject in subjects))
+    parts = [_some(models, "models"), _some(devices, "devices")]
+    return " on ".join(part for part in parts if part) or "nothing measured yet"
+
+
+def _some(names: Sequence[str], what: str, most: int = 3) -> str:
+    return ", ".join(names) if len(names) <= most else f"{len(names)} {what}"
+
+
+def _profiles(records: Sequence[RunRecord]) -> tuple[list[Profile], list[str]]:
+    """Of the traces that still lie where they were written; a report goes without the others and says so."""
+    from redline.trace.decode import read_trace
+
+    found, gone = [], []
+    for record in records:
+        if record.trace is None or record.failure is not None:
+            continue
+        path = Path(record.trace.path)
+        try:
+            if path.exists():
+                found.append(profile_of([read_trace(path)], record))
+            else:
+                gone.append(f"no kernels of record {record.id}: its trace is not here any more")
+        except TraceError as error:
+            gone.append(f"no kernels of record {record.id}: {error}")
+    return found, gone
