@@ -61,10 +61,9 @@ def headline(advice: Sequence[Advice], rows: Sequence[RunSummary]) -> str:
     if not rows:
         return "There is nothing to report yet"
     for kind in ("recipe", "throughput", "latency"):
-        told = [each for each in advice if each.kind == kind]
-        if told:
-            more = f" ({len(told) - 1} more below)" if len(told) > 1 else ""
-            return told[0].headline + more
+        told = next((each for each in advice if each.kind == kind), None)
+        if told is not None:
+            return told.headline
     failed = sum(row.failure is not None for row in rows)
     if failed == len(rows):
         what = "the run" if failed == 1 else f"all {failed} runs"
@@ -106,12 +105,13 @@ def _interleaved_recipe(subject: Subject, rows: Sequence[RunSummary]) -> Advice 
     sound = [row for row in rivals if may_recommend(row) and row.group in firsts]
     best = max(sound, key=lambda row: _ratio(row)[0], default=None)
     if best is None or _ratio(best)[1] <= 1:
-        first = next(iter(firsts.values()), None)
+        first = next((row for row in firsts.values() if may_recommend(row)), None)
         if first is None:
             return None
         told = f"Stay with {first.recipe} for {subject.model}: nothing that keeps the numerics was clearly faster"
         details = () if best is None else (f"next best: {best.recipe}, {ratio_text(best)} of its speed",)
         return _advice(subject, "recipe", told, details, first)
+    assert best.group is not None
     first = firsts[best.group]
     ratio = _ratio(best)[0]
     told = f"{best.recipe} runs {subject.model} {significant(ratio, 3)}× as fast as {first.recipe} on {subject.device}"
@@ -154,7 +154,9 @@ def _costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
     """What the faster recipe asks for in return."""
     numerics = best.numerics
     if numerics is not None and numerics.method in ("outputs", "loss-path") and numerics.rel_l2 is not None:
-        allowed = f", {format_share(numerics.rel_l2 / numerics.tolerance)} of what is allowed" if numerics.tolerance else ""
+        allowed = (
+            f", {format_share(numerics.rel_l2 / numerics.tolerance)} of what is allowed" if numerics.tolerance else ""
+        )
         agreement = numerics.top1_agreement
         top1 = f"; the same first choice on {agreement:.1%} of the inputs" if agreement is not None else ""
         yield f"accuracy: {numerics.rel_l2:.1e} away from strict fp32{allowed}{top1}"
@@ -171,7 +173,12 @@ def _start_cost(best: RunSummary, first: RunSummary) -> Iterator[str]:
     saved_s = best.batch / first.throughput_per_s - best.batch / best.throughput_per_s
     cache = best.cold_start_s.compile_cache if best.cold_start_s else None
     told = f"start: {format_seconds(compile_s)} of compiling" + (f" (cache {cache})" if cache else "")
-    yield f"{told}, paid back after {significant(round(compile_s / saved_s), 2)} steps" if saved_s > 0 else told
+    yield f"{told}, paid back after {_about(compile_s / saved_s)} steps" if saved_s > 0 else told
+
+
+def _about(count: float) -> str:
+    """With two digits: nobody can say it more exactly."""
+    return significant(float(f"{count:.2g}"), max(2, len(str(round(count)))))
 
 
 def held_bytes(row: RunSummary) -> int | None:
@@ -223,7 +230,9 @@ def _for_throughput(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
     details = []
     if curve.knee_batch is not None and curve.limit_per_s is not None:
         limit = rate_text(curve.limit_per_s, best.item)
-        details.append(f"the knee lies at batch {curve.knee_batch}: {SATURATED:.0%} of the {limit} that larger batches near")
+        details.append(
+            f"the knee lies at batch {curve.knee_batch}: {SATURATED:.0%} of the {limit} that larger batches near"
+        )
     if best is not fastest:
         more = (fastest.throughput_per_s or 0.0) / (best.throughput_per_s or 1.0) - 1
         slower = _p50(fastest) / _p50(best)
@@ -287,12 +296,14 @@ def _p50(row: RunSummary) -> float:
 
 
 def _noise_remark(row: RunSummary) -> str:
-    return "" if row.verdict.trusted else f"; the number is {', '.join(row.verdict.labels)}: look again before relying on it"
+    return (
+        ""
+        if row.verdict.trusted
+        else f"; the number is {', '.join(row.verdict.labels)}: look again before relying on it"
+    )
 
 
-def _advice(
-    subject: Subject, kind: AdviceKind, told: str, details: Sequence[str], row: RunSummary
-) -> Advice:
+def _advice(subject: Subject, kind: AdviceKind, told: str, details: Sequence[str], row: RunSummary) -> Advice:
     return Advice(
         subject=subject,
         kind=kind,

@@ -36,7 +36,11 @@ def markdown(contents: Contents, pictures: Mapping[str, str]) -> str:
         _profiles(contents),
         _environment(contents),
         ["## Method", "", *(f"- {line}" for line in METHOD)],
-        ["---", "", f"Made by Redline {__version__} from its records. `results.csv` and `results.json` hold every number."],
+        [
+            "---",
+            "",
+            f"Made by Redline {__version__} from its records. `results.csv` and `results.json` hold every number.",
+        ],
     ]
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
 
@@ -212,12 +216,20 @@ def _profiles(contents: Contents) -> Iterator[str]:
             yield f"- **{finding.code}**, at most {finding.gain_bound:.2f}× faster without it: {escaped(finding.evidence, 400)}"
             yield f"  - next: {escaped(finding.next, 300)}"
         yield ""
-        classes = [[row.name, format_seconds(row.total_s), format_share(row.share), str(row.calls)] for row in profile.classes]
+        classes = [
+            [row.name, format_seconds(row.total_s), format_share(row.share), str(row.calls)] for row in profile.classes
+        ]
         yield from table(["class", "total", "share", "calls"], classes)
         if profile.kernels:
             yield ""
             kernels = [
-                [cell(row.short_name), row.kernel_class, str(row.calls), format_seconds(row.total_s), format_share(row.share)]
+                [
+                    cell(row.short_name),
+                    row.kernel_class,
+                    str(row.calls),
+                    format_seconds(row.total_s),
+                    format_share(row.share),
+                ]
                 for row in profile.kernels[:KERNELS]
             ]
             yield from table(["kernel", "class", "calls", "total", "share"], kernels, left=2)

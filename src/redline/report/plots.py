@@ -55,7 +55,9 @@ def _against_batch(
         label = f"{curve.recipe} · {curve.subject}" if several else curve.recipe
         axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=_label(label), markersize=5)
         if knee and curve.knee_batch is not None and curve.limit_per_s is not None:
-            axes.plot([curve.knee_batch], [SATURATED * curve.limit_per_s], "*", color=colour, markersize=15, mec="black")
+            axes.plot(
+                [curve.knee_batch], [SATURATED * curve.limit_per_s], "*", color=colour, markersize=15, mec="black"
+            )
     _batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
     axes.set_ylim(bottom=0)
     axes.set_ylabel(unit)
@@ -90,7 +92,9 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
             edgecolor="white",
             error_kw={"capsize": 3, "elinewidth": 1},
         )
-        axes.annotate(_bar_text(row), (row.throughput_per_s, number), (6, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            _bar_text(row), (row.throughput_per_s, number), (6, 0), textcoords="offset points", va="center", fontsize=8
+        )
     axes.set_yticks(range(len(bars)), [_label(row.recipe) for row in bars], fontsize=8.5)
     axes.margins(x=0.3)
     axes.set_xlim(left=0)

@@ -42,10 +42,16 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
         ("Python", environment.python),
         ("versions", ", ".join(f"{name} {environment.versions[name]}" for name in names)),
         ("Redline", environment.redline),
-        ("flags", ", ".join(f"{name}={value}" for name, value in sorted(environment.variables.items()))),
+        ("variables", ", ".join(_variables(environment))),
         ("code", _code(environment)),
     )
     return [(name, value) for name, value in told if value]
+
+
+def _variables(environment: Environment) -> list[str]:
+    """Those that say how; where something lies changes no speed and is nobody else's business."""
+    told = sorted(environment.variables.items())
+    return [f"{name}={value}" for name, value in told if not name.endswith(("_DIR", "_PATH", "_HOME"))]
 
 
 def _rank(name: str) -> int:

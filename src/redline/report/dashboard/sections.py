@@ -94,7 +94,10 @@ SECTIONS = (
         wide=True,
     ),
     Section(
-        "roofline", "Roofline", "Runs below the device's ceilings. The distance upwards is headroom.", _filled("rooflines")
+        "roofline",
+        "Roofline",
+        "Runs below the device's ceilings. The distance upwards is headroom.",
+        _filled("rooflines"),
     ),
     Section(
         "telemetry",

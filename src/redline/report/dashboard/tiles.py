@@ -35,18 +35,24 @@ def _speed_up(advice: Sequence[Advice], rows: dict[str, RunSummary]) -> Tile | N
 
 
 def _fastest(contents: Contents) -> Tile | None:
-    rows = [row for row in contents.rows if may_recommend(row)]
+    rows = _believed([row for row in contents.rows if may_recommend(row)])
     best = max(rows, key=lambda row: row.throughput_per_s or 0.0, default=None)
     return _tile("Highest throughput", rate(best), _where(best), best) if best else None
 
 
 def _quickest(contents: Contents) -> Tile | None:
-    rows = [row for row in contents.rows if may_recommend(row) and row.latency_s is not None and row.task == "infer"]
+    inference = [row for row in contents.rows if row.task == "infer" and row.latency_s is not None]
+    rows = _believed([row for row in inference if may_recommend(row)])
     best = min(rows, key=lambda row: row.latency_s.p50 if row.latency_s else 0.0, default=None)
     if best is None or best.latency_s is None:
         return None
     tail = f", p95 {format_seconds(best.latency_s.p95)}" if best.latency_s.p95 is not None else ""
     return _tile("Lowest median latency", format_seconds(best.latency_s.p50), _where(best) + tail, best)
+
+
+def _believed(rows: list[RunSummary]) -> list[RunSummary]:
+    """Without the noisy ones, unless there are no others."""
+    return [row for row in rows if row.verdict.trusted] or rows
 
 
 def _counts(contents: Contents) -> Tile:

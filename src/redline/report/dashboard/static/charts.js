@@ -3,24 +3,17 @@
 const CHARTS = {
   recipes(rows, section, redraw) {
     const measured = rows.filter((row) => known(row.throughput_per_s));
-    const workloads = new Map();
-    for (const row of measured) {
-      const key = `${row.subject}\u0000${row.batch}`;
-      if (!workloads.has(key)) workloads.set(key, []);
-      workloads.get(key).push(row);
-    }
-    if (!workloads.size) return null;
+    if (!measured.length) return null;
     // Rows measured in turns first, then the most recipes, then the largest batch.
-    const weight = ([, list]) => [list.some((row) => known(row.ratio_low)) ? 1 : 0, distinct(list.map((row) => row.recipe)).length, list[0].batch ?? 0];
-    const order = [...workloads].sort((a, b) => compareLists(weight(b), weight(a)));
-    const key = pick(section, "workload", order.slice(0, 300).map(([each, list]) => [each, workloadName(list[0])]), redraw);
+    const weight = (list) => [list.some((row) => known(row.ratio_low)) ? 1 : 0, distinct(list.map((row) => row.recipe)).length, list[0].batch ?? 0];
+    const together = pickWorkload(section, byWorkload(measured, weight), redraw);
     const newest = new Map();
-    for (const row of workloads.get(key)) {
+    for (const row of together) {
       const before = newest.get(row.recipe);
       if (!before || (known(row.ratio) && !known(before.ratio)) || (known(row.ratio) === known(before.ratio) && better(row, before))) newest.set(row.recipe, row);
     }
     const inTurns = [...newest.values()].find((row) => known(row.ratio));
-    for (const row of workloads.get(key)) if (inTurns && row.group === inTurns.group) newest.set(row.recipe, row);
+    for (const row of together) if (inTurns && row.group === inTurns.group) newest.set(row.recipe, row);
     const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput_per_s - a.throughput_per_s), MOST_BARS, "recipes");
     const item = bars[0].item || "items";
     const bar = {
@@ -100,17 +93,11 @@ const CHARTS = {
 
   distribution(rows, section, redraw) {
     const shown = new Set(rows.map((row) => row.number));
-    const all = PAYLOAD.distributions.filter((each) => shown.has(each.row)).map((each) => ({ ...each, about: ROWS[each.row] }));
-    if (!all.length) return null;
-    const groups = new Map();
-    for (const each of all) {
-      const key = `${each.about.subject}\u0000${each.about.batch}`;
-      if (!groups.has(key)) groups.set(key, []);
-      groups.get(key).push(each);
-    }
-    const order = [...groups].sort((a, b) => compareLists([b[1].length, b[1][0].about.batch ?? 0], [a[1].length, a[1][0].about.batch ?? 0]));
-    const key = pick(section, "workload", order.map(([each, list]) => [each, workloadName(list[0].about)]), redraw);
-    const [lines, remark] = limited([...groups.get(key)].reverse(), MOST_SERIES, "records");
+    const kept = new Map(PAYLOAD.distributions.filter((each) => shown.has(each.row)).map((each) => [each.row, { ...each, about: ROWS[each.row] }]));
+    if (!kept.size) return null;
+    const workloads = byWorkload([...kept.keys()].map((number) => ROWS[number]), (list) => [list.length, list[0].batch ?? 0]);
+    const together = pickWorkload(section, workloads, redraw).map((row) => kept.get(row.number));
+    const [lines, remark] = limited(together.reverse(), MOST_SERIES, "records");
     const traces = lines.map((each, place) => {
       const look = style(each.about);
       const shares = each.s.map((_, at) => (each.s.length > 1 ? (100 * at) / (each.s.length - 1) : 50));
@@ -123,7 +110,7 @@ const CHARTS = {
     });
     const guides = [50, 95, 99].map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("muted"), width: 1, dash: "dot" } }));
     const values = lines.flatMap((each) => each.s);
-    return { traces, remark, layout: layout({ height: 390, shapes: guides, xaxis: logWhenWide(axis("ms per step"), values), yaxis: axis("% of steps", { range: [0, 101], tickvals: [0, 25, 50, 75, 95, 99], zeroline: false }) }) };
+    return { traces, remark, layout: layout({ height: 390, shapes: guides, xaxis: logWhenWide(axis("ms per step"), values), yaxis: axis("% of steps", { range: [0, 101], tickvals: [0, 25, 50, 75, 95], zeroline: false }) }) };
   },
 
   cold(rows) {
@@ -140,10 +127,10 @@ const CHARTS = {
     const [bars, remark] = limited([...newest.values()].sort((a, b) => whole(b) - whole(a)), MOST_BARS, "recipes");
     const traces = stacked(bars, parts.map(([name, label], place) => ({ label, colour: paletteColour([5, 0, 4, 1][place]), value: (row) => row[name], told: (row) => `${label}: ${seconds(row[name])}${name === "compile_s" && row.compile_cache ? ` (cache ${plain(row.compile_cache)})` : ""}<br>in all ${seconds(whole(row))}<br>importing torch, apart: ${seconds(row.import_s)}<br>verdict: ${plain(row.verdict ?? "")}` })));
     const labels = bars.map((row) => `${seriesName(row)}${known(row.batch) ? ` · b${row.batch}` : ""}`);
-    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length, 40), xaxis: axis("seconds", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
+    return { traces, remark, layout: layout({ ...barLegend(), barmode: "stack", height: barHeight(bars.length, 40), xaxis: axis("seconds", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
   },
 
-  phases(rows) {
+  phases(rows, section, redraw) {
     const parts = [["data_s", "data"], ["forward_s", "forward"], ["backward_s", "backward"], ["optimizer_s", "optimizer"]];
     const newest = new Map();
     for (const row of rows.filter((each) => known(each.forward_s))) {
@@ -157,13 +144,17 @@ const CHARTS = {
       const each = Object.fromEntries(profile.phases.map((phase) => [`${phase.name}_s`, Math.max(phase.host_s, phase.device_s) / (profile.steps || 1)]));
       newest.set(`profile ${profile.row}`, { ...about, ...each });
     }
-    const [bars, remark] = limited([...newest.values()].sort((a, b) => a.series.localeCompare(b.series) || a.batch - b.batch), MOST_BARS, "runs");
-    if (!bars.length) return null;
+    if (!newest.size) return null;
+    const batches = distinct([...newest.values()].map((row) => row.batch ?? 0)).sort((a, b) => b - a);
+    const crowded = newest.size > 10;
+    const batch = pick(section, "batch", crowded ? batches.map((each) => [String(each), `batch ${each}`]) : [], redraw);
+    const picked = [...newest.values()].filter((row) => !crowded || String(row.batch ?? 0) === batch);
+    const [bars, remark] = limited(picked.sort((a, b) => a.series.localeCompare(b.series) || a.batch - b.batch), MOST_BARS, "runs");
     const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
     const present = parts.filter(([name]) => bars.some((row) => known(row[name])));
     const traces = stacked(bars, present.map(([name, label], place) => ({ label, colour: paletteColour([0, 1, 2, 4][place]), value: (row) => (known(row[name]) ? row[name] * 1e3 : null), told: (row) => `${label}: ${seconds(row[name])}, ${percent((row[name] ?? 0) / whole(row))} of the step<br>verdict: ${plain(row.verdict ?? "")}` })));
     const labels = bars.map((row) => `${seriesName(row, ["task"])}${known(row.batch) ? ` · b${row.batch}` : ""}`);
-    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length, 40), xaxis: axis("ms per step", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
+    return { traces, remark, layout: layout({ ...barLegend(), barmode: "stack", height: barHeight(bars.length, 40), xaxis: axis("ms per step", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
   },
 
   kernels(rows) {
@@ -183,15 +174,17 @@ const CHARTS = {
       }),
     }));
     const labels = profiles.map((profile) => `${seriesName(ROWS[profile.row])}${known(ROWS[profile.row].batch) ? ` · b${ROWS[profile.row].batch}` : ""}`);
-    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(profiles.length, 60), xaxis: axis("% of the busy time", { range: [0, 100] }), yaxis: barAxis(labels) }) };
+    return { traces, remark, layout: layout({ ...barLegend(), barmode: "stack", height: barHeight(profiles.length, isNarrow() ? 100 : 40), xaxis: axis("% of the busy time", { range: [0, 100] }), yaxis: barAxis(labels) }) };
   },
 
   telemetry(rows, section, redraw) {
     const shown = new Set(rows.map((row) => row.number));
-    const all = PAYLOAD.telemetry.filter((each) => shown.has(each.row));
+    const kept = new Map(PAYLOAD.telemetry.filter((each) => shown.has(each.row)).map((each) => [each.row, each]));
+    if (!kept.size) return null;
+    const workloads = byWorkload([...kept.keys()].map((number) => ROWS[number]), (list) => [list.some((row) => known(row.ratio)) ? 1 : 0, list.length, list[0].batch ?? 0]);
+    const all = pickWorkload(section, workloads, redraw).map((row) => kept.get(row.number));
     const kinds = { power_w: ["power", "W", 1], utilisation: ["utilisation", "%", 100], temperature_c: ["temperature", "°C", 1], clock_hz: ["clock", "MHz", 1e-6], memory_used_bytes: ["memory in use", "GiB", 2 ** -30] };
     const there = Object.keys(kinds).filter((name) => all.some((each) => each.series[name]));
-    if (!there.length) return null;
     const name = pick(section, "figure", there.map((each) => [each, kinds[each][0]]), redraw);
     const [title, unit, factor] = kinds[name];
     const [lines, remark] = limited(all.filter((each) => each.series[name]).reverse(), MOST_SERIES, "records");
@@ -200,7 +193,7 @@ const CHARTS = {
       const look = style(about);
       const twin = lines.findIndex((other) => ROWS[other.row].recipe === about.recipe) !== place;
       return {
-        type: "scatter", mode: each.t.length > 1 ? "lines" : "markers", name: plain(`${seriesName(about)}${VARIES.batch && known(about.batch) ? ` · b${about.batch}` : ""}`, 44),
+        type: "scatter", mode: each.t.length > 1 ? "lines" : "markers", name: plain(`${about.recipe}${about.kind === "profile" ? " (beside a profile)" : ""}`, 44),
         x: each.t, y: each.series[name].map((value) => (known(value) ? value * factor : null)), line: { color: look.colour, width: 1.8, dash: twin ? "dot" : "solid" }, marker: { color: look.colour, symbol: look.symbol }, opacity: twin ? 0.75 : 1,
         hoverinfo: "text", hovertext: each.t.map((at, place_) => `<b>${plain(about.recipe, 60)}</b><br>${figure(at, 4)} s: ${known(each.series[name][place_]) ? figure(each.series[name][place_] * factor, 4) : "n/a"} ${unit}${each.throttle[place_] ? `<br>throttle: ${plain(each.throttle[place_])}` : ""}<br>verdict: ${plain(about.verdict ?? "")}`),
       };
@@ -240,11 +233,6 @@ const CHARTS = {
     return { traces, remark: "", layout: layout({ height: 420, xaxis: axis("FLOP per byte", { type: "log" }), yaxis: axis("TFLOP/s", { type: "log" }) }) };
   },
 };
-
-function compareLists(one, other) {
-  for (let place = 0; place < one.length; place += 1) if (one[place] !== other[place]) return one[place] - other[place];
-  return 0;
-}
 
 function barText(row) {
   const ratio = known(row.ratio) ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";

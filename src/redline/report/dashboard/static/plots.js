@@ -2,7 +2,7 @@
 
 const MOST_SERIES = 16;
 const MOST_BARS = 30;
-const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+const CONFIG = { displayModeBar: false, responsive: true };
 
 function isNarrow() {
   return window.innerWidth < 640;
@@ -26,7 +26,7 @@ function layout(more = {}) {
     font: { family: "system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif", size: 12.5, color: colour("ink") },
     margin: { l: 12, r: 14, t: 10, b: 12 }, hovermode: "closest", dragmode: narrow ? false : "zoom", bargap: 0.34,
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("muted"), align: "left", font: { size: 12.5, color: colour("ink"), family: "system-ui, sans-serif" } },
-    legend: { orientation: "h", x: 0, xanchor: "left", y: -0.2, yanchor: "top", font: { size: 12 }, itemwidth: 30 },
+    legend: { orientation: "h", x: 0, xanchor: "left", y: -0.2, yanchor: "top", traceorder: "normal", font: { size: 12 }, itemwidth: 30 },
     ...more,
   };
 }
@@ -36,7 +36,30 @@ function barAxis(labels) {
   return axis("", { tickvals: labels.map((_, place) => place), ticktext: labels.map((label) => plain(label, isNarrow() ? 20 : 44)), autorange: "reversed", showgrid: false, ticks: "", title: { text: "" } });
 }
 function barHeight(bars, legend = 0) {
-  return Math.max(200, 34 * bars + 90 + legend);
+  return Math.max(150, 34 * bars + 70 + legend);
+}
+// Below bars of few rows a legend would lie on the axis; above them there is always room.
+function barLegend() {
+  return { legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", traceorder: "normal", font: { size: 12 }, itemwidth: 30, ...(isNarrow() ? { entrywidth: 74, entrywidthmode: "pixels" } : {}) } };
+}
+
+// Rows by what they ran, so that a card shows one workload at a time; those with the most to compare come first.
+function byWorkload(rows, weight) {
+  const workloads = new Map();
+  for (const row of rows) {
+    const key = `${row.subject}\u0000${row.batch}`;
+    if (!workloads.has(key)) workloads.set(key, []);
+    workloads.get(key).push(row);
+  }
+  return [...workloads].sort((one, other) => compareLists(weight(other[1]), weight(one[1])));
+}
+function pickWorkload(section, workloads, redraw) {
+  const key = pick(section, "workload", workloads.slice(0, 300).map(([each, rows]) => [each, workloadName(rows[0])]), redraw);
+  return workloads.find(([each]) => each === key)[1];
+}
+function compareLists(one, other) {
+  for (let place = 0; place < one.length; place += 1) if (one[place] !== other[place]) return one[place] - other[place];
+  return 0;
 }
 
 // Lines against the batch: the newest record of each batch, series by series.

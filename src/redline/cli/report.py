@@ -1,0 +1,50 @@
+"""`redline report` and `--report DIR`: write the folder, say what lies where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.text import Text
+
+from redline.analyze.profile import Profile
+from redline.record import RunRecord
+from redline.report.folder import ReportFiles
+from redline.report.terminal import make_console
+from redline.reporting import report, report_records
+from redline.trace.classes import printable
+
+
+def report_and_print(
+    ids: Sequence[str], folder: Path, *, last: bool, sweep: str | None, opens: bool, as_json: bool
+) -> int:
+    files = report(ids, folder, last=last, sweep=sweep)
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(files)).decode() + "\n")
+    else:
+        _tell(files, on_stderr=False)
+    if opens:
+        from redline.cli.profile import open_in_browser
+
+        open_in_browser(Path(files.dashboard))
+    return 0
+
+
+def report_beside(records: Sequence[RunRecord], folder: Path | None, profiles: Sequence[Profile] | None = None) -> None:
+    """What `--report DIR` adds to a command that measures; stdout stays the command's own."""
+    if folder is not None:
+        _tell(report_records(records, folder, profiles=profiles), on_stderr=True)
+
+
+def _tell(files: ReportFiles, *, on_stderr: bool) -> None:
+    console = make_console(stderr=on_stderr)
+    console.print(Text(printable(" ".join(files.headline.split())), style="bold"))
+    for note in files.notes:
+        console.print(Text(f"note: {printable(' '.join(note.split()))}", style="yellow"))
+    if not files.records:
+        console.print(Text("no record to report; start with 'redline demo'", style="dim"))
+    pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"
+    console.print(Text(f"dashboard: {files.dashboard}"))
+    console.print(Text(f"beside it: report.md, {pictures}, results.csv, results.json", style="dim"))
