@@ -8,7 +8,7 @@ from redline.trace.classes import printable
 
 LONGEST = 80
 _SPECIAL = re.compile(r"([\\`*_\[\]{}()#|~$!])")
-_LEADING = re.compile(r"^([-+=>:]|\d+[.)])")
+_LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 
 def escaped(text: str, longest: int | None = None) -> str:

@@ -18,6 +18,7 @@ DIGITS = 6
 
 EXTRA_COLUMNS = (
     "subject",
+    "place",
     "setting",
     "kind",
     "item",
@@ -45,8 +46,6 @@ def columns_of(contents: Contents) -> dict[str, Any]:
             table[name].append(column(plain))
         for name, value in _extra(contents, number, row, firsts).items():
             table[name].append(value)
-    # A failed run never told its device's name; its siblings did.
-    table["device_name"] = [subject.device for subject in contents.subjects]
     return {name: _packed(values) for name, values in table.items() if any(value is not None for value in values)}
 
 
@@ -60,6 +59,8 @@ def _extra(contents: Contents, number: int, row: RunSummary, firsts: dict[str, s
     latency, cold = row.latency_s, row.cold_start_s
     return {
         "subject": str(subject),
+        # A failed run never told its device's name; its siblings did.
+        "place": subject.device,
         "setting": subject.setting or None,
         "kind": "profile" if is_capture(record) else "run",
         "item": row.item,

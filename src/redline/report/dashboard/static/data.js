@@ -58,22 +58,22 @@ function element(tag, attributes = {}, text = null) {
 
 // What the rows have in common need not be said with each of them.
 const VARIES = {};
-for (const name of ["model", "task", "device_name", "setting", "recipe", "batch"]) {
+for (const name of ["model", "task", "place", "setting", "recipe", "batch"]) {
   VARIES[name] = distinct(ROWS.map((row) => row[name] ?? "")).length > 1;
 }
 function seriesName(row, without = []) {
-  const parts = ["model", "task", "recipe", "setting", "device_name"].filter((name) => (name === "recipe" || VARIES[name]) && !without.includes(name) && row[name]);
+  const parts = ["model", "task", "recipe", "setting", "place"].filter((name) => (name === "recipe" || VARIES[name]) && !without.includes(name) && row[name]);
   return parts.map((name) => row[name]).join(" · ") || row.recipe;
 }
 function workloadName(row) {
   const batch = known(row.batch) ? [`batch ${row.batch}`] : [];
-  return [row.model, row.task, row.setting, ...batch, VARIES.device_name ? row.device_name : null].filter(Boolean).join(" · ");
+  return [row.model, row.task, row.setting, ...batch, VARIES.place ? row.place : null].filter(Boolean).join(" · ");
 }
 function rowTold(row) {
   const lines = [
     `<b>${plain(row.recipe, 70)}</b>`,
     plain(`${row.model} · ${row.task}${known(row.batch) ? ` · batch ${row.batch}` : ""}`, 90),
-    plain(row.device_name ?? "", 70),
+    plain(row.place ?? "", 70),
   ];
   if (row.setting) lines.push(plain(row.setting, 70));
   if (row.failure_kind) return [...lines, `failed: ${plain(row.failure_kind)} at ${plain(row.failure_stage)}`, plain(row.failure_message ?? "", 90)].join("<br>");

@@ -5,7 +5,7 @@ const FILTERS = [
   ["task", "Task"],
   ["recipe", "Recipe"],
   ["batch", "Batch"],
-  ["device_name", "Device"],
+  ["place", "Device"],
   ["verdict", "Verdict"],
 ];
 const chosen = new Map(FILTERS.map(([name]) => [name, new Set()]));
