@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
+_REPORTING = ("compare", "write_report")
+_QUICK = ("QuickProfile", "run_quick_profile")
 
 __all__ = [
     "BatchResult",
     "ProfileResult",
+    "QuickProfile",
     "RunResult",
     "SweepResult",
     "__version__",
+    "compare",
     "compare_profiles",
     "doctor",
     "find_batch",
@@ -21,13 +25,17 @@ __all__ = [
     "profile",
     "read_profile",
     "run",
+    "run_quick_profile",
     "run_specs",
     "sweep",
+    "write_report",
 ]
 
 if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.quick import QuickProfile, run_quick_profile
+    from redline.reporting import compare, write_report
 
 
 def __getattr__(name: str) -> Any:
@@ -36,6 +44,14 @@ def __getattr__(name: str) -> Any:
         from redline import profiling
 
         return getattr(profiling, name)
+    if name in _REPORTING:
+        from redline import reporting
+
+        return getattr(reporting, name)
+    if name in _QUICK:
+        from redline import quick
+
+        return getattr(quick, name)
     if name in __all__:
         from redline import api
 

@@ -50,7 +50,7 @@ def choose(
         return _from_history(what, last, sweep, opened)
 
 
-def report(
+def write_report(
     what: str | Sequence[str] = (),
     folder: str | Path = "redline-report",
     *,
@@ -73,9 +73,9 @@ def report_records(
 ) -> ReportFiles:
     """`profiles`: those at hand already; None reads the traces that the records name."""
     from redline.report.contents import contents_of
-    from redline.report.folder import write_report
+    from redline.report.folder import write_folder
 
-    return write_report(contents_of(records, title=title, notes=notes, profiles=profiles), Path(folder))
+    return write_folder(contents_of(records, title=title, notes=notes, profiles=profiles), Path(folder))
 
 
 def compare(first: str, other: str, *, history: History | None = None) -> Comparisons:

@@ -22,9 +22,9 @@ from redline.report.contents import contents_of
 from redline.report.dashboard.page import dashboard
 from redline.report.dashboard.payload import as_json, payload_of
 from redline.report.export import COLUMNS
-from redline.report.folder import write_report
+from redline.report.folder import write_folder
 from redline.report.markdown import markdown
-from redline.reporting import choose, report, report_records
+from redline.reporting import choose, report_records, write_report
 from redline.store import History
 
 HOSTILE = {
@@ -117,7 +117,7 @@ def test_hostile_names_are_harmless(name: str, tmp_path: Path) -> None:
     records = [*race_records(model=name), *sweep_records(model=[name]), failed_record(message=name, model=name)]
     records = [msgspec.structs.replace(record, notes=(name,)) if record.prepared else record for record in records]
     contents = contents_of(records, title=name, notes=[name])
-    files = write_report(contents, tmp_path)
+    files = write_folder(contents, tmp_path)
     _check_html(Path(files.dashboard).read_text(), name)
     _check_markdown(Path(files.markdown).read_text(), name)
     _check_csv(Path(files.csv).read_bytes().decode(), len(records))
@@ -167,7 +167,7 @@ def test_data_in_the_page_reads_back_as_it_was() -> None:
 
 
 def test_nothing_to_report_is_a_page_and_a_line(tmp_path: Path) -> None:
-    files = report(folder=tmp_path / "out")
+    files = write_report(folder=tmp_path / "out")
     assert files.records == 0
     assert files.headline == "There is nothing to report yet"
     assert "No record was found" in Path(files.dashboard).read_text()
@@ -186,7 +186,7 @@ def test_records_that_cannot_be_read_are_left_out_and_told_of(tmp_path: Path, ow
     with sqlite3.connect(own_history) as database:
         (spoilt,) = database.execute("select id from records order by id limit 1").fetchone()
         database.execute("update records set head = x'00' where id = ?", (spoilt,))
-    files = report(folder=tmp_path / "out")
+    files = write_report(folder=tmp_path / "out")
     assert files.records == 2
     assert any(spoilt in note for note in files.notes)
     assert spoilt in Path(files.dashboard).read_text()
@@ -210,7 +210,7 @@ def test_records_of_an_older_schema_are_led_up(tmp_path: Path, monkeypatch: pyte
         0,
         lambda plain: {**{k: v for k, v in plain.items() if k != "marked"}, "notes": plain["marked"]},
     )
-    assert report([str(path)], tmp_path / "out").records == 3
+    assert write_report([str(path)], tmp_path / "out").records == 3
 
 
 def test_a_trace_that_is_gone_costs_the_kernels_only(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_to_report_on_is_chosen_in_one_way(tmp_path: Path) -> None:
     first, second = race_records(), race_records(model="vit_b_16")
     keep([*first, *second])
     with pytest.raises(SpecError, match="cannot write the report"):
-        report(folder=Path(__file__) / "below-a-file")
+        write_report(folder=Path(__file__) / "below-a-file")
     assert {record.spec.workload.model for record in choose(last=True).records} == {"vit_b_16"}
     # The siblings come along: ratios are against the first of the group.
     assert [record.id for record in choose([first[1].id]).records] == [record.id for record in first]

@@ -12,15 +12,15 @@ from rich.text import Text
 from redline.analyze.profile import Profile
 from redline.record import RunRecord
 from redline.report.folder import ReportFiles
+from redline.report.one_line import one_line
 from redline.report.terminal import make_console
-from redline.reporting import report, report_records
-from redline.trace.classes import printable
+from redline.reporting import report_records, write_report
 
 
 def report_and_print(
     ids: Sequence[str], folder: Path, *, last: bool, sweep: str | None, opens: bool, as_json: bool
 ) -> int:
-    files = report(ids, folder, last=last, sweep=sweep)
+    files = write_report(ids, folder, last=last, sweep=sweep)
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(files)).decode() + "\n")
     else:
@@ -40,9 +40,9 @@ def report_beside(records: Sequence[RunRecord], folder: Path | None, profiles: S
 
 def _tell(files: ReportFiles, *, on_stderr: bool) -> None:
     console = make_console(stderr=on_stderr)
-    console.print(Text(printable(" ".join(files.headline.split())), style="bold"))
+    console.print(Text(one_line(files.headline), style="bold"))
     for note in files.notes:
-        console.print(Text(f"note: {printable(' '.join(note.split()))}", style="yellow"))
+        console.print(Text(f"note: {one_line(note)}", style="yellow"))
     if not files.records:
         console.print(Text("no record to report; start with 'redline demo'", style="dim"))
     pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from redline.analyze.compare import Comparison, Comparisons
 from redline.report.markdown_text import cell, escaped, table
+from redline.report.one_line import one_line
 from redline.report.terminal import make_table
-from redline.trace.classes import printable
 from redline.units import format_bytes, format_seconds
 
 STYLES = {
@@ -37,16 +37,16 @@ def compare_json(found: Comparisons) -> str:
 
 
 def compare_report(found: Comparisons, first: str, other: str) -> RenderableType:
-    title = Text(f"A {_line(first)} against B {_line(other)}; A/B above 1: B is faster", style="bold")
+    title = Text(f"A {one_line(first)} against B {one_line(other)}; A/B above 1: B is faster", style="bold")
     rows = make_table(title)
     for header in HEADERS:
         text = header in ("benchmark", "verdict")
         rows.add_column(header, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for each in found.comparisons:
-        cells = [Text(printable(value)) for value in _cells(each)]
+        cells = [Text(one_line(value)) for value in _cells(each)]
         cells[-1].style = STYLES[each.verdict]
         rows.add_row(*cells)
-    told = [Text(f"  {_line(line)}", style="dim" if is_note else "yellow") for line, is_note in _remarks(found)]
+    told = [Text(f"  {one_line(line)}", style="dim" if is_note else "yellow") for line, is_note in _remarks(found)]
     return Group(rows, *told, Text(conclusion(found), style="bold"))
 
 
@@ -115,7 +115,3 @@ def _remarks(found: Comparisons) -> Iterator[tuple[str, bool]]:
 
 def _some(names: Sequence[str], most: int = 3) -> str:
     return "; ".join(names[:most]) + (" …" if len(names) > most else "")
-
-
-def _line(text: str) -> str:
-    return printable(" ".join(text.split()))

@@ -40,12 +40,16 @@ def contents_of(
     records: Sequence[RunRecord],
     *,
     title: str = "",
+    finding: str = "",
     notes: Sequence[str] = (),
     profiles: Sequence[Profile] | None = None,
     headroom: Headroom | None = None,
     rooflines: Sequence[RooflineChart] = (),
 ) -> Contents:
-    """`profiles`: those that are already there; None reads the traces that the records name."""
+    """`profiles`: those that are already there; None reads the traces that the records name.
+
+    `finding`: the sentence at the top, where whoever asks knows a better one than the records alone suggest.
+    """
     rows, subjects = summarize(records), subjects_of(records)
     curves = curves_of(records, rows)
     advice = recommend(curves, rows, subjects)
@@ -55,7 +59,7 @@ def contents_of(
         told += gone
     return Contents(
         title=title or _title(subjects),
-        headline=headline(advice, rows),
+        headline=finding or headline(advice, rows),
         records=records,
         rows=rows,
         subjects=subjects,

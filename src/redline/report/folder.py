@@ -33,7 +33,7 @@ def check_folder(folder: Path) -> None:
         raise SpecError(f"cannot write the report to {folder}: {error.strerror}") from None
 
 
-def write_report(contents: Contents, folder: Path) -> ReportFiles:
+def write_folder(contents: Contents, folder: Path) -> ReportFiles:
     from redline.report.dashboard.page import dashboard
     from redline.report.export import export_csv, export_json
     from redline.report.markdown import markdown

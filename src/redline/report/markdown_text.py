@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from redline.trace.classes import printable
+from redline.report.one_line import one_line
 
 LONGEST = 80
 _SPECIAL = re.compile(r"([\\`*_\[\]{}()#|~$!])")
@@ -13,10 +13,7 @@ _LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 def escaped(text: str, longest: int | None = None) -> str:
     """On one line, cut where it is too long, with nothing in it that a Markdown reader or a browser would obey."""
-    line = printable(" ".join(text.split()))
-    if longest is not None and len(line) > longest:
-        line = f"{line[: longest - 9]}…{line[-8:]}"
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+    line = one_line(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
     line = _SPECIAL.sub(r"\\\1", line)
     # At the start of a line these would begin a list, a quote or a heading's underline.
     return _LEADING.sub(lambda match: "".join(f"&#{ord(one)};" for one in match.group(1)), line)

@@ -11,7 +11,7 @@ from redline.analyze.knee import SATURATED
 from redline.analyze.subject import Subject
 from redline.analyze.summary import RunSummary
 from redline.report.contents import Contents
-from redline.trace.classes import printable
+from redline.report.one_line import one_line
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")
 MARKERS = "osD^Pvhp"
@@ -152,9 +152,7 @@ def _batch_ticks(axes: Any, batches: set[int]) -> None:
 
 def _label(text: str, longest: int = LABEL) -> str:
     """Text for a picture: dollars would begin a formula."""
-    line = printable(" ".join(text.split()))
-    line = line if len(line) <= longest else f"{line[: longest - 9]}…{line[-8:]}"
-    return line.replace("$", r"\$")
+    return one_line(text, longest).replace("$", r"\$")
 
 
 def _saved(figure: Any, path: Path) -> Path:
