@@ -13,6 +13,7 @@ from redline.launch.fake import FakeDoor, Landscape
 from redline.record import Failure, Numerics, RunRecord, TelemetrySample, decode
 from redline.search.interleave import measure_together
 from redline.spec import RunSpec, specs_from_table
+from redline.work import Ceilings, OperatorWork, WorkCount
 
 MIB = 2**20
 SPEEDS = {"baseline": 1.0, "channels-last": 0.8, "fp16": 0.4, "fp16+compile": 0.25, "bf16": 0.42}
@@ -35,12 +36,40 @@ def numerics(spec: RunSpec) -> Numerics:
     return Numerics(rel_l2=1e-3, tolerance=4e-3, cosine=1.0, top1_agreement=1.0, passed=True, reason="near enough")
 
 
+CEILINGS = Ceilings(
+    kind="cuda",
+    name="fake cuda device",
+    driver="fake",
+    torch="fake",
+    threads=None,
+    flops_per_s={"fp32": 5e13, "fp16": 8e14},
+    copy_bytes_per_s=4e12,
+    launch_s=5e-6,
+)
+
+
+def ceilings_of(record: RunRecord) -> Ceilings | None:
+    made_up = record.prepared is not None and record.prepared.environment.device.name == CEILINGS.name
+    return CEILINGS if made_up else None
+
+
+def work(spec: RunSpec) -> WorkCount:
+    """Eight GFLOP an image."""
+    form = "fp16" if "fp16" in str(spec.recipe) else "fp32"
+    products = OperatorWork(
+        name="conv", kind="convolution", number_format=form, phase="forward", calls=1, flops=8 * 10**9, bytes=10**8
+    )
+    batch = spec.workload.batch or 1
+    return WorkCount(params=25, compulsory_bytes=10**8, operators=(msgspec.structs.replace(products, calls=batch),))
+
+
 def fake_door(**changes: Any) -> FakeDoor:
     truth: dict[str, Any] = {
         "step_s": step_s,
         "memory_bytes": memory,
         "memory_limit_bytes": 4000 * MIB,
         "numerics": numerics,
+        "work": work,
         "compile_s": lambda spec: 20.0 if "compile" in str(spec.recipe) else 0.0,
         "power_w": 300.0,
         "noise_sigma": 0.005,

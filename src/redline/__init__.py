@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
-_REPORTING = ("compare", "write_report")
-_QUICK = ("QuickProfile", "run_quick_profile")
+_HOMES = {
+    "api": (
+        "BatchResult",
+        "RunResult",
+        "SweepResult",
+        "doctor",
+        "find_batch",
+        "models",
+        "run",
+        "run_specs",
+        "sweep",
+    ),
+    "limits": ("CeilingsResult", "FlopsResult", "RooflineResult", "ceilings", "flops", "roofline"),
+    "profiling": ("ProfileResult", "compare_profiles", "profile", "read_profile"),
+    "quick": ("QuickProfile", "run_quick_profile"),
+    "recipes": ("PlainRecipe", "recipe"),
+    "reporting": ("compare", "write_report"),
+}
+"""Which module each public name lives in: they are loaded when first used, so that importing Redline costs nothing."""
+
+if TYPE_CHECKING:
+    from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
+    from redline.limits import CeilingsResult, FlopsResult, RooflineResult, ceilings, flops, roofline
+    from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.quick import QuickProfile, run_quick_profile
+    from redline.recipes import PlainRecipe, recipe
+    from redline.reporting import compare, write_report
 
 __all__ = [
     "BatchResult",
+    "CeilingsResult",
+    "FlopsResult",
+    "PlainRecipe",
     "ProfileResult",
     "QuickProfile",
+    "RooflineResult",
     "RunResult",
     "SweepResult",
     "__version__",
+    "ceilings",
     "compare",
     "compare_profiles",
     "doctor",
     "find_batch",
+    "flops",
     "models",
     "profile",
     "read_profile",
+    "recipe",
+    "roofline",
     "run",
     "run_quick_profile",
     "run_specs",
@@ -31,29 +64,9 @@ __all__ = [
     "write_report",
 ]
 
-if TYPE_CHECKING:
-    from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
-    from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
-    from redline.quick import QuickProfile, run_quick_profile
-    from redline.reporting import compare, write_report
-
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when first used, so that importing Redline costs next to nothing."""
-    if name in _PROFILING:
-        from redline import profiling
-
-        return getattr(profiling, name)
-    if name in _REPORTING:
-        from redline import reporting
-
-        return getattr(reporting, name)
-    if name in _QUICK:
-        from redline import quick
-
-        return getattr(quick, name)
-    if name in __all__:
-        from redline import api
-
-        return getattr(api, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"redline.{home}"), name)
     raise AttributeError(f"module 'redline' has no attribute {name!r}")

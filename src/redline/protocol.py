@@ -8,13 +8,17 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from redline.errors import DoorError, SpecError
-from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef
+from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef, WorkloadInfo
 from redline.spec import RunSpec, Spec
+from redline.work import Ceilings, WorkCount
+
+Relief = Literal["host", "device", "both"]
+"""What a step relieves: a host that cannot launch fast enough, a device that is busy, or both."""
 
 
 class Prepare(Spec, tag=True):
@@ -23,6 +27,8 @@ class Prepare(Spec, tag=True):
     spec: RunSpec
     bare: bool = False
     """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
+    modules: bool = False
+    """Count the work module by module."""
 
 
 class Measure(Spec, tag=True):
@@ -48,6 +54,8 @@ class Profile(Spec, tag=True):
     stacks: bool = False
     outside: bool = False
     """A profiler in front of the worker looks on: only run the steps and mark them for it."""
+    modules: bool = False
+    """Mark every module of the forward pass. Steps that dissolve modules (compiled, captured) carry no such marks."""
 
 
 class Squeeze(Spec, tag=True):
@@ -81,7 +89,32 @@ class AskHealth(Spec, tag=True):
     """What does torch say about itself: build, visible devices, a compiler that works?"""
 
 
-Question = AskEnvironment | AskModels | AskCheck | AskHealth
+class AskSteps(Spec, tag=True):
+    """Which optimisations could this workload be given here? Builds the model, on the CPU; the spec's recipe is ignored."""
+
+    spec: RunSpec
+
+
+class AskCount(Spec, tag=True):
+    """How much work is one step? Builds the model without its memory where that can be; needs no device."""
+
+    spec: RunSpec
+
+
+class AskSnippet(Spec, tag=True):
+    """The spec's recipe as plain PyTorch, for people who do not have Redline installed."""
+
+    spec: RunSpec
+
+
+class AskCeilings(Spec, tag=True):
+    """How fast is this device at its best? Takes seconds, and the device to itself."""
+
+    device: str = "auto"
+    threads: int | None = None
+
+
+Question = AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet | AskCount | AskCeilings
 
 
 class Ask(Spec, tag=True):
@@ -141,8 +174,43 @@ class Health(Spec, tag=True):
     devices: tuple[DeviceInfo, ...] = ()
 
 
+class StepChoice(Spec):
+    """One step as the tuner may put it into a recipe."""
+
+    step: str
+    """As it stands in a recipe: `fp16`, `compile:freeze`."""
+    family: str
+    """At most one step of a family stands in a recipe."""
+    relieves: Relief = "device"
+    excludes: tuple[str, ...] = ()
+    """Steps (`compile`, or only `compile:reduce-overhead`) it cannot stand beside; both sides of an exclusion tell it."""
+    refusal: str | None = None
+    """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
+    quantizes: bool = False
+    """Never tried unless asked for."""
+    is_slow_to_prepare: bool = False
+    """Minutes rather than seconds: only for those who have them."""
+
+
+class StepChoices(Spec, tag=True):
+    choices: tuple[StepChoice, ...]
+
+
+class Snippet(Spec, tag=True):
+    code: str
+
+
 class EnvironmentAnswer(Spec, tag=True):
     environment: Environment
+
+
+class CountAnswer(Spec, tag=True):
+    work: WorkCount
+    workload: WorkloadInfo
+
+
+class CeilingsAnswer(Spec, tag=True):
+    ceilings: Ceilings
 
 
 class PreparedReply(Spec, tag=True):
@@ -182,6 +250,10 @@ Reply = (
     | ModelNames
     | CheckedSpecs
     | Health
+    | StepChoices
+    | Snippet
+    | CountAnswer
+    | CeilingsAnswer
 )
 
 OnProgress = Callable[[Progress], None]

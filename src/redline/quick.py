@@ -15,7 +15,7 @@ from rich.text import Text
 from redline.analyze.batch import BatchFinding, BatchTrial, Purpose
 from redline.analyze.diagnose import Finding
 from redline.analyze.profile import Profile
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.api import find_batch_specs, opened, specs_of
 from redline.errors import SpecError, UsageError
 from redline.launch import Door
@@ -31,6 +31,7 @@ from redline.report.terminal import as_text, make_console
 from redline.search.batch import BatchObserver
 from redline.search.interleave import Journal
 from redline.spec import RunSpec, Spec
+from redline.store import ceilings_of
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 SYNTHETIC_ITEMS = 512
@@ -73,12 +74,18 @@ class QuickProfile:
     """What `run_quick_profile` found; shows itself in a notebook."""
 
     def __init__(
-        self, results: QuickResults, records: Sequence[RunRecord], finding: BatchFinding, profile: Profile
+        self,
+        results: QuickResults,
+        records: Sequence[RunRecord],
+        finding: BatchFinding,
+        profile: Profile,
+        ceilings_of: CeilingsOf | None = None,
     ) -> None:
         self.results = results
         self.records = list(records)
         self.batches = finding
         self.profile = profile
+        self._ceilings_of = ceilings_of
 
     @property
     def findings(self) -> list[Finding]:
@@ -128,7 +135,13 @@ class QuickProfile:
         return f"<h3>{html.escape(self.headline)}</h3><ul>{facts}{found}</ul>{frame}"
 
     def _contents(self) -> Contents:
-        return contents_of(self.records, title=self.results.model, finding=self.headline, profiles=[self.profile])
+        return contents_of(
+            self.records,
+            title=self.results.model,
+            finding=self.headline,
+            profiles=[self.profile],
+            ceilings_of=self._ceilings_of,
+        )
 
     def _facts(self) -> list[tuple[str, str]]:
         results = self.results
@@ -184,7 +197,7 @@ def run_quick_profile(
         )
     assert captured.record is not None
     results = _results(captured.profile, captured.record, found, dataset, epochs, steps)
-    return QuickProfile(results, kept.records, found, captured.profile)
+    return QuickProfile(results, kept.records, found, captured.profile, ceilings_of(kept.records))
 
 
 def _check(model_name: str, dataset: str, epochs: int, batch_size: int) -> None:

@@ -74,8 +74,10 @@ def report_records(
     """`profiles`: those at hand already; None reads the traces that the records name."""
     from redline.report.contents import contents_of
     from redline.report.folder import write_folder
+    from redline.store import ceilings_of
 
-    return write_folder(contents_of(records, title=title, notes=notes, profiles=profiles), Path(folder))
+    contents = contents_of(records, title=title, notes=notes, profiles=profiles, ceilings_of=ceilings_of(records))
+    return write_folder(contents, Path(folder))
 
 
 def compare(first: str, other: str, *, history: History | None = None) -> Comparisons:

@@ -62,7 +62,7 @@ def test_host_bound(made: Made) -> None:
     profile = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
     found = finding(profile, "host-bound")
     assert profile.bound.label == "host"
-    assert found.next.startswith("-r compile:reduce-overhead")
+    assert found.next.startswith("-r graphs")
     assert found.gain_bound == pytest.approx(950 / 500, rel=1e-6)
     assert "47%" in found.evidence
     assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=5 * US, late=True)))
@@ -153,7 +153,7 @@ def test_fp32_products_on_amd(made: Made) -> None:
 
 def test_batch_norm_in_eval(made: Made) -> None:
     found = finding(made(row(TraceMaker(), (CONV, 80), (BN_EVAL, 20))), "batch-norm-eval")
-    assert found.next.startswith("-r compile:freeze")
+    assert found.next.startswith("-r fold-bn")
     assert found.gain_bound == pytest.approx(101 / 81, rel=1e-6)
     assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 80), (BN_TRAIN, 20))))
     assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 99), (BN_EVAL, 1))))
@@ -205,10 +205,15 @@ def test_advice_builds_on_the_recipe_at_hand(made: Made) -> None:
     assert "on already" in again(captured(profile, "fp16+channels-last"))["layout-conversions"].next
     assert "elementwise" not in again(captured(profile, "fp16+compile"))
     late = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
-    graphed = "-r fp16+channels-last+compile:reduce-overhead"
-    assert graphed in again(captured(late, "fp16+channels-last"))["host-bound"].next
-    assert graphed in again(captured(late, "fp16+compile+channels-last"))["host-bound"].next
-    assert "graphs are on already" in again(captured(late, "graphs"))["host-bound"].next
+    assert "-r fp16+channels-last+graphs:" in again(captured(late, "fp16+channels-last"))["host-bound"].next
+    assert "-r fp16+compile+graphs:" in again(captured(late, "fp16+compile"))["host-bound"].next
+    scripted = again(captured(late, "fp16+torchscript"))["host-bound"].next
+    assert "-r fp16+compile:reduce-overhead:" in scripted, "torchscript and graphs exclude each other"
+    for recipe in ("graphs", "compile:reduce-overhead", "fp16+compile:max-autotune"):
+        assert "graphs are on already" in again(captured(late, recipe))["host-bound"].next
+    assert "-r compile:max-autotune-no-cudagraphs+graphs:" in (
+        again(captured(late, "compile:max-autotune-no-cudagraphs"))["host-bound"].next
+    )
 
 
 def test_findings_are_ordered_by_what_they_can_bring(made: Made) -> None:

@@ -121,7 +121,7 @@ class TestWithItsRecord:
         assert profile.bound.label == "host"
         assert "busy 50% of the step" in found.evidence
         assert found.gain_bound == pytest.approx(2.0)
-        assert "-r fp16+channels-last+compile:reduce-overhead" in found.next
+        assert "-r fp16+channels-last+graphs" in found.next
 
     def test_what_capturing_cost_is_told(self, profiled, recorded) -> None:
         capture = profiled(two_steps(), recorded(step_s=200e-6, issue_share=0.5)).capture

@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from reported import everything, failed_record, race_records, sweep_records
+from reported import ceilings_of, everything, failed_record, race_records, sweep_records
 
 from redline.analyze.headroom import Headroom, HeadroomStep
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard.page import dashboard
 from redline.report.export import COLUMNS, export_csv
-from redline.report.roofline_chart import Roof, RooflineChart, RooflinePoint
 
 pytestmark = pytest.mark.browser
 
@@ -42,11 +41,6 @@ HEADROOM = Headroom(
     steps=(HeadroomStep(name="fp16", gain=2.5, low=2.4, high=2.6), HeadroomStep(name="compile", gain=1.6)),
     roofline_s=0.001,
 )
-ROOFLINE = RooflineChart(
-    title="fake cuda device",
-    roofs=(Roof(label="memory", bytes_per_s=4e12), Roof(label="fp16", flops_per_s=8e14)),
-    points=(RooflinePoint(label="resnet50", intensity=80.0, flops_per_s=1e14),),
-)
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>'\"|`a\nb"
 
 
@@ -58,7 +52,7 @@ def page_of(folder: Path, records: Sequence[RunRecord], **more: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return page_of(tmp_path_factory.mktemp("full"), everything(), headroom=HEADROOM, rooflines=[ROOFLINE])
+    return page_of(tmp_path_factory.mktemp("full"), everything(), headroom=HEADROOM, ceilings_of=ceilings_of)
 
 
 def draw_all(browser: Any) -> None:
@@ -204,10 +198,10 @@ def test_the_download_is_results_csv_of_what_the_filters_leave(browser: Any, tmp
 def test_every_hover_text_carries_the_verdict(browser: Any, full_page: Path) -> None:
     browser.open(full_page)
     draw_all(browser)
-    for chart in ALL_CHARTS - {"headroom", "roofline"}:
+    for chart in ALL_CHARTS - {"headroom"}:
         told = browser.ask(
             "const plot = document.querySelector(`#chart-${arguments[0]} .plot`);"
-            "return plot.data.filter(t => t.hoverinfo === 'text' && t.name !== 'knee').flatMap(t => [...t.hovertext]).filter(Boolean)",
+            "return plot.data.filter(t => t.hoverinfo === 'text' && t.meta !== 'guide').flatMap(t => [...t.hovertext]).filter(Boolean)",
             chart,
         )
         assert told

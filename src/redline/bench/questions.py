@@ -7,20 +7,29 @@ import torch
 
 from redline.bench.device import open_device, resolve_device
 from redline.bench.environment import describe
+from redline.bench.recipe.choices import step_choices
 from redline.bench.recipe.compose import steps_of
-from redline.bench.workload.build import check_model, fingerprint_of, list_models
+from redline.bench.recipe.snippet import snippet_of
+from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models
 from redline.errors import UsageError
 from redline.protocol import (
+    AskCeilings,
     AskCheck,
+    AskCount,
     AskEnvironment,
     AskHealth,
     AskModels,
+    AskSnippet,
+    AskSteps,
     Checked,
     CheckedSpecs,
     EnvironmentAnswer,
     ModelNames,
     Question,
     Reply,
+    Snippet,
+    StepChoice,
+    StepChoices,
 )
 from redline.spec import RunSpec
 
@@ -35,10 +44,27 @@ def answer(question: Question) -> Reply:
         return ModelNames(models=tuple(models), missing=tuple(missing))
     if isinstance(question, AskCheck):
         return CheckedSpecs(answers=tuple(check(spec) for spec in question.specs))
+    if isinstance(question, AskSteps):
+        return StepChoices(choices=tuple(choices_for(question.spec)))
+    if isinstance(question, AskSnippet):
+        return Snippet(code=snippet_of(question.spec))
+    if isinstance(question, AskCount):
+        from redline.bench.count.ask import answer_count
+
+        return answer_count(question.spec)
+    if isinstance(question, AskCeilings):
+        from redline.bench.measure.ceilings import answer_ceilings
+
+        return answer_ceilings(question.device, question.threads)
     assert isinstance(question, AskHealth)
     from redline.bench.health import health
 
     return health()
+
+
+def choices_for(spec: RunSpec) -> list[StepChoice]:
+    model = build_workload(spec.workload, spec.seed).model
+    return step_choices(model, open_device(resolve_device(spec.device)), spec.workload.task)
 
 
 def check(spec: RunSpec) -> Checked:

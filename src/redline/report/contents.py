@@ -11,10 +11,10 @@ from redline.analyze.headroom import Headroom
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.subject import Subject, subjects_of
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.errors import TraceError
 from redline.record import RunRecord
-from redline.report.roofline_chart import RooflineChart
+from redline.report.roofline_chart import RooflineChart, roofline_charts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +44,18 @@ def contents_of(
     notes: Sequence[str] = (),
     profiles: Sequence[Profile] | None = None,
     headroom: Headroom | None = None,
-    rooflines: Sequence[RooflineChart] = (),
+    ceilings_of: CeilingsOf | None = None,
 ) -> Contents:
     """`profiles`: those that are already there; None reads the traces that the records name.
 
-    `finding`: the sentence at the top, where whoever asks knows a better one than the records alone suggest.
+    `ceilings_of`: what is known of the devices' limits; without it nothing is said of headroom. `finding`: the sentence at the top, where whoever asks knows a better one than the records alone suggest.
     """
-    rows, subjects = summarize(records), subjects_of(records)
+    rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     curves = curves_of(records, rows)
     advice = recommend(curves, rows, subjects)
     told = list(notes)
     if profiles is None:
-        profiles, gone = _profiles(records)
+        profiles, gone = _profiles(records, ceilings_of)
         told += gone
     return Contents(
         title=title or _title(subjects),
@@ -68,7 +68,7 @@ def contents_of(
         profiles=profiles,
         notes=told,
         headroom=headroom,
-        rooflines=rooflines,
+        rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
     )
 
 
@@ -84,7 +84,7 @@ def _some(names: Sequence[str], what: str, most: int = 3) -> str:
     return ", ".join(names) if len(names) <= most else f"{len(names)} {what}"
 
 
-def _profiles(records: Sequence[RunRecord]) -> tuple[list[Profile], list[str]]:
+def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> tuple[list[Profile], list[str]]:
     """Of the traces that still lie where they were written; a report goes without the others and says so."""
     from redline.trace.decode import read_trace
 
@@ -95,7 +95,8 @@ def _profiles(records: Sequence[RunRecord]) -> tuple[list[Profile], list[str]]:
         path = Path(record.trace.path)
         try:
             if path.exists():
-                found.append(profile_of([read_trace(path)], record))
+                known = ceilings_of(record) if ceilings_of else None
+                found.append(profile_of([read_trace(path)], record, ceilings=known))
             else:
                 gone.append(f"no kernels of record {record.id}: its trace is not here any more")
         except TraceError as error:

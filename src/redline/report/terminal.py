@@ -14,6 +14,7 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.protocol import HealthItem, ModelNames
+from redline.report.limit_cells import limit_cells, limit_remarks
 from redline.store import Row
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -55,10 +56,11 @@ class RunReport:
             if any(row.cold_start_s for row in group):
                 yield cold_start_table(group)
             yield from _remarks(group)
+            yield from limit_remarks(group)
         yield Text(_next_step(self._rows), style="bold")
 
 
-EXPENDABLE = ("optimizer", "backward", "forward", "memory", "p95 ms", "bound", "p50 ms")
+EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
 """What a narrow terminal does without, in this order. Trust is never hidden."""
 FOLDED = {"recipe": 24, "trust": 14}
 """Columns whose text may go on in the next line, and the width below which that is no longer readable."""
@@ -121,6 +123,7 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
         "memory": _memory_header(rows),
         "versus": f"vs {first.recipe}"[:24],
         "error": "rel. error",
+        **({"of peak": "of peak", "left": "left"} if any(row.roofline for row in rows) else {}),
         "bound": "bound",
         "trust": "trust",
     }
@@ -153,6 +156,7 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         "memory": _memory_cell(row),
         "versus": _ratio_cell(row),
         "error": _error_cell(row),
+        **limit_cells(row),
         "bound": _bound_cell(row),
         "trust": _trust_cell(row),
     }
@@ -285,13 +289,13 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
         if any(reason.startswith("throughput:") for reason in best.verdict.reasons):
             told += ", but its times are noisy: look again on a quieter machine or with a larger batch"
         return (
-            f"{told}; it is host-bound: CUDA graphs (compile:reduce-overhead) take Python out of the way"
+            f"{told}; it is host-bound: a CUDA graph (graphs) takes Python out of the way"
             if (best.bound.label == "host")
             else f"{told}; 'redline show {best.record_id[:13]}' tells all about it"
         )
     host = next((row for row in measured if row.bound.label == "host"), None)
     if host:
-        return f"next: {host.recipe} is host-bound: try compile:reduce-overhead, or a larger batch"
+        return f"next: {host.recipe} is host-bound: try it with +graphs, or a larger batch"
     if not any(row.vs_first for row in measured):
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
     return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from redline.analyze.diagnose.finding import Finding, gain_without, has_step, with_step
+from redline.spec import Recipe
 from redline.trace.classes import class_of, converts_layout, is_strict_fp32, short_name
 
 if TYPE_CHECKING:
@@ -69,13 +70,17 @@ def batch_norm_in_eval(profile: Profile) -> Finding | None:
     return Finding(
         code="batch-norm-eval",
         evidence=f"{share:.0%} of the device's work is batch-norm with fixed statistics ({top})",
-        next=f"-r {with_step(profile, 'compile:freeze')}: frozen, it is folded into the convolutions",
+        next=f"-r {with_step(profile, 'fold-bn')}: a scale and a shift that the convolutions before can do themselves",
         gain_bound=gain_without(profile, seconds),
     )
 
 
 def _is_folded(profile: Profile) -> bool:
-    return profile.capture is not None and "compile:freeze" in profile.capture.recipe
+    """By name, or by a compiler that freezes the weights."""
+    if profile.capture is None:
+        return False
+    steps = Recipe.parse(profile.capture.recipe).steps
+    return any(step.name in ("fold-bn", "torchscript") or step.argument == "freeze" for step in steps)
 
 
 def unfused_elementwise(profile: Profile) -> Finding | None:

@@ -36,10 +36,10 @@ def has_step(profile: Profile, *names: str) -> bool:
     return any(step.name in names for step in Recipe.parse(profile.capture.recipe).steps)
 
 
-def with_step(profile: Profile, step: str) -> str:
+def with_step(profile: Profile, step: str, without: str | None = None) -> str:
     """The profiled recipe with this step, in the place of one of the same name; of a foreign trace, the step alone."""
     if profile.capture is None:
         return step
-    name = step.partition(":")[0]
-    kept = [str(other) for other in Recipe.parse(profile.capture.recipe).steps if other.name != name]
+    gone = (step.partition(":")[0], without)
+    kept = [str(other) for other in Recipe.parse(profile.capture.recipe).steps if other.name not in gone]
     return "+".join([*kept, step])

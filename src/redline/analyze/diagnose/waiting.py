@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 from redline.analyze.bound import DATA_WAIT_SHARE, EXPOSED_SHARE, LAUNCH_GAP_SHARE
 from redline.analyze.diagnose.finding import Finding, gain_without, has_step, with_step
+from redline.spec import Recipe
 from redline.trace.classes import printable
 from redline.units import format_seconds
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
+
+
+_GRAPHED_MODES = ("reduce-overhead", "max-autotune")
+"""Of the compiler: these make graphs of their own."""
 
 
 def host(profile: Profile) -> Finding | None:
@@ -19,13 +24,10 @@ def host(profile: Profile) -> Finding | None:
         return None
     launches, steps = profile.launches, profile.steps_seen
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
-    if has_step(profile, "graphs") or _reduces_overhead(profile):
+    if _is_graphed(profile):
         advice = "a larger batch: graphs are on already, so the host is late with something else"
     else:
-        advice = (
-            f"-r {with_step(profile, 'compile:reduce-overhead')}: CUDA graphs take Python out of the step; "
-            "or a larger batch"
-        )
+        advice = f"-r {_with_graphs(profile)}: a CUDA graph takes Python out of the step; or a larger batch"
     return Finding(
         code="host-bound",
         evidence=f"{profile.bound.evidence}; {per_step}",
@@ -40,12 +42,12 @@ def launch(profile: Profile) -> Finding | None:
     if share < LAUNCH_GAP_SHARE:
         return None
     launches = profile.launches
-    fused = has_step(profile, "compile")
-    advice = (
-        f"-r {with_step(profile, 'compile:reduce-overhead')}: the kernels of a replayed graph follow each other closely"
-        if fused
-        else f"-r {with_step(profile, 'compile')}: fewer, larger kernels"
-    )
+    if not has_step(profile, "compile"):
+        advice = f"-r {with_step(profile, 'compile')}: fewer, larger kernels"
+    elif _is_graphed(profile):
+        advice = "a larger batch: the kernels are fused and in a graph already"
+    else:
+        advice = f"-r {_with_graphs(profile)}: the kernels of a replayed graph follow each other closely"
     return Finding(
         code="launch-bound",
         evidence=(
@@ -106,5 +108,15 @@ def _share(profile: Profile, seconds: float) -> float:
     return seconds / profile.timeline.span_s if profile.timeline.span_s else 0.0
 
 
-def _reduces_overhead(profile: Profile) -> bool:
-    return profile.capture is not None and "reduce-overhead" in profile.capture.recipe
+def _is_graphed(profile: Profile) -> bool:
+    if profile.capture is None:
+        return False
+    steps = Recipe.parse(profile.capture.recipe).steps
+    return any(step.name == "graphs" or step.argument in _GRAPHED_MODES for step in steps)
+
+
+def _with_graphs(profile: Profile) -> str:
+    """TorchScript cannot be recorded; a compiler that makes graphs takes its place."""
+    if has_step(profile, "torchscript"):
+        return with_step(profile, "compile:reduce-overhead", without="torchscript")
+    return with_step(profile, "graphs")

@@ -6,12 +6,14 @@ import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from redline.errors import UsageError
 from redline.record import DeviceInfo, Memory, TelemetrySample
+
+T = TypeVar("T")
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -75,6 +77,10 @@ class Device(ABC):
         """Let the allocator take no more than this from the device; None lifts the cap. False where it cannot be."""
         return False
 
+    def cache_bytes(self) -> int | None:
+        """The last cache in front of memory; None where the device does not tell."""
+        return None
+
     def neighbours(self) -> tuple[str, ...]:
         """Other people's processes on this device."""
         return ()
@@ -104,6 +110,14 @@ class Device(ABC):
 
     def tf32_refusal(self) -> str | None:
         return f"TF32 is a format of NVIDIA Ampere and later GPUs, not of {self.kind}"
+
+    def graph_refusal(self) -> str | None:
+        """Why this device cannot record work into a graph and replay it, or None."""
+        return f"{self.kind} has no graphs to record work into; a GPU has"
+
+    def record_graph(self, work: Callable[[], T], warmups: int) -> tuple[Callable[[], None], T]:
+        """Run `work` some times, then record it: what replays it, and what it returned, which every replay rewrites."""
+        raise NotImplementedError(self.graph_refusal())
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that only this kind of device has."""

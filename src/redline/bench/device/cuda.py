@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
+from redline.bench.device.base import Device, T, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.nvml import NvmlCard, open_card
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
@@ -120,6 +120,9 @@ class CudaDevice(Device):
             at_s=at_s, foreign=self._card.foreign_processes() if neighbours else (), **self._card.reading()
         )
 
+    def cache_bytes(self) -> int | None:
+        return getattr(self._properties(), "L2_cache_size", None) or None
+
     def energy_j(self) -> float | None:
         return self._card.energy_j() if self._card else None
 
@@ -167,6 +170,22 @@ class CudaDevice(Device):
         if properties.major < 8:
             return f"{properties.name} has no TF32 (compute capability 8.0 and later do)"
         return None
+
+    def graph_refusal(self) -> str | None:
+        return None
+
+    def record_graph(self, work: Callable[[], T], warmups: int) -> tuple[Callable[[], None], T]:
+        # A stream of its own: what libraries and autograd set up at their first calls must not end up in the graph.
+        stream = torch.cuda.Stream(self.torch_device)
+        stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+        with torch.cuda.stream(stream):
+            for _ in range(warmups):
+                work()
+        torch.cuda.current_stream(self.torch_device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            output = work()
+        return graph.replay, output
 
     def versions(self) -> dict[str, str]:
         found = {"cuda": torch.version.cuda or ""}

@@ -11,12 +11,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
+from redline.bench.recipe.code import RecipeCode
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
+from redline.protocol import Relief
 from redline.registry import Registry
 from redline.spec import OptionValue, Step, Task
 
-FLAGS, PRECISION, LAYOUT, COMPILER = 0, 10, 20, 50
+FLAGS, PRECISION, LAYOUT, COMPILER, GRAPHS = 0, 10, 20, 50, 60
 """Stages: a recipe is applied in this order, however it was written. Casting comes before compiling."""
 
 
@@ -31,6 +33,9 @@ class Setup:
     kwargs: dict[str, Any]
     autocast_dtype: torch.dtype | None = None
     scales_gradients: bool = False
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    is_graphed: bool = False
+    """The whole step is recorded once and replayed."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
     input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
@@ -70,13 +75,22 @@ class RecipeStep(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     stage: ClassVar[int]
+    family: ClassVar[str] = ""
+    """Steps of one family do the same job in different ways; the tuner takes at most one. Empty: a family of its own."""
+    relieves: ClassVar[Relief] = "device"
+    quantizes: ClassVar[bool] = False
+    """Changes the weights themselves: never tried or recommended unless asked for."""
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
     excludes: ClassVar[frozenset[str]] = frozenset()
-    """Names of steps that cannot stand in the same recipe; saying it on one side is enough."""
+    """Steps that cannot stand in the same recipe, as `name` or `name:argument`; saying it on one side is enough."""
     number_format: ClassVar[str | None] = None
     """The number format it computes in, where it changes that: what the numerics are judged against."""
     arguments: ClassVar[tuple[str, ...]] = ()
     """What may stand behind the colon."""
+    offered: ClassVar[tuple[str | None, ...]] = (None,)
+    """The arguments a tuner tries; None is the step without one."""
+    slow_to_prepare: ClassVar[frozenset[str]] = frozenset()
+    """Those of the arguments that take minutes to compile."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -94,8 +108,20 @@ class RecipeStep(ABC):
         """Why this device cannot do it, or None."""
         return None
 
+    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
+        """Why it would change nothing about this model, or None. Only looks."""
+        return None
+
+    def caution(self, task: Task) -> str | None:
+        """Why a tuner leaves it alone although it can be done, or None."""
+        return None
+
     @abstractmethod
     def apply(self, setup: Setup) -> None: ...
+
+    def write(self, code: RecipeCode) -> None:
+        """Add what this step does to a snippet of plain PyTorch."""
+        code.notes.append(f"{self.step} has no plain form: it is left out here")
 
 
 STEPS: Registry[type[RecipeStep]] = Registry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import STEPS, RecipeStep, Setup
+from redline.bench.recipe.choices import exclude_each_other
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe, Task
@@ -14,13 +15,13 @@ _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 def steps_of(recipe: Recipe, task: Task) -> list[RecipeStep]:
     """The recipe's steps in the order of application. A mistake in the recipe itself is a `UsageError`."""
     steps = [STEPS.get(step.name)(step) for step in recipe.steps]
-    names = {step.name for step in steps}
     for step in steps:
         if task not in step.tasks:
             raise SpecError(f"step {step.name} is for {' and '.join(step.tasks)}, not for {task}")
-        clash = sorted(step.excludes & names - {step.name})
-        if clash:
-            raise SpecError(f"recipe {recipe}: {step.name} and {clash[0]} exclude each other")
+        clash = next((other for other in steps if other is not step and exclude_each_other(step, other)), None)
+        if clash is not None:
+            one, other = sorted((str(step.step), str(clash.step)))
+            raise SpecError(f"recipe {recipe}: {one} and {other} exclude each other")
     return sorted(steps, key=lambda step: step.stage)
 
 
@@ -34,7 +35,7 @@ def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
     """Strict fp32 first, then each step in its turn; a step the device cannot do is refused with the reason."""
     steps = steps_of(recipe, workload.task)
     for step in steps:
-        reason = step.refusal(device, workload.task)
+        reason = step.refusal(device, workload.task) or step.irrelevance(workload.model, workload.task)
         if reason:
             raise BenchError("unsupported", f"{step.name}: {reason}")
     device.allow_tf32(False)

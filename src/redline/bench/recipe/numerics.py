@@ -96,7 +96,8 @@ class LossReference:
         def path(step: TrainingStep, seed: int = seed) -> list[float]:
             torch.manual_seed(seed)
             with step.context():
-                return torch.stack([step().float() for _ in range(steps)]).tolist()
+                # Cloned: a graph's next replay overwrites its loss.
+                return torch.stack([step().float().clone() for _ in range(steps)]).tolist()
 
         def strict() -> TrainingStep:
             return TrainingStep(_strict(workload, device), optimizer)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import fnmatch
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 
-from redline.bench.workload.source import SOURCES, Source
+from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
 from redline.errors import MissingExtra, UnknownName
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
 
-def build_workload(spec: WorkloadSpec, seed: int) -> Workload:
-    """The model with its inputs on the CPU. The same seed gives the same weights and inputs."""
+def build_workload(spec: WorkloadSpec, seed: int, within: AbstractContextManager[Any] | None = None) -> Workload:
+    """The model with its inputs on the CPU. The same seed gives the same weights and inputs.
+
+    `within` is held while the source builds: a mode that gives tensors no memory.
+    """
     source = _source_of(spec)
     source.check(spec)
-    with seeded(seed):
+    with seeded(seed), within or nullcontext():
         return source.build(spec, seed)
 
 
@@ -34,6 +38,10 @@ def fingerprint_of(spec: WorkloadSpec) -> str:
     """Which source, and what that knows of a checked spec's model without building it."""
     source = _source_of(spec)
     return f"{type(source).__name__} {source.fingerprint(spec)}"
+
+
+def example_code(spec: WorkloadSpec) -> ExampleCode | None:
+    return _source_of(spec).example_code(spec)
 
 
 def find_source(model: str) -> Source:

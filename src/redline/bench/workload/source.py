@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 from redline.bench.workload.workload import Workload
@@ -10,6 +11,19 @@ from redline.errors import SpecError
 from redline.protocol import ModelName
 from redline.registry import Registry
 from redline.spec import WorkloadSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleCode:
+    """Expressions of Python that make a workload with random weights."""
+
+    imports: tuple[str, ...]
+    model: str
+    inputs: str
+    """A tuple of positional arguments and a dict of keywords."""
+    items: int
+    classes: int = 0
+    """What a target for training may be."""
 
 
 class Source(ABC):
@@ -33,6 +47,10 @@ class Source(ABC):
     def fingerprint(self, spec: WorkloadSpec) -> str:
         """What is known of the model's identity before it is built; a sweep that goes on by it must not be misled."""
         return ""
+
+    def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
+        """How to make the same model and inputs without Redline; None where that takes Redline or the user."""
+        return None
 
     def models(self) -> list[ModelName]:
         """What goes by name, as one writes it in a spec. Raises `MissingExtra` where the package is not installed."""

@@ -14,6 +14,11 @@ from redline.spec import OptimizerName
 Mark = Callable[[], None]
 
 LEARNING_RATE = 0.01
+OPTIMIZER_SETTINGS: dict[OptimizerName, dict[str, Any]] = {
+    "sgd": {"lr": LEARNING_RATE, "momentum": 0.9},
+    "adam": {"lr": LEARNING_RATE / 10},
+    "adamw": {"lr": LEARNING_RATE / 10},
+}
 INITIAL_GRADIENT_SCALE = 2.0**10
 """Lower than torch's 2¹⁶, which overflows and skips the first steps of most models: the loss path starts at once."""
 
@@ -75,7 +80,7 @@ class TrainingStep:
 
     def __init__(self, setup: Setup, optimizer: OptimizerName) -> None:
         self._setup = setup
-        self._optimizer = make_optimizer(optimizer, setup.workload.model)
+        self._optimizer = make_optimizer(optimizer, setup.workload.model, **setup.optimizer_options)
         self._scaler = make_scaler(setup)
 
     def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
@@ -107,14 +112,7 @@ def make_scaler(setup: Setup) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(kind, init_scale=INITIAL_GRADIENT_SCALE, enabled=setup.scales_gradients)
 
 
-def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
-    return InferenceStep(setup) if setup.task == "infer" else TrainingStep(setup, optimizer)
-
-
-def make_optimizer(name: OptimizerName, model: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(name: OptimizerName, model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=LEARNING_RATE / 10)
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE / 10)
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9)
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return kinds[name](parameters, **OPTIMIZER_SETTINGS[name], **options)

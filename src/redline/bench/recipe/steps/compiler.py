@@ -8,6 +8,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
+from redline.bench.recipe.code import RecipeCode
 from redline.errors import SpecError
 from redline.spec import OptionValue, Step, Task
 
@@ -19,8 +20,12 @@ class Compile(RecipeStep):
     name = "compile"
     summary = "torch.compile; compile:MODE, compile:freeze (inference), compile:key=value,… for options"
     stage = COMPILER
+    family = "compiler"
+    relieves = "both"
     excludes = frozenset({"torchscript"})
     arguments = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
+    offered = (None, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
+    slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs"})
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -53,6 +58,13 @@ class Compile(RecipeStep):
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
         if self.step.argument == "reduce-overhead" and not setup.device.is_accelerator:
             setup.notes[self.name] = "reduce-overhead makes no graphs on a CPU"
+
+    def write(self, code: RecipeCode) -> None:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        if self.settings.get("options", {}).get("freezing"):
+            code.imports.append("import torch._inductor.config")
+            code.flags.append("torch._inductor.config.freezing = True")
+        code.model_lines.append(f"model = torch.compile(model, {settings})")
 
     def _settings(self) -> dict[str, Any]:
         options = dict(self.step.options)

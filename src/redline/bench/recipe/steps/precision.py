@@ -8,6 +8,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, PRECISION, STEPS, RecipeStep, Setup
+from redline.bench.recipe.code import RecipeCode
 from redline.spec import Task
 
 _OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16"})
@@ -18,6 +19,7 @@ class Tf32(RecipeStep):
     name = "tf32"
     summary = "fp32 products and convolutions in TF32 on tensor cores"
     stage = FLAGS
+    family = "tf32"
     number_format = "tf32"
     excludes = frozenset({"fp16", "bf16"})  # nothing is left in fp32 for it to speed up
 
@@ -27,9 +29,13 @@ class Tf32(RecipeStep):
     def apply(self, setup: Setup) -> None:
         setup.device.allow_tf32(True)
 
+    def write(self, code: RecipeCode) -> None:
+        code.flags.append("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True")
+
 
 class _Precision(RecipeStep):
     stage = PRECISION
+    family = "precision"
     excludes = _OTHER_FORMATS
     dtype: ClassVar[torch.dtype]
 
@@ -42,6 +48,10 @@ class _Autocast(_Precision):
         setup.autocast_dtype = self.dtype
         # fp16 gradients underflow without scaling; bf16 has fp32's range.
         setup.scales_gradients = self.dtype == torch.float16
+
+    def write(self, code: RecipeCode) -> None:
+        code.autocast = str(self.dtype)
+        code.scales_gradients = code.task == "train" and self.dtype == torch.float16
 
 
 @STEPS.register("amp")
@@ -61,10 +71,19 @@ class AmpBf16(_Autocast):
 
 
 class _CastWhole(_Precision):
+    def caution(self, task: Task) -> str | None:
+        if task == "train":
+            return "weights kept in 16 bits drop small updates, which shows later than a short comparison of losses"
+        return None
+
     def apply(self, setup: Setup) -> None:
         model = setup.workload.model.to(self.dtype)
         setup.workload.model = setup.model = model
         setup.change_inputs(lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf)
+
+    def write(self, code: RecipeCode) -> None:
+        code.model_lines.append(f"model = model.to({self.dtype})")
+        code.input_changes.append(f"tensor.to({self.dtype}) if tensor.is_floating_point() else tensor")
 
 
 @STEPS.register("fp16")

@@ -8,6 +8,7 @@ import torch
 
 from redline.bench.failure import is_out_of_memory
 from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
+from redline.bench.recipe.code import RecipeCode
 from redline.errors import BenchError
 
 
@@ -16,6 +17,8 @@ class TorchScript(RecipeStep):
     name = "torchscript"
     summary = "torch.jit trace, freeze and optimize_for_inference"
     stage = COMPILER
+    family = "compiler"
+    relieves = "both"
     tasks = ("infer",)
 
     def apply(self, setup: Setup) -> None:
@@ -37,6 +40,18 @@ class TorchScript(RecipeStep):
                         raise  # a failure of another kind, known by its own error
                     raise BenchError("compile", f"torchscript cannot trace it: {_first_line(error)}") from error
                 setup.model = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
+
+    def write(self, code: RecipeCode) -> None:
+        inputs = "example_inputs=args or None, example_kwarg_inputs=kwargs or None"
+        # A trace made outside of autocast would not see it.
+        context = (
+            f"torch.autocast({code.device!r}, dtype={code.autocast}, cache_enabled=False), " if code.autocast else ""
+        )
+        code.model_lines += [
+            f"with {context}torch.inference_mode():",
+            f"    model = torch.jit.trace(model, {inputs}, strict=False, check_trace=False)",
+            "    model = torch.jit.optimize_for_inference(torch.jit.freeze(model))",
+        ]
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 from torchvision.models import get_model, get_model_weights, list_models, segmentation
 
-from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import SpecError, UnknownName
 from redline.protocol import ModelName
@@ -50,6 +50,21 @@ class TorchvisionSource(Source):
             notes=notes,
         )
 
+    def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
+        name = _bare(spec.model)
+        if spec.task == "train" and (_kinds()[name] == "segmentation" or name in ("inception_v3", "googlenet")):
+            return None  # several outputs: the loss is more than one line
+        batch, size = choose_batch(spec.batch, spec.task, []), spec.image_size or default_image_size(name)
+        options = "".join(f", {option}={value!r}" for option, value in _options(name, spec, size, []).items())
+        categories = len(get_model_weights(name).DEFAULT.meta["categories"])
+        return ExampleCode(
+            imports=("import torchvision",),
+            model=f'torchvision.models.get_model("{name}", weights=None{options})',
+            inputs=f"((torch.randn({batch}, 3, {size}, {size}),), {{}})",
+            items=batch,
+            classes=spec.classes or categories,
+        )
+
     def fingerprint(self, spec: WorkloadSpec) -> str:
         return f"torchvision {torchvision.__version__}"
 
@@ -67,6 +82,12 @@ def default_image_size(name: str) -> int:
 
 
 def _make(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> nn.Module:
+    model: nn.Module = get_model(name, weights=None, **_options(name, spec, size, notes))
+    return model
+
+
+def _options(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> dict[str, Any]:
+    """What the constructor is told beyond `weights=None`; what a person should know about it goes to the notes."""
     options: dict[str, Any] = {}
     if spec.classes is not None:
         options["num_classes"] = spec.classes
@@ -75,7 +96,7 @@ def _make(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> nn.Modu
         if spec.task == "train" and not name.startswith("lraspp"):
             options["aux_loss"] = True
             notes.append("trains with its auxiliary head, weight 0.5")
-        return _built(name, weights_backbone=None, **options)
+        return {"weights_backbone": None, **options}
     if name.startswith("vit_"):
         options["image_size"] = size
     elif name.startswith("maxvit"):
@@ -87,12 +108,7 @@ def _make(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> nn.Modu
         options["aux_logits"] = spec.task == "train"
         if spec.task == "train":
             notes.append("trains with its auxiliary heads")
-    return _built(name, **options)
-
-
-def _built(name: str, **options: Any) -> nn.Module:
-    model: nn.Module = get_model(name, weights=None, **options)
-    return model
+    return options
 
 
 def _check_image_size(name: str, size: int) -> None:

@@ -50,7 +50,7 @@ const CHARTS = {
     const knees = PAYLOAD.knees.filter((knee) => shown.has(`${knee.subject}\u0000${knee.recipe}`));
     if (knees.length) {
       drawn.traces.push({
-        type: "scatter", mode: "markers", name: "knee", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput_per_s),
+        type: "scatter", mode: "markers", name: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput_per_s),
         marker: { symbol: "star", size: 16, color: knees.map((knee) => style(shown.get(`${knee.subject}\u0000${knee.recipe}`)[0]).colour), line: { width: 1.5, color: colour("ink") } },
         hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.batch}</b><br>${plain(knee.recipe, 70)}<br>90 % of the ${figure(knee.limit_per_s, 5)} per second that larger batches near<br>by the fit t = a + c·b`),
       });
@@ -217,8 +217,12 @@ const CHARTS = {
 
   roofline(rows, section, redraw) {
     if (!PAYLOAD.rooflines.length) return null;
-    const place = pick(section, "device", PAYLOAD.rooflines.map((each, at) => [String(at), each.title]), redraw);
-    const { roofs, points } = PAYLOAD.rooflines[Number(place)];
+    const shown = new Set(rows.map((row) => row.number));
+    const charts = PAYLOAD.rooflines.map((each) => ({ ...each, points: each.points.filter((point) => shown.has(point.row)) })).filter((each) => each.points.length);
+    if (!charts.length) return null;
+    const place = pick(section, "device", charts.map((each, at) => [String(at), each.title]), redraw);
+    const { roofs, points: all } = charts[Number(place)];
+    const [points, remark] = limited([...all].reverse(), MOST_BARS, "runs");
     const intensities = points.map((point) => point.intensity);
     const [left, right] = [Math.min(0.5, ...intensities) / 2, Math.max(100, ...intensities) * 3];
     const slope = Math.max(...roofs.map((roof) => roof.bytes_per_s ?? 0));
@@ -227,10 +231,12 @@ const CHARTS = {
       const flat = known(roof.flops_per_s);
       const from = flat ? (slope ? roof.flops_per_s / slope : left) : left;
       const to = flat ? right : peak ? peak / roof.bytes_per_s : right;
-      return { type: "scatter", mode: "lines", name: plain(roof.label, 44), x: [from, to], y: flat ? [roof.flops_per_s / 1e12, roof.flops_per_s / 1e12] : [(from * roof.bytes_per_s) / 1e12, (to * roof.bytes_per_s) / 1e12], line: { color: paletteColour(at), width: 2, dash: DASHES[at % DASHES.length] }, hoverinfo: "text", hovertext: [plain(roof.label), plain(roof.label)] };
+      return { type: "scatter", mode: "lines", name: plain(roof.label, 44), meta: "guide", x: [from, to], y: flat ? [roof.flops_per_s / 1e12, roof.flops_per_s / 1e12] : [(from * roof.bytes_per_s) / 1e12, (to * roof.bytes_per_s) / 1e12], line: { color: paletteColour(at), width: 2, dash: DASHES[at % DASHES.length] }, hoverinfo: "text", hovertext: [plain(roof.label), plain(roof.label)] };
     });
-    traces.push({ type: "scatter", mode: "markers+text", name: "runs", x: intensities, y: points.map((point) => point.flops_per_s / 1e12), text: points.map((point) => plain(point.label, 24)), textposition: "top center", marker: { size: 11, color: colour("accent") }, hoverinfo: "text", hovertext: points.map((point) => `<b>${plain(point.label, 70)}</b><br>${figure(point.intensity)} FLOP/byte<br>${figure(point.flops_per_s / 1e12)} TFLOP/s<br>${plain(point.told, 120)}`) });
-    return { traces, remark: "", layout: layout({ height: 420, xaxis: axis("FLOP per byte", { type: "log" }), yaxis: axis("TFLOP/s", { type: "log" }) }) };
+    const looks = points.map((point) => style(ROWS[point.row]));
+    const few = points.length <= 6 && !isNarrow();
+    traces.push({ type: "scatter", mode: few ? "markers+text" : "markers", name: "runs", showlegend: false, x: intensities, y: points.map((point) => point.flops_per_s / 1e12), text: points.map((point) => plain(point.label, 24)), textposition: "top center", marker: { size: 11, color: looks.map((look) => look.colour), symbol: looks.map((look) => look.symbol) }, hoverinfo: "text", hovertext: points.map((point) => `<b>${plain(point.label, 70)}</b><br>${figure(point.intensity)} FLOP/byte<br>${figure(point.flops_per_s / 1e12)} TFLOP/s<br>${plain(point.told, 120)}<br>${rowTold(ROWS[point.row])}`) });
+    return { traces, remark, layout: layout({ height: 420, xaxis: axis("FLOP per byte", { type: "log" }), yaxis: axis("TFLOP/s", { type: "log" }) }) };
   },
 };
 
