@@ -76,7 +76,9 @@ def main() -> None:
         )
         if not same or (not agrees and name not in EXPLAINED):
             wrong.append(name)
-    print(f"{within} of {len(names)} within {TOLERANCE:.0%}, {time.perf_counter() - started:.0f} s; wrong: {wrong or 'none'}")
+    print(
+        f"{within} of {len(names)} within {TOLERANCE:.0%}, {time.perf_counter() - started:.0f} s; wrong: {wrong or 'none'}"
+    )
     sys.exit(1 if wrong else 0)
 
 

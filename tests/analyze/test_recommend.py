@@ -74,8 +74,9 @@ def test_a_flat_latency_takes_the_larger_batch() -> None:
 
 
 def test_what_does_not_fit_is_told_with_its_batch() -> None:
-    found = one(sweep_records(recipe="baseline", batches=[1, 8, 256]), "failed")
-    assert "does not fit at batch 256" in found.headline
+    found = one(sweep_records(recipe=["baseline", "fp16"], batches=[1, 8, 256, 512]), "failed")
+    assert "does not fit from batch 256 on" in found.headline
+    assert found.details == ("baseline: 256, 512", "fp16: 256, 512")
 
 
 def test_a_failed_run_shares_the_subject_of_those_that_ran() -> None:

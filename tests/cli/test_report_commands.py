@@ -108,6 +108,16 @@ class TestReport:
         assert result.exit_code == 2
         assert len(result.stderr.strip().splitlines()) == 1
 
+    @pytest.mark.parametrize("name", ["<script>|\n# x", "\x1b[31mred\x1b[0m", "=1+1", "[bold]x[/bold]", "z" * 300])
+    def test_a_hostile_name_does_nothing_to_the_terminal(
+        self, redline: Callable[..., Result], tmp_path: Path, name: str
+    ) -> None:
+        keep(race_records(model=name))
+        result = redline("report", "--out", str(tmp_path / "out"))
+        assert result.exit_code == 0
+        assert "\x1b" not in result.stdout
+        assert "".join(name.split())[:20].replace("\x1b", "\ufffd") in "".join(result.stdout.split())
+
 
 class TestBeside:
     def test_run(self, redline: Callable[..., Result], tmp_path: Path) -> None:

@@ -79,6 +79,16 @@ def choose(browser: Any, filter: str, value: str) -> None:
     )
 
 
+def pick(browser: Any, chart: str, name: str, value: str) -> None:
+    browser.ask(
+        "const select = document.querySelector(`#chart-${arguments[0]} select[data-pick=${arguments[1]}]`);"
+        "select.value = arguments[2]; select.dispatchEvent(new Event('change'))",
+        chart,
+        name,
+        value,
+    )
+
+
 def column(browser: Any, name: str) -> list[str]:
     return browser.ask(
         "const place = [...document.querySelectorAll('#table th')].findIndex(c => c.dataset.column === arguments[0]);"
@@ -122,7 +132,7 @@ def test_knees_are_marked_where_the_fit_puts_them(browser: Any, tmp_path: Path) 
     browser.open(page_of(tmp_path, sweep_records(recipe="baseline", batches=[1, 4, 16, 64, 128])))
     draw_all(browser)
     (knee,) = browser.ask(
-        "return document.querySelector('#chart-throughput .plot').data.filter(t => t.name === 'knee').map(t => [...t.x])"
+        "return document.querySelector('#chart-throughput .plot').data.filter(t => t.label === 'knee').map(t => [...t.x])"
     )
     assert knee[0] == pytest.approx(60, rel=0.1)
 
@@ -144,8 +154,28 @@ def test_filters_narrow_charts_and_table_and_can_be_cleared(browser: Any, full_p
     assert browser.ask("return document.getElementById('chart-kernels').dataset.drawn") == "empty"
     browser.ask("document.getElementById('clear').click()")
     draw_all(browser)
+    pick(browser, "throughput", "subject", "resnet50 · infer · fake cuda device")
     assert points(browser, "throughput") == everything_shown
     assert points(browser, "kernels")
+    assert browser.console() == []
+
+
+def test_a_card_shows_one_subject_or_all_and_its_legend_hides_lines(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    draw_all(browser)
+    one = points(browser, "latency")
+    pick(browser, "latency", "subject", "*")
+    assert points(browser, "latency") > one
+    pick(browser, "latency", "subject", "vit_b_16 · infer · fake cuda device")
+    names = browser.ask(
+        "return [...document.querySelectorAll('#chart-latency .legend button')].map(b => b.textContent)"
+    )
+    assert names == ["baseline", "fp16", "bf16"]
+    browser.ask("document.querySelector('#chart-latency .legend button').click()")
+    hidden = browser.ask(
+        "return document.querySelector('#chart-latency .plot').data.filter(t => t.visible === 'legendonly').length"
+    )
+    assert hidden == 2  # the median and its p95
     assert browser.console() == []
 
 

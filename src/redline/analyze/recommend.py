@@ -108,13 +108,16 @@ def _interleaved_recipe(subject: Subject, rows: Sequence[RunSummary]) -> Advice 
         first = next((row for row in firsts.values() if may_recommend(row)), None)
         if first is None:
             return None
-        told = f"Stay with {first.recipe} for {subject.model}: nothing that keeps the numerics was clearly faster"
+        told = f"Stay with {first.recipe} for {_work(subject)}: nothing that keeps the numerics was clearly faster"
         details = () if best is None else (f"next best: {best.recipe}, {ratio_text(best)} of its speed",)
         return _advice(subject, "recipe", told, details, first)
     assert best.group is not None
     first = firsts[best.group]
     ratio = _ratio(best)[0]
-    told = f"{best.recipe} runs {subject.model} {significant(ratio, 3)}× as fast as {first.recipe} on {subject.device}"
+    does = "trains" if subject.task == "train" else "runs"
+    told = (
+        f"{best.recipe} {does} {subject.model} {significant(ratio, 3)}× as fast as {first.recipe} on {subject.device}"
+    )
     speed = (
         f"{ratio_text(best)} at batch {best.batch}, measured in turns: "
         f"{rate(best)} against {rate(first)}{_noise_remark(best)}"
@@ -139,15 +142,20 @@ def _separate_recipe(subject: Subject, curves: Sequence[Curve]) -> Advice | None
         return None
     first = next((row for row in shared[batch] if row.recipe == "baseline"), shared[batch][0])
     if best.recipe == first.recipe:
-        told = f"Stay with {best.recipe} for {subject.model}: it is the fastest here that keeps the numerics"
+        told = f"Stay with {best.recipe} for {_work(subject)}: it is the fastest here that keeps the numerics"
         return _advice(subject, "recipe", told, (f"{rate(best)} at batch {batch}{_noise_remark(best)}",), best)
     ratio = (best.throughput_per_s or 0.0) / (first.throughput_per_s or 1.0)
-    told = f"{best.recipe} is the fastest for {subject.model} on {subject.device}: {rate(best)} at batch {batch}"
+    told = f"{best.recipe} is the fastest for {_work(subject)} on {subject.device}: {rate(best)} at batch {batch}"
     speed = (
         f"about {significant(ratio, 2)}× {first.recipe} ({rate(first)}); they were measured one after the other, "
-        f"so this carries no interval: 'redline run -r {first.recipe} -r {best.recipe}' gives one{_noise_remark(best)}"
+        f"so this carries no interval: '{_again(best, first)}' gives one{_noise_remark(best)}"
     )
     return _advice(subject, "recipe", told, (speed, *_costs(best, first)), best)
+
+
+def _again(best: RunSummary, first: RunSummary) -> str:
+    task = " --task train" if best.task == "train" else ""
+    return f"redline run {best.model}{task} --batch {best.batch} -r {first.recipe} -r {best.recipe}"
 
 
 def _costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
@@ -193,10 +201,15 @@ def held_bytes(row: RunSummary) -> int | None:
 
 
 def _curve_to_advise(curves: Sequence[Curve], chosen: Advice | None) -> Curve | None:
-    """The recommended recipe's, or the one with the most batches that may be recommended."""
-    sound = [curve for curve in curves if len([row for row in curve.measured if may_recommend(row)]) > 1]
-    wanted = [curve for curve in sound if chosen is not None and curve.recipe == chosen.recipe]
-    return max(wanted or sound, key=lambda curve: len(curve.measured), default=None)
+    """The recommended recipe's, or the fastest of those with more than one batch that may be recommended."""
+    sound = {curve.recipe: [row for row in curve.measured if may_recommend(row)] for curve in curves}
+    several = [curve for curve in curves if len(sound[curve.recipe]) > 1]
+    wanted = [curve for curve in several if chosen is not None and curve.recipe == chosen.recipe]
+
+    def fastest(curve: Curve) -> float:
+        return max(row.throughput_per_s or 0.0 for row in sound[curve.recipe])
+
+    return max(wanted or several, key=fastest, default=None)
 
 
 def _batches(curve: Curve) -> Iterator[Advice]:
@@ -211,7 +224,7 @@ def _for_latency(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
     lowest = min(rows, key=_p50)
     nearly = [row for row in rows if _p50(row) <= FLAT_LATENCY * _p50(lowest)]
     best = max(nearly, key=lambda row: row.throughput_per_s or 0.0)
-    told = f"For latency run {curve.subject.model} at batch {best.batch}: {latency_text(best)}, {rate(best)}"
+    told = f"For latency {_do(curve.subject)} at batch {best.batch}: {latency_text(best)}, {rate(best)}"
     details = []
     if best is not lowest:
         gain = (best.throughput_per_s or 0.0) / (lowest.throughput_per_s or 1.0)
@@ -226,7 +239,7 @@ def _for_latency(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
 def _for_throughput(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
     fastest = max(rows, key=lambda row: row.throughput_per_s or 0.0)
     best = next((row for row in rows if curve.knee_batch and (row.batch or 0) >= curve.knee_batch), fastest)
-    told = f"For throughput run {curve.subject.model} at batch {best.batch}: {rate(best)}, {latency_text(best)}"
+    told = f"For throughput {_do(curve.subject)} at batch {best.batch}: {rate(best)}, {latency_text(best)}"
     details = []
     if curve.knee_batch is not None and curve.limit_per_s is not None:
         limit = rate_text(curve.limit_per_s, best.item)
@@ -251,12 +264,31 @@ def _avoid(curves: Sequence[Curve]) -> Iterator[Advice]:
         wrong = [row for row in curve.measured if row.numerics and not row.numerics.passed]
         checked = [row for row in wrong if row.numerics and row.numerics.method not in ("unchecked", "skipped")]
         if checked:
-            told = f"Keep {curve.recipe} away from {curve.subject.model}: its answers are too far from strict fp32"
+            told = f"Keep {curve.recipe} away from {_work(curve.subject)}: its answers are too far from strict fp32"
             reason = checked[0].numerics.reason if checked[0].numerics else ""
             yield _advice(curve.subject, "avoid", told, (reason,) if reason else (), checked[0])
-        broken = [row for row in curve.rows if row.failure is not None]
-        if broken:
-            yield _failed(curve, broken)
+    broken = [(curve, row) for curve in curves for row in curve.rows if row.failure is not None]
+    yield from _too_large([(curve, row) for curve, row in broken if row.failure and row.failure.kind == "oom"])
+    for curve in curves:
+        odd = [row for other, row in broken if other is curve and row.failure and row.failure.kind != "oom"]
+        if odd:
+            yield _failed(curve, odd)
+
+
+def _too_large(broken: Sequence[tuple[Curve, RunSummary]]) -> Iterator[Advice]:
+    """One line for all that ran out of memory, recipe by recipe."""
+    if not broken:
+        return
+    curve, row = broken[0]
+    batches: dict[str, list[str]] = {}
+    for each, failed in broken:
+        batches.setdefault(each.recipe, []).append(str(failed.batch) if failed.batch else "its own batch")
+    details = [f"{recipe}: {', '.join(each)}" for recipe, each in batches.items()]
+    least = min((failed.batch for _, failed in broken if failed.batch), default=None)
+    told = (
+        f"{curve.subject.model} does not fit from batch {least} on" if least else f"{curve.subject.model} does not fit"
+    )
+    yield _advice(curve.subject, "failed", f"{told}: out of memory", details, row)
 
 
 def _failed(curve: Curve, broken: Sequence[RunSummary]) -> Advice:
@@ -264,11 +296,16 @@ def _failed(curve: Curve, broken: Sequence[RunSummary]) -> Advice:
     assert first.failure is not None
     batches = ", ".join(str(row.batch) for row in broken if row.batch)
     where = f" at batch {batches}" if batches else ""
-    if all(row.failure is not None and row.failure.kind == "oom" for row in broken):
-        told = f"{curve.recipe} does not fit{where} ({curve.subject.model}): out of memory"
-    else:
-        told = f"{curve.recipe} failed{where} ({curve.subject.model}): {first.failure.kind} at {first.failure.stage}"
+    told = f"{curve.recipe} failed{where} ({curve.subject.model}): {first.failure.kind} at {first.failure.stage}"
     return _advice(curve.subject, "failed", told, (first.failure.message,), first)
+
+
+def _work(subject: Subject) -> str:
+    return f"training {subject.model}" if subject.task == "train" else subject.model
+
+
+def _do(subject: Subject) -> str:
+    return f"{'train' if subject.task == 'train' else 'run'} {subject.model}"
 
 
 def latency_text(row: RunSummary) -> str:

@@ -16,6 +16,9 @@ from redline.errors import TraceError
 from redline.record import RunRecord
 from redline.report.roofline_chart import RooflineChart, roofline_charts
 
+MOST_NOTES = 8
+"""A history full of damaged records is told of in a few lines."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
@@ -66,10 +69,15 @@ def contents_of(
         curves=curves,
         advice=advice,
         profiles=profiles,
-        notes=told,
+        notes=_first(told),
         headroom=headroom,
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
     )
+
+
+def _first(notes: Sequence[str]) -> list[str]:
+    left = len(notes) - MOST_NOTES
+    return list(notes) if left <= 0 else [*notes[:MOST_NOTES], f"and {left} more notes like these"]
 
 
 def _title(subjects: Sequence[Subject]) -> str:

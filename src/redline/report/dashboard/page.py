@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from redline import __version__
 from redline.report.contents import Contents
+from redline.report.dashboard.cards import cards_of
 from redline.report.dashboard.environment import places_of
 from redline.report.dashboard.payload import as_json, payload_of
 from redline.report.dashboard.sections import sections_of
@@ -41,6 +42,7 @@ def dashboard(contents: Contents) -> str:
         contents=contents,
         sections=sections_of(payload),
         tiles=tiles_of(contents),
+        advice=cards_of(contents),
         places=places_of(contents.records),
         method=METHOD,
         version=__version__,

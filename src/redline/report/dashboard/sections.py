@@ -98,6 +98,7 @@ SECTIONS = (
         "Roofline",
         "Runs below the device's ceilings. The distance upwards is headroom.",
         _filled("rooflines"),
+        wide=True,
     ),
     Section(
         "telemetry",

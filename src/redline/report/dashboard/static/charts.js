@@ -41,8 +41,8 @@ const CHARTS = {
     };
   },
 
-  throughput(rows) {
-    const drawn = againstBatch(rows, (row) => row.throughput_per_s, {
+  throughput(rows, section, redraw) {
+    const drawn = againstBatch(section, rows, redraw, (row) => row.throughput_per_s, {
       error: (row) => (known(row.throughput_low) ? [row.throughput_high - row.throughput_per_s, row.throughput_per_s - row.throughput_low] : [0, 0]),
     });
     if (!drawn) return null;
@@ -50,17 +50,17 @@ const CHARTS = {
     const knees = PAYLOAD.knees.filter((knee) => shown.has(`${knee.subject}\u0000${knee.recipe}`));
     if (knees.length) {
       drawn.traces.push({
-        type: "scatter", mode: "markers", name: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput_per_s),
+        type: "scatter", mode: "markers", label: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput_per_s),
         marker: { symbol: "star", size: 16, color: knees.map((knee) => style(shown.get(`${knee.subject}\u0000${knee.recipe}`)[0]).colour), line: { width: 1.5, color: colour("ink") } },
         hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.batch}</b><br>${plain(knee.recipe, 70)}<br>90 % of the ${figure(knee.limit_per_s, 5)} per second that larger batches near<br>by the fit t = a + c·b`),
       });
     }
     const items = distinct(drawn.lines.map((line) => line[0].item || "items"));
-    return { ...drawn, layout: layout({ height: 390, xaxis: batchAxis(drawn.lines.flat()), yaxis: axis(`${plain(items.join(", "))} per second`, { rangemode: "tozero" }) }) };
+    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis(drawn.lines.flat()), yaxis: axis(`${plain(items.join(", "))} per second`, { rangemode: "tozero" }) }) };
   },
 
-  latency(rows) {
-    const drawn = againstBatch(rows, (row) => (known(row.latency_p50_s) ? row.latency_p50_s * 1e3 : null), {
+  latency(rows, section, redraw) {
+    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.latency_p50_s) ? row.latency_p50_s * 1e3 : null), {
       error: (row) => (known(row.latency_low_s) ? [(row.latency_high_s - row.latency_p50_s) * 1e3, (row.latency_p50_s - row.latency_low_s) * 1e3] : [0, 0]),
     });
     if (!drawn) return null;
@@ -69,26 +69,27 @@ const CHARTS = {
       if (!tails.length) continue;
       const look = style(line[0]);
       drawn.traces.push({
-        type: "scatter", mode: tails.length > 1 ? "lines" : "markers", name: `p95 ${plain(seriesName(line[0]), 40)}`, legendgroup: line[0].series, showlegend: false,
+        type: "scatter", mode: tails.length > 1 ? "lines" : "markers", legendgroup: line[0].series, showlegend: false,
         x: tails.map((row) => row.batch), y: tails.map((row) => row.latency_p95_s * 1e3), line: { color: look.colour, dash: "dot", width: 1.6 },
         marker: { color: look.colour, symbol: "line-ew-open", size: 9 }, hoverinfo: "text", hovertext: tails.map((row) => `p95 ${seconds(row.latency_p95_s)}<br>${rowTold(row)}`),
       });
     }
-    return { ...drawn, layout: layout({ height: 390, xaxis: batchAxis(drawn.lines.flat()), yaxis: logWhenWide(axis("ms per step"), drawn.lines.flat().map((row) => row.latency_p50_s)) }) };
+    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis(drawn.lines.flat()), yaxis: logWhenWide(axis("ms per step"), drawn.lines.flat().map((row) => row.latency_p50_s)) }) };
   },
 
-  memory(rows) {
-    const drawn = againstBatch(rows, (row) => (known(row.held_bytes) ? row.held_bytes / 2 ** 30 : null), {});
+  memory(rows, section, redraw) {
+    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.held_bytes) ? row.held_bytes / 2 ** 30 : null), {});
     if (!drawn) return null;
-    const broken = rows.filter((row) => row.failure_kind === "oom" && known(row.batch));
+    const subjects = new Set(drawn.lines.map((line) => line[0].subject));
+    const broken = rows.filter((row) => row.failure_kind === "oom" && known(row.batch) && subjects.has(row.subject));
     if (broken.length) {
       const top = Math.max(...drawn.lines.flat().map((row) => row.held_bytes)) / 2 ** 30;
       drawn.traces.push({
-        type: "scatter", mode: "markers", name: "out of memory", x: broken.map((row) => row.batch), y: broken.map(() => top * 1.06),
+        type: "scatter", mode: "markers", label: "out of memory", x: broken.map((row) => row.batch), y: broken.map(() => top * 1.06),
         marker: { symbol: "x", size: 11, color: colour("bad") }, hoverinfo: "text", hovertext: broken.map(rowTold),
       });
     }
-    return { ...drawn, layout: layout({ height: 390, xaxis: batchAxis([...drawn.lines.flat(), ...broken]), yaxis: axis("GiB", { rangemode: "tozero" }) }) };
+    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis([...drawn.lines.flat(), ...broken]), yaxis: axis("GiB", { rangemode: "tozero" }) }) };
   },
 
   distribution(rows, section, redraw) {
@@ -98,19 +99,20 @@ const CHARTS = {
     const workloads = byWorkload([...kept.keys()].map((number) => ROWS[number]), (list) => [list.length, list[0].batch ?? 0]);
     const together = pickWorkload(section, workloads, redraw).map((row) => kept.get(row.number));
     const [lines, remark] = limited(together.reverse(), MOST_SERIES, "records");
+    const name = namer(lines.map((each) => each.about));
     const traces = lines.map((each, place) => {
       const look = style(each.about);
       const shares = each.s.map((_, at) => (each.s.length > 1 ? (100 * at) / (each.s.length - 1) : 50));
       const twin = lines.findIndex((other) => other.about.series === each.about.series) !== place;
       return {
-        type: "scatter", mode: each.s.length > 1 ? "lines" : "markers", name: plain(seriesName(each.about), 44), x: each.s.map((value) => value * 1e3), y: shares,
+        type: "scatter", mode: each.s.length > 1 ? "lines" : "markers", label: name(each.about), x: each.s.map((value) => value * 1e3), y: shares,
         line: { color: look.colour, width: 2.2, dash: twin ? "dash" : look.dash }, opacity: twin ? 0.6 : 1,
         hoverinfo: "text", hovertext: each.s.map((value, at) => `<b>${plain(each.about.recipe, 60)}</b><br>${figure(shares[at])} % of ${each.n} steps within ${seconds(value)}<br>verdict: ${plain(each.about.verdict ?? "")}`),
       };
     });
     const guides = [50, 95, 99].map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("muted"), width: 1, dash: "dot" } }));
     const values = lines.flatMap((each) => each.s);
-    return { traces, remark, layout: layout({ height: 390, shapes: guides, xaxis: logWhenWide(axis("ms per step"), values), yaxis: axis("% of steps", { range: [0, 101], tickvals: [0, 25, 50, 75, 95], zeroline: false }) }) };
+    return { traces, remark, layout: layout({ height: 330, shapes: guides, xaxis: logWhenWide(axis("ms per step"), values), yaxis: axis("% of steps", { range: [0, 101], tickvals: [0, 25, 50, 75, 95], zeroline: false }) }) };
   },
 
   cold(rows) {
@@ -126,8 +128,8 @@ const CHARTS = {
     const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
     const [bars, remark] = limited([...newest.values()].sort((a, b) => whole(b) - whole(a)), MOST_BARS, "recipes");
     const traces = stacked(bars, parts.map(([name, label], place) => ({ label, colour: paletteColour([5, 0, 4, 1][place]), value: (row) => row[name], told: (row) => `${label}: ${seconds(row[name])}${name === "compile_s" && row.compile_cache ? ` (cache ${plain(row.compile_cache)})` : ""}<br>in all ${seconds(whole(row))}<br>importing torch, apart: ${seconds(row.import_s)}<br>verdict: ${plain(row.verdict ?? "")}` })));
-    const labels = bars.map((row) => `${seriesName(row)}${known(row.batch) ? ` · b${row.batch}` : ""}`);
-    return { traces, remark, layout: layout({ ...barLegend(), barmode: "stack", height: barHeight(bars.length, 40), xaxis: axis("seconds", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
+    const labels = bars.map(namer(bars)).map((label, at) => `${label}${known(bars[at].batch) ? ` · b${bars[at].batch}` : ""}`);
+    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length), xaxis: axis("seconds", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
   },
 
   phases(rows, section, redraw) {
@@ -153,8 +155,8 @@ const CHARTS = {
     const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
     const present = parts.filter(([name]) => bars.some((row) => known(row[name])));
     const traces = stacked(bars, present.map(([name, label], place) => ({ label, colour: paletteColour([0, 1, 2, 4][place]), value: (row) => (known(row[name]) ? row[name] * 1e3 : null), told: (row) => `${label}: ${seconds(row[name])}, ${percent((row[name] ?? 0) / whole(row))} of the step<br>verdict: ${plain(row.verdict ?? "")}` })));
-    const labels = bars.map((row) => `${seriesName(row, ["task"])}${known(row.batch) ? ` · b${row.batch}` : ""}`);
-    return { traces, remark, layout: layout({ ...barLegend(), barmode: "stack", height: barHeight(bars.length, 40), xaxis: axis("ms per step", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
+    const labels = bars.map(namer(bars, ["task"])).map((label, at) => `${label}${known(bars[at].batch) ? ` · b${bars[at].batch}` : ""}`);
+    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length), xaxis: axis("ms per step", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
   },
 
   kernels(rows) {
@@ -164,7 +166,7 @@ const CHARTS = {
     const names = distinct(profiles.flatMap((profile) => profile.classes.map((each) => each.name)));
     const part = (profile, name) => profile.classes.find((each) => each.name === name);
     const traces = names.map((name, place) => ({
-      type: "bar", orientation: "h", name: plain(name), y: profiles.map((_, at) => at), x: profiles.map((profile) => (part(profile, name) ? part(profile, name).share * 100 : null)),
+      type: "bar", orientation: "h", label: name, y: profiles.map((_, at) => at), x: profiles.map((profile) => (part(profile, name) ? part(profile, name).share * 100 : null)),
       marker: { color: paletteColour(place), opacity: place >= 8 ? 0.55 : 1 }, hoverinfo: "text",
       hovertext: profiles.map((profile) => {
         const each = part(profile, name);
@@ -173,8 +175,9 @@ const CHARTS = {
         return [`<b>${plain(name)}</b>`, `${percent(each.share)}, ${seconds(each.total_s)} in ${each.calls} calls`, ...top, `bound: ${plain(profile.bound)}`, `verdict: ${plain(ROWS[profile.row].verdict ?? "")}`].join("<br>");
       }),
     }));
-    const labels = profiles.map((profile) => `${seriesName(ROWS[profile.row])}${known(ROWS[profile.row].batch) ? ` · b${ROWS[profile.row].batch}` : ""}`);
-    return { traces, remark, layout: layout({ ...barLegend(), barmode: "stack", height: barHeight(profiles.length, isNarrow() ? 100 : 40), xaxis: axis("% of the busy time", { range: [0, 100] }), yaxis: barAxis(labels) }) };
+    const abouts = profiles.map((profile) => ROWS[profile.row]);
+    const labels = abouts.map(namer(abouts)).map((label, at) => `${label}${known(abouts[at].batch) ? ` · b${abouts[at].batch}` : ""}`);
+    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(profiles.length), xaxis: axis("% of the busy time", { range: [0, 100] }), yaxis: barAxis(labels) }) };
   },
 
   telemetry(rows, section, redraw) {
@@ -193,7 +196,7 @@ const CHARTS = {
       const look = style(about);
       const twin = lines.findIndex((other) => ROWS[other.row].recipe === about.recipe) !== place;
       return {
-        type: "scatter", mode: each.t.length > 1 ? "lines" : "markers", name: plain(`${about.recipe}${about.kind === "profile" ? " (beside a profile)" : ""}`, 44),
+        type: "scatter", mode: each.t.length > 1 ? "lines" : "markers", label: `${about.recipe}${about.kind === "profile" ? " (beside a profile)" : ""}`,
         x: each.t, y: each.series[name].map((value) => (known(value) ? value * factor : null)), line: { color: look.colour, width: 1.8, dash: twin ? "dot" : "solid" }, marker: { color: look.colour, symbol: look.symbol }, opacity: twin ? 0.75 : 1,
         hoverinfo: "text", hovertext: each.t.map((at, place_) => `<b>${plain(about.recipe, 60)}</b><br>${figure(at, 4)} s: ${known(each.series[name][place_]) ? figure(each.series[name][place_] * factor, 4) : "n/a"} ${unit}${each.throttle[place_] ? `<br>throttle: ${plain(each.throttle[place_])}` : ""}<br>verdict: ${plain(about.verdict ?? "")}`),
       };
@@ -205,14 +208,19 @@ const CHARTS = {
     const bars = PAYLOAD.headroom?.bars;
     if (!bars) return null;
     const colours = { total: paletteColour(0), gain: paletteColour(2), loss: paletteColour(1), headroom: colour("muted") };
+    const lying = isNarrow();
+    const [along, across] = [bars.map((_, place) => place), bars.map((bar) => Math.abs(bar.to_s - bar.from_s) * 1e3)];
     const trace = {
-      type: "bar", x: bars.map((_, place) => place), base: bars.map((bar) => Math.min(bar.from_s, bar.to_s) * 1e3), y: bars.map((bar) => Math.abs(bar.to_s - bar.from_s) * 1e3),
+      type: "bar", orientation: lying ? "h" : "v", x: lying ? across : along, y: lying ? along : across, base: bars.map((bar) => Math.min(bar.from_s, bar.to_s) * 1e3),
       marker: { color: bars.map((bar) => colours[bar.kind]), opacity: bars.map((bar) => (bar.kind === "headroom" ? 0.55 : 1)), pattern: { shape: bars.map((bar) => (bar.kind === "headroom" ? "/" : "")), fgcolor: colour("card"), size: 7, solidity: 0.3 } },
-      text: bars.map((bar) => plain(bar.told)), textposition: "outside", cliponaxis: false, textfont: { size: 12 },
+      text: bars.map((bar) => plain(bar.told)), textposition: lying ? "auto" : "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
       hoverinfo: "text", hovertext: bars.map((bar) => `<b>${plain(bar.label, 70)}</b><br>${plain(bar.told)}<br>${seconds(bar.from_s)} → ${seconds(bar.to_s)}`),
     };
     const most = Math.max(...bars.map((bar) => Math.max(bar.from_s, bar.to_s))) * 1e3;
-    return { traces: [trace], remark: PAYLOAD.headroom.title ? oneLine(PAYLOAD.headroom.title) : "", layout: layout({ height: 420, showlegend: false, xaxis: axis("", { tickvals: bars.map((_, place) => place), ticktext: bars.map((bar) => plain(bar.label, 22)), showgrid: false }), yaxis: axis("ms per step", { range: [0, most * 1.14] }) }) };
+    const values = axis("ms per step", { range: [0, most * 1.14] });
+    const steps = axis("", { tickvals: along, ticktext: bars.map((bar) => plain(bar.label, 22)), showgrid: false });
+    const axes = lying ? { xaxis: values, yaxis: { ...steps, autorange: "reversed" } } : { xaxis: steps, yaxis: values };
+    return { traces: [trace], remark: PAYLOAD.headroom.title ? oneLine(PAYLOAD.headroom.title) : "", layout: layout({ height: lying ? barHeight(bars.length) : 420, ...axes }) };
   },
 
   roofline(rows, section, redraw) {
@@ -231,12 +239,12 @@ const CHARTS = {
       const flat = known(roof.flops_per_s);
       const from = flat ? (slope ? roof.flops_per_s / slope : left) : left;
       const to = flat ? right : peak ? peak / roof.bytes_per_s : right;
-      return { type: "scatter", mode: "lines", name: plain(roof.label, 44), meta: "guide", x: [from, to], y: flat ? [roof.flops_per_s / 1e12, roof.flops_per_s / 1e12] : [(from * roof.bytes_per_s) / 1e12, (to * roof.bytes_per_s) / 1e12], line: { color: paletteColour(at), width: 2, dash: DASHES[at % DASHES.length] }, hoverinfo: "text", hovertext: [plain(roof.label), plain(roof.label)] };
+      return { type: "scatter", mode: "lines", label: roof.label, meta: "guide", x: [from, to], y: flat ? [roof.flops_per_s / 1e12, roof.flops_per_s / 1e12] : [(from * roof.bytes_per_s) / 1e12, (to * roof.bytes_per_s) / 1e12], line: { color: paletteColour(at), width: 2, dash: DASHES[at % DASHES.length] }, hoverinfo: "text", hovertext: [plain(roof.label), plain(roof.label)] };
     });
     const looks = points.map((point) => style(ROWS[point.row]));
     const few = points.length <= 6 && !isNarrow();
-    traces.push({ type: "scatter", mode: few ? "markers+text" : "markers", name: "runs", showlegend: false, x: intensities, y: points.map((point) => point.flops_per_s / 1e12), text: points.map((point) => plain(point.label, 24)), textposition: "top center", marker: { size: 11, color: looks.map((look) => look.colour), symbol: looks.map((look) => look.symbol) }, hoverinfo: "text", hovertext: points.map((point) => `<b>${plain(point.label, 70)}</b><br>${figure(point.intensity)} FLOP/byte<br>${figure(point.flops_per_s / 1e12)} TFLOP/s<br>${plain(point.told, 120)}<br>${rowTold(ROWS[point.row])}`) });
-    return { traces, remark, layout: layout({ height: 420, xaxis: axis("FLOP per byte", { type: "log" }), yaxis: axis("TFLOP/s", { type: "log" }) }) };
+    traces.push({ type: "scatter", mode: few ? "markers+text" : "markers", showlegend: false, x: intensities, y: points.map((point) => point.flops_per_s / 1e12), text: points.map((point) => plain(point.label, 24)), textposition: "top center", marker: { size: 11, color: looks.map((look) => look.colour), symbol: looks.map((look) => look.symbol) }, hoverinfo: "text", hovertext: points.map((point) => `<b>${plain(point.label, 70)}</b><br>${figure(point.intensity)} FLOP/byte<br>${figure(point.flops_per_s / 1e12)} TFLOP/s<br>${plain(point.told, 120)}<br>${rowTold(ROWS[point.row])}`) });
+    return { traces, remark, layout: layout({ height: 420, xaxis: axis("FLOP per byte", { type: "log", dtick: 1 }), yaxis: axis("TFLOP/s", { type: "log", dtick: 1 }) }) };
   },
 };
 
@@ -246,15 +254,17 @@ function barText(row) {
   return [figure(row.throughput_per_s, Math.max(3, String(Math.round(row.throughput_per_s)).length)), ratio, doubt].filter(Boolean).map((part) => plain(part)).join("   ");
 }
 
-function againstBatch(rows, value, { error }) {
-  const measured = rows.filter((row) => known(value(row)));
-  if (!measured.length) return null;
+function againstBatch(section, rows, redraw, value, { error }) {
+  const usable = rows.filter((row) => known(value(row)) && known(row.batch));
+  if (!usable.length) return null;
+  const measured = pickSubject(section, usable, redraw);
   const [lines, remark] = limited(batchSeries(measured), MOST_SERIES, "series");
+  const name = namer(lines.flat());
   const traces = lines.map((line) => {
     const look = style(line[0]);
     const errors = error ? line.map(error) : null;
     return {
-      type: "scatter", mode: "lines+markers", name: plain(seriesName(line[0]), 44), legendgroup: line[0].series, x: line.map((row) => row.batch), y: line.map(value),
+      type: "scatter", mode: "lines+markers", label: name(line[0]), legendgroup: line[0].series, x: line.map((row) => row.batch), y: line.map(value),
       line: { color: look.colour, width: 2.2, dash: look.dash },
       marker: { symbol: line.map((row) => (row.trusted && row.sound ? look.symbol : `${look.symbol}-open`)), size: 8.5, color: look.colour, line: { width: 1.6, color: look.colour } },
       error_y: errors ? { type: "data", symmetric: false, array: errors.map((each) => each[0]), arrayminus: errors.map((each) => each[1]), color: look.colour, thickness: 1.2, width: 3 } : undefined,
@@ -267,7 +277,7 @@ function againstBatch(rows, value, { error }) {
 
 function stacked(bars, parts) {
   return parts.map((part) => ({
-    type: "bar", orientation: "h", name: part.label, y: bars.map((_, place) => place), x: bars.map(part.value), marker: { color: part.colour },
+    type: "bar", orientation: "h", label: part.label, y: bars.map((_, place) => place), x: bars.map(part.value), marker: { color: part.colour },
     hoverinfo: "text", hovertext: bars.map((row) => `<b>${plain(row.recipe, 60)}</b><br>${part.told(row)}`),
   }));
 }
@@ -275,5 +285,5 @@ function stacked(bars, parts) {
 function logWhenWide(made, values) {
   const positive = values.filter((value) => value > 0);
   const wide = positive.length > 1 && Math.max(...positive) / Math.min(...positive) > 12;
-  return wide ? { ...made, type: "log" } : { ...made, rangemode: "tozero" };
+  return wide ? { ...made, type: "log", dtick: "D2" } : { ...made, rangemode: "tozero" };
 }

@@ -57,17 +57,15 @@ function element(tag, attributes = {}, text = null) {
 }
 
 // What the rows have in common need not be said with each of them.
-const VARIES = {};
-for (const name of ["model", "task", "place", "setting", "recipe", "batch"]) {
-  VARIES[name] = distinct(ROWS.map((row) => row[name] ?? "")).length > 1;
-}
-function seriesName(row, without = []) {
-  const parts = ["model", "task", "recipe", "setting", "place"].filter((name) => (name === "recipe" || VARIES[name]) && !without.includes(name) && row[name]);
-  return parts.map((name) => row[name]).join(" · ") || row.recipe;
+const SEVERAL_PLACES = distinct(ROWS.map((row) => row.place)).length > 1;
+// What a series is called beside others: the recipe, and whatever else tells them apart.
+function namer(rows, without = []) {
+  const telling = ["model", "task", "setting", "place"].filter((name) => !without.includes(name) && distinct(rows.map((row) => row[name] ?? "")).length > 1);
+  return (row) => [row.recipe, ...telling.map((name) => row[name]).filter(Boolean)].join(" · ");
 }
 function workloadName(row) {
   const batch = known(row.batch) ? [`batch ${row.batch}`] : [];
-  return [row.model, row.task, row.setting, ...batch, VARIES.place ? row.place : null].filter(Boolean).join(" · ");
+  return [row.model, row.task, row.setting, ...batch, SEVERAL_PLACES ? row.place : null].filter(Boolean).join(" · ");
 }
 function rowTold(row) {
   const lines = [

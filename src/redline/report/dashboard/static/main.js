@@ -15,10 +15,12 @@ function drawSection(section) {
     window.Plotly.purge(plot);
     plot.replaceChildren(element("p", { class: "hint" }, "Nothing to show under these filters."));
     remark.hidden = true;
+    section.querySelector(".legend").replaceChildren();
     return;
   }
   if (plot.querySelector(":scope > p")) plot.replaceChildren();
   window.Plotly.react(plot, made.traces, made.layout, CONFIG);
+  drawLegend(section, plot, made.traces);
   remark.textContent = made.remark ?? "";
   remark.hidden = !made.remark;
 }

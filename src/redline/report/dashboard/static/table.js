@@ -17,7 +17,7 @@ const TABLE = [
   { name: "rel_l2", label: "rel. error", show: (row) => (row.numerics_state === "failed" ? `${known(row.rel_l2) ? row.rel_l2.toExponential(1) : "not finite"} ✗` : row.numerics_state === "passed" ? row.rel_l2?.toExponential(1) ?? "0" : row.numerics_state === "reference" ? "fp32" : "–") },
   { name: "bound", label: "bound", text: true, tight: true },
   { name: "setting", label: "setting", text: true },
-  { name: "place", label: "device", text: true },
+  { name: "place", label: "device", text: true, tight: true },
   { name: "created_at", label: "when", text: true, tight: true, show: (row) => row.created_at?.slice(0, 16).replace("T", " ") ?? "–" },
   { name: "record_id", label: "record", text: true, tight: true, show: (row) => row.record_id.slice(0, 13) },
 ].filter((column) => column.name === "half_width" || column.name === "held_bytes" || ROWS.some((row) => known(row[column.name])));
