@@ -7,7 +7,7 @@ import re
 from redline.report.one_line import one_line
 
 LONGEST = 80
-_SPECIAL = re.compile(r"([\\`*_\[\]{}()#|~$!])")
+_SPECIAL = re.compile(r"([\\`*_\[\]#|~$])")
 _LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 

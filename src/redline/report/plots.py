@@ -52,7 +52,11 @@ def _against_batch(
     for number, curve in enumerate(shown):
         points = [(row.batch, each) for row in curve.rows if (each := value(row)) is not None]
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        label = f"{curve.recipe} · {curve.subject}" if several else curve.recipe
+        wrong = any(
+            row.numerics and not row.numerics.passed and row.numerics.method != "unchecked" for row in curve.rows
+        )
+        name = f"{curve.recipe} (numerics ✗)" if wrong else curve.recipe
+        label = f"{name} · {curve.subject}" if several else name
         axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=_label(label), markersize=5)
         if knee and curve.knee_batch is not None and curve.limit_per_s is not None:
             axes.plot(
