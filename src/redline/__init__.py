@@ -24,6 +24,7 @@ _HOMES = {
     "quick": ("QuickProfile", "run_quick_profile"),
     "recipes": ("PlainRecipe", "recipe"),
     "reporting": ("compare", "write_report"),
+    "tuning": ("RaceResult", "TuneResult", "kept_tune", "race", "tune"),
 }
 """Which module each public name lives in: they are loaded when first used, so that importing Redline costs nothing."""
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from redline.quick import QuickProfile, run_quick_profile
     from redline.recipes import PlainRecipe, recipe
     from redline.reporting import compare, write_report
+    from redline.tuning import RaceResult, TuneResult, kept_tune, race, tune
 
 __all__ = [
     "BatchResult",
@@ -42,9 +44,11 @@ __all__ = [
     "PlainRecipe",
     "ProfileResult",
     "QuickProfile",
+    "RaceResult",
     "RooflineResult",
     "RunResult",
     "SweepResult",
+    "TuneResult",
     "__version__",
     "ceilings",
     "compare",
@@ -52,8 +56,10 @@ __all__ = [
     "doctor",
     "find_batch",
     "flops",
+    "kept_tune",
     "models",
     "profile",
+    "race",
     "read_profile",
     "recipe",
     "roofline",
@@ -61,6 +67,7 @@ __all__ = [
     "run_quick_profile",
     "run_specs",
     "sweep",
+    "tune",
     "write_report",
 ]
 

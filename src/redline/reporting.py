@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from redline.store import History
 if TYPE_CHECKING:
     from redline.analyze.compare import Comparisons
     from redline.analyze.profile import Profile
+    from redline.analyze.tune.finding import TuneFinding
     from redline.report.folder import ReportFiles
 
 
@@ -24,6 +26,7 @@ class Chosen:
         self.title = title
         self.records: list[RunRecord] = []
         self.notes: list[str] = []
+        self.tune: TuneFinding | None = None
 
     def left_out(self, record_id: str, error: RecordError) -> None:
         self.notes.append(f"left out record {record_id}: {error}")
@@ -34,20 +37,23 @@ class Chosen:
 
 
 def choose(
-    what: Sequence[str] = (), *, last: bool = False, sweep: str | None = None, history: History | None = None
+    what: Sequence[str] = (),
+    *,
+    last: bool = False,
+    sweep: str | None = None,
+    tune: str | None = None,
+    history: History | None = None,
 ) -> Chosen:
-    """By ids (or beginnings of them), exported files, the name of a sweep, or the latest group; else the whole history."""
-    if sum((bool(what), last, sweep is not None)) > 1:
-        raise UsageError("choose records by their ids, by --last or by --sweep: one of them")
+    """By ids (or beginnings of them), exported files, the name of a sweep or a tune, or the latest group; else all."""
+    if sum((bool(what), last, sweep is not None, tune is not None)) > 1:
+        raise UsageError("choose records by their ids, by --last, by --sweep or by --tune: one of them")
     files = [Path(word) for word in what if _is_file(word)]
     if what and len(files) == len(what):
         chosen = Chosen()
         _add_files(chosen, files)
         return chosen
-    if history is not None:
-        return _from_history(what, last, sweep, history)
-    with History.open() as opened:
-        return _from_history(what, last, sweep, opened)
+    with nullcontext(history) if history is not None else History.open() as opened:
+        return _tune(tune, opened) if tune is not None else _from_history(what, last, sweep, opened)
 
 
 def write_report(
@@ -56,11 +62,12 @@ def write_report(
     *,
     last: bool = False,
     sweep: str | None = None,
+    tune: str | None = None,
     history: History | None = None,
 ) -> ReportFiles:
     """Write the report of the chosen records (see `choose`) into a folder, and say what lies where."""
-    chosen = choose([what] if isinstance(what, str) else what, last=last, sweep=sweep, history=history)
-    return report_records(chosen.records, folder, title=chosen.title, notes=chosen.notes)
+    chosen = choose([what] if isinstance(what, str) else what, last=last, sweep=sweep, tune=tune, history=history)
+    return report_records(chosen.records, folder, title=chosen.title, notes=chosen.notes, tune=chosen.tune)
 
 
 def report_records(
@@ -70,13 +77,16 @@ def report_records(
     title: str = "",
     notes: Sequence[str] = (),
     profiles: Sequence[Profile] | None = None,
+    tune: TuneFinding | None = None,
 ) -> ReportFiles:
-    """`profiles`: those at hand already; None reads the traces that the records name."""
+    """`profiles`: those at hand already; None reads the traces that the records name. `tune`: what they were found by."""
     from redline.report.contents import contents_of
     from redline.report.folder import write_folder
     from redline.store import ceilings_of
 
-    contents = contents_of(records, title=title, notes=notes, profiles=profiles, ceilings_of=ceilings_of(records))
+    contents = contents_of(
+        records, title=title, notes=notes, profiles=profiles, tune=tune, ceilings_of=ceilings_of(records)
+    )
     return write_folder(contents, Path(folder))
 
 
@@ -128,6 +138,16 @@ def _from_history(what: Sequence[str], last: bool, sweep: str | None, history: H
                 chosen.add(history.group_of(history.load(word)))
     else:
         chosen.add(history.find(newest_first=False, on_unreadable=chosen.left_out))
+    return chosen
+
+
+def _tune(name: str, history: History) -> Chosen:
+    from redline.tuning import kept_tune
+
+    found = kept_tune(name, history)
+    chosen = Chosen(title=f"tune {name}")
+    chosen.tune = found.finding
+    chosen.add(found.records.values())
     return chosen
 
 

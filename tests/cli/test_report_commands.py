@@ -67,6 +67,7 @@ class TestReport:
         ("arguments", "complaint"),
         [
             (("--sweep", "nosuch"), "no sweep 'nosuch'"),
+            (("--tune", "nosuch"), "no tune 'nosuch'"),
             (("--last", "--sweep", "x"), "one of them"),
             (("abcdef",), "no record 'abcdef'"),
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,9 @@ EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='ow
 
 def page_of(folder: Path, records: Sequence[RunRecord], **more: Any) -> Path:
     page = folder / "dashboard.html"
-    page.write_text(dashboard(contents_of(records, **more)), encoding="utf-8")
+    headroom = more.pop("headroom", None)
+    contents = dataclasses.replace(contents_of(records, **more), headroom=headroom)
+    page.write_text(dashboard(contents), encoding="utf-8")
     return page
 
 

@@ -32,6 +32,10 @@ class Headroom(Spec):
     """A step of the baseline, in seconds."""
     winner: str
     steps: tuple[HeadroomStep, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of the whole gain, where there is one."""
+    verdict: str = ""
     roofline_s: float | None = None
     """The least a step could take on this device; None where it is not known."""
 
@@ -65,7 +69,6 @@ def waterfall(headroom: Headroom) -> list[Bar]:
     bars = [Bar(label=headroom.baseline, from_s=0.0, to_s=before_s, kind="total", told="baseline")]
     for step in headroom.steps:
         after_s = before_s / step.gain
-        interval = f" ({step.low:.2f}–{step.high:.2f})" if step.low is not None and step.high is not None else ""
         verdict = f", {step.verdict}" if step.verdict else ""
         kind = "gain" if after_s <= before_s else "loss"
         bars.append(
@@ -74,12 +77,13 @@ def waterfall(headroom: Headroom) -> list[Bar]:
                 from_s=before_s,
                 to_s=after_s,
                 kind=kind,
-                told=f"{step.gain:.2f}×{interval}{verdict}",
+                told=f"{step.gain:.2f}×{_between(step.low, step.high)}{verdict}",
             )
         )
         before_s = after_s
-    whole = headroom.baseline_s / before_s
-    bars.append(Bar(label=headroom.winner, from_s=0.0, to_s=before_s, kind="total", told=f"{whole:.2f}× in all"))
+    whole = f"{headroom.baseline_s / before_s:.2f}×{_between(headroom.low, headroom.high)} in all"
+    told = f"{whole}, {headroom.verdict}" if headroom.verdict else whole
+    bars.append(Bar(label=headroom.winner, from_s=0.0, to_s=before_s, kind="total", told=told))
     if headroom.roofline_s is not None:
         left = before_s / headroom.roofline_s
         bars.append(
@@ -92,3 +96,7 @@ def waterfall(headroom: Headroom) -> list[Bar]:
             )
         )
     return bars
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return f" ({low:.2f}–{high:.2f})" if low is not None and high is not None else ""

@@ -10,6 +10,7 @@ import msgspec
 from rich.text import Text
 
 from redline.analyze.profile import Profile
+from redline.analyze.tune.finding import TuneFinding
 from redline.record import RunRecord
 from redline.report.folder import ReportFiles
 from redline.report.one_line import one_line
@@ -18,9 +19,9 @@ from redline.reporting import report_records, write_report
 
 
 def report_and_print(
-    ids: Sequence[str], folder: Path, *, last: bool, sweep: str | None, opens: bool, as_json: bool
+    ids: Sequence[str], folder: Path, *, last: bool, sweep: str | None, tune: str | None, opens: bool, as_json: bool
 ) -> int:
-    files = write_report(ids, folder, last=last, sweep=sweep)
+    files = write_report(ids, folder, last=last, sweep=sweep, tune=tune)
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(files)).decode() + "\n")
     else:
@@ -32,10 +33,15 @@ def report_and_print(
     return 0
 
 
-def report_beside(records: Sequence[RunRecord], folder: Path | None, profiles: Sequence[Profile] | None = None) -> None:
+def report_beside(
+    records: Sequence[RunRecord],
+    folder: Path | None,
+    profiles: Sequence[Profile] | None = None,
+    tune: TuneFinding | None = None,
+) -> None:
     """What `--report DIR` adds to a command that measures; stdout stays the command's own."""
     if folder is not None:
-        _tell(report_records(records, folder, profiles=profiles), on_stderr=True)
+        _tell(report_records(records, folder, profiles=profiles, tune=tune), on_stderr=True)
 
 
 def _tell(files: ReportFiles, *, on_stderr: bool) -> None:

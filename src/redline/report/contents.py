@@ -12,6 +12,8 @@ from redline.analyze.profile import Profile, profile_of
 from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.subject import Subject, subjects_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
+from redline.analyze.tune.finding import BASELINE, TuneFinding
+from redline.analyze.tune.headroom import headroom_of
 from redline.errors import TraceError
 from redline.record import RunRecord
 from redline.report.roofline_chart import RooflineChart, roofline_charts
@@ -46,12 +48,12 @@ def contents_of(
     finding: str = "",
     notes: Sequence[str] = (),
     profiles: Sequence[Profile] | None = None,
-    headroom: Headroom | None = None,
+    tune: TuneFinding | None = None,
     ceilings_of: CeilingsOf | None = None,
 ) -> Contents:
     """`profiles`: those that are already there; None reads the traces that the records name.
 
-    `ceilings_of`: what is known of the devices' limits; without it nothing is said of headroom. `finding`: the sentence at the top, where whoever asks knows a better one than the records alone suggest.
+    `tune`: the search that the records were made for, if one was. `ceilings_of`: what is known of the devices' limits; without it nothing is said of headroom. `finding`: the sentence at the top, where whoever asks knows a better one than the records alone suggest.
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     curves = curves_of(records, rows)
@@ -62,7 +64,7 @@ def contents_of(
         told += gone
     return Contents(
         title=title or _title(subjects),
-        headline=finding or headline(advice, rows),
+        headline=finding or (_found(tune) if tune else "") or headline(advice, rows),
         records=records,
         rows=rows,
         subjects=subjects,
@@ -70,9 +72,21 @@ def contents_of(
         advice=advice,
         profiles=profiles,
         notes=_first(told),
-        headroom=headroom,
+        headroom=headroom_of(tune, rows) if tune else None,
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
     )
+
+
+def _found(tune: TuneFinding) -> str:
+    """What the search says, which saw more processes than any pair of rows."""
+    winner = tune.winner
+    if winner is None:
+        return ""
+    if winner.recipe == BASELINE:
+        return f"Nothing that was tried beats the baseline of {tune.model}"
+    does = "trains" if tune.task == "train" else "runs"
+    where = tune.device_name or tune.device
+    return f"{winner.recipe} {does} {tune.model} {winner.ratio:.2f}× as fast as {BASELINE} on {where}"
 
 
 def _first(notes: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ _FREE = frozenset((
     "empty_strided", "empty_permuted", "_cudnn_init_dropout_state", "_fused_sdp_choice", "_assert_async", "_assert_scalar",
     "_use_cudnn_rnn_flatten_weight", "equal", "requires_grad_", "_version", "record_stream", "t_", "transpose_",
     "unsqueeze_", "squeeze_", "lift", "_assert_tensor_metadata", "_functional_assert_async", "sym_constrain_range",
-    "sym_constrain_range_for_size", "dense_dim", "sparse_dim", "is_coalesced", "resize", "_print", "is_pinned", "_has_symbolic",
+    "sym_constrain_range_for_size", "dense_dim", "sparse_dim", "is_coalesced", "resize", "_print", "_linalg_check_errors", "is_pinned", "_has_symbolic",
 ))  # fmt: skip
 """Nothing moves: views by another name, memory that is only set aside, questions."""
 

@@ -81,6 +81,8 @@ class CpuDevice(Device):
         )
 
     def refusal_of(self, dtype: torch.dtype) -> str | None:
+        if dtype == torch.float8_e4m3fn:
+            return "fp8 products run on GPUs of compute capability 8.9 and later, not on a CPU"
         return None  # every format computes on a CPU, if slowly; a missing operator shows when it is called
 
 
