@@ -12,13 +12,14 @@ from reported import failed_record, fake_door, race_records, sweep_records
 from redline.analyze.curves import curves_of
 from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.subject import subjects_of
-from redline.analyze.summary import summarize
+from redline.analyze.summary import first_of_each_group, summarize
 from redline.record import RunRecord
 
 
 def advice_of(records: Sequence[RunRecord]) -> list[Advice]:
     rows = summarize(records)
-    return recommend(curves_of(records, rows), rows, subjects_of(records))
+    firsts = {group: record.id for group, record in first_of_each_group(records).items()}
+    return recommend(curves_of(records, rows), rows, subjects_of(records), firsts)
 
 
 def one(records: Sequence[RunRecord], kind: str) -> Advice:
@@ -37,6 +38,16 @@ def test_the_fastest_that_keeps_the_numerics_is_recommended_with_its_interval_an
     assert "20.0 s of compiling" in told
     # 8.6 ms a step saved: 11.6 · (1 − 1/4).
     assert "paid back after 2\u2009400 steps" in told or "paid back after 2\u2009300 steps" in told
+
+
+def test_the_first_of_a_group_is_what_the_others_are_set_against_whoever_else_has_no_ratio() -> None:
+    """One that shares no round with the first has no ratio either, and is not the first for that."""
+    baseline, fast, other = race_records(["baseline", "fp16", "channels-last"])
+    apart = [msgspec.structs.replace(block, round=block.round + 1000) for block in other.blocks]
+    records = [baseline, fast, msgspec.structs.replace(other, blocks=tuple(apart))]
+    found = one(records, "recipe")
+    assert found.headline.startswith("fp16 runs resnet50 2.5")
+    assert "as fast as baseline" in found.headline
 
 
 def test_wrong_answers_are_never_recommended_however_fast() -> None:

@@ -13,6 +13,7 @@ from redline.analyze.summary import summarize
 from redline.analyze.tune.finding import StepGain, TuneFinding, Winner
 from redline.analyze.tune.headroom import TOGETHER, headroom_of
 from redline.record import RunRecord
+from redline.report.contents import contents_of
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)
@@ -67,6 +68,16 @@ def test_what_steps_do_only_together_is_a_bar_of_its_own(gains: tuple[float, flo
     assert found is not None
     assert found.steps[-1].name == TOGETHER
     assert math.prod(step.gain for step in found.steps) == pytest.approx(4.0)
+
+
+def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> None:
+    contents = contents_of(RECORDS, tune=finding(ratio=3.5))
+    (told,) = [each for each in contents.advice if each.kind == "recipe"]
+    assert contents.headline == told.headline
+    assert told.headline == "fp16+compile runs resnet50 3.50× as fast as baseline on fake cuda device"
+    assert "(3.90–4.10) over fresh processes" in told.details[0]
+    assert "without fp16 it takes 2.50× as long" in told.details[1]
+    assert any(detail.startswith("memory:") for detail in told.details)
 
 
 def test_without_ceilings_there_is_no_roofline() -> None:

@@ -6,8 +6,10 @@ not support an answer, there is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
+
+import msgspec
 
 from redline.analyze.curves import Curve
 from redline.analyze.knee import SATURATED
@@ -34,10 +36,19 @@ class Advice(Spec):
     recipe: str = ""
     batch: int | None = None
     record_id: str = ""
+    ratio: float | None = None
+    """Of a recipe, against what it was set against, where they were measured in turns."""
+    low: float | None = None
+    high: float | None = None
 
 
-def recommend(curves: Sequence[Curve], rows: Sequence[RunSummary], subjects: Sequence[Subject]) -> list[Advice]:
-    """Per subject: the recipe first, then the batches, then what to keep away from. `subjects`: one per row."""
+def recommend(
+    curves: Sequence[Curve], rows: Sequence[RunSummary], subjects: Sequence[Subject], firsts: Mapping[str, str]
+) -> list[Advice]:
+    """Per subject: the recipe first, then the batches, then what to keep away from.
+
+    `subjects`: one per row. `firsts`: of each group, the id of the record that the others are set against.
+    """
     rows_of: dict[Subject, list[RunSummary]] = {}
     for row, subject in zip(rows, subjects, strict=True):
         rows_of.setdefault(subject, []).append(row)
@@ -46,7 +57,7 @@ def recommend(curves: Sequence[Curve], rows: Sequence[RunSummary], subjects: Seq
         curves_of.setdefault(curve.subject, []).append(curve)
     advice: list[Advice] = []
     for subject, of_subject in curves_of.items():
-        chosen = _recipe(subject, of_subject, rows_of[subject])
+        chosen = _recipe(subject, of_subject, rows_of[subject], firsts)
         if chosen is not None:
             advice.append(chosen)
         best = _curve_to_advise(of_subject, chosen)
@@ -92,16 +103,21 @@ def rate_text(per_s: float, item: str | None) -> str:
 # Recipes
 
 
-def _recipe(subject: Subject, curves: Sequence[Curve], rows: Sequence[RunSummary]) -> Advice | None:
-    return _interleaved_recipe(subject, rows) or _separate_recipe(subject, curves)
+def _recipe(
+    subject: Subject, curves: Sequence[Curve], rows: Sequence[RunSummary], firsts: Mapping[str, str]
+) -> Advice | None:
+    first_rows = {row.group: row for row in rows if row.group and firsts.get(row.group) == row.record_id}
+    measured = {group: row for group, row in first_rows.items() if row.throughput_per_s}
+    return _interleaved_recipe(subject, rows, measured) or _separate_recipe(subject, curves)
 
 
-def _interleaved_recipe(subject: Subject, rows: Sequence[RunSummary]) -> Advice | None:
+def _interleaved_recipe(
+    subject: Subject, rows: Sequence[RunSummary], firsts: Mapping[str, RunSummary]
+) -> Advice | None:
     """The best ratio of all groups that were measured in turns: only those carry an interval."""
     rivals = [row for row in rows if row.vs_first and row.vs_first.low is not None]
     if not rivals:
         return None
-    firsts = {row.group: row for row in rows if row.group and row.vs_first is None and row.throughput_per_s}
     sound = [row for row in rivals if may_recommend(row) and row.group in firsts]
     best = max(sound, key=lambda row: _ratio(row)[0], default=None)
     if best is None or _ratio(best)[1] <= 1:
@@ -122,7 +138,8 @@ def _interleaved_recipe(subject: Subject, rows: Sequence[RunSummary]) -> Advice 
         f"{ratio_text(best)} at batch {best.batch}, measured in turns: "
         f"{rate(best)} against {rate(first)}{_noise_remark(best)}"
     )
-    return _advice(subject, "recipe", told, (speed, *_costs(best, first)), best)
+    advice = _advice(subject, "recipe", told, (speed, *_costs(best, first)), best)
+    return msgspec.structs.replace(advice, **dict(zip(("ratio", "low", "high"), _ratio(best), strict=True)))
 
 
 def _separate_recipe(subject: Subject, curves: Sequence[Curve]) -> Advice | None:

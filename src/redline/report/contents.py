@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from redline.analyze.headroom import Headroom
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.subject import Subject, subjects_of
-from redline.analyze.summary import CeilingsOf, RunSummary, summarize
-from redline.analyze.tune.finding import BASELINE, TuneFinding
+from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
+from redline.analyze.tune.advice import with_winner
+from redline.analyze.tune.finding import TuneFinding
 from redline.analyze.tune.headroom import headroom_of
 from redline.errors import TraceError
 from redline.record import RunRecord
@@ -31,6 +32,8 @@ class Contents:
     rows: Sequence[RunSummary]
     """One per record, in their order, as are the subjects."""
     subjects: Sequence[Subject]
+    firsts: Mapping[str, str]
+    """Of each group, the id of the record that the others are set against."""
     curves: Sequence[Curve]
     advice: Sequence[Advice]
     profiles: Sequence[Profile]
@@ -57,17 +60,21 @@ def contents_of(
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     curves = curves_of(records, rows)
-    advice = recommend(curves, rows, subjects)
+    firsts = {group: record.id for group, record in first_of_each_group(records).items()}
+    advice = recommend(curves, rows, subjects, firsts)
+    if tune is not None:
+        advice = with_winner(advice, tune)
     told = list(notes)
     if profiles is None:
         profiles, gone = _profiles(records, ceilings_of)
         told += gone
     return Contents(
         title=title or _title(subjects),
-        headline=finding or (_found(tune) if tune else "") or headline(advice, rows),
+        headline=finding or headline(advice, rows),
         records=records,
         rows=rows,
         subjects=subjects,
+        firsts=firsts,
         curves=curves,
         advice=advice,
         profiles=profiles,
@@ -75,18 +82,6 @@ def contents_of(
         headroom=headroom_of(tune, rows) if tune else None,
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
     )
-
-
-def _found(tune: TuneFinding) -> str:
-    """What the search says, which saw more processes than any pair of rows."""
-    winner = tune.winner
-    if winner is None:
-        return ""
-    if winner.recipe == BASELINE:
-        return f"Nothing that was tried beats the baseline of {tune.model}"
-    does = "trains" if tune.task == "train" else "runs"
-    where = tune.device_name or tune.device
-    return f"{winner.recipe} {does} {tune.model} {winner.ratio:.2f}× as fast as {BASELINE} on {where}"
 
 
 def _first(notes: Sequence[str]) -> list[str]:

@@ -39,7 +39,8 @@ EXTRA_COLUMNS = (
 def columns_of(contents: Contents) -> dict[str, Any]:
     """Each column as a list, or as a list of distinct texts with an index per row; columns without a value are left out."""
     table: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *EXTRA_COLUMNS)}
-    firsts = {row.group: row.recipe for row in contents.rows if row.group and row.vs_first is None}
+    recipes = {row.record_id: row.recipe for row in contents.rows}
+    firsts = {group: recipes[record_id] for group, record_id in contents.firsts.items()}
     for number, row in enumerate(contents.rows):
         plain = _plain(contents, number, row)
         for name, column in COLUMNS.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from redline.analyze.recommend import Advice, may_recommend, rate, ratio_text
+from redline.analyze.recommend import Advice, may_recommend, rate
 from redline.analyze.summary import RunSummary
 from redline.report.contents import Contents
 from redline.spec import Spec
@@ -29,8 +29,9 @@ def tiles_of(contents: Contents) -> list[Tile]:
 def _speed_up(advice: Sequence[Advice], rows: dict[str, RunSummary]) -> Tile | None:
     for each in advice:
         row = rows.get(each.record_id)
-        if each.kind == "recipe" and row is not None and row.vs_first is not None and row.vs_first.low is not None:
-            return _tile("Speed-up", f"{row.vs_first.ratio:.2f}×", f"{ratio_text(row)} {_where(row)}", row)
+        if each.kind == "recipe" and row is not None and each.ratio is not None:
+            between = f"{each.low:.2f}–{each.high:.2f}, " if each.low is not None and each.high is not None else ""
+            return _tile("Speed-up", f"{each.ratio:.2f}×", f"{between}{_where(row)}", row)
     return None
 
 
