@@ -21,7 +21,9 @@ _HOMES = {
     ),
     "limits": ("CeilingsResult", "FlopsResult", "RooflineResult", "ceilings", "flops", "roofline"),
     "profiling": ("ProfileResult", "compare_profiles", "profile", "read_profile"),
+    "quick": ("QuickProfile", "run_quick_profile"),
     "recipes": ("PlainRecipe", "recipe"),
+    "reporting": ("compare", "write_report"),
     "tuning": ("RaceResult", "TuneResult", "kept_tune", "race", "tune"),
 }
 """Which module each public name lives in: they are loaded when first used, so that importing Redline costs nothing."""
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.limits import CeilingsResult, FlopsResult, RooflineResult, ceilings, flops, roofline
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.quick import QuickProfile, run_quick_profile
     from redline.recipes import PlainRecipe, recipe
+    from redline.reporting import compare, write_report
     from redline.tuning import RaceResult, TuneResult, kept_tune, race, tune
 
 __all__ = [
@@ -39,6 +43,7 @@ __all__ = [
     "FlopsResult",
     "PlainRecipe",
     "ProfileResult",
+    "QuickProfile",
     "RaceResult",
     "RooflineResult",
     "RunResult",
@@ -46,6 +51,7 @@ __all__ = [
     "TuneResult",
     "__version__",
     "ceilings",
+    "compare",
     "compare_profiles",
     "doctor",
     "find_batch",
@@ -58,9 +64,11 @@ __all__ = [
     "recipe",
     "roofline",
     "run",
+    "run_quick_profile",
     "run_specs",
     "sweep",
     "tune",
+    "write_report",
 ]
 
 

@@ -193,10 +193,16 @@ def _error_cell(row: RunSummary) -> Text:
     return Text(told) if numerics.passed else Text(f"{told} ✗", style="red")
 
 
+def bound_word(row: RunSummary) -> str:
+    if row.bound.label != "unknown":
+        return row.bound.label
+    return "not host" if "not the host" in row.bound.evidence else "unknown"
+
+
 def _bound_cell(row: RunSummary) -> Text:
     if row.bound.label != "unknown":
         return Text(row.bound.label, style="yellow" if row.bound.label == "host" else "")
-    return Text("not host" if "not the host" in row.bound.evidence else "unknown", style="dim")
+    return Text(bound_word(row), style="dim")
 
 
 def _trust_cell(row: RunSummary) -> Text:
