@@ -14,6 +14,7 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.protocol import HealthItem, ModelNames
+from redline.record import QUANTIZED_FORMATS
 from redline.store import Row
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -259,6 +260,10 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
         if row.numerics and not row.numerics.passed and row.numerics.method != "unchecked":
             told.append(Text(f"  {row.recipe}: numerics: {row.numerics.reason}", style="red"))
+        elif row.numerics and row.numerics.number_format in QUANTIZED_FORMATS:
+            told.append(
+                Text(f"  {row.recipe}: quantized: only a check on your own data tells whether the model bears it")
+            )
         told += [
             Text(f"  {row.recipe}: {note}", style="dim") for note in row.verdict.notes if "without a ratio" in note
         ]
@@ -270,7 +275,7 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
     if not measured:
         return "next: nothing could be measured; 'redline doctor' looks at the machine, 'redline show ID' tells the whole error"
     best = max(
-        (row for row in measured if row.vs_first and row.vs_first.low and row.numerics and row.numerics.passed),
+        (row for row in measured if row.vs_first and row.vs_first.low and _may_be_recommended(row)),
         key=lambda row: row.vs_first.ratio if row.vs_first else 0.0,
         default=None,
     )
@@ -289,6 +294,11 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
     if not any(row.vs_first for row in measured):
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
     return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"
+
+
+def _may_be_recommended(row: RunSummary) -> bool:
+    numerics = row.numerics
+    return numerics is not None and numerics.passed and numerics.number_format not in QUANTIZED_FORMATS
 
 
 def listing(rows: Sequence[Row]) -> Table:
