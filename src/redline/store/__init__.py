@@ -3,8 +3,22 @@
 Importing this loads no database library; opening a `History` does.
 """
 
+from redline.store.ceilings import CeilingShelf, ceilings_of, place_of, place_of_ceilings
 from redline.store.codec import Row, Status
 from redline.store.history import Filters, History, OnUnreadable
 from redline.store.sweeps import CellStatus, SettledCell, SweepLedger
 
-__all__ = ["CellStatus", "Filters", "History", "OnUnreadable", "Row", "SettledCell", "Status", "SweepLedger"]
+__all__ = [
+    "CeilingShelf",
+    "CellStatus",
+    "Filters",
+    "History",
+    "OnUnreadable",
+    "Row",
+    "SettledCell",
+    "Status",
+    "SweepLedger",
+    "ceilings_of",
+    "place_of",
+    "place_of_ceilings",
+]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
+from redline.store.ceilings import CeilingShelf
 from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
 from redline.store.sweeps import SweepLedger
 
@@ -110,6 +111,10 @@ class History:
     def sweep(self, name: str) -> SweepLedger:
         """What is known of the cells of a sweep."""
         return SweepLedger(self._database, name)
+
+    def ceilings(self) -> CeilingShelf:
+        """What is known of the devices' limits."""
+        return CeilingShelf(self._database)
 
     # Reading
 

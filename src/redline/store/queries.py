@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, update
 
 from redline.store.codec import Row
-from redline.store.layout import blocks, records, sweep_cells
+from redline.store.layout import blocks, ceilings, records, sweep_cells
 
 ROW = (
     records.c.id,
@@ -61,6 +61,10 @@ DELETE_CELL = delete(sweep_cells).where(
     sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
 )
 DELETE_CELLS = delete(sweep_cells).where(sweep_cells.c.sweep == bindparam("name"))
+
+CEILINGS_AT = select(ceilings.c.body).where(ceilings.c.place == bindparam("place"))
+DELETE_CEILINGS = delete(ceilings).where(ceilings.c.place == bindparam("at_place"))
+INSERT_CEILINGS = insert(ceilings)
 
 HEADS_OF = select(*HEAD).where(records.c.id.in_(bindparam("ids", expanding=True)))
 

@@ -120,6 +120,9 @@ class CudaDevice(Device):
             at_s=at_s, foreign=self._card.foreign_processes() if neighbours else (), **self._card.reading()
         )
 
+    def cache_bytes(self) -> int | None:
+        return getattr(self._properties(), "L2_cache_size", None) or None
+
     def energy_j(self) -> float | None:
         return self._card.energy_j() if self._card else None
 

@@ -49,6 +49,9 @@ class RocmDevice(CudaDevice):
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
         return TelemetrySample(at_s=at_s, **(self._amd.reading() if self._amd else {}))
 
+    def cache_bytes(self) -> int | None:
+        return None  # HIP tells the L2, behind which Instinct cards have a larger cache that it does not tell
+
     def energy_j(self) -> float | None:
         return self._amd.energy_j() if self._amd else None
 
