@@ -264,7 +264,7 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
         if row.numerics and not row.numerics.passed and row.numerics.method != "unchecked":
             told.append(Text(f"  {row.recipe}: numerics: {row.numerics.reason}", style="red"))
-        elif row.numerics and row.numerics.number_format in QUANTIZED_FORMATS:
+        elif _is_quantized(row):
             told.append(
                 Text(f"  {row.recipe}: quantized: only a check on your own data tells whether the model bears it")
             )
@@ -297,12 +297,17 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
         return f"next: {host.recipe} is host-bound: try it with +graphs, or a larger batch"
     if not any(row.vs_first for row in measured):
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
+    if any(row.vs_first and (row.vs_first.low or 0) > 1 and _is_quantized(row) for row in measured):
+        return "next: only quantized recipes are faster than the first here; check them on your own data, or try others"
     return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"
 
 
 def _may_be_recommended(row: RunSummary) -> bool:
-    numerics = row.numerics
-    return numerics is not None and numerics.passed and numerics.number_format not in QUANTIZED_FORMATS
+    return row.numerics is not None and row.numerics.passed and not _is_quantized(row)
+
+
+def _is_quantized(row: RunSummary) -> bool:
+    return row.numerics is not None and row.numerics.number_format in QUANTIZED_FORMATS
 
 
 def listing(rows: Sequence[Row]) -> Table:
