@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from redline.analyze.bound import Bound
@@ -30,6 +31,13 @@ def row(recipe: str, ratio: float | None, number_format: str = "fp32", *, passed
 def test_the_fastest_that_keeps_the_numbers_is_recommended() -> None:
     rows = [row("baseline", None), row("channels-last", 1.2), row("fp16", 2.0, "fp16"), row("bf16", 3.0, passed=False)]
     assert "next: fp16 is the fastest here that keeps the numbers right (2.00×)" in as_text(RunReport(rows))
+
+
+def test_a_ratio_that_may_be_none_does_not_stand_before_one_that_is() -> None:
+    unsure = row("onnx", 1.7)
+    unsure = msgspec.structs.replace(unsure, vs_first=msgspec.structs.replace(unsure.vs_first, low=0.95))
+    text = as_text(RunReport([row("baseline", None), row("channels-last", 1.2), unsure]))
+    assert "next: channels-last is the fastest here that keeps the numbers right (1.20×)" in text
 
 
 @pytest.mark.parametrize(

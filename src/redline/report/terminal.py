@@ -279,11 +279,11 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
     if not measured:
         return "next: nothing could be measured; 'redline doctor' looks at the machine, 'redline show ID' tells the whole error"
     best = max(
-        (row for row in measured if row.vs_first and row.vs_first.low and _may_be_recommended(row)),
+        (row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1 and _may_be_recommended(row)),
         key=lambda row: row.vs_first.ratio if row.vs_first else 0.0,
         default=None,
     )
-    if best and best.vs_first and best.vs_first.low and best.vs_first.low > 1:
+    if best and best.vs_first:
         told = f"next: {best.recipe} is the fastest here that keeps the numbers right ({best.vs_first.ratio:.2f}×)"
         if any(reason.startswith("throughput:") for reason in best.verdict.reasons):
             told += ", but its times are noisy: look again on a quieter machine or with a larger batch"
