@@ -44,14 +44,14 @@ def counted(name: str, size: int) -> WorkCount:
     options = dict(OPTIONS.get(name, {}))
     if name.startswith("vit_"):
         options["image_size"] = size
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return _count(name, size, options)
-    except Exception:  # it reads a value while it is built: build it for real
-        return _count(name, size, options)
-
-
-def _count(name: str, size: int, options: dict[str, Any]) -> WorkCount:
+    for without_memory in (torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True)):
+        try:
+            with without_memory:
+                model = get_model(name, weights=None, **options).eval()
+                image = torch.randn(1, 3, size, size)
+            return count_work(Task(model=model, inputs=((image,), {})))
+        except Exception:  # it reads a value while it is built
+            continue
     model = get_model(name, weights=None, **options).eval()
     return count_work(Task(model=model, inputs=((torch.randn(1, 3, size, size),), {})))
 

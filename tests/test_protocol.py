@@ -21,6 +21,8 @@ from redline.protocol import (
     AskEnvironment,
     AskHealth,
     AskModels,
+    AskSnippet,
+    AskSteps,
     BlockReply,
     CeilingsAnswer,
     Checked,
@@ -39,8 +41,11 @@ from redline.protocol import (
     PreparedReply,
     Profile,
     Progress,
+    Snippet,
     Squeeze,
     SqueezeReply,
+    StepChoice,
+    StepChoices,
     TraceReply,
     receive_frame,
     receive_reply,
@@ -126,6 +131,8 @@ REQUESTS = [
     Ask(question=AskHealth()),
     Ask(question=AskCount(spec=SPEC)),
     Ask(question=AskCeilings(device="cuda:1", threads=2)),
+    Ask(question=AskSteps(spec=SPEC)),
+    Ask(question=AskSnippet(spec=SPEC)),
 ]
 REPLIES = [
     Progress(stage="compile", detail="fp16"),
@@ -143,6 +150,20 @@ REPLIES = [
     ),
     CountAnswer(work=WORK, workload=PREPARED.workload),
     CeilingsAnswer(ceilings=CEILINGS),
+    StepChoices(
+        choices=(
+            StepChoice(
+                step="compile:freeze",
+                family="compiler",
+                relieves="both",
+                excludes=("torchscript",),
+                refusal="no compiler",
+                quantizes=True,
+                is_slow_to_prepare=True,
+            ),
+        )
+    ),
+    Snippet(code="import torch\n"),
 ]
 
 

@@ -22,6 +22,7 @@ _HOMES = {
     "limits": ("CeilingsResult", "FlopsResult", "RooflineResult", "ceilings", "flops", "roofline"),
     "profiling": ("ProfileResult", "compare_profiles", "profile", "read_profile"),
     "recipes": ("PlainRecipe", "recipe"),
+    "tuning": ("RaceResult", "TuneResult", "kept_tune", "race", "tune"),
 }
 """Which module each public name lives in: they are loaded when first used, so that importing Redline costs nothing."""
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from redline.limits import CeilingsResult, FlopsResult, RooflineResult, ceilings, flops, roofline
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
     from redline.recipes import PlainRecipe, recipe
+    from redline.tuning import RaceResult, TuneResult, kept_tune, race, tune
 
 __all__ = [
     "BatchResult",
@@ -37,23 +39,28 @@ __all__ = [
     "FlopsResult",
     "PlainRecipe",
     "ProfileResult",
+    "RaceResult",
     "RooflineResult",
     "RunResult",
     "SweepResult",
+    "TuneResult",
     "__version__",
     "ceilings",
     "compare_profiles",
     "doctor",
     "find_batch",
     "flops",
+    "kept_tune",
     "models",
     "profile",
+    "race",
     "read_profile",
     "recipe",
     "roofline",
     "run",
     "run_specs",
     "sweep",
+    "tune",
 ]
 
 

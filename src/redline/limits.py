@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from redline.api import ask, checked, opened, specs_of
-from redline.errors import UsageError
+from redline.errors import BenchError, UsageError
 from redline.launch.lock import device_lock
 from redline.profiling import DEFAULT_STEPS, profile_spec
 from redline.protocol import (
@@ -69,9 +69,13 @@ class CeilingsResult:
 class RooflineResult(Sequence["RooflineRow"]):
     """One row per recipe, under the ceilings of the device they ran on."""
 
-    def __init__(self, rows: Sequence[RooflineRow], ceilings: CeilingsSummary) -> None:
+    def __init__(
+        self, rows: Sequence[RooflineRow], ceilings: CeilingsSummary, failures: Mapping[str, str] | None = None
+    ) -> None:
         self.rows = list(rows)
         self.ceilings = ceilings
+        self.failures = dict(failures or {})
+        """Recipes that broke, and what they said."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -83,10 +87,10 @@ class RooflineResult(Sequence["RooflineRow"]):
         from redline.report.roofline import RooflineReport
         from redline.report.terminal import as_text
 
-        return as_text(RooflineReport(self.rows, self.ceilings))
+        return as_text(RooflineReport(self.rows, self.failures))
 
     def to_json(self) -> str:
-        return _json({"schema": 1, "ceilings": self.ceilings, "results": self.rows})
+        return _json({"schema": 1, "ceilings": self.ceilings, "results": self.rows, "failures": self.failures})
 
     def plot(self, path: str | Path) -> Path:
         """The rows under their roofs, both axes logarithmic."""
@@ -175,16 +179,24 @@ def roofline(
     specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **settings)
     if len({spec.workload.model for spec in specs}) != 1:
         raise UsageError("a roofline is of one model, under one or more recipes")
-    rows = []
+    rows, failures = [], {}
     with ExitStack() as stack:
         door = own_door or door or stack.enter_context(opened(specs[0].launch))
         specs = checked(specs, door)
         known = ceilings(specs[0].device, threads=specs[0].threads, door=door, observer=observer)
         for spec in specs:
-            result = profile_spec(spec, _profile(), door=door, observer=observer)
+            try:
+                result = profile_spec(spec, _profile(), door=door, observer=observer)
+            except BenchError as error:
+                if len(specs) == 1:
+                    raise
+                failures[str(spec.recipe)] = str(error)  # the others still run
+                continue
             assert result.record is not None
             rows.append(roofline_row(result.record, known.ceilings, result.profile))
-    return RooflineResult(rows, known.summary)
+    if not rows:
+        raise BenchError("unsupported", "; ".join(f"{recipe}: {said}" for recipe, said in failures.items()))
+    return RooflineResult(rows, known.summary, failures)
 
 
 def roofline_of_last(history: History | None = None) -> RooflineResult:

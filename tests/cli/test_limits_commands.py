@@ -176,3 +176,12 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path) -> None:
     assert row["points"]
     assert {one["name"] for one in row["classes"]} >= {"convolution", "norm", "elementwise"}
     assert (tmp_path / "roof.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.slow
+def test_a_recipe_that_fails_is_told_and_the_others_still_run(measured: Ceilings) -> None:
+    result = redline("roofline", "simple_cnn", "-b", "2", "--device", "cpu", "-r", "baseline", "-r", "tf32", "--json")
+    assert result.exit_code == 5
+    found = json.loads(result.stdout)
+    assert [row["recipe"] for row in found["results"]] == ["baseline"]
+    assert "TF32" in found["failures"]["tf32"]

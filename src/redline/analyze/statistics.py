@@ -50,6 +50,14 @@ class Ratio(Spec, frozen=True, kw_only=True):
     rounds: int
 
 
+class PairedLog(Spec, frozen=True, kw_only=True):
+    """The logarithm of a ratio from rounds measured in turns, and the standard error of it within those processes."""
+
+    mean: float
+    error: float
+    rounds: int
+
+
 def median_interval(blocks: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval | None:
     """The distribution-free interval of the median, widened where samples are not independent.
 
@@ -169,15 +177,22 @@ def paired_ratio(first: Mapping[int, float], other: Mapping[int, float], confide
 
     None with fewer than five common rounds. A round in which a clock read nothing carries no ratio.
     """
+    paired = paired_log(first, other)
+    if paired is None or paired.rounds < MIN_COMMON_ROUNDS:
+        return None
+    half = student_t(paired.rounds - 1, confidence) * paired.error
+    low, high = math.exp(paired.mean - half), math.exp(paired.mean + half)
+    return Ratio(ratio=math.exp(paired.mean), low=low, high=high, rounds=paired.rounds)
+
+
+def paired_log(first: Mapping[int, float], other: Mapping[int, float]) -> PairedLog | None:
+    """The mean log of first over other, over the rounds both have; None with fewer than two of them."""
     rounds = [key for key in sorted(first.keys() & other.keys()) if _is_time(first[key]) and _is_time(other[key])]
-    count = len(rounds)
-    if count < MIN_COMMON_ROUNDS:
+    if len(rounds) < 2:
         return None
     logs = np.log([first[key] / other[key] for key in rounds])
-    mean = float(logs.mean())
-    error = float(logs.std(ddof=1)) * math.sqrt(_mean_inflation(logs) / count)
-    half = student_t(count - 1, confidence) * error
-    return Ratio(ratio=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half), rounds=count)
+    error = float(logs.std(ddof=1)) * math.sqrt(_mean_inflation(logs) / len(rounds))
+    return PairedLog(mean=float(logs.mean()), error=error, rounds=len(rounds))
 
 
 def spread(samples: Sequence[float]) -> float | None:

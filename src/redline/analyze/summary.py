@@ -14,7 +14,7 @@ from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, paired_ratio, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
+from redline.record import Block, BlockKind, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Spec, Task
 from redline.work import Ceilings
 
@@ -177,7 +177,7 @@ def _throughput_interval(blocks: Sequence[Block], items: int | None) -> Throughp
 def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     if first is None or first.id == record.id or first.failure is not None:
         return None
-    first_rounds, own_rounds = _round_medians_s(first), _round_medians_s(record)
+    first_rounds, own_rounds = round_medians_s(first), round_medians_s(record)
     common = first_rounds.keys() & own_rounds.keys()
     if not common:
         return None
@@ -197,9 +197,10 @@ def _ratio_of_medians(first: Mapping[int, float], own: Mapping[int, float], roun
     return median(first[key] for key in keys) / median(own[key] for key in keys)
 
 
-def _round_medians_s(record: RunRecord) -> dict[int, float]:
+def round_medians_s(record: RunRecord, kind: BlockKind = "throughput") -> dict[int, float]:
+    """What a record measured in each round: what ratios are made of."""
     rounds: dict[int, list[float]] = {}
-    for block in _blocks(record, "throughput"):
+    for block in _blocks(record, kind):
         rounds.setdefault(block.round, []).extend(block.samples)
     return {key: middle for key, samples in rounds.items() if (middle := median(samples)) > 0}
 
@@ -304,5 +305,5 @@ def _steps(blocks: Iterable[Block]) -> int:
     return sum(len(block.samples) + len(block.settling) for block in blocks)
 
 
-def _blocks(record: RunRecord, kind: Literal["latency", "throughput"]) -> list[Block]:
+def _blocks(record: RunRecord, kind: BlockKind) -> list[Block]:
     return [block for block in record.blocks if block.kind == kind and block.samples]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from redline.cli.main import EXIT_FAILED_ROW
 from redline.cli.progress import LiveObserver
 from redline.errors import UsageError
 from redline.report.terminal import make_console
@@ -63,7 +64,7 @@ def show_roofline(settings: dict[str, Any] | None, *, plot: Path | None, as_json
     if as_json:
         sys.stdout.write(result.to_json())
     else:
-        make_console().print(RooflineReport(result.rows, result.ceilings))
+        make_console().print(RooflineReport(result.rows, result.failures))
     if plot is not None:
         print(f"plot: {plot}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
-    return 0
+    return EXIT_FAILED_ROW if result.failures else 0

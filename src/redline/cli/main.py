@@ -234,6 +234,126 @@ def batch(
 
 @app.command()
 @one_line_errors
+def race(
+    model: Annotated[str, typer.Argument(help="A name, timm:NAME, hf:NAME or file.py:factory.")],
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "-r", help="Steps joined by '+'; two or more.")
+    ] = None,
+    replicates: Annotated[int, typer.Option(help="Heats of fresh processes before the first extension.")] = 3,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Items per step.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    task: Annotated[str | None, typer.Option(help="infer or train.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
+    effort: Annotated[str, typer.Option(help="quick, normal or strict: how long each heat is timed.")] = "quick",
+    max_memory: MaxMemory = None,
+    door: Annotated[str | None, typer.Option(help="fork or spawn: how workers are started.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    json: Json = False,
+) -> None:
+    """Which recipe is faster, and is that sure? Fresh processes measured in turns, until every pair is decided.
+
+    Verdicts are faster, slower, same (within 3 %) or inconclusive; the interval covers what differs between processes.
+    """
+    from redline.cli.race import race_and_print
+
+    given: dict[str, Any] = {
+        "model": model,
+        "recipe": recipe or None,
+        "batch": batch,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "task": task,
+        "optimizer": optimizer,
+        "device": device,
+        "threads": threads,
+        "effort": effort,
+        "max_memory": max_memory,
+        "launch": {"door": door} if door else None,
+        "seed": seed,
+    }
+    table = {key: value for key, value in given.items() if value is not None}
+    raise typer.Exit(race_and_print(table, replicates=replicates, as_json=json))
+
+
+@app.command()
+@one_line_errors
+def tune(
+    model: Annotated[str, typer.Argument(help="A name, timm:NAME, hf:NAME or file.py:factory.")],
+    task: Annotated[str | None, typer.Option(help="infer or train.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", "-b", help="Items per step, or auto to look for it.")] = None,
+    budget: Annotated[str, typer.Option(help="Time it may take, e.g. 5m; it usually ends well before.")] = "10m",
+    objective: Annotated[str, typer.Option(help="throughput or latency.")] = "throughput",
+    slo_p95: Annotated[str | None, typer.Option("--slo-p95", help="Keep the p95 step within, e.g. 20ms.")] = None,
+    tolerance: Annotated[
+        str | None, typer.Option(help="Numerics: a factor on rounding's own error such as 2x, or a relative error.")
+    ] = None,
+    allow_quantized: Annotated[
+        bool, typer.Option("--allow-quantized", help="Try int8 and fp8 too; recommended only with --check.")
+    ] = False,
+    check: Annotated[
+        str | None, typer.Option(help="file.py:function, a metric of the model; higher is better.")
+    ] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "-r", help="A recipe to try first; again for more.")
+    ] = None,
+    steps: Annotated[str | None, typer.Option(help="Use only these steps, e.g. fp16,compile,graphs.")] = None,
+    without: Annotated[str | None, typer.Option(help="Leave these steps out, e.g. compile.")] = None,
+    replicates: Annotated[int, typer.Option(help="Heats of the last race.")] = 3,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the same search where it stopped.")] = False,
+    name: Annotated[str | None, typer.Option(help="Of the search; by default derived from what is asked.")] = None,
+    max_memory: MaxMemory = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
+    door: Annotated[str | None, typer.Option(help="fork or spawn: how workers are started.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    json: Json = False,
+) -> None:
+    """Find the fastest recipe that keeps the numbers right, prove it, say what each step brings, hand over the code.
+
+    Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far.
+    """
+    from redline.cli.tune import tune_and_print
+
+    given: dict[str, Any] = {
+        "model": model,
+        "task": task,
+        "batch": batch,
+        "budget": budget,
+        "objective": objective,
+        "slo_p95": slo_p95,
+        "tolerance": tolerance,
+        "allow_quantized": allow_quantized,
+        "check": check,
+        "recipes": recipe or None,
+        "steps": steps,
+        "without": without,
+        "replicates": replicates,
+        "resume": resume,
+        "name": name,
+        "max_memory": max_memory,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "optimizer": optimizer,
+        "device": device,
+        "threads": threads,
+        "launch": {"door": door} if door else None,
+        "seed": seed,
+    }
+    raise typer.Exit(tune_and_print({key: value for key, value in given.items() if value is not None}, as_json=json))
+
+
+@app.command()
+@one_line_errors
 def profile(
     what: Annotated[list[str] | None, typer.Argument(help="A model, as for run; or more files after --trace.")] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="Steps joined by '+'.")] = None,

@@ -89,6 +89,8 @@ class Landscape:
     work: PerSpec[WorkCount | None] = None
     """What counting a spec would find; None: nothing could be counted."""
     ceilings: Ceilings | None = None
+    choices: Collection[protocol.StepChoice] = ()
+    """What `AskSteps` tells a tuner, whatever the model."""
     seed: int = 0
 
 
@@ -325,6 +327,10 @@ class FakeBench:
         if isinstance(question, protocol.AskCount | protocol.AskCeilings):
             nothing = Failure(stage="ask", kind="unsupported", message="the landscape does not say")
             return protocol.FailureReply(failure=nothing)
+        if isinstance(question, protocol.AskSteps):
+            return protocol.StepChoices(choices=tuple(truth.choices))
+        if isinstance(question, protocol.AskSnippet):
+            return protocol.Snippet(code=f"# {question.spec.recipe}: a fake bench has no code to show\n")
         item = protocol.HealthItem(name="bench", ok=True, seen="a fake one: every number is simulated")
         return protocol.Health(items=(item,), devices=(_device_info(truth.device_kind, truth),))
 

@@ -56,7 +56,10 @@ def _lines(found: FlopsSummary) -> Iterator[tuple[str, str]]:
     yield "besides", f"{others} FLOPs" if others else "nothing"
     yield "in", ", ".join(f"{form} {format_count(flops)}" for form, flops in found.flops_by_format.items()) or "–"
     yield "minimum bytes", f"{format_bytes(found.min_bytes)} operator by operator, unfused (forward)"
-    yield "compulsory bytes", f"{format_bytes(found.compulsory_bytes)}: weights, inputs and outputs once"
+    once = (
+        "weights and optimizer state read and written" if found.task == "train" else "weights, inputs and outputs once"
+    )
+    yield "compulsory bytes", f"{format_bytes(found.compulsory_bytes)}: {once}"
     uncounted = ", ".join(f"{one.name} ({one.calls}×)" for one in found.uncounted)
     yield "not counted", uncounted or "nothing was left out"
     if found.for_these_inputs is not None:

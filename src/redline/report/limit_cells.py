@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
-from redline.units import format_share
+from redline.units import format_count, format_seconds, format_share
 
 
 def limit_cells(row: RunSummary) -> dict[str, str | Text]:
@@ -33,3 +33,16 @@ def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
             Text("  'redline ceilings' measures this device's limits once; rows then say how much is left", style="dim")
         )
     return told
+
+
+def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
+    """All about one record."""
+    if row.flops is None:
+        return []
+    lines = [("work", f"{format_count(row.flops)} FLOPs of products in a step")]
+    if (found := row.roofline) is not None:
+        left = "" if found.headroom is None else f", {found.headroom:.2f}× less than measured"
+        lines.append(("roofline", f"{format_seconds(found.attainable_s)} ({found.limited_by}){left}"))
+        lines.append(("unfused", f"{format_seconds(found.unfused_s)}, operator by operator"))
+        lines += [("note", note) for note in found.notes]
+    return lines

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.limits import CeilingsSummary, RooflineRow
+from redline.analyze.limits import RooflineRow
 from redline.report.terminal import make_table
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
 
 class RooflineReport:
-    def __init__(self, rows: Sequence[RooflineRow], ceilings: CeilingsSummary) -> None:
+    def __init__(self, rows: Sequence[RooflineRow], failures: Mapping[str, str]) -> None:
         self._rows = rows
-        self._ceilings = ceilings
+        self._failures = failures
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _whole(self._rows)
@@ -26,6 +26,8 @@ class RooflineReport:
                 yield Text(f"  {row.recipe}: {row.error}", style="red")
             for line in (f"bound: {row.bound.evidence}", *row.notes, *_in_cache(row)):
                 yield Text(f"  {row.recipe}: {line}", style="dim")
+        for recipe, said in self._failures.items():
+            yield Text(f"  {recipe}: failed: {said}", style="red")
         yield Text(_next(self._rows), style="bold")
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from redline.analyze.summary import RunSummary
 from redline.protocol import HealthItem, ModelNames
 from redline.record import QUANTIZED_FORMATS
-from redline.report.limit_cells import limit_cells, limit_remarks
+from redline.report.limit_cells import limit_cells, limit_lines, limit_remarks
 from redline.store import Row
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -364,7 +364,7 @@ def detail(row: RunSummary, record: Any) -> RenderableType:
         lines += [("note", note) for note in workload.notes]
         lines += [(f"step {name}", note) for name, note in prepared.recipe_notes.items()]
     lines += [("stopped", f"{record.stopped or 'running'} after {len(record.blocks)} blocks")]
-    lines += _latency_lines(row) + _memory_lines(row)
+    lines += _latency_lines(row) + _memory_lines(row) + limit_lines(row)
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
     lines += [("because", reason) for reason in row.verdict.reasons] + [("note", note) for note in row.verdict.notes]
     grid = Table.grid(padding=(0, 2))

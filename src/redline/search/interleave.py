@@ -69,6 +69,8 @@ class Entry:
     blocks: dict[BlockKind, list[Block]] = field(default_factory=dict)
     timed_s: float = 0.0
     stopped: StopReason | None = None
+    only: BlockKind | None = None
+    """Of several kinds of blocks, the one that is wanted."""
 
     @property
     def spec(self) -> RunSpec:
@@ -83,7 +85,7 @@ class Entry:
     def kinds(self) -> tuple[BlockKind, ...]:
         """A GPU's latency needs blocks of its own; elsewhere one kind of block says both."""
         if self.is_accelerator and self.spec.workload.task == "infer":
-            return ("throughput", "latency")
+            return (self.only,) if self.only is not None else ("throughput", "latency")
         return ("throughput",)
 
     @property
@@ -143,27 +145,29 @@ def measure_together(
     entries: list[Entry] = []
     try:
         for position, spec in enumerate(specs):
-            entry = _open(spec, group, position, door, journal, observer)
+            entry = open_entry(spec, group, position, door, journal, observer)
             if entry.record.failure is None:
                 entries.append(entry)
-                _keep_still(entry, len(specs))
+                keep_still(entry, len(specs))
             elif entry.record.failure.kind == "oom" and entries:
                 entry.session.close()
                 waiting.append(position)  # alone it may still fit
             else:
-                done[position] = _finish(entry, journal, observer)
+                done[position] = finish_entry(entry, journal, observer)
         _measure_rounds(entries, random.Random(seed), journal, observer)
     finally:
         for entry in entries:
             entry.stopped = entry.reason_to_stop() or "interrupted"
-            done[entry.record.position] = _finish(entry, journal, observer)
+            done[entry.record.position] = finish_entry(entry, journal, observer)
     alone = "did not fit in memory beside the other recipes; measured alone, without a ratio"
     for position in waiting:
         done[position] = _measure_alone(specs[position], position, alone, door, journal, observer)
     return [done[position] for position in range(len(specs))]
 
 
-def _open(spec: RunSpec, group: str | None, position: int, door: Door, journal: Journal, observer: Observer) -> Entry:
+def open_entry(
+    spec: RunSpec, group: str | None, position: int, door: Door, journal: Journal, observer: Observer
+) -> Entry:
     """Open a session and prepare it; what is ready to be timed is in the journal before it is."""
     record = RunRecord(id=new_id(), spec=spec, created_at=time.time(), group=group, position=position)
     observer.opened(record)
@@ -191,12 +195,12 @@ def _measure_rounds(entries: list[Entry], order: random.Random, journal: Journal
             visited.append(entries[0])  # ratios are to the first: without it a round says nothing about them
         order.shuffle(visited)
         for entry in visited:
-            _measure_round(entry, rounds, journal, len(entries))
+            measure_round(entry, rounds, journal, len(entries))
             observer.measured(entry.record, rounds + 1, entry.interval("throughput"), entry.target)
         rounds += 1
 
 
-def _measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
+def measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
     measure = entry.spec.measure
     entry.session.resume()
     for kind in entry.kinds:
@@ -210,16 +214,16 @@ def _measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -
         entry.blocks.setdefault(kind, []).append(reply.block)
         entry.record = msgspec.structs.replace(entry.record, blocks=(*entry.record.blocks, reply.block))
         entry.timed_s += reply.block.wall_s
-    _keep_still(entry, siblings)
+    keep_still(entry, siblings)
 
 
-def _keep_still(entry: Entry, siblings: int) -> None:
+def keep_still(entry: Entry, siblings: int) -> None:
     """An idle CPU worker's threads spin for a while and would disturb the next; a GPU's worker just sleeps."""
     if siblings > 1 and not entry.is_accelerator:
         entry.session.pause()
 
 
-def _finish(entry: Entry, journal: Journal, observer: Observer) -> RunRecord:
+def finish_entry(entry: Entry, journal: Journal, observer: Observer) -> RunRecord:
     needed_bytes = _squeezed(entry)
     closed = entry.session.close()
     if needed_bytes is not None:
@@ -244,14 +248,14 @@ def _measure_alone(
     spec: RunSpec, position: int, why: str, door: Door, journal: Journal, observer: Observer
 ) -> RunRecord:
     """Runs that merely followed each other have no ratio."""
-    entry = _open(spec, None, position, door, journal, observer)
+    entry = open_entry(spec, None, position, door, journal, observer)
     entry.record = msgspec.structs.replace(entry.record, notes=(why,))
     try:
         if entry.record.failure is None:
             _measure_rounds([entry], random.Random(0), journal, observer)
     finally:
         entry.stopped = entry.reason_to_stop() or "interrupted"
-        record = _finish(entry, journal, observer)
+        record = finish_entry(entry, journal, observer)
     return record
 
 

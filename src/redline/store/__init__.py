@@ -7,6 +7,7 @@ from redline.store.ceilings import CeilingShelf, ceilings_of, place_of, place_of
 from redline.store.codec import Row, Status
 from redline.store.history import Filters, History, OnUnreadable
 from redline.store.sweeps import CellStatus, SettledCell, SweepLedger
+from redline.store.tunes import TuneLedger, TuneRow
 
 __all__ = [
     "CeilingShelf",
@@ -18,6 +19,8 @@ __all__ = [
     "SettledCell",
     "Status",
     "SweepLedger",
+    "TuneLedger",
+    "TuneRow",
     "ceilings_of",
     "place_of",
     "place_of_ceilings",

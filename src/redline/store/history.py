@@ -14,6 +14,7 @@ from redline.record import Block, RunRecord
 from redline.store.ceilings import CeilingShelf
 from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
 from redline.store.sweeps import SweepLedger
+from redline.store.tunes import TuneLedger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
@@ -115,6 +116,10 @@ class History:
     def ceilings(self) -> CeilingShelf:
         """What is known of the devices' limits."""
         return CeilingShelf(self._database)
+
+    def tunes(self) -> TuneLedger:
+        """The searches for a fastest recipe."""
+        return TuneLedger(self._database)
 
     # Reading
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from redline.errors import StoreError
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised with every change of the tables; `MIGRATIONS` then says how to make it."""
 
 Migration = Callable[[Connection], None]
@@ -96,6 +96,17 @@ ceilings = Table(
     Column("body", LargeBinary, nullable=False),
 )
 """What each device can do at most."""
+tunes = Table(
+    "tunes",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("created_at", Double, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Searches for the fastest recipe: what was asked, how far each came, and by which records."""
 
 # Rewriting a record asks whether a cell refers to it.
 Index("sweep_cells_by_record", sweep_cells.c.record_id)
@@ -123,7 +134,11 @@ def _add_ceilings(connection: Connection) -> None:
     ceilings.create(connection)
 
 
-MIGRATIONS: dict[int, Migration] = {1: _add_sweeps, 2: _add_ceilings}
+def _add_tunes(connection: Connection) -> None:
+    tunes.create(connection)
+
+
+MIGRATIONS: dict[int, Migration] = {1: _add_sweeps, 2: _add_ceilings, 3: _add_tunes}
 """From layout n to n + 1, inside the transaction that writes the new version down."""
 
 _ADVISORY_LOCK = 0x7265646C

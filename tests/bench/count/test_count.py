@@ -133,6 +133,11 @@ class TestStructures:
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, x = nn.Linear(10**6, 10**5), torch.randn(2, 10**6)  # 400 GB
         assert count(model, x, loss=lambda out: out.sum()).total_flops == 2 * 2 * 2 * 10**11
+        with torch.device("meta"):
+            model, x = nn.Linear(10**6, 10**5).half(), torch.randn(2, 10**6).half()
+        work = count(model, x, loss=lambda out: out.sum())
+        assert work.total_flops == 2 * 2 * 2 * 10**11
+        assert set(work.flops_by_format()) == {"fp16"}
 
 
 class TestModules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.count.count import Task, because, count_work
@@ -21,12 +22,15 @@ from redline.work import ModuleWork, WorkCount
 
 
 def answer_count(spec: RunSpec) -> CountAnswer:
-    try:
-        return _counted(spec, build_workload(spec.workload, spec.seed, FakeTensorMode(allow_non_fake_inputs=True)))
-    except UsageError:
-        raise
-    except Exception:  # it reads a value while it is built or counted: build it for real
-        return _counted(spec, build_workload(spec.workload, spec.seed))
+    # Most code builds on the meta device, some only under a fake mode, and some reads a value and needs the real thing.
+    for without_memory in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True)):
+        try:
+            return _counted(spec, build_workload(spec.workload, spec.seed, without_memory()))
+        except UsageError:
+            raise
+        except Exception:  # what is really wrong shows in the real build
+            continue
+    return _counted(spec, build_workload(spec.workload, spec.seed))
 
 
 def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
@@ -36,7 +40,7 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
         model=setup.workload.model,
         inputs=(setup.args, setup.kwargs),
         loss=workload.loss if trains else None,
-        autocast=lambda: setup.autocast(cache=False),
+        autocast=setup.autocast,
         optimizer=spec.workload.optimizer if trains else None,
         tf32=_tf32(spec),
         modules=True,

@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from redline.bench.count.counter import WorkCounter
 from redline.bench.count.formats import NO_TF32, Tf32
 from redline.bench.count.traffic import distinct, tensor_bytes
 from redline.bench.count.tree import module_rows
-from redline.bench.count.twin import fake_inputs, fake_mode, fake_twin
+from redline.bench.count.twin import fake_inputs, fake_mode, fake_twin, has_no_values
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import Loss
 from redline.bench.workload.structure import named_tensors
@@ -52,7 +51,7 @@ def count_work(task: Task) -> WorkCount:
         with _plainly():
             work = _without_memory(task)
     except Exception as error:
-        if _is_fake(task.model):
+        if has_no_values(task.model):
             raise
         with _plainly():
             work = _for_real(task, because(error))
@@ -157,7 +156,3 @@ def _eagerly() -> AbstractContextManager[Any]:
         return nullcontext()
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-def _is_fake(model: nn.Module) -> bool:
-    return any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers()))

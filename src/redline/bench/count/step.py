@@ -16,8 +16,7 @@ def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False)
             model=setup.workload.model,
             inputs=(setup.args, setup.kwargs),
             loss=setup.workload.loss if trains else None,
-            # Its cache would hand weights without memory to the next real step.
-            autocast=lambda: setup.autocast(cache=False),
+            autocast=setup.autocast,
             optimizer=optimizer if trains else None,
             tf32=Tf32.of(setup.device),
             modules=modules,

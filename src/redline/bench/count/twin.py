@@ -39,8 +39,22 @@ def fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+def has_no_values(model: nn.Module) -> bool:
+    """Built on torch's meta device or under a fake mode: it can be counted, not run."""
+    return any(isinstance(one, FakeTensor) or one.is_meta for one in (*model.parameters(), *model.buffers()))
+
+
 def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor, static_shapes=True)
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor, static_shapes=True)
+    # As if on the CPU: some operators take another way on the meta device than on any that exists.
+    with mode:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def _attributes(model: nn.Module) -> list[Tensor]:

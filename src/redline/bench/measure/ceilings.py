@@ -20,8 +20,8 @@ from redline.work import Ceilings
 
 Call = Callable[[], Any]
 
-GPU_SHAPES = ((8192, 8192, 8192), (8192, 8192, 16384), (16384, 8192, 8192), (4096, 4096, 4096))
-"""M, N, K. Large enough that every multiprocessor has many tiles to do."""
+GPU_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 16384), (16384, 8192, 8192))
+"""M, N, K, the smallest first: what comes later may not fit. Every multiprocessor has many tiles to do."""
 CPU_SIZES = (512, 1024, 2048)
 CPU_LONGEST_S = 0.25
 """A format that the CPU only emulates is measured at the largest size that is still this quick."""
@@ -109,7 +109,7 @@ def _best_product(device: Device, form: str, notes: list[str]) -> tuple[float, s
 
 def _shapes(device: Device, form: str) -> list[tuple[int, int, int]]:
     if device.is_accelerator:
-        # Full fp32 takes twenty times as long as the rest, and one large shape tells it as well.
+        # Full fp32 takes twenty times as long as the rest, and smaller shapes tell it as well.
         return list(GPU_SHAPES[:2] if form == "fp32" else GPU_SHAPES)
     shapes: list[tuple[int, int, int]] = []
     for size in CPU_SIZES:
@@ -203,7 +203,7 @@ def _timed(device: Device, call: Call) -> float:
 
 def _warm(device: Device) -> None:
     form = "bf16" if device.is_accelerator and device.refusal_of(torch.bfloat16) is None else "fp32"
-    product = _product(device, form, GPU_SHAPES[-1] if device.is_accelerator else (1024, 1024, 1024))
+    product = _product(device, form, GPU_SHAPES[0] if device.is_accelerator else (1024, 1024, 1024))
     end = time.perf_counter() + WARM_S
     while time.perf_counter() < end:
         product()

@@ -1,0 +1,122 @@
+"""The tuner against measuring everything, on spaces of recipes whose truth is known, in simulated seconds.
+
+    python benchmarks/tune_search.py [--spaces 50]
+
+Spaces are drawn by `redline.launch.fake_recipes`: steps of real names or of none anybody knows, with effects between a
+quarter and four times, 40 % of the pairs meddling with each other (5 %, one in ten 20 %), a quirk of 0.4 % per recipe,
+a host that may be the limit, recipes that fail (half of the spaces) or give wrong numbers and are a third faster for it
+(40 %), compiling that costs 8–40 s cold and 2–6 s warm, a slow mode of six times that. The machine has noise of
+0.3–1.5 % per step with correlation up to 0.6 (CPU: four times that), drift, and offsets between processes of 0.1–0.8 %.
+
+Exhaustive measuring opens every valid recipe once, checks it and times eight blocks; it gets no last race and no
+ablation, which the tuner's seconds include. Target: within 1 % of the true best in 95 % of the spaces, in a third of
+the seconds at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from random import Random
+from statistics import mean
+
+from redline.analyze.tune.finding import finding_of
+from redline.analyze.tune.record import TuneRecord, TuneSpec
+from redline.api import NoJournal
+from redline.launch.fake import FakeDoor
+from redline.launch.fake_recipes import SPACES, RecipeTruth, steps_of
+from redline.protocol import Measure, Prepare, PreparedReply
+from redline.search.tune.search import search
+from redline.search.tune.space import Space, space_for
+from redline.search.tune.tuner import NoLedger, TuneObserver, Tuner, trial_measure
+from redline.spec import Recipe, RunSpec, WorkloadSpec
+
+BUDGET_S = 3600.0
+BLOCKS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--spaces", type=int, default=50, help="of each kind")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    print(
+        f"{'space':<16}{'recipes':>8}{'trials':>8}{'tune s':>8}{'all s':>8}{'share':>7}{'≤ 1 %':>8}{'worst':>8}{'all: ≤ 1 %':>12}"
+    )
+    shares, losses = [], []
+    for name, draw in SPACES.items():
+        found = [one_space(draw, given.seed * 1000 + number) for number in range(given.spaces)]
+        shares += [each["tune_s"] / each["all_s"] for each in found]
+        losses += [each["loss"] for each in found]
+        print(
+            f"{name:<16}{mean(each['recipes'] for each in found):>8.0f}{mean(each['trials'] for each in found):>8.1f}"
+            f"{mean(each['tune_s'] for each in found):>8.0f}{mean(each['all_s'] for each in found):>8.0f}"
+            f"{mean(each['tune_s'] / each['all_s'] for each in found):>7.0%}"
+            f"{mean(each['loss'] <= 0.01 for each in found):>8.0%}{max(each['loss'] for each in found):>8.1%}"
+            f"{mean(each['all_loss'] <= 0.01 for each in found):>12.0%}",
+            flush=True,
+        )
+    near, third = mean(loss <= 0.01 for loss in losses), mean(share <= 1 / 3 for share in shares)
+    print(
+        f"all: within 1 % of the best in {near:.1%}; {mean(shares):.0%} of the seconds, a third at most in {third:.0%}"
+    )
+
+
+def one_space(draw: object, seed: int) -> dict[str, float]:
+    truth: RecipeTruth = draw(Random(seed))  # type: ignore[operator]
+    spec = RunSpec(workload=WorkloadSpec(model="simulated", batch=32), device="cpu" if truth.on_cpu else "cuda:0")
+    space, _ = space_for(TuneSpec(spec=spec), truth.choices)
+    best_s = min(truth.step_s(steps) for steps in space.recipes if truth.is_usable(steps))
+    tuner = tuned(truth, space, spec, seed)
+    winner = finding_of(tuner.tune, tuner.records).winner
+    assert winner is not None
+    assert truth.is_usable(space.steps_of(winner.recipe)), winner.recipe
+    all_s, found_s = exhaustive(draw(Random(seed)), space, spec, seed)  # type: ignore[operator]
+    return {
+        "recipes": len(space.recipes),
+        "trials": len(tuner.tune.trials),
+        "tune_s": tuner.tune.seconds,
+        "loss": truth.step_s(space.steps_of(winner.recipe)) / best_s - 1,
+        "all_s": all_s,
+        "all_loss": found_s / best_s - 1,
+    }
+
+
+def tuned(truth: RecipeTruth, space: Space, spec: RunSpec, seed: int) -> Tuner:
+    door = FakeDoor(truth.landscape(Random(seed)))
+    tuner = Tuner(
+        tune=TuneRecord(name="simulated", tune=TuneSpec(spec=spec)),
+        space=space,
+        door=door,
+        journal=NoJournal(),
+        ledger=NoLedger(),
+        observer=TuneObserver(),
+        clock=lambda: door.clock_s,
+        budget_s=BUDGET_S,
+        order=random.Random(seed),
+    )
+    search(tuner)
+    return tuner
+
+
+def exhaustive(truth: RecipeTruth, space: Space, spec: RunSpec, seed: int) -> tuple[float, float]:
+    """Seconds that measuring everything takes, and the true time of what it takes for the best."""
+    door = FakeDoor(truth.landscape(Random(seed)))
+    measure = trial_measure(on_cpu=truth.on_cpu)
+    times: dict[frozenset[str], float] = {}
+    for steps in space.recipes:
+        own = RunSpec(
+            workload=spec.workload, recipe=Recipe.parse(space.text(steps)), measure=measure, device=spec.device
+        )
+        with door.open(own) as session:
+            reply = session.ask(Prepare(spec=own))
+            if not isinstance(reply, PreparedReply) or not reply.prepared.numerics.passed:
+                continue
+            blocks = [session.ask(Measure(kind="throughput", seconds=measure.block_seconds)) for _ in range(BLOCKS)]
+            samples = [sample for reply in blocks for sample in reply.block.samples]  # type: ignore[union-attr]
+            times[steps_of(own)] = sorted(samples)[len(samples) // 2]
+    return door.clock_s, truth.step_s(min(times, key=lambda steps: times[steps]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What a race says: pairs of recipes with a ratio that covers what changes from process to process, and a verdict.
+
+A heat is one fresh process per recipe, measured in turns. Within a heat all samples of a recipe share its process's
+offset, so the interval is a Student interval over heats, and never narrower than what the rounds inside them say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import fmean, variance
+from typing import Literal
+
+from redline.analyze.statistics import PairedLog, paired_log, student_t
+from redline.analyze.summary import round_medians_s
+from redline.record import BlockKind, RunRecord
+from redline.spec import Spec
+
+RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
+
+TIME_BAND = 0.03
+"""A difference below it is none worth having."""
+
+CONFIDENCE = 0.95
+CONFIDENCE_AFTER = {2: 0.99, 3: 0.98}
+CONFIDENCE_LATER = 0.97
+"""By the number of heats. A race is looked at after each heat and ends when it is decided, which favours heats that
+happen to agree; with these, all looks together still cover the truth 95 % of the time (simulated: 95.8 % at worst)."""
+
+SMALLEST_SPREAD = 0.001
+"""Between processes: a few that agree by chance promise no more."""
+
+Heat = Sequence[RunRecord]
+"""One record per recipe, each of a process of its own."""
+
+
+class Pair(Spec):
+    """`ratio` is time of a over time of b: above 1, b is faster, and so says the verdict, which is about b."""
+
+    a: str
+    b: str
+    ratio: float
+    low: float | None
+    """None with a single heat, which says nothing about other processes."""
+    high: float | None
+    verdict: RaceVerdict
+    heats: int
+
+
+def pairs_of(heats: Sequence[Heat], kind: BlockKind = "throughput") -> list[Pair]:
+    """Every two recipes that met in a heat, in the order of the first heat."""
+    names = list(dict.fromkeys(str(record.spec.recipe) for heat in heats for record in heat))
+    found = (pair_of(heats, a, b, kind) for a, b in combinations(names, 2))
+    return [pair for pair in found if pair is not None]
+
+
+def pair_of(
+    heats: Sequence[Heat], a: str, b: str, kind: BlockKind = "throughput", *, looks: bool = True
+) -> Pair | None:
+    """One pair; None where the two never met. `looks` False: the number of heats did not depend on this pair."""
+    logs = [log for heat in heats if (log := _log_in(heat, a, b, kind)) is not None]
+    if not logs:
+        return None
+    mean = fmean(log.mean for log in logs)
+    half = half_width(logs, looks=looks)
+    ratio = math.exp(mean)
+    if half is None:
+        return Pair(a=a, b=b, ratio=ratio, low=None, high=None, verdict="inconclusive", heats=len(logs))
+    low, high = math.exp(mean - half), math.exp(mean + half)
+    return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), heats=len(logs))
+
+
+def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None:
+    """Of the mean log-ratio: over heats, and within them; the wider counts. None with a single heat."""
+    count = len(logs)
+    if count < 2:
+        return None
+    confidence = CONFIDENCE_AFTER.get(count, CONFIDENCE_LATER) if looks else CONFIDENCE
+    between = student_t(count - 1, confidence) * math.sqrt(variance(log.mean for log in logs) / count)
+    error = math.sqrt(sum(log.error**2 for log in logs)) / count
+    within = student_t(max(sum(log.rounds - 1 for log in logs), 1), confidence) * error
+    return max(between, within)
+
+
+def process_spread(heats: Sequence[Heat], kind: BlockKind = "throughput") -> tuple[float, int] | None:
+    """How far apart processes of one recipe lie, as a variance of the logarithm, and its degrees of freedom.
+
+    From all recipes that ran in every heat: what is left when each recipe's own time and each heat's are taken away.
+    None with fewer than two heats or two such recipes.
+    """
+    sound = [{str(record.spec.recipe): record for record in heat if _is_sound(record)} for heat in heats]
+    names = [name for name in (sound[0] if sound else {}) if all(name in heat for heat in sound)]
+    if len(sound) < 2 or len(names) < 2:
+        return None
+    table = [[_middle_log(heat[name], kind) for name in names] for heat in sound]
+    rows, columns = [fmean(row) for row in table], [fmean(column) for column in zip(*table, strict=True)]
+    whole = fmean(rows)
+    left = [
+        value - row - column + whole
+        for values, row in zip(table, rows, strict=True)
+        for value, column in zip(values, columns, strict=True)
+    ]
+    degrees = (len(sound) - 1) * (len(names) - 1)
+    return max(sum(each**2 for each in left) / degrees, SMALLEST_SPREAD**2), degrees
+
+
+def pair_with_spread(
+    heats: Sequence[Heat], a: str, b: str, spread: tuple[float, int] | None, kind: BlockKind = "throughput"
+) -> Pair | None:
+    """One pair whose own heats may be few, with the spread between processes that other heats have shown."""
+    own = pair_of(heats, a, b, kind)
+    if own is None or spread is None:
+        return own
+    logs = [log for heat in heats if (log := _log_in(heat, a, b, kind)) is not None]
+    variance_of_one, degrees = spread
+    half = student_t(degrees) * math.sqrt(2 * variance_of_one / len(logs))
+    error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
+    half = max(half, student_t(max(sum(log.rounds - 1 for log in logs), 1)) * error)
+    low, high = own.ratio * math.exp(-half), own.ratio * math.exp(half)
+    return Pair(a=a, b=b, ratio=own.ratio, low=low, high=high, verdict=verdict_of(low, high), heats=len(logs))
+
+
+def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:
+    """`faster` when the interval lies wholly above the band, `slower` below, `same` inside."""
+    if low > 1 + band:
+        return "faster"
+    if high < 1 / (1 + band):
+        return "slower"
+    return "same" if low >= 1 / (1 + band) and high <= 1 + band else "inconclusive"
+
+
+def kind_measured(record: RunRecord, kind: BlockKind) -> BlockKind:
+    """On a CPU one kind of block says both."""
+    return kind if any(block.kind == kind for block in record.blocks) else "throughput"
+
+
+def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput") -> PairedLog | None:
+    """Of two records measured in turns, by their common rounds; of two that followed each other, by their middles."""
+    rounds = [round_medians_s(record, kind_measured(record, kind)) for record in (first, other)]
+    if first.group is not None and first.group == other.group:
+        return paired_log(*rounds)
+    if not all(len(times) > 0 for times in rounds):
+        return None
+    logs = [[math.log(seconds) for seconds in times.values()] for times in rounds]
+    errors = [variance(values) / len(values) if len(values) > 1 else 0.0 for values in logs]
+    count = min(len(values) for values in logs)
+    return PairedLog(mean=fmean(logs[0]) - fmean(logs[1]), error=math.sqrt(sum(errors)), rounds=count)
+
+
+def _log_in(heat: Heat, a: str, b: str, kind: BlockKind) -> PairedLog | None:
+    by_name = {str(record.spec.recipe): record for record in heat if _is_sound(record)}
+    return log_ratio(by_name[a], by_name[b], kind) if a in by_name and b in by_name else None
+
+
+def _middle_log(record: RunRecord, kind: BlockKind) -> float:
+    return fmean(math.log(seconds) for seconds in round_medians_s(record, kind_measured(record, kind)).values())
+
+
+def _is_sound(record: RunRecord) -> bool:
+    return record.failure is None and bool(record.blocks)

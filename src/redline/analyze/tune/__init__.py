@@ -1,0 +1,1 @@
+"""What a search for the fastest recipe has seen, and what that says: pure functions of its records."""

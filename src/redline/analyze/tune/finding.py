@@ -1,0 +1,285 @@
+"""What a search found: the winner with its interval, the ranking, what each step brings, what was rejected and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
+from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.tune.estimates import Estimate, Records, estimates, rejection, unproven
+from redline.analyze.tune.record import Refused, TuneRecord, TuneState
+from redline.record import Numerics, RunRecord
+from redline.spec import Recipe, Spec, Task
+
+NEAR_ENOUGH = 0.005
+"""A simpler recipe is taken for this much."""
+ONE_PROCESS_DOUBT = 0.04
+"""What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
+BASELINE = "baseline"
+
+
+class Winner(Spec):
+    """`ratio` is time of the baseline over time of the winner, at the winner's batch."""
+
+    recipe: str
+    batch: int | None
+    ratio: float
+    low: float | None
+    """None where the budget ended before other processes could be asked."""
+    high: float | None
+    throughput_per_s: float | None = None
+    item: str | None = None
+    compile_s: float | None = None
+    """The first time it was compiled in this search."""
+    record_id: str = ""
+
+
+class Ranked(Spec):
+    recipe: str
+    ratio: float
+    verdict: RaceVerdict
+    numerics: Numerics | None
+    low: float | None = None
+    """None where it was seen in one process only."""
+    high: float | None = None
+    compile_s: float | None = None
+    bound: str = "unknown"
+    note: str | None = None
+    """Why it was not recommended, though it was timed."""
+
+
+class StepGain(Spec):
+    """Time without the step over time with it: above 1 it helps."""
+
+    step: str
+    gain: float
+    low: float | None
+    high: float | None
+
+
+class Rejected(Spec):
+    recipe: str
+    reason: str
+
+
+class TuneFinding(Spec):
+    name: str
+    state: TuneState
+    model: str
+    task: Task
+    device: str
+    device_name: str | None
+    objective: str
+    winner: Winner | None
+    ranking: tuple[Ranked, ...]
+    steps: tuple[StepGain, ...]
+    rejected: tuple[Rejected, ...]
+    refused: tuple[Refused, ...]
+    headroom: float | None
+    snippet: str | None
+    seconds: float
+    compile_seconds: float
+    trials: int
+    notes: tuple[str, ...] = ()
+
+
+def finding_of(tune: TuneRecord, records: Records) -> TuneFinding:
+    known = estimates(tune, records)
+    chosen = winner_of(tune, records)
+    rows = {row.record_id: row for row in summarize([records[each] for each in tune.record_ids if each in records])}
+    first = next(iter(rows.values()), None)
+    return TuneFinding(
+        name=tune.name,
+        state=tune.state,
+        model=tune.tune.spec.workload.model,
+        task=tune.tune.spec.workload.task,
+        device=first.device if first else tune.tune.spec.device,
+        device_name=next((row.device_name for row in rows.values() if row.device_name), None),
+        objective=tune.tune.objective,
+        winner=_winner(chosen, tune, records, rows, known),
+        ranking=tuple(_ranking(tune, records, rows, known)),
+        steps=tuple(_gains(chosen, tune, records)),
+        rejected=tuple(_rejected(tune, records)),
+        refused=tune.refused,
+        headroom=None,
+        snippet=tune.snippet,
+        seconds=tune.seconds,
+        compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
+        trials=len(tune.trials),
+        notes=tune.notes,
+    )
+
+
+def winner_of(tune: TuneRecord, records: Records) -> str | None:
+    """The fastest that may be recommended; of those next to it, the simplest."""
+    known = estimates(tune, records)
+    may_win = {
+        recipe for recipe, each in known.items() if each.too_late is None and unproven(recipe, tune) is None
+    } - _rejected_in_finals(tune, records)
+    heats = heats_of(tune.finals, records)
+    survivors = [recipe for recipe in _met_last(heats) if recipe in may_win]
+    if not survivors:
+        best = min((known[recipe] for recipe in may_win), key=lambda each: each.log_s, default=None)
+        return best.recipe if best else None
+    return simplest_of_the_fastest(heats, survivors, tune)
+
+
+def simplest_of_the_fastest(heats: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord) -> str:
+    times = {recipe: log_over(heats, survivors[0], recipe, tune) for recipe in survivors}
+    fastest = min(times.values())
+    near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
+    return min(near, key=lambda recipe: (complexity(recipe), times[recipe]))
+
+
+def log_over(heats: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
+    """The logarithm of the other's time over the one's."""
+    pair = None if one == other else pair_of(heats, one, other, tune.tune.kind)
+    return 0.0 if one == other else -math.log(pair.ratio) if pair else math.inf
+
+
+def complexity(recipe: str) -> tuple[int, int]:
+    """Something to compile is more to carry about than one step more."""
+    steps = Recipe.parse(recipe).steps
+    return sum(step.name in ("compile", "torchscript", "onnx", "tensorrt") for step in steps), len(steps)
+
+
+def heats_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[RunRecord]]:
+    return [[records[each] for each in heat if each in records] for heat in ids]
+
+
+def _met_last(heats: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Who was still in the race at its end; the baseline always is."""
+    if not heats:
+        return []
+    return [str(record.spec.recipe) for record in heats[-1] if record.failure is None and record.blocks]
+
+
+def _rejected_in_finals(tune: TuneRecord, records: Records) -> set[str]:
+    heats = heats_of(tune.finals, records)
+    return {str(record.spec.recipe) for heat in heats for record in heat if rejection(record, tune) is not None}
+
+
+def _winner(
+    chosen: str | None,
+    tune: TuneRecord,
+    records: Records,
+    rows: dict[str, RunSummary],
+    known: dict[str, Estimate],
+) -> Winner | None:
+    if chosen is None:
+        return None
+    batch = next((choice.batch for choice in tune.batches if choice.recipe == chosen), None)
+    heats = heats_of(tune.batch_heats or tune.finals, records)
+    pair = _against_baseline(chosen, heats, tune, known)
+    own = [record for heat in heats for record in heat if str(record.spec.recipe) == chosen and record.blocks]
+    record = own[0] if own else records[known[chosen].record_id]
+    row = rows[record.id]
+    rates = [rate for each in own or [record] if (rate := rows[each.id].throughput_per_s) is not None]
+    return Winner(
+        recipe=chosen,
+        batch=row.batch if tune.batch_heats else batch or row.batch,
+        ratio=pair.ratio,
+        low=pair.low,
+        high=pair.high,
+        throughput_per_s=sorted(rates)[len(rates) // 2] if rates else None,
+        item=row.item,
+        compile_s=_first_compile_s(chosen, tune, records),
+        record_id=record.id,
+    )
+
+
+def _against_baseline(
+    recipe: str, heats: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+) -> Pair:
+    """From heats of fresh processes where both met; else by the search's scale, without an interval."""
+    if recipe == BASELINE:
+        return Pair(a=BASELINE, b=BASELINE, ratio=1.0, low=1.0, high=1.0, verdict="same", heats=len(heats))
+    # More heats than were planned are run for the sake of this pair and of the first two.
+    found = pair_of(heats, BASELINE, recipe, tune.tune.kind, looks=len(heats) > tune.tune.replicates)
+    if found is not None:
+        return found
+    base = known.get(BASELINE)
+    ratio = math.exp(base.log_s - known[recipe].log_s) if base is not None else math.nan
+    doubt = math.exp(ONE_PROCESS_DOUBT)
+    return Pair(
+        a=BASELINE,
+        b=recipe,
+        ratio=ratio,
+        low=None,
+        high=None,
+        verdict=verdict_of(ratio / doubt, ratio * doubt),
+        heats=1,
+    )
+
+
+def _ranking(
+    tune: TuneRecord, records: Records, rows: dict[str, RunSummary], known: dict[str, Estimate]
+) -> list[Ranked]:
+    """Fastest first."""
+    heats = heats_of(tune.finals, records)
+    broke_later = _rejected_in_finals(tune, records)
+    ranked = []
+    for recipe, each in known.items():
+        pair = _against_baseline(recipe, heats, tune, known)
+        row = rows[each.record_id]
+        late = "rejected in the last race" if recipe in broke_later else None
+        ranked.append(
+            Ranked(
+                recipe=recipe,
+                ratio=pair.ratio,
+                low=pair.low,
+                high=pair.high,
+                verdict=pair.verdict,
+                numerics=row.numerics,
+                compile_s=_first_compile_s(recipe, tune, records),
+                bound=row.bound.label,
+                note=each.too_late or unproven(recipe, tune) or late,
+            )
+        )
+    return sorted(ranked, key=lambda each: -each.ratio)
+
+
+def _gains(chosen: str | None, tune: TuneRecord, records: Records) -> list[StepGain]:
+    if chosen is None:
+        return []
+    finals, ablations = heats_of(tune.finals, records), heats_of(tune.ablations, records)
+    spread = process_spread([heat for heat in finals if _has_survivors(heat, finals)], tune.tune.kind)
+    words = chosen.split("+") if chosen != BASELINE else []
+    gains = []
+    for step in words:
+        without = "+".join(word for word in words if word != step) or BASELINE
+        pair = pair_with_spread([*finals, *ablations], without, chosen, spread, tune.tune.kind)
+        if pair is not None:
+            gains.append(StepGain(step=step, gain=pair.ratio, low=pair.low, high=pair.high))
+    return sorted(gains, key=lambda each: -each.gain)
+
+
+def _has_survivors(heat: Sequence[RunRecord], heats: Sequence[Sequence[RunRecord]]) -> bool:
+    return set(_met_last(heats)) <= {str(record.spec.recipe) for record in heat}
+
+
+def _rejected(tune: TuneRecord, records: Records) -> list[Rejected]:
+    reasons: dict[str, str] = {}
+    for record in _all(tune, records):
+        recipe = str(record.spec.recipe)
+        why = rejection(record, tune) or unproven(recipe, tune)
+        if why is not None:
+            reasons.setdefault(recipe, " ".join(why.split()))
+    return [Rejected(recipe=recipe, reason=reason) for recipe, reason in reasons.items()]
+
+
+def _all(tune: TuneRecord, records: Records) -> list[RunRecord]:
+    return [records[each] for each in dict.fromkeys(tune.record_ids) if each in records]
+
+
+def _first_compile_s(recipe: str, tune: TuneRecord, records: Records) -> float | None:
+    found = (_compile_s(record) for record in _all(tune, records) if str(record.spec.recipe) == recipe)
+    return next((seconds for seconds in found if seconds is not None), None)
+
+
+def _compile_s(record: RunRecord) -> float | None:
+    return record.prepared.cold_start.compile_s if record.prepared is not None else None
+
+
+__all__ = ["Records", "TuneFinding", "finding_of", "kind_measured", "winner_of"]

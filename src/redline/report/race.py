@@ -1,0 +1,112 @@
+"""A race in a terminal and as a document: each recipe once, set against the first, then every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from redline.analyze.race import TIME_BAND, Heat, Pair, pair_of, pairs_of, process_spread
+from redline.analyze.summary import RunSummary, summarize
+from redline.report.export import export_json
+from redline.report.terminal import make_table
+from redline.units import format_share, significant
+
+VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
+
+
+def race_json(heats: Sequence[Heat]) -> str:
+    """`results` as a run has them, heat after heat; `pairs` are what the race says."""
+    document: dict[str, Any] = msgspec.json.decode(export_json([record for heat in heats for record in heat]))
+    document["pairs"] = pairs_of(heats)
+    document["heats"] = len(heats)
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def race_report(heats: Sequence[Heat]) -> RenderableType:
+    rows = summarize([record for heat in heats for record in heat])
+    names = list(dict.fromkeys(row.recipe for row in rows))
+    first = rows[0]
+    where = next((row.device_name for row in rows if row.device_name), first.device)
+    title = " · ".join([first.model, first.task, f"batch {first.batch}" if first.batch else "", where])
+    table = make_table(Text(title, style="bold"))
+    item = next((row.item for row in rows if row.item), "item")
+    table.add_column("recipe", overflow="fold", min_width=12)
+    for header in (f"{item}/s", "processes", f"vs {names[0]}"[:24], "verdict", "rel. error"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name in names:
+        table.add_row(Text(name), *_cells(name, names[0], heats, [row for row in rows if row.recipe == name]))
+    pairs = [pair for pair in pairs_of(heats) if pair.a != names[0]]
+    told = [Text(f"  {pair_line(pair)}", style=VERDICT_STYLE[pair.verdict]) for pair in pairs]
+    told += [Text(f"  {row.recipe}: {row.failure.message}", style="red") for row in rows if row.failure]
+    return Group(table, *told, *_spread_note(heats), Text(_next_step(heats, names, rows), style="bold"))
+
+
+def pair_line(pair: Pair) -> str:
+    """As a sentence about the second."""
+    if pair.low is None or pair.high is None:
+        return f"{pair.b} runs at {pair.ratio:.3f}× {pair.a} so far"
+    words = {
+        "faster": "faster than",
+        "slower": "slower than",
+        "same": "the same as",
+        "inconclusive": "undecided against",
+    }
+    return f"{pair.b} is {words[pair.verdict]} {pair.a}: {pair.ratio:.3f}× ({pair.low:.3f}–{pair.high:.3f})"
+
+
+def _cells(name: str, first: str, heats: Sequence[Heat], rows: Sequence[RunSummary]) -> list[str | Text]:
+    rates = [row.throughput_per_s for row in rows if row.throughput_per_s is not None]
+    if not rates:
+        return ["failed", "–", "–", "–", "–"]
+    pair = pair_of(heats, first, name) if name != first else None
+    ratio = "–"
+    if pair is not None:
+        ratio = f"{pair.ratio:.2f}×" + (f" ({pair.low:.2f}–{pair.high:.2f})" if pair.low and pair.high else "")
+    rate = median(rates)
+    return [
+        significant(rate, max(3, len(str(round(rate))))),
+        str(len(rates)),
+        ratio,
+        Text(pair.verdict, style=VERDICT_STYLE[pair.verdict]) if pair else "–",
+        _error(rows),
+    ]
+
+
+def _error(rows: Sequence[RunSummary]) -> str | Text:
+    numerics = next((row.numerics for row in rows if row.numerics is not None), None)
+    if numerics is None or numerics.method in ("reference", "unchecked", "skipped"):
+        return "–"
+    told = "n/a" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"
+    return told if numerics.passed else Text(f"{told} ✗", style="red")
+
+
+def _spread_note(heats: Sequence[Heat]) -> list[Text]:
+    spread = process_spread(heats)
+    if spread is None:
+        return []
+    told = f"  processes of one recipe lie ±{format_share(spread[0] ** 0.5)} apart; the intervals cover that"
+    return [Text(told, style="dim")]
+
+
+def _next_step(heats: Sequence[Heat], names: Sequence[str], rows: Sequence[RunSummary]) -> str:
+    sound = [name for name in names if not any(row.failure for row in rows if row.recipe == name)]
+    wrong = {
+        row.recipe for row in rows if row.numerics and not row.numerics.passed and row.numerics.method != "unchecked"
+    }
+    fit = [name for name in sound if name not in wrong]
+    if len(sound) < 2:
+        return "next: fewer than two recipes ran; 'redline show' has the errors whole"
+    pairs = {(pair.a, pair.b): pair for pair in pairs_of(heats)}
+    if any(pair.verdict == "inconclusive" for pair in pairs.values()):
+        return (
+            f"next: not every pair is decided within ±{TIME_BAND:.0%}; --replicates 7 or --effort strict looks longer"
+        )
+    if not fit:
+        return "next: no recipe here keeps the numbers right"
+    best = min(fit, key=lambda name: -(pairs[names[0], name].ratio if name != names[0] else 1.0))
+    return f"next: {best} is the fastest here that keeps the numbers right"

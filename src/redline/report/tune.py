@@ -1,0 +1,145 @@
+"""A search for the fastest recipe in a terminal and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from redline.analyze.tune.finding import Ranked, TuneFinding, Winner
+from redline.record import Numerics
+from redline.report.race import VERDICT_STYLE
+from redline.report.terminal import make_table
+from redline.units import significant
+
+SHOWN = 12
+"""Rows of the ranking a person is shown; the document has all."""
+
+
+def tune_json(found: TuneFinding) -> str:
+    winner = found.winner
+    document: dict[str, Any] = {
+        "name": found.name,
+        "state": found.state,
+        "model": found.model,
+        "task": found.task,
+        "device": found.device,
+        "objective": found.objective,
+        "winner": winner,
+        "ranking": found.ranking,
+        "steps": found.steps,
+        "rejected": found.rejected,
+        "refused": found.refused,
+        "headroom": found.headroom,
+        "snippet": found.snippet,
+        "seconds": found.seconds,
+        "compile_seconds": found.compile_seconds,
+        "notes": found.notes,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def tune_report(found: TuneFinding) -> RenderableType:
+    """Ranking, winner, what each step brings, what was rejected and why, the code, the next step."""
+    parts: list[RenderableType] = []
+    if found.ranking:
+        parts.append(_ranking(found))
+        if len(found.ranking) > SHOWN:
+            parts.append(Text(f"  and {len(found.ranking) - SHOWN} slower ones (--json lists all)", style="dim"))
+    parts += [_winner(found, found.winner)] if found.winner is not None else []
+    if found.steps:
+        parts.append(_steps(found))
+    parts += _reasons(found)
+    parts += [Text(f"  note: {note}", style="yellow") for note in found.notes]
+    parts.append(Text(_spent(found), style="dim"))
+    if found.snippet is not None:
+        parts += [Text("without Redline:", style="dim"), Text(found.snippet.rstrip())]
+    return Group(*parts, Text(_next_step(found), style="bold"))
+
+
+def _ranking(found: TuneFinding) -> Table:
+    where = f"{found.device_name} ({found.device})" if found.device_name else found.device
+    batch = f"batch {found.winner.batch}" if found.winner and found.winner.batch else ""
+    title = " · ".join(part for part in (found.model, found.task, batch, where, found.objective) if part)
+    table = make_table(Text(title, style="bold"))
+    table.add_column("recipe", overflow="fold", min_width=12)
+    for header in ("vs baseline", "verdict", "rel. error", "compile s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in found.ranking[:SHOWN]:
+        is_winner = found.winner is not None and row.recipe == found.winner.recipe
+        note = "winner" if is_winner else row.note or ("host-bound" if row.bound == "host" else "")
+        table.add_row(
+            Text(row.recipe, style="bold" if is_winner else ""),
+            _ratio(row),
+            Text(row.verdict, style=VERDICT_STYLE[row.verdict]),
+            _error(row.numerics),
+            "–" if row.compile_s is None else f"{row.compile_s:.1f}",
+            Text(note, style="green" if is_winner else "dim"),
+        )
+    return table
+
+
+def _ratio(row: Ranked) -> str:
+    if row.recipe == "baseline":
+        return "–"
+    return f"{row.ratio:.2f}×" + (f" ({row.low:.2f}–{row.high:.2f})" if row.low and row.high else "")
+
+
+def _error(numerics: Numerics | None) -> str:
+    if numerics is None or numerics.method in ("reference", "unchecked", "skipped") or numerics.rel_l2 is None:
+        return "–"
+    return f"{numerics.rel_l2:.1e}"
+
+
+def _winner(found: TuneFinding, winner: Winner) -> Text:
+    rate = winner.throughput_per_s
+    told = f"{'best so far' if found.state != 'done' else 'winner'}: {winner.recipe}"
+    if winner.recipe != "baseline":
+        told += f", {winner.ratio:.2f}× the baseline"
+        told += f" ({winner.low:.2f}–{winner.high:.2f})" if winner.low and winner.high else ", seen in one process only"
+    if rate is not None:
+        told += f", {significant(rate, max(3, len(str(round(rate)))))} {winner.item or 'item'}/s"
+    told += f" at batch {winner.batch}" if winner.batch else ""
+    return Text(told, style="bold green")
+
+
+def _steps(found: TuneFinding) -> Table:
+    table = make_table(Text("what each step brings (time without it over time with it)", style="dim"))
+    table.add_column("step", no_wrap=True)
+    table.add_column("gain", justify="right", no_wrap=True)
+    for gain in found.steps:
+        interval = f" ({gain.low:.2f}–{gain.high:.2f})" if gain.low and gain.high else ""
+        table.add_row(Text(gain.step), f"{gain.gain:.2f}×{interval}")
+    return table
+
+
+def _reasons(found: TuneFinding) -> list[RenderableType]:
+    told: list[RenderableType] = [
+        Text(f"  rejected: {row.recipe}: {row.reason}", style="red") for row in found.rejected
+    ]
+    return told + [Text(f"  not tried: {row.step}: {row.reason}", style="dim") for row in _apart(found)]
+
+
+def _apart(found: TuneFinding) -> Sequence[Any]:
+    """What was left out because it was asked for needs no line each."""
+    return [row for row in found.refused if "asked" not in row.reason]
+
+
+def _spent(found: TuneFinding) -> str:
+    return f"{found.trials} recipes tried in {found.seconds:.0f} s, {found.compile_seconds:.0f} s of that compiling"
+
+
+def _next_step(found: TuneFinding) -> str:
+    if found.state != "done":
+        return "next: the same command with --resume goes on"
+    if found.winner is None:
+        return "next: nothing may be recommended; the reasons are above"
+    if found.winner.recipe == "baseline":
+        return "next: nothing here beats the baseline; try another batch, or --allow-quantized with a --check"
+    recipe = found.winner.recipe
+    return f"next: redline.recipe({recipe!r}).apply(model), or the code above; 'redline profile {found.model} -r {recipe}' explains the rest"

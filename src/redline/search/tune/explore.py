@@ -1,0 +1,70 @@
+"""Which recipe next? The one that promises most improvement for its seconds, until none promises enough."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from redline.search.tune.beliefs import Beliefs
+from redline.search.tune.blame import Blame
+from redline.search.tune.costs import expected_cost, is_affordable, reserve_s, trial_costs
+from redline.search.tune.space import BASELINE, Steps
+from redline.search.tune.trials import Trials
+from redline.search.tune.tuner import Tuner
+
+WORTH_A_TRIAL = 0.0025
+"""Expected improvement, as a share of the fastest time so far."""
+USUAL_SHARE = 0.01
+"""Of the budget: a trial that takes more of it must promise more."""
+LOOKED_AT = 300
+"""Of those that promise most, so many are weighed against their cost."""
+
+
+def explore(tuner: Tuner) -> None:
+    """Try the baseline, the person's own recipes, then whatever promises most."""
+    beliefs = Beliefs(tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective == "throughput")
+    tuner.observer.planned(tuner.tune, len(beliefs.recipes), tuner.budget_s)
+    with Trials(tuner) as trials:
+        for steps, why in _firsts(tuner):
+            _attempt(tuner, trials, steps, why)
+        while tuner.seen() and (chosen := choose(tuner, beliefs)) is not None:
+            steps, gain = chosen
+            _attempt(tuner, trials, steps, f"may bring {gain:.1%}")
+
+
+def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
+    """The recipe to try next, and the improvement it promises."""
+    seen, tried = tuner.seen(), tuner.tried()
+    gains = beliefs.promises(seen)
+    blame, costs, left_s = Blame(seen, tuner.broken()), trial_costs(tuner), tuner.left_s - reserve_s(tuner)
+    best: tuple[float, Steps, float] | None = None
+    looked_at = 0
+    for place in np.argsort(-gains, kind="stable"):
+        steps = beliefs.recipes[place]
+        if gains[place] < WORTH_A_TRIAL or looked_at == LOOKED_AT:
+            break
+        gain = 0.0 if steps in tried else float(gains[place]) * blame.chance(steps)
+        if gain < WORTH_A_TRIAL:
+            continue
+        looked_at += 1
+        cost_s = expected_cost(steps, tuner, costs)
+        is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
+        if is_worth_it and is_affordable(steps, cost_s, tuner, left_s) and (best is None or gain / cost_s > best[0]):
+            best = (gain / cost_s, steps, gain)
+    return None if best is None else (best[1], best[2])
+
+
+def _firsts(tuner: Tuner) -> list[tuple[Steps, str]]:
+    """After a resume the fastest so far is opened again, to be measured against."""
+    tried, leader = tuner.tried(), tuner.leader()
+    firsts = [(BASELINE, "what all are set against")] if BASELINE not in tried else []
+    if leader is not None:
+        firsts.append((tuner.space.steps_of(leader.recipe), "the fastest so far, opened again"))
+    seeds = [tuner.space.steps_of(seed) for seed in tuner.asked.seeds]
+    return firsts + [(seed, "asked for") for seed in dict.fromkeys(seeds) if seed not in tried and seed != BASELINE]
+
+
+def _attempt(tuner: Tuner, trials: Trials, steps: Steps, why: str) -> None:
+    tuner.observer.attempting(tuner.space.text(steps), len(tuner.tune.trials) + 1, why)
+    trials.attempt(steps)

@@ -1,0 +1,181 @@
+"""The last few raced in fresh processes, then the winner against itself less one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from redline.analyze.race import TIME_BAND, Heat, Pair, log_ratio, pair_of, pair_with_spread, process_spread
+from redline.analyze.tune.estimates import rejection
+from redline.analyze.tune.finding import heats_of, log_over, winner_of
+from redline.record import RunRecord
+from redline.search.race import Race
+from redline.search.tune.beliefs import PROCESS_SD
+from redline.search.tune.costs import FINALISTS, FIRST_TRIAL_S, trial_costs, warm_cost
+from redline.search.tune.space import BASELINE, Steps
+from redline.search.tune.tuner import Tuner
+from redline.spec import MeasureSpec, RunSpec
+
+NEAR = 0.03
+"""Within this of the fastest, a recipe goes to the last race, and doubt about both is added to it."""
+BEHIND_AFTER_ONE = 0.03
+BEHIND = 0.005
+MOST_HEATS = 5
+SETTLED = 0.01
+"""Half an interval: two recipes closer than this need no further heat to tell them apart."""
+ABLATION_HEATS = 2
+FULL_LOSS_PATH = 20
+
+
+def decide(tuner: Tuner) -> None:
+    """Heats of the finalists with the baseline; who falls behind is out, and the budget may end it."""
+    race = _race(tuner)
+    race.heats = heats_of(tuner.tune.finals, tuner.records)
+    finalists = _still_in(tuner, race.heats) if race.heats else choose_finalists(tuner)
+    while finalists and not _is_decided(tuner, race.heats, finalists):
+        racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
+        number = len(race.heats)
+        if len(racers) < 2 or not _can_pay(tuner, racers):
+            return
+        tuner.observer.heat(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])
+        records = race.run_heat([final_spec(tuner, each, first=number == 0) for each in racers])
+        _keep(tuner, records, lambda ids: {"finals": (*tuner.tune.finals, ids)})
+        tuner.observer.stands(race.pairs)
+        finalists = _still_in(tuner, race.heats)
+
+
+def choose_finalists(tuner: Tuner) -> list[Steps]:
+    """Those that could be the fastest for all that is known, the fastest first."""
+    known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
+    if not known:
+        return []
+    best = known[0]
+
+    def doubt(error: float) -> float:
+        return 2 * math.sqrt(error**2 + best.error**2 + 2 * PROCESS_SD**2)
+
+    near = [each for each in known if each.log_s <= best.log_s + min(NEAR, doubt(each.error)) + 1e-12]
+    return [tuner.space.steps_of(each.recipe) for each in near[:FINALISTS]]
+
+
+def ablate(tuner: Tuner) -> None:
+    """What each step of the winner brings: the winner raced against itself without it."""
+    chosen = winner_of(tuner.tune, tuner.records)
+    if chosen is None or chosen == tuner.space.text(BASELINE):
+        return
+    race = _race(tuner)
+    race.heats = heats_of(tuner.tune.ablations, tuner.records)
+    for _ in range(len(race.heats), ABLATION_HEATS):
+        unsettled = [steps for steps in _ablated(tuner, chosen) if not _gain_is_settled(tuner, chosen, steps)]
+        racers = [tuner.space.steps_of(chosen), *unsettled]
+        if not unsettled or not _can_pay(tuner, racers):
+            return
+        number = len(race.heats)
+        tuner.observer.heat(number + 1, ABLATION_HEATS, [tuner.space.text(each) for each in racers])
+        records = race.run_heat([final_spec(tuner, each, first=number == 0) for each in racers])
+        _keep(tuner, records, lambda ids: {"ablations": (*tuner.tune.ablations, ids)})
+
+
+def final_spec(tuner: Tuner, steps: Steps, *, first: bool, batch: int | None = None) -> RunSpec:
+    """Numbers are checked once more, over the full path of losses, in the first heat."""
+    return tuner.spec_of(steps, final_measure(on_cpu=tuner.on_cpu, checks=first), batch)
+
+
+def final_measure(*, on_cpu: bool, checks: bool) -> MeasureSpec:
+    return msgspec.structs.replace(
+        MeasureSpec.for_effort("quick"),
+        block_seconds=0.25 if on_cpu else 0.1,
+        min_rounds=6,
+        max_seconds=24.0 if on_cpu else 10.0,
+        warmup_max_seconds=5.0,
+        loss_path_steps=FULL_LOSS_PATH,
+        check_numerics=checks,
+    )
+
+
+def _race(tuner: Tuner) -> Race:
+    return Race(
+        tuner.door,
+        tuner.journal,
+        tuner.observer,
+        tuner.order,
+        only=tuner.only,
+        replicates=tuner.asked.replicates,
+    )
+
+
+def _keep(tuner: Tuner, records: Sequence[RunRecord], change: Callable[[tuple[str, ...]], dict[str, object]]) -> None:
+    tuner.records.update((record.id, record) for record in records)
+    tuner.keep(**change(tuple(record.id for record in records)))
+
+
+def _still_in(tuner: Tuner, heats: Sequence[Heat]) -> list[Steps]:
+    """Of the last heat, those that are not clearly behind the fastest of it."""
+    sound = [record for record in heats[-1] if record.blocks and rejection(record, tuner.tune) is None]
+    names = [str(record.spec.recipe) for record in sound]
+    if not names:
+        return []
+    fastest = min(names, key=lambda name: log_over(heats, names[0], name, tuner.tune))
+    kept = [name for name in names if name == fastest or not _is_behind(tuner, heats, fastest, name)]
+    kept.sort(key=lambda name: log_over(heats, fastest, name, tuner.tune))
+    return [tuner.space.steps_of(name) for name in kept]
+
+
+def _is_behind(tuner: Tuner, heats: Sequence[Heat], fastest: str, name: str) -> bool:
+    pair = pair_of(heats, fastest, name, tuner.asked.kind)
+    if pair is None:
+        return True
+    if pair.heats == 1:
+        records = {str(record.spec.recipe): record for record in heats[-1]}
+        log = log_ratio(records[fastest], records[name], tuner.asked.kind)
+        return log is None or log.mean < -(BEHIND_AFTER_ONE + 2 * log.error)
+    spread = process_spread(_with_both(heats, fastest, name), tuner.asked.kind)
+    found = pair_with_spread(heats, fastest, name, spread, tuner.asked.kind) or pair
+    return found.ratio < 1 - BEHIND_AFTER_ONE or (found.high is not None and found.high < 1 - BEHIND)
+
+
+def _with_both(heats: Sequence[Heat], *names: str) -> list[Heat]:
+    return [heat for heat in heats if set(names) <= {str(record.spec.recipe) for record in heat}]
+
+
+def _is_decided(tuner: Tuner, heats: Sequence[Heat], finalists: Sequence[Steps]) -> bool:
+    """Enough heats for the interval, and the first two told apart or too close to matter."""
+    if len(heats) < tuner.asked.replicates:
+        return False
+    if len(heats) >= max(MOST_HEATS, tuner.asked.replicates):
+        return True
+    first, *others = (tuner.space.text(each) for each in finalists)
+    gain = pair_of(heats, "baseline", first, tuner.asked.kind)
+    if gain is not None and gain.verdict == "inconclusive" and gain.ratio > 1 + TIME_BAND:
+        return False
+    return all(_is_settled(pair_of(heats, first, other, tuner.asked.kind)) for other in others)
+
+
+def _is_settled(pair: Pair | None) -> bool:
+    if pair is None or pair.low is None or pair.high is None:
+        return False
+    return pair.high < 1 or pair.low > 1 or pair.high - pair.low <= 2 * SETTLED
+
+
+def _ablated(tuner: Tuner, chosen: str) -> list[Steps]:
+    """Without one step each, leaving out what is known to break."""
+    broken = set(tuner.broken())
+    return [without for _, without in tuner.space.less_one(tuner.space.steps_of(chosen)) if without not in broken]
+
+
+def _gain_is_settled(tuner: Tuner, chosen: str, without: Steps) -> bool:
+    heats = heats_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
+    finals = heats_of(tuner.tune.finals, tuner.records)
+    name = tuner.space.text(without)
+    spread = process_spread(_with_both(finals, "baseline", chosen), tuner.asked.kind)
+    pair = pair_with_spread(heats, name, chosen, spread, tuner.asked.kind)
+    return _is_settled(pair) or any(
+        record.failure is not None for heat in heats for record in heat if str(record.spec.recipe) == name
+    )
+
+
+def _can_pay(tuner: Tuner, racers: Sequence[Steps]) -> bool:
+    costs = trial_costs(tuner)
+    return sum(warm_cost(costs.get(each, FIRST_TRIAL_S)) for each in racers) <= tuner.left_s

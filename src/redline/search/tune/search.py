@@ -1,0 +1,32 @@
+"""The search as a sentence: explore, race the last few, take the winner apart, choose its batch."""
+
+from __future__ import annotations
+
+from redline.analyze.tune.finding import winner_of
+from redline.search.tune.batches import choose_batch
+from redline.search.tune.explore import explore
+from redline.search.tune.finals import ablate, decide
+from redline.search.tune.tuner import Tuner
+
+NOTHING_RUNS = "nothing could be timed: the baseline itself does not run here"
+
+
+def search(tuner: Tuner) -> None:
+    """To the end, or to Ctrl-C: what is known then is kept, and the state says that it was stopped."""
+    if tuner.tune.state == "done":
+        return
+    try:
+        tuner.observer.stage("trying recipes")
+        explore(tuner)
+        if tuner.baseline() is None:
+            tuner.keep(state="done", notes=(*tuner.tune.notes, NOTHING_RUNS))
+            return
+        tuner.observer.stage("racing the last few")
+        decide(tuner)
+        if winner_of(tuner.tune, tuner.records) is not None:
+            tuner.observer.stage("what each step brings")
+            ablate(tuner)
+            choose_batch(tuner)
+        tuner.keep(state="done")
+    except KeyboardInterrupt:
+        tuner.keep(state="interrupted")

@@ -1,0 +1,419 @@
+"""Races and searches for the fastest recipe, as notebooks and the command line ask for them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from redline.analyze.tune.record import (
+    DEFAULT_BUDGET_S,
+    Tolerance,
+    TuneRecord,
+    TuneSpec,
+    decode_tune,
+    encode_tune,
+)
+from redline.api import ask, checked, opened, specs_of
+from redline.errors import BenchError, SpecError, UsageError
+from redline.launch.lock import device_lock
+from redline.protocol import AskSnippet, AskSteps, Snippet, StepChoice, StepChoices
+from redline.record import RunRecord
+from redline.search.interleave import Journal
+from redline.spec import Recipe, RunSpec
+from redline.units import parse_seconds
+
+if TYPE_CHECKING:
+    from redline.analyze.race import Pair
+    from redline.analyze.summary import RunSummary
+    from redline.analyze.tune.finding import TuneFinding, Winner
+    from redline.launch import Door
+    from redline.recipes import PlainRecipe
+    from redline.search.race import RaceObserver
+    from redline.search.tune.tuner import Clock, TuneObserver
+    from redline.store import History, TuneLedger
+
+
+class RaceResult(Sequence["Pair"]):
+    """The pairs of a race, with the heats they were derived from."""
+
+    def __init__(self, heats: Sequence[Sequence[RunRecord]]) -> None:
+        from redline.analyze.race import pairs_of
+
+        self.heats = [list(heat) for heat in heats]
+        self.pairs = pairs_of(self.heats)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.pairs[index]
+
+    def __str__(self) -> str:
+        from redline.report.race import race_report
+        from redline.report.terminal import as_text
+
+        return as_text(race_report(self.heats))
+
+    @property
+    def records(self) -> list[RunRecord]:
+        return [record for heat in self.heats for record in heat]
+
+    @property
+    def rows(self) -> list[RunSummary]:
+        from redline.analyze.summary import summarize
+
+        return summarize(self.records)
+
+    def to_json(self) -> str:
+        from redline.report.race import race_json
+
+        return race_json(self.heats)
+
+
+class TuneResult:
+    """What a search found, with all that it rests on."""
+
+    def __init__(self, tune: TuneRecord, records: Mapping[str, RunRecord], inputs: Any | None = None) -> None:
+        from redline.analyze.tune.finding import finding_of
+
+        self.tune = tune
+        self.records = dict(records)
+        self.inputs = inputs
+        """The example inputs the search was given."""
+        self.finding: TuneFinding = finding_of(tune, self.records)
+
+    def __str__(self) -> str:
+        from redline.report.terminal import as_text
+        from redline.report.tune import tune_report
+
+        return as_text(tune_report(self.finding))
+
+    @property
+    def winner(self) -> Winner | None:
+        return self.finding.winner
+
+    @property
+    def recipe(self) -> str:
+        """The winner's; raises where there is none."""
+        if self.winner is None:
+            raise UsageError("the search found no recipe that may be recommended; its `finding.rejected` says why")
+        return self.winner.recipe
+
+    @property
+    def snippet(self) -> str | None:
+        """The winner as plain PyTorch."""
+        return self.finding.snippet
+
+    @property
+    def plain(self) -> PlainRecipe:
+        """The winner outside of any measurement: `redline.recipe(...)` for this workload."""
+        from redline.recipes import recipe
+
+        workload, device = self.tune.tune.spec.workload, self.tune.tune.spec.device
+        return recipe(self.recipe, task=workload.task, optimizer=workload.optimizer, device=device)
+
+    def apply(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """The winner applied to a model in this process, for inputs like these or like those of the search."""
+        if not args and not kwargs:
+            args, kwargs = _arguments(self.inputs)
+        return self.plain.apply(model, *args, **kwargs)
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints, as plain values."""
+        document: dict[str, Any] = msgspec.json.decode(self.to_json())
+        return document
+
+    def to_json(self) -> str:
+        from redline.report.tune import tune_json
+
+        return tune_json(self.finding)
+
+
+def race(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: Iterable[str],
+    replicates: int = 3,
+    loss: Any | None = None,
+    door: Door | None = None,
+    journal: Journal | None = None,
+    observer: RaceObserver | None = None,
+    **settings: Any,
+) -> RaceResult:
+    """Which recipe is faster, and is that sure? Fresh processes, interleaved blocks; `settings` are those of `run`."""
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **{"effort": "quick", **settings})
+    return race_specs(specs, replicates=replicates, door=own_door or door, journal=journal, observer=observer)
+
+
+def race_specs(
+    specs: Sequence[RunSpec],
+    *,
+    replicates: int = 3,
+    door: Door | None = None,
+    journal: Journal | None = None,
+    observer: RaceObserver | None = None,
+) -> RaceResult:
+    from redline.search.race import RaceObserver, check_racers, race
+
+    check_racers(specs, replicates)
+    if any(msgspec.structs.replace(spec, recipe=specs[0].recipe) != specs[0] for spec in specs):
+        raise UsageError("a race is of one model: name one")
+    watching = observer or RaceObserver()
+    with ExitStack() as stack:
+        door = door or stack.enter_context(opened(specs[0].launch))
+        specs = checked(specs, door)
+        journal = journal or stack.enter_context(_history())
+        stack.enter_context(device_lock(specs[0].device, on_wait=watching.waiting))
+        heats = race(specs, door, journal, watching, replicates=replicates, seed=specs[0].seed)
+    return RaceResult(heats)
+
+
+def tune(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    batch: int | str | None = None,
+    objective: str = "throughput",
+    budget: float | str = DEFAULT_BUDGET_S,
+    slo_p95: float | str | None = None,
+    tolerance: float | str | None = None,
+    allow_quantized: bool = False,
+    check: Any | None = None,
+    recipes: str | Iterable[str] = (),
+    steps: Iterable[str] = (),
+    without: Iterable[str] = (),
+    replicates: int = 3,
+    name: str | None = None,
+    resume: bool = False,
+    loss: Any | None = None,
+    door: Door | None = None,
+    history: History | None = None,
+    observer: TuneObserver | None = None,
+    clock: Clock = time.monotonic,
+    **settings: Any,
+) -> TuneResult:
+    """The fastest recipe that keeps the numbers right, what each step of it brings, and the code to paste.
+
+    `batch` may be "auto"; `budget` and `slo_p95` are seconds or texts such as "10m" and "20ms"; `tolerance` is a
+    relative error, or a factor on that of rounding such as "2x". `recipes` are tried first, `steps` restricts what may
+    be used, `without` leaves steps out. `check` is a metric of your own (a function of the model, higher is better):
+    quantized recipes are recommended only when it holds. `settings` are those of `run`.
+    """
+    tunes_batch = batch == "auto"
+    if isinstance(batch, str) and not tunes_batch:
+        raise SpecError(f"batch must be a number or 'auto', got {batch!r}")
+    table = {**settings, **({} if batch is None or tunes_batch else {"batch": batch})}
+    (spec, *more), own_door = specs_of(model, inputs, recipes="baseline", loss=loss, **table)
+    if more:
+        raise UsageError("a search is for one model: name one")
+    asked = TuneSpec(
+        spec=spec,
+        objective=_objective(objective),
+        tunes_batch=tunes_batch,
+        slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
+        tolerance=_tolerance(tolerance),
+        allow_quantized=allow_quantized,
+        check=_check(check),
+        steps=tuple(steps),
+        without=tuple(without),
+        seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
+        replicates=replicates,
+    )
+    result = tune_spec(
+        asked,
+        budget_s=parse_seconds(budget) if isinstance(budget, str) else budget,
+        name=name,
+        resume=resume,
+        door=own_door or door,
+        history=history,
+        observer=observer,
+        clock=clock,
+    )
+    result.inputs = inputs
+    return result
+
+
+def tune_spec(
+    asked: TuneSpec,
+    *,
+    budget_s: float = DEFAULT_BUDGET_S,
+    name: str | None = None,
+    resume: bool = False,
+    door: Door | None = None,
+    history: History | None = None,
+    observer: TuneObserver | None = None,
+    clock: Clock = time.monotonic,
+) -> TuneResult:
+    """Search, or go on searching. A mistake is raised before anything is measured; Ctrl-C returns what is known."""
+    from redline.search.tune.search import search
+    from redline.search.tune.space import space_for
+    from redline.search.tune.tuner import TuneObserver, Tuner
+
+    if not budget_s > 0:
+        raise SpecError(f"budget must be above 0, got {budget_s}")
+    watching = observer or TuneObserver()
+    called = name or default_name(asked)
+    with ExitStack() as stack:
+        door = door or stack.enter_context(opened(asked.spec.launch))
+        history = history or stack.enter_context(_history())
+        ledger = history.tunes()
+        stack.enter_context(ledger.held(called))
+        kept = _kept(ledger, called, asked) if resume else None
+        (spec,) = checked([asked.spec], door)
+        asked = msgspec.structs.replace(asked, spec=spec)
+        choices = step_choices(spec, door)
+        space, refused = space_for(asked, choices)
+        for seed in asked.seeds:
+            space.steps_of(seed)
+        quantizing = tuple(choice.step for choice in choices if choice.quantizes)
+        record = kept or TuneRecord(
+            name=called, tune=asked, created_at=time.time(), refused=tuple(refused), quantizing=quantizing
+        )
+        stack.enter_context(device_lock(spec.device, on_wait=watching.waiting))
+        tuner = Tuner(
+            tune=record,
+            space=space,
+            door=door,
+            journal=history,
+            ledger=_Kept(ledger),
+            observer=watching,
+            clock=clock,
+            budget_s=budget_s,
+            order=random.Random(spec.seed),
+            records=history.load_many(record.record_ids) if kept else {},
+        )
+        search(tuner)
+        result = TuneResult(tuner.tune, tuner.records)
+        snippet, why = _snippet(result, door)
+        if snippet is not None or why is not None:
+            notes = (*tuner.tune.notes, why) if why is not None else tuner.tune.notes
+            tuner.keep(snippet=snippet, notes=notes)
+            result = TuneResult(tuner.tune, tuner.records)
+    return result
+
+
+def kept_tune(name: str, history: History | None = None) -> TuneResult:
+    """A search from the history, as it stood when it was last written."""
+    with ExitStack() as stack:
+        history = history or stack.enter_context(_history())
+        body = history.tunes().load(name)
+        if body is None:
+            known = ", ".join(row.name for row in history.tunes().rows()[:5])
+            raise UsageError(f"no tune {name!r} in {history.place}{f'; there are {known}' if known else ''}")
+        record = decode_tune(body)
+        return TuneResult(record, history.load_many(record.record_ids))
+
+
+def step_choices(spec: RunSpec, door: Door) -> tuple[StepChoice, ...]:
+    """What the bench says can be tried on this workload."""
+    reply = ask(AskSteps(spec=spec), door)
+    assert isinstance(reply, StepChoices)
+    return reply.choices
+
+
+def default_name(asked: TuneSpec) -> str:
+    """The same question has the same name, so that `--resume` finds it; whatever the budget."""
+    model = asked.spec.workload.model
+    first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
+    what = msgspec.structs.replace(asked, spec=msgspec.structs.replace(asked.spec, launch=type(asked.spec.launch)()))
+    limit = str(asked.spec.launch.memory_limit_bytes)
+    digest = hashlib.sha256(msgspec.json.encode(what) + limit.encode()).hexdigest()[:8]
+    return f"{first}-{asked.spec.workload.task}-{digest}"
+
+
+class _Kept:
+    """A search's ledger in the history."""
+
+    def __init__(self, ledger: TuneLedger) -> None:
+        self._ledger = ledger
+
+    def save(self, record: TuneRecord) -> None:
+        from redline.store import TuneRow
+
+        workload = record.tune.spec.workload
+        row = TuneRow(
+            name=record.name,
+            created_at=record.created_at,
+            model=workload.model,
+            task=workload.task,
+            state=record.state,
+        )
+        self._ledger.save(row, encode_tune(record))
+
+
+def _kept(ledger: TuneLedger, name: str, asked: TuneSpec) -> TuneRecord:
+    body = ledger.load(name)
+    if body is None:
+        raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
+    record = decode_tune(body)
+    if record.tune.spec.workload != asked.spec.workload:
+        raise UsageError(
+            f"tune {name!r} is of {record.tune.spec.workload.model}, at other settings: give another --name"
+        )
+    state = "done" if record.state == "done" else "running"
+    return msgspec.structs.replace(record, state=state)
+
+
+def _snippet(result: TuneResult, door: Door) -> tuple[str | None, str | None]:
+    """The winner's code, or why there is none."""
+    if result.winner is None or result.tune.snippet is not None:
+        return result.tune.snippet, None
+    spec = result.tune.tune.spec
+    workload = msgspec.structs.replace(spec.workload, batch=result.winner.batch or spec.workload.batch)
+    recipe = Recipe.parse(result.winner.recipe)
+    try:
+        reply = ask(AskSnippet(spec=msgspec.structs.replace(spec, recipe=recipe, workload=workload)), door)
+    except BenchError as error:
+        return None, f"no snippet: {str(error).splitlines()[0]}"
+    assert isinstance(reply, Snippet)
+    return reply.code, None
+
+
+def _objective(word: str) -> Any:
+    if word not in ("throughput", "latency"):
+        raise SpecError(f"objective must be throughput or latency, got {word!r}")
+    return word
+
+
+def _tolerance(given: float | str | None) -> Tolerance:
+    if given is None:
+        return Tolerance()
+    return Tolerance.parse(given) if isinstance(given, str) else Tolerance(absolute=float(given))
+
+
+def _check(given: Any | None) -> str | None:
+    """A check by name, or a function as a file that a worker can open."""
+    if given is None or isinstance(given, str):
+        return given
+    from redline.api import pickled
+
+    place = pickled(given)
+    if place is None:
+        raise UsageError("the check cannot be pickled: give it as 'file.py:function'")
+    return f"pickle:{place}"
+
+
+def _arguments(inputs: Any | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As a model is called with what a person handed over: the same reading as on the bench."""
+    if inputs is None:
+        raise UsageError("apply needs example inputs, as the recipe is made for their shape: apply(model, inputs)")
+    if isinstance(inputs, Mapping):
+        return (), {str(key): value for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _history() -> History:
+    from redline.store import History
+
+    return History.open()
