@@ -216,7 +216,7 @@ class BenchSession:
         if not spec.measure.check_numerics:
             return None
         self._enter("reference", "strict fp32")
-        number_format = number_format_of(spec.recipe, workload.task, device)
+        number_format = number_format_of(spec.recipe, workload.task)
         if workload.task == "infer":
             return OutputReference.of(workload, device, number_format, spec.seed)
         steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer

@@ -100,7 +100,7 @@ def run(
     """Measure models under one or more recipes, interleaved, each set against the first.
 
     Recipe steps: baseline (strict fp32), tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value],
-    compile:freeze, torchscript, cudnn-benchmark.
+    compile:freeze, torchscript, cudnn-benchmark, fold-bn, sdpa:BACKEND, int8, fp8, onnx, tensorrt.
     """
     from redline.cli.measure import run_and_print
     from redline.spec import load_specs, specs_from_table
