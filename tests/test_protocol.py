@@ -18,6 +18,7 @@ from redline.protocol import (
     AskCheck,
     AskEnvironment,
     AskHealth,
+    AskMetric,
     AskModels,
     AskSnippet,
     AskSteps,
@@ -31,6 +32,7 @@ from redline.protocol import (
     Health,
     HealthItem,
     Measure,
+    MetricAnswer,
     ModelName,
     ModelNames,
     Prepare,
@@ -106,6 +108,7 @@ REQUESTS = [
     Ask(question=AskHealth()),
     Ask(question=AskSteps(spec=SPEC)),
     Ask(question=AskSnippet(spec=SPEC)),
+    Ask(question=AskMetric(spec=SPEC, check="metrics.py:top1")),
 ]
 REPLIES = [
     Progress(stage="compile", detail="fp16"),
@@ -135,6 +138,7 @@ REPLIES = [
         )
     ),
     Snippet(code="import torch\n"),
+    MetricAnswer(value=0.75, baseline=0.76),
 ]
 
 

@@ -96,7 +96,15 @@ class AskSnippet(Spec, tag=True):
     spec: RunSpec
 
 
-Question = AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet
+class AskMetric(Spec, tag=True):
+    """What does the user's own check say about the workload under the spec's recipe, and about it without any?"""
+
+    spec: RunSpec
+    check: str
+    """`file.py:function`, `package.module:function` or `pickle:PATH`: from a model to a number, higher is better."""
+
+
+Question = AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet | AskMetric
 
 
 class Ask(Spec, tag=True):
@@ -182,6 +190,11 @@ class Snippet(Spec, tag=True):
     code: str
 
 
+class MetricAnswer(Spec, tag=True):
+    value: float
+    baseline: float
+
+
 class EnvironmentAnswer(Spec, tag=True):
     environment: Environment
 
@@ -225,6 +238,7 @@ Reply = (
     | Health
     | StepChoices
     | Snippet
+    | MetricAnswer
 )
 
 OnProgress = Callable[[Progress], None]

@@ -99,7 +99,7 @@ def finding_of(tune: TuneRecord, records: Records) -> TuneFinding:
         objective=tune.tune.objective,
         winner=_winner(chosen, tune, records, rows, known),
         ranking=tuple(_ranking(tune, records, rows, known)),
-        steps=tuple(_gains(chosen, tune, records)),
+        steps=tuple(gains_of(chosen, tune, records)),
         rejected=tuple(_rejected(tune, records)),
         refused=tune.refused,
         headroom=None,
@@ -114,13 +114,13 @@ def finding_of(tune: TuneRecord, records: Records) -> TuneFinding:
 def winner_of(tune: TuneRecord, records: Records) -> str | None:
     """The fastest that may be recommended; of those next to it, the simplest."""
     known = estimates(tune, records)
-    may_win = {
-        recipe for recipe, each in known.items() if each.too_late is None and unproven(recipe, tune) is None
-    } - _rejected_in_finals(tune, records)
     heats = heats_of(tune.finals, records)
+    timed = {recipe for recipe, each in known.items() if each.too_late is None}
+    timed |= {str(record.spec.recipe) for heat in heats for record in heat if record.blocks}
+    may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - _rejected_in_finals(tune, records)
     survivors = [recipe for recipe in _met_last(heats) if recipe in may_win]
     if not survivors:
-        best = min((known[recipe] for recipe in may_win), key=lambda each: each.log_s, default=None)
+        best = min((known[recipe] for recipe in may_win & known.keys()), key=lambda each: each.log_s, default=None)
         return best.recipe if best else None
     return simplest_of_the_fastest(heats, survivors, tune)
 
@@ -219,11 +219,14 @@ def _ranking(
     """Fastest first."""
     heats = heats_of(tune.finals, records)
     broke_later = _rejected_in_finals(tune, records)
+    shown = {recipe: each.record_id for recipe, each in known.items()}
+    for record in (record for heat in heats for record in heat if record.blocks):
+        shown.setdefault(str(record.spec.recipe), record.id)
     ranked = []
-    for recipe, each in known.items():
-        pair = _against_baseline(recipe, heats, tune, known)
-        row = rows[each.record_id]
-        late = "rejected in the last race" if recipe in broke_later else None
+    for recipe, record_id in shown.items():
+        pair, row = _against_baseline(recipe, heats, tune, known), rows[record_id]
+        late = known[recipe].too_late if recipe in known else None
+        lost = "rejected in the last race" if recipe in broke_later else None
         ranked.append(
             Ranked(
                 recipe=recipe,
@@ -234,13 +237,13 @@ def _ranking(
                 numerics=row.numerics,
                 compile_s=_first_compile_s(recipe, tune, records),
                 bound=row.bound.label,
-                note=each.too_late or unproven(recipe, tune) or late,
+                note=late or unproven(recipe, tune) or lost,
             )
         )
     return sorted(ranked, key=lambda each: -each.ratio)
 
 
-def _gains(chosen: str | None, tune: TuneRecord, records: Records) -> list[StepGain]:
+def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[StepGain]:
     if chosen is None:
         return []
     finals, ablations = heats_of(tune.finals, records), heats_of(tune.ablations, records)
