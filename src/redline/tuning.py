@@ -222,7 +222,7 @@ def tune(
         slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
         tolerance=_tolerance(tolerance),
         allow_quantized=allow_quantized,
-        check=_check(check),
+        check=_check(check, allow_quantized=allow_quantized, task=spec.workload.task),
         steps=tuple(steps),
         without=tuple(without),
         seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
@@ -390,9 +390,20 @@ def _tolerance(given: float | str | None) -> Tolerance:
     return Tolerance.parse(given) if isinstance(given, str) else Tolerance(absolute=float(given))
 
 
-def _check(given: Any | None) -> str | None:
+def _check(given: Any | None, *, allow_quantized: bool, task: str) -> str | None:
     """A check by name, or a function as a file that a worker can open."""
-    if given is None or isinstance(given, str):
+    if given is None:
+        return None
+    if not allow_quantized:
+        raise UsageError("a check is for quantized recipes: give it together with allow_quantized")
+    if task != "infer":
+        raise UsageError("a check is of a model that answers: it goes with inference")
+    if isinstance(given, str):
+        place, _, function = given.rpartition(":")
+        if not place or not function.isidentifier():
+            raise SpecError(f"check {given!r} does not name a function: write path/to/file.py:function")
+        if place.endswith(".py") and not Path(place).expanduser().is_file():
+            raise SpecError(f"check {given!r}: no such file: {place}")
         return given
     from redline.api import pickled
 

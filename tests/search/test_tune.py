@@ -211,13 +211,13 @@ class TestQuantized:
         assert any("check of your own" in each.reason for each in result.finding.rejected)
 
     def test_wins_when_the_check_holds(self, tune: Callable[..., TuneResult]) -> None:
-        result = tune(allow_quantized=True, check="metrics.py:top1")
+        result = tune(allow_quantized=True, check="metrics:top1")
         assert "int8" in result.recipe.split("+")
         assert result.tune.metrics[0].baseline == 1.0
 
     def test_loses_when_the_check_falls(self, tune: Callable[..., TuneResult]) -> None:
         falls = landscape(metric=lambda spec: 0.5 if "int8" in steps_of(spec) else 0.76)
-        result = tune(falls, allow_quantized=True, check="metrics.py:top1")
+        result = tune(falls, allow_quantized=True, check="metrics:top1")
         assert result.recipe == BEST
         assert any("fell from 0.76 to 0.5" in each.reason for each in result.finding.rejected)
 
@@ -296,6 +296,10 @@ class TestWishes:
             ({"recipes": ["fp16+bf16"]}, "exclude"),
             ({"recipes": ["nosuch"]}, "unknown step"),
             ({"replicates": 0}, "replicates must be 1 or more"),
+            ({"check": "metrics:top1"}, "allow_quantized"),
+            ({"check": "top1", "allow_quantized": True}, "does not name a function"),
+            ({"check": "nosuch.py:top1", "allow_quantized": True}, "no such file"),
+            ({"check": "metrics:top1", "allow_quantized": True, "task": "train"}, "goes with inference"),
             ({"resume": True}, "no tune .* to resume"),
         ],
     )

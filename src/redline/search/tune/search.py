@@ -25,6 +25,7 @@ def search(tuner: Tuner) -> None:
         prove(tuner)
         tuner.observer.stage("racing the last few")
         decide(tuner)
+        _note_a_short_race(tuner)
         if winner_of(tuner.tune, tuner.records) is not None:
             tuner.observer.stage("what each step brings")
             ablate(tuner)
@@ -33,3 +34,10 @@ def search(tuner: Tuner) -> None:
         tuner.keep(state="done")
     except KeyboardInterrupt:
         tuner.keep(state="interrupted")
+
+
+def _note_a_short_race(tuner: Tuner) -> None:
+    heats, planned = len(tuner.tune.finals), tuner.asked.replicates
+    if heats < planned and winner_of(tuner.tune, tuner.records) not in (None, "baseline"):
+        note = f"the budget ended before the last race had its {planned} heats (it had {heats}): give it more"
+        tuner.keep(notes=(*tuner.tune.notes, note))
