@@ -11,7 +11,16 @@ HEAVY = ("torch", "torchvision", "sqlalchemy")
 
 
 @pytest.mark.parametrize(
-    "module", ["redline.cli.main", "redline.api", "redline.profiling", "redline.doctor", "redline.launch"]
+    "module",
+    [
+        "redline.cli.main",
+        "redline.api",
+        "redline.profiling",
+        "redline.racing",
+        "redline.tuning",
+        "redline.doctor",
+        "redline.launch",
+    ],
 )
 def test_the_desk_loads_nothing_heavy(module: str) -> None:
     # A process of its own: other tests have loaded torch into this one.

@@ -8,7 +8,8 @@ __version__ = "0.1.0"
 
 _RECIPES = ("PlainRecipe", "recipe")
 _PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
-_TUNING = ("RaceResult", "TuneResult", "kept_tune", "race", "tune")
+_RACING = ("RaceResult", "race")
+_TUNING = ("TuneResult", "kept_tune", "tune")
 
 __all__ = [
     "BatchResult",
@@ -37,8 +38,9 @@ __all__ = [
 if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.racing import RaceResult, race
     from redline.recipes import PlainRecipe, recipe
-    from redline.tuning import RaceResult, TuneResult, kept_tune, race, tune
+    from redline.tuning import TuneResult, kept_tune, tune
 
 
 def __getattr__(name: str) -> Any:
@@ -51,6 +53,10 @@ def __getattr__(name: str) -> Any:
         from redline import recipes
 
         return getattr(recipes, name)
+    if name in _RACING:
+        from redline import racing
+
+        return getattr(racing, name)
     if name in _TUNING:
         from redline import tuning
 

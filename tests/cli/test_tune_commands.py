@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from redline import api, tuning
+from redline import api, racing, tuning
 from redline.cli.main import app
 from redline.launch.fake import EXACT, FakeDoor, Landscape
 from redline.launch.fake_recipes import WRONG, steps_of
@@ -207,7 +207,7 @@ class TestTune:
 
 class TestFromPython:
     def test_a_race(self, door: FakeDoor) -> None:
-        result = tuning.race("resnet50", recipes=["baseline", "fp16"], door=door)
+        result = racing.race("resnet50", recipes=["baseline", "fp16"], door=door)
         assert result[0].verdict == "faster"
         assert "fp16" in str(result)
         assert json.loads(result.to_json())["pairs"][0]["b"] == "fp16"
