@@ -88,7 +88,7 @@ def test_every_problem_says_how_to_mend_it(machine: MakeMachine) -> None:
 
 def test_a_bare_machine_is_healthy_and_hears_nothing_of_gpus(machine: MakeMachine) -> None:
     items = items_of(machine())
-    assert list(items) == ["Python", "timm", "transformers", "history", "disk"]
+    assert list(items) == ["Python", "timm", "transformers", "torchao", "onnxscript", "history", "disk"]
     assert not [item for item in items.values() if item.ok is False]
 
 
@@ -239,9 +239,11 @@ def test_ncu_permissions(machine: MakeMachine, admin_only: str, capabilities: st
 
 def test_extras(machine: MakeMachine) -> None:
     missing = items_of(machine(AMD))
-    assert {name: missing[name].mend for name in ("timm", "transformers", "amdsmi")} == {
+    assert {name: missing[name].mend for name in ("timm", "transformers", "torchao", "onnxscript", "amdsmi")} == {
         "timm": "pip install 'redline[timm]'",
         "transformers": "pip install 'redline[hf]'",
+        "torchao": "pip install 'redline[quant]'",
+        "onnxscript": "pip install 'redline[onnx]'",
         "amdsmi": "pip install 'redline[amd]'",
     }
     assert all(missing[name].ok is None for name in ("timm", "transformers", "amdsmi"))

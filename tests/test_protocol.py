@@ -15,7 +15,9 @@ from redline import protocol
 from redline.errors import DoorError
 from redline.protocol import (
     Ask,
+    AskCeilings,
     AskCheck,
+    AskCount,
     AskEnvironment,
     AskHealth,
     AskMetric,
@@ -23,10 +25,12 @@ from redline.protocol import (
     AskSnippet,
     AskSteps,
     BlockReply,
+    CeilingsAnswer,
     Checked,
     CheckedSpecs,
     Close,
     ClosedReply,
+    CountAnswer,
     EnvironmentAnswer,
     FailureReply,
     Health,
@@ -66,6 +70,7 @@ from redline.record import (
     WorkloadInfo,
 )
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.work import Ceilings, OperatorWork, WorkCount
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -96,16 +101,38 @@ PREPARED = Prepared(
     memory=Memory(peak_rss_bytes=2**33),
 )
 
+WORK = WorkCount(
+    params=2**33,
+    compulsory_bytes=2**34,
+    operators=(
+        OperatorWork(
+            name="mm", kind="matmul", number_format="bf16", phase="backward", calls=3, flops=2**50, bytes=2**35
+        ),
+    ),
+)
+CEILINGS = Ceilings(
+    kind="cuda",
+    name="Some GPU",
+    driver="570.1",
+    torch="2.9.0",
+    threads=None,
+    flops_per_s={"bf16": 7.9e14},
+    copy_bytes_per_s=4.3e12,
+    launch_s=4e-6,
+)
+
 REQUESTS = [
-    Prepare(spec=SPEC),
+    Prepare(spec=SPEC, modules=True),
     Measure(kind="latency", seconds=0.25, max_steps=7, settle_seconds=0.0, round=3),
-    Profile(path="trace.json.gz", wait=0, warmup=1, active=2, shapes=False, memory=True, stacks=True),
+    Profile(path="trace.json.gz", wait=0, warmup=1, active=2, shapes=False, memory=True, stacks=True, modules=True),
     Squeeze(),
     Close(),
     Ask(question=AskEnvironment(device="cuda:1", threads=3)),
     Ask(question=AskModels(pattern="res*")),
     Ask(question=AskCheck(specs=(SPEC, SPEC))),
     Ask(question=AskHealth()),
+    Ask(question=AskCount(spec=SPEC)),
+    Ask(question=AskCeilings(device="cuda:1", threads=2)),
     Ask(question=AskSteps(spec=SPEC)),
     Ask(question=AskSnippet(spec=SPEC)),
     Ask(question=AskMetric(spec=SPEC, check="metrics.py:top1")),
@@ -124,6 +151,8 @@ REPLIES = [
     Health(
         items=(HealthItem(name="driver", ok=None, seen="none", mend="install one"),), devices=(DeviceInfo(kind="cpu"),)
     ),
+    CountAnswer(work=WORK, workload=PREPARED.workload),
+    CeilingsAnswer(ceilings=CEILINGS),
     StepChoices(
         choices=(
             StepChoice(

@@ -35,6 +35,7 @@ from redline.record import (
     new_id,
 )
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
 
 SAMPLES = (0.1, 1 / 3, 5e-324, 1.7976931348623157e308, 0.010000000000000002)
 """Seconds that lose something wherever a double is not kept as it is."""
@@ -124,6 +125,39 @@ def whole_record(**changes: Any) -> RunRecord:
         recipe_notes={"compile": "no graphs"},
         step_synchronises=False,
         isolated=False,
+        work=WorkCount(
+            params=25_000_000,
+            compulsory_bytes=2**27,
+            operators=(
+                OperatorWork(
+                    name="convolution",
+                    kind="convolution",
+                    number_format="fp16",
+                    phase="forward",
+                    calls=3,
+                    flops=2**40,
+                    bytes=2**33,
+                ),
+            ),
+            uncounted=(Uncounted(name="nms", calls=2),),
+            modules=(
+                ModuleWork(
+                    path="layer1",
+                    type="Sequential",
+                    params=7,
+                    calls=1,
+                    number_format="fp16",
+                    flops=8,
+                    backward_flops=16,
+                    other_flops=3,
+                    bytes=9,
+                    backward_bytes=10,
+                ),
+            ),
+            for_these_inputs="nonzero needs the values of its inputs",
+            notes=("backward not counted",),
+            seconds=0.3,
+        ),
     )
     look = TelemetrySample(
         at_s=0.1,
@@ -231,6 +265,13 @@ class TestRoundTrip:
 
     def test_every_part_comes_back(self) -> None:
         assert decode(encode(whole_record())) == whole_record()
+
+    def test_one_from_before_work_was_counted_comes_back(self) -> None:
+        plain = plain_record()
+        del plain["prepared"]["work"]
+        found = decode(msgspec.msgpack.encode(plain))
+        assert found.prepared is not None
+        assert found.prepared.work is None
 
     def test_raw_samples_come_back_to_the_last_bit(self) -> None:
         (block, _) = decode(encode(whole_record())).blocks

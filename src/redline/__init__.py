@@ -2,67 +2,72 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_RECIPES = ("PlainRecipe", "recipe")
-_PROFILING = ("ProfileResult", "compare_profiles", "profile", "read_profile")
-_RACING = ("RaceResult", "race")
-_TUNING = ("TuneResult", "kept_tune", "tune")
+_HOMES = {
+    "api": (
+        "BatchResult",
+        "RunResult",
+        "SweepResult",
+        "doctor",
+        "find_batch",
+        "models",
+        "run",
+        "run_specs",
+        "sweep",
+    ),
+    "limits": ("CeilingsResult", "FlopsResult", "RooflineResult", "ceilings", "flops", "roofline"),
+    "profiling": ("ProfileResult", "compare_profiles", "profile", "read_profile"),
+    "recipes": ("PlainRecipe", "recipe"),
+    "racing": ("RaceResult", "race"),
+    "tuning": ("TuneResult", "kept_tune", "tune"),
+}
+"""Which module each public name lives in: they are loaded when first used, so that importing Redline costs nothing."""
+
+if TYPE_CHECKING:
+    from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
+    from redline.limits import CeilingsResult, FlopsResult, RooflineResult, ceilings, flops, roofline
+    from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.racing import RaceResult, race
+    from redline.recipes import PlainRecipe, recipe
+    from redline.tuning import TuneResult, kept_tune, tune
 
 __all__ = [
     "BatchResult",
+    "CeilingsResult",
+    "FlopsResult",
     "PlainRecipe",
     "ProfileResult",
     "RaceResult",
+    "RooflineResult",
     "RunResult",
     "SweepResult",
     "TuneResult",
     "__version__",
+    "ceilings",
     "compare_profiles",
     "doctor",
     "find_batch",
+    "flops",
     "kept_tune",
     "models",
     "profile",
     "race",
     "read_profile",
     "recipe",
+    "roofline",
     "run",
     "run_specs",
     "sweep",
     "tune",
 ]
 
-if TYPE_CHECKING:
-    from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
-    from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
-    from redline.racing import RaceResult, race
-    from redline.recipes import PlainRecipe, recipe
-    from redline.tuning import TuneResult, kept_tune, tune
-
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when first used, so that importing Redline costs next to nothing."""
-    if name in _PROFILING:
-        from redline import profiling
-
-        return getattr(profiling, name)
-    if name in _RECIPES:
-        from redline import recipes
-
-        return getattr(recipes, name)
-    if name in _RACING:
-        from redline import racing
-
-        return getattr(racing, name)
-    if name in _TUNING:
-        from redline import tuning
-
-        return getattr(tuning, name)
-    if name in __all__:
-        from redline import api
-
-        return getattr(api, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"redline.{home}"), name)
     raise AttributeError(f"module 'redline' has no attribute {name!r}")

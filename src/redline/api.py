@@ -71,7 +71,12 @@ def run(
     records go into the history.
     """
     specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **settings)
-    return RunResult(run_specs(specs, door=own_door or door, journal=journal, observer=observer))
+    records = run_specs(specs, door=own_door or door, journal=journal, observer=observer)
+    if journal is not None:
+        return RunResult(records)
+    from redline.store import ceilings_of
+
+    return RunResult(records, ceilings_of(records))
 
 
 def specs_of(

@@ -34,7 +34,12 @@ AMD_PROFILERS = {
     "rocprofv3": "the ROCm package rocprofiler-sdk",
     "rocprof-compute": "the ROCm package rocprofiler-compute",
 }
-EXTRAS = {"timm": ("timm", "models as timm:NAME"), "transformers": ("hf", "models as hf:NAME")}
+EXTRAS = {
+    "timm": ("timm", "models as timm:NAME"),
+    "transformers": ("hf", "models as hf:NAME"),
+    "torchao": ("quant", "the steps int8 and fp8"),
+    "onnxscript": ("onnx", "the step onnx"),  # onnxruntime has other names on other devices
+}
 AMD_EXTRAS = {"amdsmi": ("amd", "power, clocks and temperature of AMD GPUs")}
 
 

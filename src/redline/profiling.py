@@ -103,6 +103,7 @@ def profile_spec(
     """Time a few blocks, capture a trace, and say what is in the way. A worker that breaks raises `BenchError`."""
     from redline.analyze.profile import profile_of
     from redline.search.profile import as_profiled, capture
+    from redline.store import ceilings_of
     from redline.trace.decode import read_trace
 
     observer = observer or Observer()
@@ -120,7 +121,8 @@ def profile_spec(
         record = capture(spec, request, door, journal, observer, record_id=record_id)
     if record.failure is not None:
         raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
-    return ProfileResult(profile_of([read_trace(path)], record, by_shape=by_shape), record)
+    known = ceilings_of([record])(record)
+    return ProfileResult(profile_of([read_trace(path)], record, by_shape=by_shape, ceilings=known), record)
 
 
 def profile_with_tool(
@@ -157,6 +159,7 @@ def profile_with_tool(
 def read_profile(*places: str | Path, by_shape: bool = False) -> Profile:
     """A profile from trace files, from a folder of them, or from the id of a record that was captured here."""
     from redline.analyze.profile import profile_of
+    from redline.store import ceilings_of
     from redline.trace.decode import read_traces
 
     if not places:
@@ -165,7 +168,8 @@ def read_profile(*places: str | Path, by_shape: bool = False) -> Profile:
     if len(paths) == 1 and not paths[0].exists() and _may_be_id(str(places[0])):
         record = _record(str(places[0]))
         assert record.trace is not None
-        return profile_of(read_traces([Path(record.trace.path)]), record, by_shape=by_shape)
+        known = ceilings_of([record])(record)
+        return profile_of(read_traces([Path(record.trace.path)]), record, by_shape=by_shape, ceilings=known)
     return profile_of(read_traces(paths), by_shape=by_shape)
 
 

@@ -13,8 +13,9 @@ from typing import Literal, TypeVar
 import msgspec
 
 from redline.errors import DoorError, SpecError
-from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef
+from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef, WorkloadInfo
 from redline.spec import RunSpec, Spec
+from redline.work import Ceilings, WorkCount
 
 Relief = Literal["host", "device", "both"]
 """What a step relieves: a host that cannot launch fast enough, a device that is busy, or both."""
@@ -26,6 +27,8 @@ class Prepare(Spec, tag=True):
     spec: RunSpec
     bare: bool = False
     """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
+    modules: bool = False
+    """Count the work module by module."""
 
 
 class Measure(Spec, tag=True):
@@ -51,6 +54,8 @@ class Profile(Spec, tag=True):
     stacks: bool = False
     outside: bool = False
     """A profiler in front of the worker looks on: only run the steps and mark them for it."""
+    modules: bool = False
+    """Mark every module of the forward pass. Steps that dissolve modules (compiled, captured) carry no such marks."""
 
 
 class Squeeze(Spec, tag=True):
@@ -90,6 +95,12 @@ class AskSteps(Spec, tag=True):
     spec: RunSpec
 
 
+class AskCount(Spec, tag=True):
+    """How much work is one step? Builds the model without its memory where that can be; needs no device."""
+
+    spec: RunSpec
+
+
 class AskSnippet(Spec, tag=True):
     """The spec's recipe as plain PyTorch, for people who do not have Redline installed."""
 
@@ -104,7 +115,16 @@ class AskMetric(Spec, tag=True):
     """`file.py:function`, `package.module:function` or `pickle:PATH`: from a model to a number, higher is better."""
 
 
-Question = AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet | AskMetric
+class AskCeilings(Spec, tag=True):
+    """How fast is this device at its best? Takes seconds, and the device to itself."""
+
+    device: str = "auto"
+    threads: int | None = None
+
+
+Question = (
+    AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet | AskCount | AskCeilings | AskMetric
+)
 
 
 class Ask(Spec, tag=True):
@@ -199,6 +219,15 @@ class EnvironmentAnswer(Spec, tag=True):
     environment: Environment
 
 
+class CountAnswer(Spec, tag=True):
+    work: WorkCount
+    workload: WorkloadInfo
+
+
+class CeilingsAnswer(Spec, tag=True):
+    ceilings: Ceilings
+
+
 class PreparedReply(Spec, tag=True):
     prepared: Prepared
 
@@ -238,6 +267,8 @@ Reply = (
     | Health
     | StepChoices
     | Snippet
+    | CountAnswer
+    | CeilingsAnswer
     | MetricAnswer
 )
 

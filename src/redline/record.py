@@ -11,6 +11,7 @@ import msgspec
 
 from redline.errors import RecordError, SpecError
 from redline.spec import RunSpec, Spec, key_of, memory_identity
+from redline.work import WorkCount
 
 SCHEMA = 1
 """Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to mend it."""
@@ -197,6 +198,8 @@ class Prepared(Spec):
     step_synchronises: bool | None = None
     """Whether one step waits for the device by itself: issue time then says nothing about the host."""
     isolated: bool = True
+    work: WorkCount | None = None
+    """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
 
 
 class Block(Spec):

@@ -10,18 +10,18 @@ from redline.record import RunRecord
 
 if TYPE_CHECKING:
     from redline.analyze.batch import BatchFinding
-    from redline.analyze.summary import RunSummary
+    from redline.analyze.summary import CeilingsOf, RunSummary
     from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
 
 
 class RunResult(Sequence["RunSummary"]):
     """The rows of a run, with the records they were derived from."""
 
-    def __init__(self, records: Sequence[RunRecord]) -> None:
+    def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
         from redline.analyze.summary import summarize
 
         self.records = list(records)
-        self.rows = summarize(self.records)
+        self.rows = summarize(self.records, ceilings_of)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -37,7 +37,7 @@ class RunResult(Sequence["RunSummary"]):
     def to_json(self) -> str:
         from redline.report.export import export_json
 
-        return export_json(self.records)
+        return export_json(self.records, summarize=lambda _: self.rows)
 
 
 class SweepResult(Sequence["SweepCell"]):

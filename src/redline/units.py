@@ -72,6 +72,16 @@ def format_bytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def format_count(value: float | None) -> str:
+    """A number of things with k, M, G, T or P: 4.09 G."""
+    if value is None:
+        return "n/a"
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{significant(value / factor, 4)} {unit}"
+    return f"{value:.0f}"
+
+
 def format_share(value: float | None) -> str:
     if value is None:
         return "n/a"

@@ -42,6 +42,7 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
         *("model", "task", "recipe", "batch", "device", "device_name", "item", "throughput_per_s"),
         *("throughput_interval", "throughput_wall_per_s", "latency_s", "phases_s", "memory", "cold_start_s"),
         *("numerics", "vs_first", "verdict", "bound", "failure", "record_id", "group", "energy_per_item_j", "stopped"),
+        *("flops", "roofline"),
     } == set(row)
     assert set(row["throughput_interval"]) == {"low", "high", "half_width"}
     assert set(row["latency_s"]) == {"p50", "p90", "p95", "p99", "mean", "std", "n", "clock", "low", "high"}

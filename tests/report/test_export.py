@@ -72,6 +72,11 @@ NAMES = [
     "failure_stage",
     "failure_kind",
     "failure_message",
+    "flops",
+    "compulsory_bytes",
+    "roofline_s",
+    "headroom",
+    "efficiency",
 ]
 
 

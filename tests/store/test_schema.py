@@ -157,6 +157,7 @@ class TestLayout:
 
     def test_a_history_from_before_there_were_sweeps_gets_their_table(self, path: Path, stored: RunRecord) -> None:
         execute(path, "DROP TABLE sweep_cells")
+        execute(path, "DROP TABLE ceilings")
         execute(path, "DROP TABLE tunes")
         execute(path, "UPDATE meta SET value = '1' WHERE name = 'layout'")
         with History.open(path) as opened:
@@ -168,7 +169,7 @@ class TestLayout:
 
     def test_a_history_from_before_there_were_searches_gets_their_table(self, path: Path, stored: RunRecord) -> None:
         execute(path, "DROP TABLE tunes")
-        execute(path, "UPDATE meta SET value = '2' WHERE name = 'layout'")
+        execute(path, "UPDATE meta SET value = '3' WHERE name = 'layout'")
         with History.open(path) as opened:
             assert opened.load("a") == stored
             assert opened.tunes().rows() == []

@@ -2,7 +2,7 @@
 
 Each test looks at one kind of evidence and answers with a bound or passes on; the first answer counts. From a record's
 own issue times only the host can be told. A trace tells more: what the device waited for, and what kept it busy.
-Compute joins as a test of its own once work is counted.
+Where the work was counted and the device's ceilings are known, compute and memory are told apart by both.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from itertools import chain
 from statistics import median
 from typing import Literal
 
+from redline.analyze.attainable import attainable, step_s
 from redline.analyze.trust import device_kind
 from redline.record import Block, RunRecord
 from redline.spec import Spec
+from redline.work import Ceilings
 
 BoundLabel = Literal["host", "launch", "compute", "memory", "data", "communication", "unknown"]
 
@@ -39,7 +41,12 @@ MEMORY_BOUND_BANDWIDTH = 0.8
 _ISSUED_FREELY = 3
 """Steps at a block's start whose issue cannot yet be held up by a full launch queue."""
 
+EXPLAINED_SHARE = 0.3
+"""Operators at their limits must make up this share of the step before one of the limits is named."""
+
 NOT_COUNTED = "work not counted"
+NO_CEILINGS = "the device's ceilings are not measured yet"
+SAME_AS_DEVICE = "host and device are the same"
 
 
 class TraceEvidence(Spec, frozen=True, kw_only=True):
@@ -66,26 +73,30 @@ class Bound(Spec, frozen=True, kw_only=True):
     evidence: str
 
 
-def bound(record: RunRecord) -> Bound:
-    for test in _TESTS:
-        found = test(record)
-        if found is not None:
-            return found
-    return Bound(label="unknown", evidence=_what_is_left(record))
+def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
+    if (nothing := _not_measured(record)) is not None:
+        return nothing
+    if (untold := _untold_by_issuing(record)) is not None:
+        return _by_work(record, ceilings, untold)
+    share = host_share(record)
+    if share is None:
+        return _by_work(record, ceilings, "no issue times were kept")
+    if share > HOST_BOUND_SHARE:
+        return Bound(label="host", evidence=f"issue/step {share:.2f}: the device waits for the host")
+    return _by_work(record, ceilings, f"issue/step {share:.2f}: the device is the limit, not the host")
 
 
-def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None) -> Bound:
+def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Bound:
     """The same question to a profile. The record's issue times, taken without the profiler, outweigh the trace's."""
     if not trace.has_device:
-        return Bound(label="unknown", evidence=f"host and device are the same; {NOT_COUNTED}")
+        return _by_work(record, ceilings, SAME_AS_DEVICE)
     for test in _TRACE_TESTS:
         found = test(trace, record)
         if found is not None:
             return found
     share = trace.busy_share if trace.busy_share is not None else trace.share(trace.busy_s)
-    return Bound(
-        label="unknown", evidence=f"the device is busy {share:.0%} of the time: it is the limit; {NOT_COUNTED}"
-    )
+    by_work = _by_work(record, ceilings, f"the device is busy {share:.0%} of the time: it is the limit")
+    return by_work if by_work.label != "unknown" else _memory_in_trace(trace) or by_work
 
 
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
@@ -121,35 +132,35 @@ def _not_measured(record: RunRecord) -> Bound | None:
     return None
 
 
-def _same_as_device(record: RunRecord) -> Bound | None:
+def _untold_by_issuing(record: RunRecord) -> str | None:
+    """Why this record's issue times tell nothing about the host, or None."""
     if device_kind(record) == "cpu":
-        return Bound(label="unknown", evidence=f"host and device are the same; {NOT_COUNTED}")
-    return None
-
-
-def _waits_by_itself(record: RunRecord) -> Bound | None:
+        return SAME_AS_DEVICE
     if record.prepared is not None and record.prepared.step_synchronises:
-        evidence = f"issue time cannot tell: the step itself waits for the device; {NOT_COUNTED}"
-        return Bound(label="unknown", evidence=evidence)
+        return "issue time cannot tell: the step itself waits for the device"
     return None
 
 
-def _host(record: RunRecord) -> Bound | None:
-    share = host_share(record)
-    if share is not None and share > HOST_BOUND_SHARE:
-        return Bound(label="host", evidence=f"issue/step {share:.2f}: the device waits for the host")
-    return None
+def _by_work(record: RunRecord | None, ceilings: Ceilings | None, so_far: str) -> Bound:
+    """Compute or memory: on which of the two limits the operators, one by one, spend more of their least time.
 
-
-def _what_is_left(record: RunRecord) -> str:
-    share = host_share(record)
-    if share is None:
-        return f"no issue times were kept; {NOT_COUNTED}"
-    return f"issue/step {share:.2f}: the device is the limit, not the host; {NOT_COUNTED}"
-
-
-_TESTS: tuple[Callable[[RunRecord], Bound | None], ...] = (_not_measured, _same_as_device, _waits_by_itself, _host)
-"""In this order: a test may rely on those before it having passed on."""
+    `so_far` is what is known without the work, and the evidence where the work does not tell.
+    """
+    work = record.prepared.work if record is not None and record.prepared is not None else None
+    measured_s = step_s(record) if record is not None else None
+    if work is None or not measured_s:
+        return Bound(label="unknown", evidence=f"{so_far}; {NOT_COUNTED}")
+    if ceilings is None:
+        return Bound(label="unknown", evidence=f"{so_far}; {NO_CEILINGS}")
+    found = attainable(work, ceilings)
+    told = (
+        f"operators at their limits need {found.unfused_compute_s / measured_s:.0%} of the step for products and "
+        f"{found.unfused_memory_s / measured_s:.0%} for bytes, unfused"
+    )
+    if found.unfused_s < EXPLAINED_SHARE * measured_s:
+        return Bound(label="unknown", evidence=f"{so_far}; {told}")
+    label: BoundLabel = "compute" if found.unfused_compute_s >= found.unfused_memory_s else "memory"
+    return Bound(label=label, evidence=told)
 
 
 def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
@@ -171,7 +182,8 @@ def _communication_in_trace(trace: TraceEvidence, record: RunRecord | None) -> B
 
 
 def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
-    issued = host_share(record) if record is not None and not _has_no_say(record) else None
+    has_say = record is not None and _not_measured(record) is None and _untold_by_issuing(record) is None
+    issued = host_share(record) if record is not None and has_say else None
     if issued is not None:
         if issued <= HOST_BOUND_SHARE:
             return None
@@ -184,11 +196,6 @@ def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | No
     return None
 
 
-def _has_no_say(record: RunRecord) -> bool:
-    """Whether this record's issue times tell nothing about the host."""
-    return any(test(record) is not None for test in (_not_measured, _same_as_device, _waits_by_itself))
-
-
 def _launch_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
     share = trace.share(trace.launch_gap_s)
     if share >= LAUNCH_GAP_SHARE:
@@ -197,7 +204,8 @@ def _launch_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | 
     return None
 
 
-def _memory_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+def _memory_in_trace(trace: TraceEvidence) -> Bound | None:
+    """From the kernels' names alone, where nothing better is known."""
     if trace.memory_classes_share >= MEMORY_CLASSES_SHARE:
         evidence = f"{trace.memory_classes_share:.0%} of the device's work moves data and computes little"
         return Bound(label="memory", evidence=evidence)
@@ -209,5 +217,4 @@ _TRACE_TESTS: tuple[Callable[[TraceEvidence, RunRecord | None], Bound | None], .
     _communication_in_trace,
     _host_in_trace,
     _launch_in_trace,
-    _memory_in_trace,
 )

@@ -34,6 +34,7 @@ from redline.trace.operators import OperatorRow, class_times, operator_rows
 from redline.trace.phases import Phase, bottleneck, loading_ranges, phases_of
 from redline.trace.steps import Steps, steps_of
 from redline.trace.timeline import DeviceTime, Timeline, device_time, host_time, per_device, timeline_of
+from redline.work import Ceilings
 
 KERNELS_WITH_COUNTERS = 10
 """Of the longest kernels, counters are told one by one."""
@@ -109,7 +110,13 @@ class Profile(Spec):
         return self.timeline.span_s
 
 
-def profile_of(traces: Sequence[Trace], record: RunRecord | None = None, *, by_shape: bool = False) -> Profile:
+def profile_of(
+    traces: Sequence[Trace],
+    record: RunRecord | None = None,
+    *,
+    by_shape: bool = False,
+    ceilings: Ceilings | None = None,
+) -> Profile:
     """All tables, the bound and the findings. `record`: what was measured without the profiler, if Redline captured."""
     links = [Links(trace) for trace in traces]
     has_device = any(trace.has_device for trace in traces)
@@ -146,12 +153,12 @@ def profile_of(traces: Sequence[Trace], record: RunRecord | None = None, *, by_s
         sources=tuple(trace.source for trace in traces),
         capture=None if record is None else _capture(record, steps),
     )
-    return _concluded(profile, record)
+    return _concluded(profile, record, ceilings)
 
 
-def _concluded(profile: Profile, record: RunRecord | None = None) -> Profile:
+def _concluded(profile: Profile, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Profile:
     """The same with its bound and findings."""
-    bound = bound_of_trace(evidence_of(profile), record)
+    bound = bound_of_trace(evidence_of(profile), record, ceilings)
     profile = msgspec.structs.replace(profile, bound=bound)
     return msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
 

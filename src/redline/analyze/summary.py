@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
 from typing import Literal
@@ -11,10 +11,15 @@ import msgspec
 import numpy as np
 
 from redline.analyze.bound import Bound, bound
+from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, paired_ratio, percentile
 from redline.analyze.trust import Verdict, verdict
 from redline.record import Block, BlockKind, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Spec, Task
+from redline.work import Ceilings
+
+CeilingsOf = Callable[[RunRecord], Ceilings | None]
+"""What is known of the limits of the device a record was measured on."""
 
 
 class ThroughputInterval(Spec, frozen=True, kw_only=True):
@@ -93,16 +98,21 @@ class RunSummary(Spec, frozen=True, kw_only=True):
     vs_first: VersusFirst | None = None
     verdict: Verdict
     bound: Bound
+    flops: int | None = None
+    """Products of one step, forward and backward; None where they were not counted."""
+    roofline: Roofline | None = None
+    """None where work or ceilings are not known."""
     failure: FailureSummary | None = None
     stopped: StopReason | None = None
     record_id: str
     group: str | None = None
 
 
-def summarize(records: Sequence[RunRecord]) -> list[RunSummary]:
+def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> list[RunSummary]:
     """One row per record, in the order given; each is set against the first of its own group."""
     firsts = _first_of_each_group(records)
-    return [_row(record, firsts.get(record.group or "")) for record in records]
+    known = ceilings_of or (lambda _: None)
+    return [_row(record, firsts.get(record.group or ""), known(record)) for record in records]
 
 
 def _first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
@@ -113,7 +123,7 @@ def _first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     return firsts
 
 
-def _row(record: RunRecord, first: RunRecord | None) -> RunSummary:
+def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) -> RunSummary:
     row = RunSummary(
         record_id=record.id,
         model=record.spec.workload.model,
@@ -121,7 +131,7 @@ def _row(record: RunRecord, first: RunRecord | None) -> RunSummary:
         recipe=str(record.spec.recipe),
         device=device_of(record),
         verdict=verdict(record),
-        bound=bound(record),
+        bound=bound(record, ceilings),
         group=record.group,
         batch=_items_per_step(record),
         memory=_memory(record),
@@ -135,6 +145,8 @@ def _row(record: RunRecord, first: RunRecord | None) -> RunSummary:
             device_name=prepared.environment.device.name or None,
             cold_start_s=_cold_start(prepared.cold_start),
             numerics=prepared.numerics,
+            flops=prepared.work.total_flops if prepared.work else None,
+            roofline=roofline_of(record, ceilings),
         )
     return row if record.failure is not None else _with_speed(row, record, first)
 

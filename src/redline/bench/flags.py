@@ -16,10 +16,12 @@ def remember_flags() -> Callable[[], None]:
     held = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
     inductor = _inductor()
     freezing = inductor.freezing if inductor else os.environ.get("TORCHINDUCTOR_FREEZING") == "1"
+    fast_attention = torch.backends.mha.get_fastpath_enabled()
     threads, grad, random = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
 
     def restore() -> None:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = held
+        torch.backends.mha.set_fastpath_enabled(fast_attention)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(grad)
         torch.set_rng_state(random)

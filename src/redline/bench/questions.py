@@ -14,7 +14,9 @@ from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models
 from redline.errors import UsageError
 from redline.protocol import (
+    AskCeilings,
     AskCheck,
+    AskCount,
     AskEnvironment,
     AskHealth,
     AskMetric,
@@ -50,6 +52,14 @@ def answer(question: Question) -> Reply:
         return Snippet(code=snippet_of(question.spec))
     if isinstance(question, AskMetric):
         return metric_of(question.spec, question.check)
+    if isinstance(question, AskCount):
+        from redline.bench.count.ask import answer_count
+
+        return answer_count(question.spec)
+    if isinstance(question, AskCeilings):
+        from redline.bench.measure.ceilings import answer_ceilings
+
+        return answer_ceilings(question.device, question.threads)
     assert isinstance(question, AskHealth)
     from redline.bench.health import health
 

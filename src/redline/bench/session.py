@@ -12,8 +12,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import torch
 
+from redline.bench.count.count import because
+from redline.bench.count.step import count_step
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.environment import describe
 from redline.bench.failure import failure_from
@@ -51,8 +54,9 @@ from redline.protocol import (
     SqueezeReply,
     TraceReply,
 )
-from redline.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup
+from redline.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup, WorkloadInfo
 from redline.spec import RunSpec
+from redline.work import WorkCount
 
 Timed = InferenceStep | TrainingStep
 
@@ -79,6 +83,7 @@ class BenchSession:
         self._stage = "start"
         self._device: Device | None = None
         self._step: Timed | None = None
+        self._eager_model: torch.nn.Module | None = None
         self._step_estimate_s = 0.0
         self._memory_limit_bytes: int | None = None
         self._restore_flags = remember_flags()
@@ -99,22 +104,23 @@ class BenchSession:
             self._enter("ask")
             return answer(request.question)
         if isinstance(request, Prepare):
-            prepare = self._prepare_bare if request.bare else self._prepare
-            return PreparedReply(prepared=prepare(request.spec))
+            if request.bare:
+                return PreparedReply(prepared=self._prepare_bare(request.spec))
+            return PreparedReply(prepared=self._prepare(request.spec, modules=request.modules))
         if isinstance(request, Close):
             return ClosedReply(closed=self._close())
         self._stage = type(request).__name__.lower()
         if self._step is None or self._device is None:
             raise BenchError("crash", f"asked to {self._stage} before anything was prepared")
         if isinstance(request, Profile):
-            return TraceReply(trace=capture(self._step, self._device, request))
+            return TraceReply(trace=capture(self._step, self._device, request, self._eager_model))
         if isinstance(request, Squeeze):
             return SqueezeReply(needed_bytes=least_memory(self._step, self._device, self._memory_limit_bytes))
         block = measure_block(self._step, self._device, request, self._step_estimate_s)
         self._step_estimate_s = statistics.median(block.samples)
         return BlockReply(block=block)
 
-    def _prepare(self, spec: RunSpec) -> Prepared:
+    def _prepare(self, spec: RunSpec, *, modules: bool = False) -> Prepared:
         device = self._open_device(spec)
         workload = self._build(spec, device)
         reference = self._reference(spec, workload, device)
@@ -125,8 +131,12 @@ class BenchSession:
         del reference
         setup.let_originals_go()
         self._release(spec, device)
+        work, info = self._count(spec, setup, info, modules)
         warmup = self._warm_up(spec, step, device)
         self._step = step
+        # What is compiled, traced or recorded no longer calls its modules one by one.
+        is_eager = setup.model is setup.workload.model and not setup.is_graphed
+        self._eager_model = setup.workload.model if is_eager else None
         self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
         gc.collect()
         gc.freeze()  # later collections, between blocks, then look at little
@@ -141,6 +151,7 @@ class BenchSession:
             recipe_notes=setup.notes,
             step_synchronises=self._synchronises(step, device),
             isolated=self._isolated,
+            work=work,
         )
 
     def _prepare_bare(self, spec: RunSpec) -> Prepared:
@@ -195,7 +206,7 @@ class BenchSession:
         if not spec.measure.check_numerics:
             return None
         self._enter("reference", "strict fp32")
-        number_format = number_format_of(spec.recipe, workload.task)
+        number_format = number_format_of(spec.recipe, workload.task, device)
         if workload.task == "infer":
             return OutputReference.of(workload, device, number_format, spec.seed)
         steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
@@ -240,6 +251,19 @@ class BenchSession:
             return reference.judge(step, setup)
         assert isinstance(step, TrainingStep)
         return reference.judge(step, setup)
+
+    def _count(
+        self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool
+    ) -> tuple[WorkCount | None, WorkloadInfo]:
+        """Nothing that goes wrong here may cost the measurement: it becomes a note."""
+        if not spec.measure.check_numerics:  # a trial near the edge of memory, about which nothing else is asked
+            return None, info
+        self._enter("count")
+        try:
+            return count_step(setup, spec.workload.optimizer, modules=modules), info
+        except Exception as error:
+            note = f"work not counted: {because(error)}"
+            return None, msgspec.structs.replace(info, notes=(*info.notes, note))
 
     def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
         self._enter("warm-up")
@@ -298,7 +322,7 @@ class BenchSession:
 
     def _forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
-        self._step = None
+        self._step = self._eager_model = None
         self._give_back_model()
         gc.unfreeze()
         if self._device is not None:

@@ -11,7 +11,7 @@ from redline.analyze.summary import summarize
 from redline.errors import SpecError
 from redline.report.export import export_csv, export_json
 from redline.report.terminal import detail, listing, make_console
-from redline.store import History
+from redline.store import History, ceilings_of
 
 
 def show_latest(limit: int, *, as_json: bool) -> None:
@@ -35,7 +35,7 @@ def show_one(record_id: str, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(export_json([record], raw=True))
         return
-    row = next(row for row in summarize(siblings) if row.record_id == record.id)
+    row = next(row for row in summarize(siblings, ceilings_of(siblings)) if row.record_id == record.id)
     make_console().print(detail(row, record))
 
 
@@ -44,7 +44,11 @@ def export_records(ids: list[str], format: str, output: Path | None, *, raw: boo
         raise SpecError(f"format must be csv or json, got {format!r}")
     with History.open() as history:
         records = [history.load(record_id) for record_id in ids] if ids else history.find(newest_first=False)
-    text = export_csv(records) if format == "csv" else export_json(records, raw=raw)
+    rows = summarize(records, ceilings_of(records))
+    if format == "csv":
+        text = export_csv(records, summarize=lambda _: rows)
+    else:
+        text = export_json(records, raw=raw, summarize=lambda _: rows)
     if output is None:
         sys.stdout.write(text)
         return

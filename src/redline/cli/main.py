@@ -430,6 +430,106 @@ def profile(
 
 @app.command()
 @one_line_errors
+def flops(
+    model: Annotated[str, typer.Argument(help="A name, timm:NAME, hf:NAME or file.py:factory.")],
+    recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="Steps joined by '+'.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Items per step.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    task: Annotated[str | None, typer.Option(help="infer or train.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="With --latency: auto, cpu, cuda, cuda:1, rocm.")] = None,
+    threads: Annotated[int | None, typer.Option(help="With --latency: CPU threads.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    depth: Annotated[int | None, typer.Option(help="How deep the tree goes; 2 by default.")] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="Run and profile a few steps: time per module.")] = False,
+    json: Json = False,
+) -> None:
+    """Parameters, MACs, FLOPs and bytes, module by module, forward and backward; nothing runs, no memory is needed."""
+    from redline.cli.limits import show_flops
+
+    given: dict[str, Any] = {
+        "model": model,
+        "recipe": recipe,
+        "batch": batch,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "task": task,
+        "optimizer": optimizer,
+        "device": device,
+        "threads": threads,
+        "seed": seed,
+        "latency": latency or None,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    raise typer.Exit(show_flops(settings, depth=depth, as_json=json))
+
+
+@app.command()
+@one_line_errors
+def ceilings(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, also where they are known.")] = False,
+    json: Json = False,
+) -> None:
+    """What the device can do at most: products per number format, copy bandwidth, launches; beside the datasheet.
+
+    Measured once per device, driver and torch, and kept in the history.
+    """
+    from redline.cli.limits import show_ceilings
+
+    raise typer.Exit(show_ceilings(device, threads, fresh=fresh, as_json=json))
+
+
+@app.command()
+@one_line_errors
+def roofline(
+    model: Annotated[str | None, typer.Argument(help="A name, timm:NAME, hf:NAME or file.py:factory.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "-r", help="Steps joined by '+'; again for more.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Items per step.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Output classes.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    task: Annotated[str | None, typer.Option(help="infer or train.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    last: Annotated[bool, typer.Option("--last", help="Of what was measured last, without measuring again.")] = False,
+    plot: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plot: .png, .svg or .pdf.")] = None,
+    json: Json = False,
+) -> None:
+    """How far a model is from the device's limits: intensity, attainable time, efficiency, headroom, what is in the way."""
+    from redline.cli.limits import show_roofline
+
+    given: dict[str, Any] = {
+        "model": model,
+        "recipes": recipe or None,
+        "batch": batch,
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "task": task,
+        "optimizer": optimizer,
+        "device": device,
+        "threads": threads,
+        "seed": seed,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    if last and settings:
+        raise UsageError("--last takes what was measured last, and nothing else")
+    if not last and model is None:
+        raise UsageError("name one model, or --last")
+    raise typer.Exit(show_roofline(None if last else settings, plot=plot, as_json=json))
+
+
+@app.command()
+@one_line_errors
 def demo(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")] = "auto",
     json: Json = False,

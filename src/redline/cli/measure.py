@@ -16,13 +16,15 @@ from redline.spec import LaunchSpec, RunSpec, specs_from_table
 
 def run_and_print(specs: Sequence[RunSpec], *, as_json: bool) -> int:
     from redline.analyze.summary import summarize
+    from redline.store import ceilings_of
 
     with LiveObserver() as observer:
         records = run_specs(specs, observer=observer)
+    rows = summarize(records, ceilings_of(records))
     if as_json:
-        sys.stdout.write(export_json(records))
+        sys.stdout.write(export_json(records, summarize=lambda _: rows))
     else:
-        make_console().print(RunReport(summarize(records)))
+        make_console().print(RunReport(rows))
     return EXIT_FAILED_ROW if any(_failed(record) for record in records) else 0
 
 

@@ -27,6 +27,7 @@ WORDS = {
     "first-call": "first call",
     "compile": "compiling",
     "numerics": "checking the numerics",
+    "count": "counting the work",
     "warm-up": "warming up",
     "ready": "ready",
     "timing": "timing without the profiler",

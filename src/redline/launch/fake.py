@@ -24,6 +24,7 @@ from redline.launch.fake_memory import MemoryTruth
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Failure, Memory, Numerics, Prepared
 from redline.spec import Recipe, RunSpec
+from redline.work import Ceilings, WorkCount
 
 T = TypeVar("T")
 PerSpec: TypeAlias = T | Mapping[str, T] | Callable[[RunSpec], T]
@@ -85,6 +86,9 @@ class Landscape:
     models: Collection[str] = ()
     """Names `AskModels` tells; any other name is accepted as well."""
     unknown_models: Collection[str] = ()
+    work: PerSpec[WorkCount | None] = None
+    """What counting a spec would find; None: nothing could be counted."""
+    ceilings: Ceilings | None = None
     choices: Collection[protocol.StepChoice] = ()
     """What `AskSteps` tells a tuner, whatever the model."""
     metric: PerSpec[float] = 1.0
@@ -194,6 +198,7 @@ class FakeBench:
                 warmup=self._warmup(step_s, stages["warmup"]),
                 memory=self._memory(),
                 step_synchronises=truth.step_synchronises,
+                work=look_up(truth.work, spec) if spec.measure.check_numerics else None,
             )
         )
 
@@ -317,6 +322,13 @@ class FakeBench:
             pattern = (question.pattern or "").lower()
             names = sorted(name for name in truth.models if pattern in name.lower())
             return protocol.ModelNames(models=tuple(protocol.ModelName(name=name, source="fake") for name in names))
+        if isinstance(question, protocol.AskCount) and (work := look_up(truth.work, question.spec)) is not None:
+            return protocol.CountAnswer(work=work, workload=_workload_info(question.spec, truth))
+        if isinstance(question, protocol.AskCeilings) and truth.ceilings is not None:
+            return protocol.CeilingsAnswer(ceilings=truth.ceilings)
+        if isinstance(question, protocol.AskCount | protocol.AskCeilings):
+            nothing = Failure(stage="ask", kind="unsupported", message="the landscape does not say")
+            return protocol.FailureReply(failure=nothing)
         if isinstance(question, protocol.AskSteps):
             return protocol.StepChoices(choices=tuple(truth.choices))
         if isinstance(question, protocol.AskSnippet):

@@ -119,6 +119,11 @@ COLUMNS: dict[str, _Column] = {
     "failure_stage": _at("failure", "stage"),
     "failure_kind": _at("failure", "kind"),
     "failure_message": _at("failure", "message"),
+    "flops": _at("flops"),
+    "compulsory_bytes": _at("roofline", "compulsory_bytes"),
+    "roofline_s": _at("roofline", "attainable_s"),
+    "headroom": _at("roofline", "headroom"),
+    "efficiency": _at("roofline", "efficiency"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

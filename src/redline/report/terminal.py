@@ -14,6 +14,7 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.protocol import HealthItem, ModelNames
+from redline.report.limit_cells import limit_cells, limit_lines, limit_remarks
 from redline.store import Row
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -55,10 +56,11 @@ class RunReport:
             if any(row.cold_start_s for row in group):
                 yield cold_start_table(group)
             yield from _remarks(group)
+            yield from limit_remarks(group)
         yield Text(_next_step(self._rows), style="bold")
 
 
-EXPENDABLE = ("optimizer", "backward", "forward", "memory", "p95 ms", "bound", "p50 ms")
+EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
 """What a narrow terminal does without, in this order. Trust is never hidden."""
 FOLDED = {"recipe": 24, "trust": 14}
 """Columns whose text may go on in the next line, and the width below which that is no longer readable."""
@@ -121,6 +123,7 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
         "memory": _memory_header(rows),
         "versus": f"vs {first.recipe}"[:24],
         "error": "rel. error",
+        **({"of peak": "of peak", "left": "left"} if any(row.roofline for row in rows) else {}),
         "bound": "bound",
         "trust": "trust",
     }
@@ -153,6 +156,7 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         "memory": _memory_cell(row),
         "versus": _ratio_cell(row),
         "error": _error_cell(row),
+        **limit_cells(row),
         "bound": _bound_cell(row),
         "trust": _trust_cell(row),
     }
@@ -345,7 +349,7 @@ def detail(row: RunSummary, record: Any) -> RenderableType:
         lines += [("note", note) for note in workload.notes]
         lines += [(f"step {name}", note) for name, note in prepared.recipe_notes.items()]
     lines += [("stopped", f"{record.stopped or 'running'} after {len(record.blocks)} blocks")]
-    lines += _latency_lines(row) + _memory_lines(row)
+    lines += _latency_lines(row) + _memory_lines(row) + limit_lines(row)
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
     lines += [("because", reason) for reason in row.verdict.reasons] + [("note", note) for note in row.verdict.notes]
     grid = Table.grid(padding=(0, 2))

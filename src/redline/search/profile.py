@@ -58,7 +58,9 @@ def capture(
 
 
 def _captured(record: RunRecord, request: Profile, session: Session, journal: Journal, observer: Observer) -> RunRecord:
-    reply = session.ask(Prepare(spec=record.spec), lambda progress: observer.progress(record, progress))
+    reply = session.ask(
+        Prepare(spec=record.spec, modules=request.modules), lambda progress: observer.progress(record, progress)
+    )
     if not isinstance(reply, PreparedReply):
         return _failed(record, reply)
     prepared = reply.prepared

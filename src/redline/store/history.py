@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
+from redline.store.ceilings import CeilingShelf
 from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
 from redline.store.sweeps import SweepLedger
 from redline.store.tunes import TuneLedger
@@ -111,6 +112,10 @@ class History:
     def sweep(self, name: str) -> SweepLedger:
         """What is known of the cells of a sweep."""
         return SweepLedger(self._database, name)
+
+    def ceilings(self) -> CeilingShelf:
+        """What is known of the devices' limits."""
+        return CeilingShelf(self._database)
 
     def tunes(self) -> TuneLedger:
         """The searches for a fastest recipe."""

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from redline.errors import StoreError
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised with every change of the tables; `MIGRATIONS` then says how to make it."""
 
 Migration = Callable[[Connection], None]
@@ -87,6 +87,15 @@ sweep_cells = Table(
 )
 """Cells of sweeps that are settled, and by which record."""
 
+ceilings = Table(
+    "ceilings",
+    metadata,
+    Column("place", Text, primary_key=True),
+    Column("device_name", Text, nullable=False),
+    Column("measured_at", Double, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""What each device can do at most."""
 tunes = Table(
     "tunes",
     metadata,
@@ -121,11 +130,15 @@ def _add_sweeps(connection: Connection) -> None:
     sweep_cells.create(connection)
 
 
+def _add_ceilings(connection: Connection) -> None:
+    ceilings.create(connection)
+
+
 def _add_tunes(connection: Connection) -> None:
     tunes.create(connection)
 
 
-MIGRATIONS: dict[int, Migration] = {1: _add_sweeps, 2: _add_tunes}
+MIGRATIONS: dict[int, Migration] = {1: _add_sweeps, 2: _add_ceilings, 3: _add_tunes}
 """From layout n to n + 1, inside the transaction that writes the new version down."""
 
 _ADVISORY_LOCK = 0x7265646C

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, update
 
 from redline.store.codec import Row
-from redline.store.layout import blocks, records, sweep_cells, tunes
+from redline.store.layout import blocks, ceilings, records, sweep_cells, tunes
 
 ROW = (
     records.c.id,
@@ -62,6 +62,9 @@ DELETE_CELL = delete(sweep_cells).where(
 )
 DELETE_CELLS = delete(sweep_cells).where(sweep_cells.c.sweep == bindparam("name"))
 
+CEILINGS_AT = select(ceilings.c.body).where(ceilings.c.place == bindparam("place"))
+DELETE_CEILINGS = delete(ceilings).where(ceilings.c.place == bindparam("at_place"))
+INSERT_CEILINGS = insert(ceilings)
 INSERT_TUNE = insert(tunes)
 DELETE_TUNE = delete(tunes).where(tunes.c.name == bindparam("this_name"))
 TUNE = select(tunes.c.body).where(tunes.c.name == bindparam("this_name"))

@@ -115,7 +115,12 @@ class Builder:
         """The columns that one kind of event has and others have not."""
         if kind == OPERATOR:
             shapes = np.fromiter(map(self._shape_of, args), np.int32, len(args))
-            return {"shape": shapes, "external": _column(arg.external for arg in args)}
+            return {
+                "shape": shapes,
+                "external": _column(arg.external for arg in args),
+                "sequence": _column(arg.sequence for arg in args),
+                "forward_thread": _column(arg.forward_thread for arg in args),
+            }
         if kind == CALL:
             return {
                 "correlation": _column(arg.correlation for arg in args),

@@ -53,6 +53,10 @@ class Operators(HostRanges):
     """Index into the trace's `shapes`; UNKNOWN where none were recorded."""
     external: Ints
     """The number by which launches name the operator they came from."""
+    sequence: Ints
+    """Autograd's number of the node that a forward operator made, or that a backward operator evaluates."""
+    forward_thread: Ints
+    """Above 0 for backward operators."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Args(msgspec.Struct, gc=False):
     device: Whole = UNKNOWN
     stream: Whole = UNKNOWN
     bytes: Whole = UNKNOWN
+    sequence: Whole = msgspec.field(default=UNKNOWN, name="Sequence number")
+    forward_thread: Whole = msgspec.field(default=0, name="Fwd thread id")
     dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     allocated: Whole = msgspec.field(default=0, name="Bytes")

@@ -18,8 +18,9 @@ from redline.spec import Recipe, RunSpec, WorkloadSpec
 
 ALL_STEPS = {
     "infer": ["tf32", "amp", "amp-bf16", "fp16", "bf16", "channels-last", "compile", "compile:freeze", "torchscript",
-              "cudnn-benchmark", "graphs"],
-    "train": ["tf32", "amp", "amp-bf16", "channels-last", "compile:max-autotune", "fused-optimizer", "graphs"],
+              "cudnn-benchmark", "graphs", "fold-bn", "sdpa:math", "int8", "onnx"],
+    "train": ["tf32", "amp", "amp-bf16", "channels-last", "compile:max-autotune", "fused-optimizer", "graphs",
+              "sdpa:math"],
 }  # fmt: skip
 
 
@@ -43,11 +44,12 @@ def test_every_step_writes_sound_code(task: str, step: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "task"), [("channels-last", "infer"), ("amp-bf16+channels-last+fused-optimizer", "train")]
+    ("recipe", "task"),
+    [("channels-last", "infer"), ("fold-bn+onnx", "infer"), ("amp-bf16+channels-last+fused-optimizer", "train")],
 )
 def test_it_runs_alone(recipe: str, task: str, tmp_path: Path) -> None:
     path = tmp_path / "snippet.py"
-    path.write_text(snippet(recipe, task, model="squeezenet1_1", image_size=64, classes=10))
+    path.write_text(snippet(recipe, task, model="mobilenet_v3_small", image_size=64, classes=10))
     blocked = (
         "import sys; sys.modules['redline'] = None; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
     )

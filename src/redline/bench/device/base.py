@@ -77,6 +77,10 @@ class Device(ABC):
         """Let the allocator take no more than this from the device; None lifts the cap. False where it cannot be."""
         return False
 
+    def cache_bytes(self) -> int | None:
+        """The last cache in front of memory; None where the device does not tell."""
+        return None
+
     def neighbours(self) -> tuple[str, ...]:
         """Other people's processes on this device."""
         return ()

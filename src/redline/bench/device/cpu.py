@@ -17,6 +17,7 @@ from redline.errors import UsageError
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
 _CPUINFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu")
 
 
 class CpuDevice(Device):
@@ -66,6 +67,9 @@ class CpuDevice(Device):
             # The limit is the whole process's and could not be lifted again for the person's own code.
             raise UsageError("max_memory on a CPU needs a worker of its own: use the fork or the spawn door")
 
+    def cache_bytes(self) -> int | None:
+        return last_cache_bytes()
+
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
         frequency = psutil.cpu_freq()
         return TelemetrySample(
@@ -77,6 +81,8 @@ class CpuDevice(Device):
         )
 
     def refusal_of(self, dtype: torch.dtype) -> str | None:
+        if dtype == torch.float8_e4m3fn:
+            return "fp8 products run on GPUs of compute capability 8.9 and later, not on a CPU"
         return None  # every format computes on a CPU, if slowly; a missing operator shows when it is called
 
 
@@ -88,6 +94,21 @@ def cpu_name() -> str:
     import platform
 
     return platform.processor() or platform.machine()
+
+
+def last_cache_bytes(caches: Path = _CACHES) -> int | None:
+    """All caches of the highest level together; those that several cores share count once."""
+    found: dict[tuple[int, str], int] = {}
+    for folder in caches.glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            level, size = int((folder / "level").read_text()), (folder / "size").read_text().strip()
+            shared = (folder / "shared_cpu_list").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if size.endswith("K") and size[:-1].isdigit():
+            found[level, shared] = int(size[:-1]) * 1024
+    highest = max((level for level, _ in found), default=0)
+    return sum(size for (level, _), size in found.items() if level == highest) or None
 
 
 def _temperature_c() -> float | None:

@@ -120,6 +120,9 @@ class CudaDevice(Device):
             at_s=at_s, foreign=self._card.foreign_processes() if neighbours else (), **self._card.reading()
         )
 
+    def cache_bytes(self) -> int | None:
+        return getattr(self._properties(), "L2_cache_size", None) or None
+
     def energy_j(self) -> float | None:
         return self._card.energy_j() if self._card else None
 
@@ -129,6 +132,8 @@ class CudaDevice(Device):
     def refusal_of(self, dtype: torch.dtype) -> str | None:
         if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             return f"{self._properties().name} has no bf16 arithmetic (compute capability 8.0 and later do)"
+        if dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability(self.torch_device) < (8, 9):
+            return f"{self._properties().name} has no fp8 arithmetic (compute capability 8.9 and later do)"
         return None
 
     def synchronises(self, step: Callable[[], object]) -> bool | None:

@@ -49,8 +49,16 @@ class RocmDevice(CudaDevice):
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
         return TelemetrySample(at_s=at_s, **(self._amd.reading() if self._amd else {}))
 
+    def cache_bytes(self) -> int | None:
+        return None  # HIP tells the L2, behind which Instinct cards have a larger cache that it does not tell
+
     def energy_j(self) -> float | None:
         return self._amd.energy_j() if self._amd else None
+
+    def refusal_of(self, dtype: torch.dtype) -> str | None:
+        if dtype == torch.float8_e4m3fn:
+            return "AMD GPUs before gfx950 have other fp8 formats, and this one has not been tried on any"
+        return super().refusal_of(dtype)
 
     def tf32_refusal(self) -> str | None:
         if "gfx94" in (getattr(self._properties(), "gcnArchName", "") or ""):

@@ -18,8 +18,11 @@ from redline.protocol import Relief
 from redline.registry import Registry
 from redline.spec import OptionValue, Step, Task
 
-FLAGS, PRECISION, LAYOUT, COMPILER, GRAPHS = 0, 10, 20, 50, 60
-"""Stages: a recipe is applied in this order, however it was written. Casting comes before compiling."""
+FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, COMPILER, GRAPHS = 0, 5, 10, 20, 30, 40, 50, 60
+"""Stages: a recipe is applied in this order, however it was written. Casting comes before compiling.
+
+Weights are rewritten before they are cast, in all the digits there are; what is quantized stays as it is from then on.
+"""
 
 
 @dataclass
@@ -89,8 +92,8 @@ class RecipeStep(ABC):
     """What may stand behind the colon."""
     offered: ClassVar[tuple[str | None, ...]] = (None,)
     """The arguments a tuner tries; None is the step without one."""
-    slow_to_prepare: ClassVar[frozenset[str]] = frozenset()
-    """Those of the arguments that take minutes to compile."""
+    slow_to_prepare: ClassVar[frozenset[str | None]] = frozenset()
+    """Those of the arguments that take minutes to compile; None is the step without one."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -103,6 +106,10 @@ class RecipeStep(ABC):
         """Refuse what the step does not know."""
         if options:
             raise SpecError(f"step {self.name} takes no options, got {', '.join(sorted(options))}")
+
+    def number_format_on(self, device: Device) -> str | None:
+        """The same on one device, for a step that works in another way on each."""
+        return self.number_format
 
     def refusal(self, device: Device, task: Task) -> str | None:
         """Why this device cannot do it, or None."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from redline.spec import Task
 
@@ -35,3 +38,11 @@ class RecipeCode:
     """The whole step goes into one CUDA graph."""
     notes: list[str] = field(default_factory=list)
     """Remarks for the reader, each printed as a comment."""
+
+    def carry(self, *things: Callable[..., Any]) -> None:
+        """Functions or classes of `plain/`, as they stand there: the snippet then does what was measured."""
+        self.helpers += [inspect.getsource(thing).rstrip() for thing in things]
+
+    def bring_in(self, *lines: str) -> None:
+        """Imports, each once."""
+        self.imports += [line for line in lines if line not in self.imports]

@@ -9,7 +9,7 @@ from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe, Task
 
-_COARSENESS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+_COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8", "int8")
 
 
 def steps_of(recipe: Recipe, task: Task) -> list[RecipeStep]:
@@ -25,10 +25,10 @@ def steps_of(recipe: Recipe, task: Task) -> list[RecipeStep]:
     return sorted(steps, key=lambda step: step.stage)
 
 
-def number_format_of(recipe: Recipe, task: Task) -> str:
+def number_format_of(recipe: Recipe, task: Task, device: Device) -> str:
     """The coarsest number format any step computes in."""
-    formats = [step.number_format for step in steps_of(recipe, task) if step.number_format]
-    return max(formats, key=_COARSENESS.index, default="fp32")
+    formats = [step.number_format_on(device) for step in steps_of(recipe, task)]
+    return max((name for name in formats if name), key=_COARSENESS.index, default="fp32")
 
 
 def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:

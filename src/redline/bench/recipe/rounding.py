@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from redline.bench.recipe.plain.quantizing import plain_linears
+
 FP32_PERTURBATION = 2.0**-20
 """fp32 itself: another sound algorithm (Winograd, another order of sums) differs by some 16 units in the last place."""
 
 _TF32_DROPPED_BITS = 13
+_QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True}
+"""Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
 
 
 def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
@@ -28,21 +32,49 @@ def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
         bits = (tensor.float().view(torch.int32) + half) & ~((1 << _TF32_DROPPED_BITS) - 1)
         # Adding to the bits of a NaN may carry into its sign and make a zero of it.
         return torch.where(torch.isfinite(tensor), bits.view(torch.float32).to(tensor.dtype), tensor)
+    if number_format in ("int8", "int8-weights"):
+        # A scale for each row: an output channel of a weight, a token of an activation.
+        scale = (tensor.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=torch.finfo(tensor.dtype).tiny)
+        return (tensor / scale).round() * scale
+    if number_format == "fp8":
+        largest = torch.finfo(torch.float8_e4m3fn).max
+        scale = (tensor.abs().amax() / largest).clamp(min=torch.finfo(tensor.dtype).tiny)
+        return (tensor / scale).to(torch.float8_e4m3fn).to(tensor.dtype) * scale
     return tensor.to({"fp16": torch.float16, "bf16": torch.bfloat16}[number_format]).to(tensor.dtype)
 
 
 def rounded_inputs(inputs: Any, number_format: str) -> Any:
+    if number_format in _QUANTIZED:
+        return inputs  # rounded where a quantized layer takes them, and nowhere else
     return pytree.tree_map_only(torch.Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
 
 
 @contextmanager
 def rounded_weights(model: torch.nn.Module, number_format: str) -> Iterator[None]:
-    """The model's weights and statistics rounded, as long as the context lasts."""
-    with unchanged_afterwards(model):
-        with torch.no_grad():
-            for tensor in chain(model.parameters(), model.buffers()):
-                tensor.copy_(rounded_tensor(tensor, number_format))
-        yield
+    """The model's weights and statistics rounded, as long as the context lasts.
+
+    In a quantized format those of linear layers alone are, and what goes into these with them where products are in it.
+    """
+
+    def round_inputs(_: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
+
+    if number_format in _QUANTIZED:
+        layers = plain_linears(model, number_format)
+        tensors: Iterable[torch.Tensor] = [layer.weight for layer in layers]
+        takers = layers if _QUANTIZED[number_format] else []
+    else:
+        tensors, takers = chain(model.parameters(), model.buffers()), []
+    handles = [layer.register_forward_pre_hook(round_inputs) for layer in takers]
+    try:
+        with unchanged_afterwards(model):
+            with torch.no_grad():
+                for tensor in tensors:
+                    tensor.copy_(rounded_tensor(tensor, number_format))
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.trace.marks import MarkedStep
+from redline.bench.trace.marks import MarkedStep, marked_modules
 from redline.bench.workload.step import TimedStep
 from redline.protocol import Profile
 from redline.record import TraceRef
 
 
-def capture(step: TimedStep, device: Device, request: Profile) -> TraceRef:
+def capture(step: TimedStep, device: Device, request: Profile, eager: torch.nn.Module | None = None) -> TraceRef:
+    """`eager`: the model whose modules may be marked; None where the recipe dissolves them."""
     started = time.perf_counter()
     marked = MarkedStep(step, device)
-    with step.context():
+    with step.context(), marked_modules(eager) if request.modules and eager is not None else nullcontext():
         if request.outside:
             run_for_others(marked, device, request)
         else:

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from redline.bench.device.base import Device
+from redline.bench.module_watch import watching
 from redline.bench.workload.step import TimedStep
 
 PREFIX = "redline/"
+MODULE_PREFIX = "redline-module/"
+
+
+@contextmanager
+def marked_modules(model: nn.Module) -> Iterator[None]:
+    """A range around every module of the forward pass, named by its path."""
+    opened: list[tuple[str, torch.profiler.record_function]] = []
+
+    def enter(path: str) -> None:
+        mark = torch.profiler.record_function(MODULE_PREFIX + path)
+        mark.__enter__()
+        opened.append((path, mark))
+
+    def leave(path: str) -> None:
+        while opened:
+            name, mark = opened.pop()
+            mark.__exit__(None, None, None)
+            if name == path:
+                return
+
+    with watching(model, enter, leave):
+        yield
 
 
 class MarkedStep:

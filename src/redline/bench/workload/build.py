@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,14 @@ from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
 
-def build_workload(spec: WorkloadSpec, seed: int) -> Workload:
-    """The model with its inputs on the CPU. The same seed gives the same weights and inputs."""
+def build_workload(spec: WorkloadSpec, seed: int, within: AbstractContextManager[Any] | None = None) -> Workload:
+    """The model with its inputs on the CPU. The same seed gives the same weights and inputs.
+
+    `within` is held while the source builds: a mode that gives tensors no memory.
+    """
     source = _source_of(spec)
     source.check(spec)
-    with seeded(seed):
+    with seeded(seed), within or nullcontext():
         return source.build(spec, seed)
 
 

@@ -85,7 +85,8 @@ def workload_of(
     if dtypes:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         workload.notes.append(f"the model holds {names} parameters: its reference is not strict fp32")
-    return workload.to("cpu")
+    # Built without memory, for counting alone, there is nothing to move.
+    return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
 
 
 def _inputs_of(handed: Handed, spec: WorkloadSpec, whose: str, notes: list[str]) -> Inputs:

@@ -1,0 +1,141 @@
+"""How far a measured step is from what the device could do: efficiency, headroom, and what stands in between.
+
+Headroom is measured time over roofline time, with the compulsory bytes. A step that is faster than its roofline proves
+that the count or a ceiling is wrong; that is said, and nothing is clamped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from redline.analyze.attainable import Attainable, ClassLimit, LimitedBy, attainable, step_s
+from redline.analyze.bound import Bound, bound
+from redline.analyze.datasheet import Datasheet
+from redline.record import RunRecord
+from redline.spec import Spec
+from redline.work import Ceilings, WorkCount
+
+
+class Roofline(Spec):
+    flops: int
+    """Products of the whole step, forward and backward."""
+    compulsory_bytes: int
+    operator_bytes: int
+    """Unfused; never part of the limit."""
+    intensity: float | None
+    """FLOPs per compulsory byte; None where nothing must move."""
+    ridge: float | None
+    """FLOPs per byte above which the matrix units, not memory, are the limit."""
+    compute_s: float
+    memory_s: float
+    attainable_s: float
+    """The roofline time: the longer of the two."""
+    limited_by: LimitedBy
+    """What the limit itself rests on; `bound` says what the step rests on today."""
+    unfused_s: float
+    """What the operators need one by one, each at its own limit."""
+    measured_s: float
+    headroom: float | None
+    """Measured over roofline time; None where the limit is 0."""
+    efficiency: float
+    """Share of the step that its products need at the measured ceilings: achieved over peak."""
+    mfu: float | None
+    """The same against the datasheet's peak."""
+    achieved_flops_per_s: float
+    achieved_bytes_per_s: float
+    """Compulsory bytes over measured time."""
+    bound: Bound
+    error: str | None = None
+    """Set where the step beats its limit: the count or a ceiling is wrong."""
+    notes: tuple[str, ...] = ()
+    classes: tuple[ClassLimit, ...] = ()
+
+
+def roofline_of(
+    record: RunRecord, ceilings: Ceilings | None, *, class_times: Mapping[str, float] | None = None
+) -> Roofline | None:
+    """None where the record was not counted or not measured, or the device's ceilings are not known."""
+    measured_s = step_s(record)
+    work = record.prepared.work if record.prepared else None
+    if work is None or ceilings is None or measured_s is None or record.failure is not None:
+        return None
+    return roofline(work, ceilings, measured_s, bound(record, ceilings), class_times=class_times)
+
+
+def roofline(
+    work: WorkCount,
+    ceilings: Ceilings,
+    measured_s: float,
+    limit: Bound,
+    *,
+    class_times: Mapping[str, float] | None = None,
+) -> Roofline:
+    found = attainable(work, ceilings)
+    times = class_times or {}
+    sheet = Datasheet.of(ceilings.name)
+    error, notes = _sound(work, ceilings, found, measured_s)
+    return Roofline(
+        flops=work.total_flops,
+        compulsory_bytes=work.compulsory_bytes,
+        operator_bytes=work.operator_bytes,
+        intensity=work.total_flops / work.compulsory_bytes if work.compulsory_bytes else None,
+        ridge=_ridge(work, ceilings, found),
+        compute_s=found.compute_s,
+        memory_s=found.memory_s,
+        attainable_s=found.limit_s,
+        limited_by=found.limited_by,
+        unfused_s=found.unfused_s,
+        measured_s=measured_s,
+        headroom=measured_s / found.limit_s if found.limit_s else None,
+        efficiency=found.compute_s / measured_s,
+        mfu=_mfu(work, sheet, measured_s) if sheet else None,
+        achieved_flops_per_s=work.total_flops / measured_s,
+        achieved_bytes_per_s=work.compulsory_bytes / measured_s,
+        bound=limit,
+        error=error,
+        notes=tuple(notes),
+        classes=tuple(msgspec.structs.replace(one, measured_s=times.get(one.name)) for one in found.classes),
+    )
+
+
+def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float) -> tuple[str | None, list[str]]:
+    """What is wrong with the numbers, and what to know about them."""
+    notes = []
+    if work.for_these_inputs is not None:
+        notes.append(f"counted for these inputs: {work.for_these_inputs}")
+    if found.without_ceiling:
+        notes.append(f"no ceiling for {', '.join(found.without_ceiling)}: those products are not in the limit")
+    cache = ceilings.cache_bytes
+    lives_in_cache = cache is None or work.compulsory_bytes <= cache
+    if found.limited_by == "memory" and lives_in_cache:
+        known = "the device does not tell its cache" if cache is None else "all of it fits into the cache"
+        notes.append(f"the limit rests on memory bandwidth, but {known}: it is no claim, and may be beaten")
+    if found.limit_s <= measured_s:
+        return None, notes
+    over = found.limit_s / measured_s - 1
+    # Products take their time wherever their numbers lie; bytes only when no cache holds them.
+    beaten = found.compute_s if lives_in_cache else found.limit_s
+    if beaten <= measured_s:
+        return None, notes
+    convolves = any(one.kind == "convolution" for one in work.operators)
+    winograd = " (convolutions by Winograd take fewer products than are counted)" if convolves else ""
+    error = (
+        f"the roofline of {found.limit_s:.3g} s ({found.limited_by}) is {over:.1%} above the measured {measured_s:.3g} s: "
+        f"the count{winograd} or the ceiling is wrong; 'redline ceilings --fresh' measures the ceilings anew"
+    )
+    return error, notes
+
+
+def _ridge(work: WorkCount, ceilings: Ceilings, found: Attainable) -> float | None:
+    """Of the step's own mix of number formats."""
+    counted = sum(flops for form, flops in work.flops_by_format().items() if form in ceilings.flops_per_s)
+    return counted / found.compute_s / ceilings.copy_bytes_per_s if found.compute_s else None
+
+
+def _mfu(work: WorkCount, sheet: Datasheet, measured_s: float) -> float | None:
+    formats = {form: flops for form, flops in work.flops_by_format().items() if flops}
+    if not formats or any(form not in sheet.flops_per_s for form in formats):
+        return None
+    return sum(flops / sheet.flops_per_s[form] for form, flops in formats.items()) / measured_s

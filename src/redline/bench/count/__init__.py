@@ -1,0 +1,1 @@
+"""FLOPs and bytes, per operator and per module, without running the model."""

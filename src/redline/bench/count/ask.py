@@ -1,0 +1,87 @@
+"""Counting a model that nobody is going to run: built without memory where its code allows that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from redline.bench.count.count import Task, because, count_work
+from redline.bench.count.formats import Tf32
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.base import COMPILER, PRECISION, Setup
+from redline.bench.recipe.compose import steps_of
+from redline.bench.workload.build import build_workload
+from redline.bench.workload.workload import Workload
+from redline.errors import UsageError
+from redline.protocol import CountAnswer
+from redline.spec import RunSpec
+from redline.work import ModuleWork, WorkCount
+
+
+def answer_count(spec: RunSpec) -> CountAnswer:
+    # Most code builds on the meta device, some only under a fake mode, and some reads a value and needs the real thing.
+    for without_memory in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True)):
+        try:
+            return _counted(spec, build_workload(spec.workload, spec.seed, without_memory()))
+        except UsageError:
+            raise
+        except Exception:  # what is really wrong shows in the real build
+            continue
+    return _counted(spec, build_workload(spec.workload, spec.seed))
+
+
+def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
+    setup = _prepared(spec, workload)
+    trains = workload.task == "train"
+    task = Task(
+        model=setup.workload.model,
+        inputs=(setup.args, setup.kwargs),
+        loss=workload.loss if trains else None,
+        autocast=setup.autocast,
+        optimizer=spec.workload.optimizer if trains else None,
+        tf32=_tf32(spec),
+        modules=True,
+    )
+    work = count_work(task)
+    return CountAnswer(work=work if trains else _with_backward(work, task, workload), workload=workload.info())
+
+
+def _prepared(spec: RunSpec, workload: Workload) -> Setup:
+    """Casts and layout; flags belong to a device that is not here, and compiling changes no count."""
+    setup = Setup(
+        workload=workload, device=CpuDevice(), model=workload.model, args=workload.args, kwargs=workload.kwargs
+    )
+    for step in steps_of(spec.recipe, workload.task):
+        if PRECISION <= step.stage < COMPILER:
+            step.apply(setup)
+    return setup
+
+
+def _tf32(spec: RunSpec) -> Tf32:
+    asked = any(step.number_format == "tf32" for step in steps_of(spec.recipe, spec.workload.task))
+    return Tf32(matmul=asked, convolution=asked)
+
+
+def _with_backward(work: WorkCount, task: Task, workload: Workload) -> WorkCount:
+    """The forward pass as inference runs it, and beside it the backward pass of the same model."""
+    try:
+        both = count_work(replace(task, loss=workload.loss))
+    except Exception as error:
+        return msgspec.structs.replace(work, notes=(*work.notes, f"backward not counted: {because(error)}"))
+    backward = tuple(one for one in both.operators if one.phase == "backward")
+    by_path = {module.path: module for module in both.modules}
+    return msgspec.structs.replace(
+        work,
+        operators=work.operators + backward,
+        modules=tuple(_joined(module, by_path.get(module.path)) for module in work.modules),
+        seconds=work.seconds + both.seconds,
+    )
+
+
+def _joined(forward: ModuleWork, both: ModuleWork | None) -> ModuleWork:
+    if both is None:
+        return forward
+    return msgspec.structs.replace(forward, backward_flops=both.backward_flops, backward_bytes=both.backward_bytes)

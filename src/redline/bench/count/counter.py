@@ -1,0 +1,165 @@
+"""The dispatch mode that sees every operator of a step and writes down what it must do, and for which module."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from redline.bench.count.formats import Tf32, number_format
+from redline.bench.count.formulas import is_ragged
+from redline.bench.count.kinds import Known, known
+from redline.bench.count.traffic import Touched, distinct, read_bytes, tensor_bytes, tensors_in
+from redline.bench.module_watch import watching
+from redline.work import PRODUCTS, OperatorKind, WorkPhase
+
+Row = tuple[str, OperatorKind, str, WorkPhase, int, int]
+"""Name, kind, number format, phase, FLOPs and bytes of one call."""
+
+
+@dataclass
+class Share:
+    """What happened directly in one module."""
+
+    calls: int = 0
+    flops: Counter[WorkPhase] = field(default_factory=Counter)
+    other_flops: int = 0
+    bytes: Counter[WorkPhase] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+
+
+class Places:
+    """Which module is at work. A backward operator belongs to the module whose forward made its node.
+
+    Autograd numbers its nodes as they are made; with the number at which each module was entered and left, the module
+    of any node is found again without a hook on any tensor.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._numbers: list[int] = []
+        self._paths: list[str] = []
+        self.calls: Counter[str] = Counter()
+
+    def enter(self, path: str) -> None:
+        self._stack.append(path)
+        self.calls[path] += 1
+        self._turn()
+
+    def leave(self, path: str) -> None:
+        while self._stack and self._stack.pop() != path:
+            pass  # a module that raised, and whose caller went on without it
+        self._turn()
+
+    def here(self) -> str:
+        if self._stack:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()
+        if node is None or not self._numbers:
+            return ""
+        position = bisect_right(self._numbers, node._sequence_nr()) - 1
+        return self._paths[position] if position >= 0 else ""
+
+    def _turn(self) -> None:
+        number = torch._C._autograd._get_sequence_nr()
+        path = self._stack[-1] if self._stack else ""
+        if self._numbers and self._numbers[-1] == number:
+            self._paths[-1] = path  # no node was made in between
+        else:
+            self._numbers.append(number)
+            self._paths.append(path)
+
+    def watch(self, model: nn.Module) -> AbstractContextManager[None]:
+        return watching(model, self.enter, self.leave)
+
+
+class WorkCounter(TorchDispatchMode):
+    def __init__(self, leaves: Iterable[Tensor], tf32: Tf32) -> None:
+        super().__init__()
+        self.phase: WorkPhase = "forward"
+        self.rows: Counter[Row] = Counter()
+        self.uncounted: Counter[str] = Counter()
+        self.shares: dict[str, Share] = {}
+        self.places = Places()
+        self.touched = Touched(leaves)
+        self._tf32 = tf32
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        about = known(func)
+        if about.kind is None:
+            return func(*args, **kwargs)
+        if about.formula is None and _is_composite(func):
+            # Under inference mode operators that are made of others arrive whole: take them apart.
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        self._note(func, about, args, kwargs, out)
+        return out
+
+    def _note(self, func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        inputs = distinct(tensors_in((*args, *kwargs.values())))
+        outputs = distinct(tensors_in(out))
+        written = sum(tensor_bytes(tensor) for _, tensor in outputs)
+        read = read_bytes(inputs, about.reads, written)
+        if self.phase == "forward":
+            for (region, _), size in zip(inputs, read, strict=True):
+                self.touched.look(region, size)
+        flops = _flops(func, about, args, kwargs, out)
+        if flops is None:
+            self.uncounted[about.name] += 1
+        form = number_format([tensor for _, tensor in inputs or outputs], about.kind, self._tf32)
+        assert about.kind is not None
+        row: Row = (about.name, about.kind, form, self.phase, flops or 0, sum(read) + written)
+        self.rows[row] += 1
+        self._share(row)
+
+    def _share(self, row: Row) -> None:
+        _, kind, form, phase, flops, moved = row
+        share = self.shares.setdefault(self.places.here(), Share())
+        share.bytes[phase] += moved
+        if kind in PRODUCTS:
+            share.flops[phase] += flops
+            share.formats[form] += flops
+        else:
+            share.other_flops += flops
+
+
+def _flops(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
+    if not about.counted:
+        return None
+    if about.formula is not None:
+        arguments = _by_name(func, args, kwargs)
+        if is_ragged(arguments):
+            return None
+        return int(about.formula(arguments, _first(out)))
+    if not about.per_element:
+        return 0
+    sized = (*args, *kwargs.values()) if about.of_input else out
+    return about.per_element * max((int(tensor.numel()) for tensor in tensors_in(sized)), default=0)
+
+
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _first(out: Any) -> Any:
+    return next(tensors_in(out), None)
+
+
+def _is_composite(func: Any) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    has: Callable[..., bool] | None = getattr(func, "has_kernel_for_dispatch_key", None)
+    return has is not None and has(key)

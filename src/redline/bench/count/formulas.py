@@ -1,0 +1,203 @@
+"""How many FLOPs an operator takes, from the shapes of what it gets and gives.
+
+A multiplication with its addition is two FLOPs. Where torch's own counter is wrong or silent (grouped convolution
+backward, recurrent layers, causal attention, int8 and grouped products, matrix times vector), the formula here is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from redline.work import OperatorKind
+
+Arguments = dict[str, Any]
+"""The operator's arguments by the names of its schema."""
+Formula = Callable[[Arguments, Any], int]
+
+
+def matrix_product(first: str) -> Formula:
+    """2·M·N·K, whatever the batch dimensions: every element of the output sums K products."""
+
+    def flops(arguments: Arguments, out: Any) -> int:
+        return 2 * out.numel() * int(arguments[first].shape[-1])
+
+    return flops
+
+
+def summed_products(arguments: Arguments, out: Any) -> int:
+    """Many matrix products into one output."""
+    return 2 * int(arguments["batch1"].numel()) * int(out.shape[-1])
+
+
+def linear(arguments: Arguments, out: Any) -> int:
+    return 2 * out.numel() * int(arguments["weight"].shape[-1])
+
+
+def dot(arguments: Arguments, out: Any) -> int:
+    return 2 * int(arguments["self"].numel())
+
+
+def grouped_product(arguments: Arguments, out: Any) -> int:
+    """Every row belongs to one group. Two flat matrices share out their inner dimension instead."""
+    first, second = arguments["self"], arguments["mat2"]
+    groups = int(out.shape[0]) if first.ndim == 2 and second.ndim == 2 else 1
+    return 2 * out.numel() * int(first.shape[-1]) // groups
+
+
+def _per_output(weight: Tensor) -> int:
+    """Products per element of the output: channels of one group times the kernel's size."""
+    return math.prod(weight.shape[1:])
+
+
+def convolution(arguments: Arguments, out: Any) -> int:
+    data = arguments.get("input", arguments.get("self"))
+    assert data is not None
+    places = data if arguments.get("transposed") else out
+    return 2 * int(places.numel()) * _per_output(arguments["weight"])
+
+
+def transposed_convolution(arguments: Arguments, out: Any) -> int:
+    data = arguments.get("input", arguments.get("self"))
+    assert data is not None
+    return 2 * int(data.numel()) * _per_output(arguments["weight"])
+
+
+def convolution_backward(arguments: Arguments, out: Any) -> int:
+    """The gradients of the input and of the weight each take as many products as the forward pass, groups or not."""
+    places = arguments["input"] if arguments["transposed"] else arguments["grad_output"]
+    wanted = sum(bool(one) for one in arguments["output_mask"][:2])
+    return wanted * 2 * int(places.numel()) * _per_output(arguments["weight"])
+
+
+def _recurrent(data: Tensor, weights: list[Tensor]) -> int:
+    """Every weight matrix meets every step of every sequence once."""
+    tokens = data.numel() // data.shape[-1]
+    return 2 * tokens * sum(int(weight.numel()) for weight in weights if weight.ndim == 2)
+
+
+def recurrent(arguments: Arguments, out: Any) -> int:
+    return _recurrent(arguments["input"], arguments["weight"])
+
+
+def recurrent_backward(arguments: Arguments, out: Any) -> int:
+    return 2 * recurrent(arguments, out)
+
+
+def recurrent_layer(arguments: Arguments, out: Any) -> int:
+    return _recurrent(arguments["input"], [arguments["weight0"], arguments["weight1"]])
+
+
+def recurrent_layer_backward(arguments: Arguments, out: Any) -> int:
+    return 2 * _recurrent(arguments["input"], [arguments["weight1"], arguments["weight2"]])
+
+
+def _pairs(queries: int, keys: int, causal: bool) -> float:
+    """How many queries meet how many keys; causal counts half of the square, which is what is left of it."""
+    if not causal:
+        return queries * keys
+    square = min(queries, keys)
+    return square * square / 2 + max(queries - keys, 0) * keys
+
+
+def _attention(arguments: Arguments, *, heads_first: bool, products_of_key: int, products_of_value: int) -> int:
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    sequence, head = (-2, -3) if heads_first else (-3, -2)
+    causal = bool(arguments.get("is_causal") or arguments.get("custom_mask_type"))
+    pairs = _pairs(int(query.shape[sequence]), int(key.shape[sequence]), causal)
+    batch = math.prod(query.shape[:-3]) * int(query.shape[head])
+    width = products_of_key * int(query.shape[-1]) + products_of_value * int(value.shape[-1])
+    return int(2 * batch * pairs * width)
+
+
+def attention(arguments: Arguments, out: Any) -> int:
+    return _attention(arguments, heads_first=True, products_of_key=1, products_of_value=1)
+
+
+def attention_backward(arguments: Arguments, out: Any) -> int:
+    """Five products: the scores again, then the gradients of values, probabilities, queries and keys."""
+    return _attention(arguments, heads_first=True, products_of_key=3, products_of_value=2)
+
+
+def attention_heads_inside(arguments: Arguments, out: Any) -> int:
+    return _attention(arguments, heads_first=False, products_of_key=1, products_of_value=1)
+
+
+def attention_heads_inside_backward(arguments: Arguments, out: Any) -> int:
+    return _attention(arguments, heads_first=False, products_of_key=3, products_of_value=2)
+
+
+def fourier(arguments: Arguments, out: Any) -> int:
+    """5·N·log₂N of the usual algorithm; half of it where one side is real."""
+    data = arguments["self"]
+    whole = out if out.numel() > data.numel() else data
+    length = math.prod(int(whole.shape[dimension]) for dimension in arguments["dim"])
+    flops = 5 * whole.numel() * math.log2(max(length, 2))
+    return int(flops if data.is_complex() and out.is_complex() else flops / 2)
+
+
+def distances(arguments: Arguments, out: Any) -> int:
+    return 3 * out.numel() * int(arguments["x1"].shape[-1])
+
+
+def trilinear(arguments: Arguments, out: Any) -> int:
+    """Two multiplications and an addition for each combination; expanded dimensions count once."""
+    sizes: list[int] = []
+    for name in ("i1", "i2", "i3"):
+        shape = list(arguments[name].shape)
+        for dimension in sorted(arguments[f"expand{name[1]}"]):
+            shape.insert(dimension, 1)
+        sizes = shape if not sizes else [max(a, b) for a, b in zip(sizes, shape, strict=True)]
+    return 3 * math.prod(sizes)
+
+
+_SDPA = "_scaled_dot_product_{}_attention"
+
+FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
+    **{name: ("matmul", matrix_product("self")) for name in (
+        "mm", "bmm", "mv", "_int_mm", "_scaled_mm", "_scaled_mm_v2", "_weight_int8pack_mm", "_weight_int4pack_mm",
+        "_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros", "_sparse_mm",
+    )},
+    **{name: ("matmul", matrix_product("mat1")) for name in ("addmm", "_addmm_activation")},
+    "baddbmm": ("matmul", matrix_product("batch1")),
+    "addbmm": ("matmul", summed_products),
+    "addmv": ("matmul", matrix_product("mat")),
+    "linear": ("matmul", linear),
+    "mkldnn_linear": ("matmul", linear),
+    "dot": ("matmul", dot),
+    "vdot": ("matmul", dot),
+    "_grouped_mm": ("matmul", grouped_product),
+    "_scaled_grouped_mm": ("matmul", grouped_product),
+    "_scaled_grouped_mm_v2": ("matmul", grouped_product),
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution_relu", "miopen_convolution_add_relu", "slow_conv_dilated2d", "slow_conv_dilated3d"), ("convolution", convolution)),
+    **dict.fromkeys(("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d"), ("convolution", transposed_convolution)),
+    "convolution_backward": ("convolution", convolution_backward),
+    "_cudnn_rnn": ("matmul", recurrent),
+    "miopen_rnn": ("matmul", recurrent),
+    "_cudnn_rnn_backward": ("matmul", recurrent_backward),
+    "miopen_rnn_backward": ("matmul", recurrent_backward),
+    "mkldnn_rnn_layer": ("matmul", recurrent_layer),
+    "mkldnn_rnn_layer_backward": ("matmul", recurrent_layer_backward),
+    **{_SDPA.format(name): ("attention", attention) for name in ("flash", "efficient", "cudnn")},
+    **{_SDPA.format(name) + "_backward": ("attention", attention_backward) for name in ("flash", "efficient", "cudnn")},
+    "_scaled_dot_product_flash_attention_for_cpu": ("attention", attention),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": ("attention", attention_backward),
+    "_scaled_dot_product_fused_attention_overrideable": ("attention", attention),
+    "_scaled_dot_product_fused_attention_overrideable_backward": ("attention", attention_backward),
+    "_flash_attention_forward": ("attention", attention_heads_inside),
+    "_flash_attention_backward": ("attention", attention_heads_inside_backward),
+    "_efficient_attention_forward": ("attention", attention_heads_inside),
+    "_efficient_attention_backward": ("attention", attention_heads_inside_backward),
+    "_trilinear": ("matmul", trilinear),
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), ("other", fourier)),
+    "_cdist_forward": ("other", distances),
+}  # fmt: skip
+"""By the name of an aten operator without its overload."""
+
+
+def is_ragged(arguments: Arguments) -> bool:
+    """Sequences of different lengths in one flat tensor: how long each is stands in data, so they are not counted."""
+    return any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q"))

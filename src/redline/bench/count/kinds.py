@@ -1,0 +1,124 @@
+"""What an operator does, told by its name and tags, and how many FLOPs the cheap ones take."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from redline.bench.count.formulas import FORMULAS, Formula
+from redline.work import OperatorKind
+
+Reads = Literal["all", "gathered", "not self", "nothing"]
+"""Which of its inputs an operator must read: all; as much of the first as it gives out; all but the first; none."""
+
+NORM_FLOPS = SOFTMAX_FLOPS = 5
+"""Per element: mean, variance, subtract, scale, shift; maximum, subtract, exponentiate, sum, divide."""
+
+_FREE = frozenset((
+    "_unsafe_view", "_reshape_alias", "as_strided_", "alias", "detach", "detach_", "lift_fresh", "unsafe_split", "unsafe_chunk",
+    "unsafe_split_with_sizes", "set_", "resize_", "resize_as_", "_local_scalar_dense", "item", "is_same_size", "sym_size",
+    "sym_stride", "sym_numel", "sym_storage_offset", "empty", "empty_like", "new_empty", "new_empty_strided",
+    "empty_strided", "empty_permuted", "_cudnn_init_dropout_state", "_fused_sdp_choice", "_assert_async", "_assert_scalar",
+    "_use_cudnn_rnn_flatten_weight", "equal", "requires_grad_", "_version", "record_stream", "t_", "transpose_",
+    "unsqueeze_", "squeeze_", "lift", "_assert_tensor_metadata", "_functional_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size", "dense_dim", "sparse_dim", "is_coalesced", "resize", "_print", "_linalg_check_errors", "is_pinned", "_has_symbolic",
+))  # fmt: skip
+"""Nothing moves: views by another name, memory that is only set aside, questions."""
+
+_NORM = re.compile(r"(batch|layer|group|instance|rms)_?norm")
+_SOFTMAX = re.compile(r"softmax")
+_REDUCTION = re.compile(
+    r"^_?(foreach_)?(sum|nansum|mean|nanmean|amax|amin|aminmax|max|min|prod|var|std|var_mean|std_mean|logsumexp|cumsum|"
+    r"cumprod|logcumsumexp|cummax|cummin|argmax|argmin|topk|sort|argsort|kthvalue|median|mode|any|all|norm|"
+    r"linalg_vector_norm|count_nonzero|histc|bincount|trace|segment_reduce|unique\w*|searchsorted|bucketize)(_helper)?$|"
+    r"pool|_loss|weight_norm_interface|^nanmedian$|^dist$|_amp_foreach_non_finite"
+)
+_FILL = frozenset(("zeros", "ones", "full", "arange", "linspace", "eye", "zeros_like", "ones_like", "full_like", "fill_",
+                   "new_zeros", "new_ones", "new_full", "scalar_tensor", "zero_", "zero", "fill", "rand", "randn",
+                   "randint", "randperm", "rand_like", "randn_like", "normal_", "uniform_", "random_", "bernoulli_",
+                   "tril_indices", "triu_indices", "exponential_", "efficientzerotensor"))  # fmt: skip
+_GATHER = frozenset(("embedding", "index", "_unsafe_index", "index_select", "gather", "take", "embedding_renorm_",
+                     "_embedding_bag", "_embedding_bag_forward_only", "masked_select", "grid_sampler_2d",
+                     "grid_sampler_3d", "multinomial"))  # fmt: skip
+_COPY = re.compile(
+    r"^(clone|_to_copy|to|cat|stack|contiguous|copy|roll|flip|repeat|repeat_interleave|tile|constant_pad_nd|"
+    r"\w*_pad\dd|\w*_pad\dd_backward|\w+_scatter|\w+_backward_data_copy|select_backward|slice_backward|diagonal_backward|"
+    r"unfold_backward|as_strided_scatter|\w+_copy|im2col|col2im|pixel_(un)?shuffle|channel_shuffle|tril|triu|diag_embed|"
+    r"_unsafe_index_put|index_put|_index_put_impl|index_add|index_copy|index_fill|scatter\w*|masked_scatter|"
+    r"embedding_dense_backward|embedding_backward|one_hot|nonzero|_pack_padded_sequence|_pad_packed_sequence|"
+    r"_cudnn_rnn_flatten_weight|_pin_memory|_nested_\w+|_transform_bias\w*|upsample_nearest\w*|_foreach_copy|"
+    r"split_with_sizes_copy|meshgrid|cartesian_prod|rot90|unsqueeze_copy|rename|_reshape_copy|_conj_physical|resolve_\w+)$"
+)
+_ELEMENTWISE = re.compile(
+    r"^_?foreach_|dropout|^_fused_|_thnn_fused|upsample_(bi|tri)?(linear|cubic)|^_upsample|^where$|masked_fill|clamp|"
+    r"_backward$|^(hard(swish|tanh|sigmoid|shrink)|leaky_relu|elu|selu|mish|silu|gelu|softplus|softshrink|log_sigmoid\w*|"
+    r"relu6?|threshold|_add_relu|abs|eq|ne|ge|gt|le|lt|rsub|addr|xlogy|copysign|gcd|lcm|heaviside|_masked_scale|renorm|"
+    r"bernoulli|normal\w*|uniform|cauchy|exponential|geometric|log_normal|poisson|randint_like|affine_grid_generator|"
+    r"binary_cross_entropy\w*|_philox_\w+|glu|prelu|_prelu_kernel|celu|rrelu\w*|polar|complex|view_as_complex_copy|lerp|addc(mul|div)|"
+    r"quantize\w*|dequantize\w*|_amp_\w+|fake_quantize\w*|logical_\w+|nan_to_num|isin|cross|linalg_cross|floor_divide)$"
+)
+
+_BACKWARD_OF_MORE = re.compile(r"(conv|mm|rnn|lstm_cell|attention|linalg|dist|fft|embedding_bag)\w*_backward$")
+"""The backward of an activation touches each element once; the backward of these does not."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """All about one operator that does not depend on its arguments."""
+
+    name: str
+    kind: OperatorKind | None
+    """None: it moves and computes nothing."""
+    formula: Formula | None = None
+    per_element: int = 0
+    """FLOPs per element, where there is no formula."""
+    of_input: bool = False
+    """Elements of the largest input count, not of the output."""
+    reads: Reads = "all"
+    counted: bool = True
+
+
+@lru_cache(maxsize=10_000)
+def known(operator: Any) -> Known:
+    """`operator` is what a dispatch mode is handed."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return Known(str(operator), "other", counted=False)
+    namespace, _, plain = operator._schema.name.partition("::")
+    if namespace == "prim" or operator.is_view:
+        return Known(plain, None)
+    pointwise = torch.Tag.pointwise in operator.tags
+    if namespace != "aten":  # somebody's own: its name proves nothing
+        name = f"{namespace}::{plain}"
+        return Known(name, "elementwise", per_element=1) if pointwise else Known(name, "other", counted=False)
+    if plain in _FREE:
+        return Known(plain, None)
+    product = FORMULAS.get(plain) or FORMULAS.get(plain.removesuffix("_"))
+    if product is not None:
+        kind, formula = product
+        return Known(plain, kind, formula)
+    return _cheap(plain, pointwise)
+
+
+def _cheap(name: str, pointwise: bool) -> Known:
+    base = name.rstrip("_") or name
+    if name in _FILL:
+        return Known(name, "copy", reads="nothing")
+    if name == "copy_":
+        return Known(name, "copy", reads="not self")
+    if name in _GATHER:
+        return Known(name, "copy", reads="gathered")
+    if _NORM.search(base):
+        return Known(name, "norm", per_element=NORM_FLOPS, of_input=True)
+    if _SOFTMAX.search(base):
+        return Known(name, "reduction", per_element=SOFTMAX_FLOPS, of_input=True)
+    if _COPY.search(base):
+        return Known(name, "copy")
+    if _REDUCTION.search(base):
+        return Known(name, "reduction", per_element=1, of_input=True)
+    if pointwise or (_ELEMENTWISE.search(base) and not _BACKWARD_OF_MORE.search(base)):
+        return Known(name, "elementwise", per_element=1)
+    return Known(name, "other", counted=False)

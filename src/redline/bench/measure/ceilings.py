@@ -1,0 +1,210 @@
+"""The device's limits, measured: matrix products per number format, copy bandwidth, the time between two tiny operators.
+
+For each figure several shapes are timed, each as a row of samples by the device's own clock; the best median counts.
+A ceiling is what the device can do, so that a shape it does not like does not speak against it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.failure import is_out_of_memory
+from redline.protocol import CeilingsAnswer
+from redline.work import Ceilings
+
+Call = Callable[[], Any]
+
+GPU_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 16384), (16384, 8192, 8192))
+"""M, N, K, the smallest first: what comes later may not fit. Every multiprocessor has many tiles to do."""
+CPU_SIZES = (512, 1024, 2048)
+CPU_LONGEST_S = 0.25
+"""A format that the CPU only emulates is measured at the largest size that is still this quick."""
+
+SAMPLES = 12
+SAMPLE_S = 0.02
+"""A sample is as many calls in a row as take this long: a single one would measure the launch too."""
+WARM_S = 0.5
+"""Of products in the fastest format before anything is timed: clocks rise, and the power limit sets in."""
+
+COPY_BYTES = 1 << 30
+SMALLEST_COPY_BYTES = 1 << 27
+COPY_TO_CACHE = 8
+"""Buffers are at least so many times as large as the cache."""
+LAUNCHES = 500
+
+
+def answer_ceilings(device: str, threads: int | None) -> CeilingsAnswer:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return CeilingsAnswer(ceilings=measure_ceilings(open_device(resolve_device(device))))
+
+
+def measure_ceilings(device: Device) -> Ceilings:
+    started = time.perf_counter()
+    info = device.info()
+    notes: list[str] = []
+    with torch.inference_mode():
+        _warm(device)
+        best = {form: found for form in _formats(device) if (found := _best_product(device, form, notes))}
+        copied = _copy_bytes_per_s(device)
+        launch_s = _launch_s(device)
+    device.release_cache()
+    return Ceilings(
+        kind=device.kind,
+        name=info.name,
+        driver=info.driver,
+        torch=str(torch.__version__),
+        threads=None if device.is_accelerator else torch.get_num_threads(),
+        flops_per_s={form: flops for form, (flops, _) in best.items()},
+        shapes={form: shape for form, (_, shape) in best.items()},
+        copy_bytes_per_s=copied,
+        launch_s=launch_s,
+        cache_bytes=device.cache_bytes(),
+        measured_at=time.time(),
+        seconds=time.perf_counter() - started,
+        notes=tuple(notes),
+    )
+
+
+def _formats(device: Device) -> list[str]:
+    """Those this device has; what it refuses is left out, not guessed."""
+    found = ["fp32"]
+    if device.tf32_refusal() is None:
+        found.append("tf32")
+    found += [
+        form for form, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if not device.refusal_of(dtype)
+    ]
+    if device.is_accelerator:
+        found += ["int8", "fp8"]
+    return found
+
+
+def _best_product(device: Device, form: str, notes: list[str]) -> tuple[float, str] | None:
+    """FLOP/s and the shape that reached them."""
+    found: list[tuple[float, str]] = []
+    device.allow_tf32(form == "tf32")
+    try:
+        for shape in _shapes(device, form):
+            median_s = _timed(device, _product(device, form, shape))
+            found.append((2 * shape[0] * shape[1] * shape[2] / median_s, "×".join(map(str, shape))))
+    except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
+        if is_out_of_memory(error) or form in ("fp32", "bf16", "fp16", "tf32"):
+            if not found:
+                raise
+        else:  # int8 and fp8 are asked of every GPU; most say no, and how differs from version to version
+            notes.append(
+                f"no {form} products: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"
+            )
+    finally:
+        device.allow_tf32(False)
+        device.release_cache()
+    return max(found, default=None)
+
+
+def _shapes(device: Device, form: str) -> list[tuple[int, int, int]]:
+    if device.is_accelerator:
+        # Full fp32 takes twenty times as long as the rest, and smaller shapes tell it as well.
+        return list(GPU_SHAPES[:2] if form == "fp32" else GPU_SHAPES)
+    shapes: list[tuple[int, int, int]] = []
+    for size in CPU_SIZES:
+        shape = (size, size, size)
+        shapes.append(shape)
+        product = _product(device, form, shape)
+        product()
+        before = time.perf_counter()
+        product()
+        if 8 * (time.perf_counter() - before) > CPU_LONGEST_S:
+            break
+    return shapes
+
+
+def _product(device: Device, form: str, shape: tuple[int, int, int]) -> Call:
+    """Random numbers, never zeros: a GPU multiplies zeros with less power, hence faster."""
+    m, n, k = shape
+    place = device.torch_device
+    if form == "int8":
+        first = torch.randint(-128, 127, (m, k), device=place, dtype=torch.int8)
+        second = torch.randint(-128, 127, (n, k), device=place, dtype=torch.int8)
+        return lambda: torch._int_mm(first, second.t())
+    if form == "fp8":
+        kind = torch.float8_e4m3fnuz if device.kind == "rocm" else torch.float8_e4m3fn
+        left, right = torch.randn(m, k, device=place).to(kind), torch.randn(n, k, device=place).to(kind)
+        one = torch.ones((), device=place)
+        return lambda: torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(form, torch.float32)
+    a, b = torch.randn(m, k, device=place, dtype=dtype), torch.randn(k, n, device=place, dtype=dtype)
+    out = torch.empty(m, n, device=place, dtype=dtype)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _copy_bytes_per_s(device: Device) -> float:
+    """Both directions count: a copy reads every byte and writes it."""
+    best = 0.0
+    size = _copy_size(device)
+    for elements in (size // 4, size // 2, size):
+        best = max(best, 2 * elements / _timed(device, _copy(device, elements)))
+    device.release_cache()
+    return best
+
+
+def _copy(device: Device, elements: int) -> Call:
+    source = torch.empty(elements, device=device.torch_device, dtype=torch.uint8).fill_(3)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _copy_size(device: Device) -> int:
+    """The smallest of the three buffers, a quarter of this, must still be too large for any cache."""
+    cache = device.cache_bytes() or 0
+    least = max(SMALLEST_COPY_BYTES if not device.is_accelerator else COPY_BYTES, 4 * COPY_TO_CACHE * cache)
+    available = device.info().memory_bytes or least
+    return int(min(max(least, 4 * SMALLEST_COPY_BYTES), available // 8))
+
+
+def _launch_s(device: Device) -> float:
+    tiny = torch.zeros(1, device=device.torch_device)
+
+    def many() -> None:
+        for _ in range(LAUNCHES):
+            tiny.add_(1.0)
+
+    many()
+    device.synchronize()
+    samples = []
+    for _ in range(SAMPLES):
+        marks = [device.mark()]
+        many()
+        marks.append(device.mark())
+        samples.append(device.seconds_between(marks)[0] / LAUNCHES)
+    return statistics.median(samples)
+
+
+def _timed(device: Device, call: Call) -> float:
+    """The median of samples, in seconds per call."""
+    call()
+    device.synchronize()
+    before = time.perf_counter()
+    call()
+    device.synchronize()
+    calls = max(1, round(SAMPLE_S / max(time.perf_counter() - before, 1e-6)))
+    marks = [device.mark()]
+    for _ in range(SAMPLES):
+        for _ in range(calls):
+            call()
+        marks.append(device.mark())
+    return statistics.median(device.seconds_between(marks)) / calls
+
+
+def _warm(device: Device) -> None:
+    form = "bf16" if device.is_accelerator and device.refusal_of(torch.bfloat16) is None else "fp32"
+    product = _product(device, form, GPU_SHAPES[0] if device.is_accelerator else (1024, 1024, 1024))
+    end = time.perf_counter() + WARM_S
+    while time.perf_counter() < end:
+        product()
+        device.synchronize()

@@ -1,0 +1,82 @@
+"""The ceilings of devices, measured once and kept: by device, driver, torch and, on a CPU, threads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from redline.record import Environment, RunRecord
+from redline.work import CEILINGS_SCHEMA, Ceilings
+
+if TYPE_CHECKING:
+    from redline.store.database import Database
+
+
+def place_of(environment: Environment) -> str:
+    """The key under which the ceilings of this place are kept."""
+    device = environment.device
+    threads = environment.threads if device.kind == "cpu" else None
+    return _key(device.kind, device.name, device.driver, environment.versions.get("torch"), threads)
+
+
+def place_of_ceilings(ceilings: Ceilings) -> str:
+    return _key(ceilings.kind, ceilings.name, ceilings.driver, ceilings.torch, ceilings.threads)
+
+
+def _key(*parts: str | int | None) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:24]
+
+
+def ceilings_of(records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings | None]:
+    """What this user's history knows of the devices that counted records were measured on; nothing is measured."""
+    from redline.store.history import History
+
+    places = {
+        record.id: place_of(record.prepared.environment)
+        for record in records
+        if record.prepared is not None and record.prepared.work is not None
+    }
+    found: dict[str, Ceilings | None] = {}
+    if places:
+        with History.open() as history:
+            shelf = history.ceilings()
+            found = {place: shelf.get(place) for place in set(places.values())}
+    return lambda record: found.get(places.get(record.id, ""))
+
+
+class CeilingShelf:
+    """One entry per place; a new one takes the place of the old."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, place: str) -> Ceilings | None:
+        """None where there are none, or only some that were measured in another way."""
+        from redline.store import queries
+
+        with self._database.reading() as connection:
+            body = connection.execute(queries.CEILINGS_AT, {"place": place}).scalar()
+        if body is None:
+            return None
+        try:
+            found = msgspec.msgpack.decode(body, type=Ceilings)
+        except msgspec.MsgspecError:
+            return None
+        return found if found.schema == CEILINGS_SCHEMA else None
+
+    def put(self, ceilings: Ceilings) -> None:
+        from redline.store import queries
+
+        place = place_of_ceilings(ceilings)
+        values = {
+            "place": place,
+            "device_name": ceilings.name,
+            "measured_at": ceilings.measured_at,
+            "body": msgspec.msgpack.encode(ceilings),
+        }
+        with self._database.writing() as connection:
+            connection.execute(queries.DELETE_CEILINGS, {"at_place": place})
+            connection.execute(queries.INSERT_CEILINGS, values)

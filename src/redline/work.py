@@ -1,0 +1,150 @@
+"""What a step has to do, and what a device can do at most: counted work and measured ceilings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from redline.spec import Spec
+
+OperatorKind = Literal[
+    "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "other"
+]  # fmt: skip
+"""The same words as for the kernels of a trace, so that work and time can be set side by side."""
+
+PRODUCTS: frozenset[OperatorKind] = frozenset(("convolution", "matmul", "attention"))
+"""What a FLOP count means by FLOPs: multiplications with additions, two FLOPs for each. The rest has its own line."""
+
+WorkPhase = Literal["forward", "backward", "optimizer"]
+
+CEILINGS_SCHEMA = 1
+"""Raised when ceilings are measured in another way: older ones are then measured anew."""
+
+
+class OperatorWork(Spec):
+    """All calls of one operator that do the same amount of work."""
+
+    name: str
+    kind: OperatorKind
+    number_format: str
+    """What it computes in: fp32, tf32, fp16, bf16, fp8, int8 …"""
+    phase: WorkPhase
+    calls: int
+    flops: int
+    """Of one call."""
+    bytes: int
+    """Of one call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
+
+
+class ModuleWork(Spec):
+    """A module with everything inside it."""
+
+    path: str
+    """As `named_modules` tells it; the model itself is the empty path."""
+    type: str
+    params: int
+    calls: int
+    number_format: str
+    """Of most of its products."""
+    flops: int
+    """Products of the forward pass."""
+    backward_flops: int
+    other_flops: int
+    """Norms, elementwise work and reductions, forward and backward."""
+    bytes: int
+    backward_bytes: int
+
+
+class Uncounted(Spec):
+    """An operator whose FLOPs nobody knows how to count; its bytes are counted."""
+
+    name: str
+    calls: int
+
+
+class WorkCount(Spec):
+    """FLOPs and bytes of one step. Two byte counts, never mixed: per operator and compulsory."""
+
+    params: int
+    compulsory_bytes: int
+    """What perfect fusion must still move: weights, inputs and outputs of the whole model once.
+
+    Training reads and writes weights and optimizer state instead of writing outputs.
+    """
+    operators: tuple[OperatorWork, ...]
+    uncounted: tuple[Uncounted, ...] = ()
+    modules: tuple[ModuleWork, ...] = ()
+    """Parents before children; only where they were asked for."""
+    for_these_inputs: str | None = None
+    """Set where control flow depends on data: counted in one real forward, and why."""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    """What counting took."""
+
+    @property
+    def flops(self) -> int:
+        """Products of the forward pass."""
+        return self._products("forward")
+
+    @property
+    def backward_flops(self) -> int:
+        return self._products("backward")
+
+    @property
+    def total_flops(self) -> int:
+        return self.flops + self.backward_flops
+
+    @property
+    def macs(self) -> int:
+        return self.flops // 2
+
+    @property
+    def operator_bytes(self) -> int:
+        """What must move when every operator reads its inputs and writes its outputs: unfused, all phases."""
+        return sum(one.bytes * one.calls for one in self.operators)
+
+    def other_flops(self, kinds: Iterable[OperatorKind] | None = None) -> int:
+        wanted = set(kinds) if kinds is not None else None
+        return sum(
+            one.flops * one.calls
+            for one in self.operators
+            if one.kind not in PRODUCTS and (wanted is None or one.kind in wanted)
+        )
+
+    def flops_by_format(self) -> dict[str, int]:
+        """Products of all phases, by what they compute in."""
+        found: Counter[str] = Counter()
+        for one in self.operators:
+            if one.kind in PRODUCTS:
+                found[one.number_format] += one.flops * one.calls
+        return dict(found)
+
+    def _products(self, phase: WorkPhase) -> int:
+        return sum(one.flops * one.calls for one in self.operators if one.phase == phase and one.kind in PRODUCTS)
+
+
+class Ceilings(Spec):
+    """How fast this device is at its best, measured."""
+
+    kind: str
+    """`cpu`, `cuda` or `rocm`."""
+    name: str
+    driver: str | None
+    torch: str | None
+    threads: int | None
+    """Of a CPU, whose limits they set; None elsewhere."""
+    flops_per_s: dict[str, float]
+    """Matrix products by number format; a format the device does not have is missing."""
+    copy_bytes_per_s: float
+    """Read and written bytes together, of buffers that no cache holds."""
+    launch_s: float
+    """From one tiny operator to the next, issued from Python without waiting."""
+    cache_bytes: int | None = None
+    """The last cache in front of memory; None where the device does not tell."""
+    shapes: dict[str, str] = {}
+    """Which matrix product reached the figure."""
+    measured_at: float = 0.0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    schema: int = CEILINGS_SCHEMA

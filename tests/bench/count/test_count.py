@@ -1,0 +1,223 @@
+"""Counting leaves the model as it was, knows its modules and formats, and says when it needed real values."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torchvision.models import get_model, get_model_weights
+
+from redline.bench.count.count import Task, count_work
+from redline.bench.count.formats import Tf32
+from redline.bench.count.traffic import tensor_bytes
+from redline.work import ModuleWork, WorkCount
+
+
+def count(model: nn.Module, *args: Any, **changes: Any) -> WorkCount:
+    return count_work(Task(model=model, inputs=(args, {}), **changes))
+
+
+def by_path(work: WorkCount) -> dict[str, ModuleWork]:
+    return {module.path: module for module in work.modules}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit_b_32", "shufflenet_v2_x1_0", "regnet_y_400mf"])
+def test_agrees_with_what_torchvision_publishes(name: str) -> None:
+    meta = get_model_weights(name)["IMAGENET1K_V1"].meta
+    work = count(get_model(name, weights=None).eval(), torch.randn(1, 3, 224, 224))
+    assert work.macs / 1e9 == pytest.approx(meta["_ops"], rel=0.01)
+    assert work.params == meta["num_params"]
+    assert work.for_these_inputs is None
+    assert not work.uncounted
+
+
+class Forgetful(nn.Module):
+    """Keeps what it sees, as caches of positions and of keys do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.table: Tensor | None = None
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = x * 2
+        self.seen.append(x)
+        return self.norm(self.table)
+
+
+class TestTheModelIsLeftAlone:
+    def test_no_tensor_without_memory_stays_behind(self) -> None:
+        model = Forgetful().train()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        count(model, torch.randn(8, 4), loss=lambda out: out.sum())
+        assert model.table is None
+        assert model.seen == []
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert not any(isinstance(tensor, FakeTensor) for tensor in model.parameters())
+
+    def test_gradients_and_hooks_are_as_before(self) -> None:
+        model = nn.Linear(3, 3)
+        kept = model.weight.grad = torch.ones(3, 3)
+        count(model, torch.randn(2, 3), loss=lambda out: out.sum())
+        assert model.weight.grad is kept
+        model(torch.randn(2, 3))  # a hook left behind would fail: its mode is gone
+        assert not nn.modules.module._global_forward_hooks
+
+    def test_also_in_a_real_step(self) -> None:
+        model = Choosing()
+        kept = model.small.weight.grad = torch.ones(4, 4)
+        count(model, torch.ones(2, 4), loss=lambda out: out.sum())
+        assert model.small.weight.grad is kept
+        assert model.large.weight.grad is None
+
+    def test_the_fast_path_is_switched_back_on(self) -> None:
+        count(nn.Linear(3, 3), torch.randn(2, 3))
+        assert torch.backends.mha.get_fastpath_enabled()
+
+    def test_random_numbers_are_not_drawn(self) -> None:
+        state = torch.get_rng_state()
+        count(nn.Dropout(0.5).train(), torch.ones(2, 3))
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+class Choosing(nn.Module):
+    """Its way depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Linear(4, 4, bias=False), nn.Linear(4, 400, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.small(x) if x.sum() > 0 else self.large(x)
+
+
+class TestDataDecides:
+    def test_one_real_forward_labelled_so(self) -> None:
+        positive, negative = count(Choosing(), torch.ones(2, 4)), count(Choosing(), -torch.ones(2, 4))
+        assert (positive.flops, negative.flops) == (2 * 2 * 16, 2 * 2 * 1600)
+        assert positive.for_these_inputs == "aten._local_scalar_dense.default needs the values of its inputs"
+
+    def test_a_shape_that_depends_on_data_too(self) -> None:
+        class Masked(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                kept = x[x > 0]
+                return kept @ kept
+
+        work = count(Masked(), torch.tensor([1.0, -1.0, 2.0]))
+        assert work.flops == 2 * 2
+        assert work.for_these_inputs is not None
+
+    def test_a_model_that_is_wrong_raises_its_own_error(self) -> None:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            count(nn.Linear(3, 3), torch.randn(2, 5))
+
+
+class TestStructures:
+    def test_any_structure_goes_in_and_out(self) -> None:
+        pair = namedtuple("pair", "left right")
+
+        class Odd(nn.Module):
+            def forward(self, table: dict[str, Any], *, both: Any) -> dict[str, Any]:
+                return {"out": [table["a"][0] @ both.left, (both.right,)], "name": "odd"}
+
+        inputs = {"a": [torch.randn(2, 3)], "word": "x"}
+        work = count_work(Task(model=Odd(), inputs=((inputs,), {"both": pair(torch.randn(3, 4), torch.randn(5))})))
+        assert work.flops == 2 * 2 * 3 * 4
+
+    def test_a_model_on_meta_or_without_memory(self) -> None:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model, x = nn.Linear(10**6, 10**5), torch.randn(2, 10**6)  # 400 GB
+        assert count(model, x, loss=lambda out: out.sum()).total_flops == 2 * 2 * 2 * 10**11
+        with torch.device("meta"):
+            model, x = nn.Linear(10**6, 10**5).half(), torch.randn(2, 10**6).half()
+        work = count(model, x, loss=lambda out: out.sum())
+        assert work.total_flops == 2 * 2 * 2 * 10**11
+        assert set(work.flops_by_format()) == {"fp16"}
+
+
+class TestModules:
+    def test_the_tree_adds_up_forward_and_backward(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(8, 4, 3)), nn.Flatten())
+        work = count(model, torch.randn(2, 3, 12, 12), loss=lambda out: out.sum(), modules=True)
+        rows = by_path(work)
+        assert rows[""].flops == work.flops == rows["0"].flops + rows["1"].flops
+        assert rows[""].backward_flops == work.backward_flops
+        assert rows["0"].backward_flops == rows["0"].flops  # images want no gradient
+        assert rows["1.1"].backward_flops == 2 * rows["1.1"].flops
+        assert rows["1"].backward_flops == rows["1.1"].backward_flops
+        assert rows["1.0"].other_flops == 2 * 2 * 8 * 10 * 10
+        assert rows[""].params == work.params == rows["0"].params + rows["1.1"].params
+        assert (rows["1"].type, rows["1.1"].calls) == ("Sequential", 1)
+
+    def test_a_shared_module_goes_by_its_first_name_and_all_its_calls(self) -> None:
+        class Twice(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.one = nn.Linear(4, 4, bias=False)
+                self.other = self.one
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.other(self.one(x))
+
+        rows = by_path(count(Twice(), torch.randn(3, 4), loss=lambda out: out.sum(), modules=True))
+        assert set(rows) == {"", "one"}
+        assert (rows["one"].calls, rows["one"].flops) == (2, 2 * 2 * 3 * 16)
+        assert rows["one"].backward_flops == 2 * 2 * 3 * 16 * 3 // 2
+
+    def test_without_being_asked_modules_are_not_kept(self) -> None:
+        assert count(nn.Linear(3, 3), torch.randn(2, 3)).modules == ()
+
+
+class TestFormats:
+    def test_autocast_shows_operator_by_operator(self) -> None:
+        model = nn.Sequential(nn.ReLU(), nn.Linear(8, 8, bias=False))
+        work = count(model, torch.randn(4, 8), autocast=lambda: torch.autocast("cpu", torch.bfloat16))
+        assert work.flops_by_format() == {"bf16": 2 * 4 * 64}
+        assert {one.number_format for one in work.operators if one.kind in ("elementwise", "copy")} == {"fp32"}
+        assert work.compulsory_bytes == 4 * 8 * 4 + 8 * 8 * 4 + 4 * 8 * 2  # weights lie there in fp32
+
+    def test_tf32_is_for_products_only(self) -> None:
+        work = count(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8), tf32=Tf32(matmul=True))
+        assert {one.kind: one.number_format for one in work.operators} == {"matmul": "tf32", "elementwise": "fp32"}
+
+
+class TestBytes:
+    def test_stride_zero_counts_once_and_views_are_free(self) -> None:
+        assert tensor_bytes(torch.ones(3, 1).expand(3, 100)) == 12
+        work = count(nn.Flatten(), torch.randn(2, 3, 4))
+        assert work.operator_bytes == 0
+
+    def test_unfused_and_compulsory_are_two_counts(self) -> None:
+        model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.ReLU(), nn.ReLU())
+        work = count(model, torch.randn(8, 16))
+        rows, weight = 8 * 16 * 4, 16 * 16 * 4
+        assert work.compulsory_bytes == rows + weight + rows
+        assert work.operator_bytes == (rows + weight + rows) + 2 * 2 * rows
+
+    def test_of_a_table_only_the_rows_that_are_looked_up_must_move(self) -> None:
+        work = count(nn.Embedding(10_000, 16), torch.tensor([1, 2, 3]))
+        assert work.compulsory_bytes == 3 * 8 + 2 * 3 * 16 * 4
+
+    def test_parts_of_one_weight_add_up_to_it(self) -> None:
+        class Split(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(24, 8))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return sum(x @ part.t() for part in self.weight.chunk(3))  # type: ignore[return-value]
+
+        work = count(Split(), torch.randn(2, 8))
+        assert work.compulsory_bytes == 24 * 8 * 4 + 2 * 8 * 4 + 2 * 8 * 4
+
+    def test_training_reads_and_writes_weights_and_state(self) -> None:
+        model, x = nn.Linear(16, 16, bias=False), torch.randn(8, 16)
+        work = count(model, x, loss=lambda out: out.sum(), optimizer="adam")
+        assert work.compulsory_bytes == x.numel() * 4 + (2 + 2 * 2) * 16 * 16 * 4
+        (update,) = [one for one in work.operators if one.phase == "optimizer"]
+        assert (update.name, update.kind, update.bytes) == ("optimizer adam", "elementwise", 7 * 16 * 16 * 4)

@@ -1,0 +1,210 @@
+"""FLOPs against counts made by hand, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from redline.bench.count.count import Task, count_work
+from redline.bench.count.formulas import FORMULAS
+from redline.work import WorkCount
+
+
+def summed(output: Any) -> Tensor:
+    first = output[0] if isinstance(output, tuple) else output
+    return first.float().sum()
+
+
+def both(model: nn.Module, *args: Any) -> WorkCount:
+    return count_work(Task(model=model, inputs=(args, {}), loss=summed))
+
+
+def forward(model: nn.Module, *args: Any) -> WorkCount:
+    return count_work(Task(model=model.eval(), inputs=(args, {})))
+
+
+def moving(*shape: int) -> Tensor:
+    """An input whose gradient is wanted too, as inside a network."""
+    return torch.randn(*shape, requires_grad=True)
+
+
+class Does(nn.Module):
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, *args: Any) -> Any:
+        return self.what(*args)
+
+
+class TestConvolution:
+    @pytest.mark.parametrize("groups", [1, 4, 32])
+    def test_backward_is_twice_forward_however_many_groups(self, groups: int) -> None:
+        work = both(nn.Conv2d(32, 32, 3, padding=1, groups=groups, bias=False), moving(2, 32, 10, 10))
+        assert work.flops == 2 * (2 * 32 * 10 * 10) * (32 // groups * 9)
+        assert work.backward_flops == 2 * work.flops
+
+    def test_the_first_layer_needs_no_gradient_of_its_input(self) -> None:
+        work = both(nn.Conv2d(3, 8, 3), torch.randn(1, 3, 10, 10))
+        assert work.backward_flops == work.flops == 2 * (8 * 8 * 8) * 27
+
+    def test_stride_dilation_and_one_or_three_dimensions(self) -> None:
+        line = forward(nn.Conv1d(4, 6, 5, stride=2), torch.randn(1, 4, 21))
+        assert line.flops == 2 * (6 * 9) * (4 * 5)
+        cube = forward(nn.Conv3d(2, 3, 3, dilation=2), torch.randn(1, 2, 9, 9, 9))
+        assert cube.flops == 2 * (3 * 5 * 5 * 5) * (2 * 27)
+
+    def test_transposed_multiplies_per_input(self) -> None:
+        work = both(nn.ConvTranspose2d(8, 6, 3, groups=2, stride=2), moving(1, 8, 5, 5))
+        assert work.flops == 2 * (8 * 25) * (3 * 9)
+        assert work.backward_flops == 2 * work.flops
+
+
+class TestRecurrent:
+    @pytest.mark.parametrize("bidirectional", [False, True])
+    def test_lstm(self, bidirectional: bool) -> None:
+        work = both(nn.LSTM(16, 32, 2, bidirectional=bidirectional), moving(7, 3, 16))
+        directions = 2 if bidirectional else 1
+        weights = directions * 4 * 32 * (16 + 32) + directions * 4 * 32 * (32 * directions + 32)
+        assert work.flops == 2 * 7 * 3 * weights
+        assert work.backward_flops == 2 * work.flops
+
+    def test_gru_forward(self) -> None:
+        assert forward(nn.GRU(16, 32), torch.randn(7, 3, 16)).flops == 2 * 7 * 3 * 3 * 32 * (16 + 32)
+
+    def test_cudnn_s_layer_from_its_weights_alone(self) -> None:
+        _, formula = FORMULAS["_cudnn_rnn"]
+        weights = [torch.empty(128, 16), torch.empty(128, 32), torch.empty(128), torch.empty(128)]
+        found = formula({"input": torch.empty(7, 3, 16), "weight": weights}, torch.empty(7, 3, 32))
+        assert found == 2 * 7 * 3 * 128 * (16 + 32)
+
+
+class TestAttention:
+    def test_four_products_and_ten_backward(self) -> None:
+        query, key = moving(2, 4, 10, 16), moving(2, 4, 30, 16)
+        work = both(Does(F.scaled_dot_product_attention), query, key, moving(2, 4, 30, 16))
+        assert work.flops == 4 * 2 * 4 * 10 * 30 * 16
+        assert work.backward_flops == 5 * 2 * 2 * 4 * 10 * 30 * 16
+        assert {one.kind for one in work.operators if one.flops and "attention" in one.name} == {"attention"}
+
+    def test_causal_is_half(self) -> None:
+        query = moving(1, 2, 64, 8)
+        causal = both(Does(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True)), query)
+        full = both(Does(lambda q: F.scaled_dot_product_attention(q, q, q)), query)
+        assert (causal.flops, causal.backward_flops) == (full.flops // 2, full.backward_flops // 2)
+
+    def test_more_queries_than_keys_see_all_keys_in_the_end(self) -> None:
+        _, formula = FORMULAS["_scaled_dot_product_flash_attention"]
+        query, key = torch.empty(1, 1, 6, 8), torch.empty(1, 1, 4, 8)
+        arguments = {"query": query, "key": key, "value": key, "is_causal": True}
+        assert formula(arguments, query) == 4 * 8 * (4 * 4 // 2 + 2 * 4)
+
+    def test_the_encoder_s_fast_path_counts_like_the_slow_one(self) -> None:
+        layer = nn.TransformerEncoderLayer(32, 4, dim_feedforward=64, batch_first=True)
+        tokens, width = 2 * 9, 32
+        expected = 2 * tokens * (4 * width * width + 2 * width * 64) + 4 * 2 * 9 * 9 * width
+        assert forward(layer, torch.randn(2, 9, 32)).flops == expected
+
+
+class TestProducts:
+    def test_matrix_vector_and_dot(self) -> None:
+        assert forward(Does(torch.mv), torch.randn(5, 7), torch.randn(7)).flops == 2 * 5 * 7
+        assert forward(Does(torch.dot), torch.randn(7), torch.randn(7)).flops == 2 * 7
+        assert forward(Does(torch.addmv), torch.randn(5), torch.randn(5, 7), torch.randn(7)).flops == 2 * 5 * 7
+
+    def test_many_products_into_one(self) -> None:
+        inputs = torch.randn(4, 6), torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+        assert forward(Does(torch.addbmm), *inputs).flops == 2 * 3 * 4 * 5 * 6
+        assert forward(Does(lambda a, b, c: a.clone().addmm_(b, c)), torch.randn(4, 6), *_pair(4, 5, 6)).flops == 240
+
+    def test_int8(self) -> None:
+        a, b = torch.ones(32, 16, dtype=torch.int8), torch.ones(16, 24, dtype=torch.int8)
+        work = forward(Does(torch._int_mm), a, b)
+        assert work.flops_by_format() == {"int8": 2 * 32 * 16 * 24}
+
+    def test_grouped(self) -> None:
+        _, formula = FORMULAS["_grouped_mm"]
+        tokens, experts = torch.empty(100, 16), torch.empty(4, 16, 24)
+        assert formula({"self": tokens, "mat2": experts}, torch.empty(100, 24)) == 2 * 100 * 16 * 24
+        flat = {"self": torch.empty(16, 100), "mat2": torch.empty(100, 24)}
+        assert formula(flat, torch.empty(4, 16, 24)) == 2 * 100 * 16 * 24
+
+    def test_einsum(self) -> None:
+        work = forward(
+            Does(lambda a, b: torch.einsum("bik,bkj->bij", a, b)), torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+        )
+        assert work.flops == 2 * 3 * 4 * 5 * 6
+
+    def test_under_inference_mode_what_is_made_of_others_is_taken_apart(self) -> None:
+        with torch.inference_mode():
+            assert forward(nn.Linear(5, 7), torch.randn(3, 5)).flops == 2 * 3 * 5 * 7
+
+    def test_a_fourier_transform_has_its_own_line(self) -> None:
+        work = forward(Does(torch.fft.fft), torch.randn(2, 64, dtype=torch.complex64))
+        assert work.flops == 0
+        assert work.other_flops() == 5 * 2 * 64 * 6
+
+
+class TestTheRest:
+    def test_norms_and_elementwise_work_stand_apart(self) -> None:
+        work = forward(nn.Sequential(nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4, bias=False)), torch.randn(3, 8))
+        assert work.flops == 2 * 3 * 8 * 4
+        assert work.other_flops(["norm"]) == 5 * 3 * 8
+        assert work.other_flops(["elementwise"]) == 3 * 8
+
+    def test_what_nobody_can_count_is_named(self) -> None:
+        work = forward(Does(torch.linalg.inv), torch.eye(4))
+        assert [one.name for one in work.uncounted] == ["linalg_inv_ex"]
+        assert any(one.name == "linalg_inv_ex" and one.bytes for one in work.operators)
+
+
+class Llama(nn.Module):
+    """The benchmark's, small: embedding, causal attention, gated MLP."""
+
+    def __init__(self, width: int = 64, layers: int = 3, hidden: int = 176, vocabulary: int = 512) -> None:
+        super().__init__()
+        self.width, self.layers = width, layers
+        self.embed = nn.Embedding(vocabulary, width)
+        self.parts = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.RMSNorm(width),
+                    "qkv": nn.Linear(width, 3 * width, bias=False),
+                    "out": nn.Linear(width, width, bias=False),
+                    "norm2": nn.RMSNorm(width),
+                    "gate": nn.Linear(width, hidden, bias=False),
+                    "up": nn.Linear(width, hidden, bias=False),
+                    "down": nn.Linear(hidden, width, bias=False),
+                }
+            )
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        batch, length, width = x.shape
+        for part in self.parts:
+            q, k, v = part["qkv"](part["norm1"](x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+            x = x + part["out"](mixed)
+            middle = part["norm2"](x)
+            x = x + part["down"](F.silu(part["gate"](middle)) * part["up"](middle))
+        return self.head(x)
+
+
+def test_a_llama_takes_six_flops_per_weight_and_token_and_its_attention() -> None:
+    model, batch, length = Llama(), 2, 96
+    work = both(model, torch.randint(0, 512, (batch, length)))
+    weights = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
+    attention = 3.5 * model.layers * batch * 4 * length * length * model.width / 2
+    assert work.total_flops == pytest.approx(6 * weights * batch * length + attention, rel=0.03)
+    assert not work.uncounted
+
+
+def _pair(m: int, k: int, n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(m, k), torch.randn(k, n)

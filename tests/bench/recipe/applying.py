@@ -1,0 +1,64 @@
+"""A recipe applied to a small model, and the same recipe as the code it writes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from redline.bench.device.base import Device
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.base import Setup
+from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.compose import apply_recipe, number_format_of, steps_of
+from redline.bench.recipe.numerics import OutputReference
+from redline.bench.workload.step import InferenceStep
+from redline.bench.workload.workload import Workload, assemble
+from redline.record import Numerics
+from redline.spec import Recipe, Task
+
+
+def workload_of(model: nn.Module, *args: Any, task: Task = "infer", **kwargs: Any) -> Workload:
+    return assemble(model, (args, kwargs), task=task, source="test", identity="test", seed=0)
+
+
+def applied(
+    recipe: str, model: nn.Module, *args: Any, task: Task = "infer", device: Device | None = None, **kwargs: Any
+) -> Setup:
+    workload = workload_of(model, *args, task=task, **kwargs)
+    return apply_recipe(Recipe.parse(recipe), workload, device or CpuDevice())
+
+
+def output_of(setup: Setup) -> Any:
+    step = InferenceStep(setup)
+    with step.context():
+        return step()
+
+
+def judged(recipe: str, model: nn.Module, *args: Any) -> Numerics:
+    """What the numerics check says of a recipe, reference first as in a session."""
+    parsed, device, workload = Recipe.parse(recipe), CpuDevice(), workload_of(model, *args)
+    reference = OutputReference.of(workload, device, number_format_of(parsed, "infer", device), seed=0)
+    setup = apply_recipe(parsed, workload, device)
+    return reference.judge(InferenceStep(setup), setup)
+
+
+def code_of(recipe: str, task: Task = "infer", device: str = "cpu") -> RecipeCode:
+    code = RecipeCode(task=task, device=device)
+    for step in steps_of(Recipe.parse(recipe), task):
+        step.write(code)
+    return code
+
+
+def output_of_code(recipe: str, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What the model says once the written code, and nothing of Redline, has been run over a copy of it."""
+    code = code_of(recipe)
+    helpers = "\n\n\n".join(code.helpers)
+    text = "\n".join([*code.imports, "import torch", "", helpers, "", *code.flags, *code.model_lines])
+    assert "redline" not in text
+    names: dict[str, Any] = {"model": copy.deepcopy(model).eval(), "args": args, "kwargs": kwargs}
+    exec(compile(text, "<snippet>", "exec"), names)
+    with torch.inference_mode():
+        return names["model"](*args, **kwargs)

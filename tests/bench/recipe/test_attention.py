@@ -1,0 +1,177 @@
+"""`sdpa:BACKEND`: the kernel asked for is the one that runs, and a model or device that cannot is told why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from applying import applied, judged, output_of, output_of_code, workload_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.base import STEPS
+from redline.bench.recipe.choices import step_choices
+from redline.bench.recipe.compose import steps_of
+from redline.bench.workload.step import TrainingStep
+from redline.errors import BenchError, SpecError
+from redline.spec import Recipe
+
+pytestmark = pytest.mark.usefixtures("torch_as_it_was")
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(self.norm(x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+class Masked(Attends):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        # The CPU's flash kernel has no gradient for a mask.
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=self.project.weight[:8, :8].contiguous())
+
+
+class Encoder(nn.Module):
+    """As torchvision's ViT: MultiheadAttention that returns no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return attended
+
+
+def called_in(run: Callable[[], Any]) -> set[str]:
+    """Operators as the profiler saw them: it looks into compiled code too, and through MultiheadAttention."""
+    with torch.profiler.profile() as seen:
+        run()
+    return {event.name.removeprefix("aten::") for event in seen.events()}
+
+
+def inputs() -> Tensor:
+    return torch.randn(2, 8, 16)
+
+
+@pytest.mark.parametrize("model", [Attends, Encoder])
+def test_the_kernel_asked_for_is_the_one_that_runs(model: type[nn.Module]) -> None:
+    x, attends = inputs(), model().eval()
+    expected = attends(x).detach()
+    for backend, is_flash in (("flash", True), ("math", False)):
+        setup = applied(f"sdpa:{backend}", attends, x)
+        assert (FLASH in called_in(lambda setup=setup: output_of(setup))) == is_flash
+        torch.testing.assert_close(output_of(setup), expected)
+        assert torch.equal(output_of_code(f"sdpa:{backend}", attends, x), output_of(setup))
+
+
+def test_multihead_attentions_own_path_would_pass_the_choice_by() -> None:
+    encoder, x = Encoder().eval(), inputs()
+    assert "_native_multi_head_attention" in called_in(lambda: output_of(applied("baseline", encoder, x)))
+    setup = applied("sdpa:math", encoder, x)
+    assert "_native_multi_head_attention" not in called_in(lambda: output_of(setup))
+    assert setup.notes == {"sdpa": "MultiheadAttention's own fast path is off: it would pass this choice by"}
+    assert not applied("sdpa:math", Attends(), x).notes
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_the_choice_is_made_inside_what_is_compiled(backend: str) -> None:
+    setup = applied(f"sdpa:{backend}+compile:backend=aot_eager,fullgraph=true", Attends(), inputs())
+    assert (FLASH in called_in(lambda: output_of(setup))) == (backend == "flash")
+
+
+def test_training_takes_the_kernel_too_and_is_not_moved_by_the_probe() -> None:
+    model, x = Attends(), inputs()
+    mean = model.norm.running_mean.clone()
+    setup = applied("sdpa:math", model, x, task="train")
+    assert torch.equal(model.norm.running_mean, mean)
+    step = TrainingStep(setup, "sgd")
+    before = model.project.weight.detach().clone()
+    with step.context():
+        assert FLASH not in called_in(step)
+    assert not torch.equal(model.project.weight, before)
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    class Branches(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) if input.sum() > 1e9 else input
+
+    for model in (nn.Linear(16, 3), nn.Sequential(nn.Conv1d(8, 8, 1), nn.ReLU()), Branches(16, 16)):
+        with pytest.raises(BenchError, match="sdpa: the model never calls scaled_dot_product_attention") as caught:
+            applied("sdpa:math", model, inputs())
+        assert caught.value.kind == "unsupported"
+
+
+def test_a_tuner_is_told_without_a_run_where_looking_is_enough() -> None:
+    def refusals(model: nn.Module) -> dict[str, str | None]:
+        choices = step_choices(model, CpuDevice(), "infer")
+        return {choice.step: choice.refusal for choice in choices if choice.step.startswith("sdpa:")}
+
+    assert set(refusals(nn.Linear(16, 3)).values()) == {
+        "the model never calls scaled_dot_product_attention",
+        "torch has no efficient attention for the CPU, only flash and math",
+        "torch has no cudnn attention for the CPU, only flash and math",
+    }
+    for model in (Attends(), Encoder(), nn.TransformerEncoderLayer(16, 2, 32)):
+        assert refusals(model)["sdpa:math"] is None
+
+
+def test_a_backend_that_cannot_is_refused_with_torchs_reason() -> None:
+    with pytest.raises(BenchError, match=r"sdpa:flash cannot do this model's attention here: .+") as caught:
+        applied("sdpa:flash", Masked(), inputs(), task="train")
+    assert caught.value.kind == "unsupported"
+    assert "\n" not in str(caught.value)
+    assert applied("sdpa:flash", Masked(), inputs()).model is not None, "without gradients it can"
+
+
+def test_another_error_of_the_model_is_its_own() -> None:
+    class Breaks(Attends):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("out of cheese")
+
+    with pytest.raises(RuntimeError, match="out of cheese"):
+        applied("sdpa:math", Breaks(), inputs())
+
+
+def test_a_backend_must_be_named() -> None:
+    with pytest.raises(SpecError, match="sdpa needs a backend: sdpa:flash, sdpa:efficient, sdpa:cudnn, sdpa:math"):
+        steps_of(Recipe.parse("sdpa"), "infer")
+    with pytest.raises(SpecError, match="sdpa takes one of flash, efficient, cudnn, math, got 'slow'"):
+        steps_of(Recipe.parse("sdpa:slow"), "infer")
+
+
+def test_cudnn_is_refused_on_amd() -> None:
+    class Instinct(CpuDevice):
+        kind = "rocm"
+        clock = "device"
+
+    (step,) = Recipe.parse("sdpa:cudnn").steps
+    assert STEPS.get("sdpa")(step).refusal(Instinct(), "infer") == "cuDNN is NVIDIA's"
+
+
+def test_the_fast_path_is_back_when_the_session_is_over() -> None:
+    from redline.bench.flags import remember_flags
+
+    restore = remember_flags()
+    applied("sdpa:math", Encoder(), inputs())
+    assert not torch.backends.mha.get_fastpath_enabled()
+    restore()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_numerics_pass() -> None:
+    for backend in ("flash", "math"):
+        assert judged(f"sdpa:{backend}", Attends(), inputs()).passed
+    assert workload_of(Attends(), inputs()).model.training is False

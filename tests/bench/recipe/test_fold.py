@@ -1,0 +1,244 @@
+"""Folding BatchNorm: exact where it happens, and left alone where it would not be the same function."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from applying import applied, judged, output_of, output_of_code
+from torch import Tensor, nn
+
+from redline.bench.recipe.plain.folding import foldable_batchnorms
+from redline.bench.workload.borrow import remember_module
+from redline.errors import BenchError, SpecError
+
+pytestmark = pytest.mark.usefixtures("torch_as_it_was")
+
+
+def seasoned(model: nn.Module) -> nn.Module:
+    """BatchNorms as training leaves them: statistics, scales and shifts of their own."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for tensor, low in (
+                (module.running_mean, -1),
+                (module.running_var, 0.1),
+                (module.weight, -1),
+                (module.bias, -1),
+            ):
+                if tensor is not None:
+                    tensor.data.uniform_(low, 2)
+    return model.eval()
+
+
+class Block(nn.Module):
+    """A convolution and a BatchNorm, joined as the subclass says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.convolution(x)).relu()
+
+
+class ConvolutionTwice(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.convolution(self.convolution(x)))
+
+
+class OutputTwice(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x)
+        return self.norm(y) + y
+
+
+class NormTwice(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.norm(self.convolution(x)))
+
+
+class ChangedInPlace(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x)
+        y.add_(1)
+        return self.norm(y)
+
+
+class WeightReadElsewhere(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.convolution(x)) * self.convolution.weight.sum()
+
+
+class WeightShared(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Conv2d(4, 4, 3, padding=1)
+        self.other.weight = self.convolution.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.norm(self.convolution(x)))
+
+
+class Listened(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+class OwnForward(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+class Subclassed(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = OwnForward(4)
+
+
+class NoStatistics(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4, track_running_stats=False)
+
+
+LAYERS = {
+    "plain": (nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), (2, 4, 8, 8)),
+    "no bias": (nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), (2, 4, 8, 8)),
+    "grouped": (nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8), (2, 4, 8, 8)),
+    "depthwise": (nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.BatchNorm2d(4), (2, 4, 8, 8)),
+    "not affine": (nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False), (2, 4, 8, 8)),
+    "1d": (nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), (2, 4, 8)),
+    "3d": (nn.Conv3d(4, 6, 3), nn.BatchNorm3d(6), (2, 4, 5, 6, 7)),
+    "transposed": (nn.ConvTranspose2d(4, 6, 3, stride=2), nn.BatchNorm2d(6), (2, 4, 8, 8)),
+    "linear": (nn.Linear(4, 6), nn.BatchNorm1d(6), (5, 4)),
+    "linear, no bias, not affine": (nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6, affine=False), (5, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_folded_layer_says_what_the_two_said(kind: str) -> None:
+    layer, norm, shape = copy.deepcopy(LAYERS[kind])
+    model, x = seasoned(nn.Sequential(layer, norm, nn.ReLU())), torch.randn(shape)
+    expected = model(x).detach()
+    written = output_of_code("fold-bn", model, x)
+    setup = applied("fold-bn", model, x)
+    assert isinstance(setup.workload.model[1], nn.Identity)
+    torch.testing.assert_close(output_of(setup), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(written, output_of(setup)), "the snippet does the very same"
+    assert setup.notes == {"fold-bn": "folded 1 of 1 BatchNorm layers"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ConvolutionTwice, OutputTwice, NormTwice, ChangedInPlace, WeightReadElsewhere, WeightShared, Listened,
+        Subclassed, NoStatistics,
+    ],
+)  # fmt: skip
+def test_what_would_not_stay_the_same_function_is_left_alone(kind: type[Block]) -> None:
+    model = seasoned(kind())
+    assert foldable_batchnorms(model) == []
+    with pytest.raises(BenchError, match="fold-bn: no BatchNorm takes what one convolution") as caught:
+        applied("fold-bn", model, torch.randn(2, 4, 8, 8))
+    assert caught.value.kind == "unsupported"
+
+
+def test_a_transposed_convolution_in_groups_is_left_alone() -> None:
+    model = seasoned(nn.Sequential(nn.ConvTranspose2d(4, 4, 3, groups=2), nn.BatchNorm2d(4)))
+    assert foldable_batchnorms(model) == []
+
+
+def test_a_linear_layer_over_a_sequence_is_left_alone() -> None:
+    """BatchNorm1d scales the axis in the middle there, and only a look at the tensors tells."""
+    model = seasoned(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)))
+    with pytest.raises(BenchError, match="BatchNorm here scales another axis"):
+        applied("fold-bn", model, torch.randn(2, 6, 4))
+    assert isinstance(model[1], nn.BatchNorm1d)
+    assert not model[0]._forward_hooks
+
+
+def test_only_what_can_be_folded_is() -> None:
+    model = seasoned(nn.Sequential(Block(), OutputTwice(), Block()))
+    x = torch.randn(2, 4, 8, 8)
+    expected = model(x).detach()
+    setup = applied("fold-bn", model, x)
+    assert setup.notes["fold-bn"] == "folded 2 of 3 BatchNorm layers"
+    torch.testing.assert_close(output_of(setup), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_batchnorm_or_in_training_mode_is_refused() -> None:
+    with pytest.raises(BenchError, match="fold-bn: the model has no BatchNorm"):
+        applied("fold-bn", nn.Conv2d(4, 4, 3), torch.randn(2, 4, 8, 8))
+
+    class AlwaysTraining(nn.BatchNorm2d):
+        def train(self, mode: bool = True) -> AlwaysTraining:
+            super().train(True)
+            return self
+
+    with pytest.raises(BenchError, match="in training mode follows each batch"):
+        applied("fold-bn", nn.Sequential(nn.Conv2d(4, 4, 3), AlwaysTraining(4)), torch.randn(2, 4, 8, 8))
+    with pytest.raises(SpecError, match="fold-bn is for infer, not for train"):
+        applied("fold-bn", Block(), torch.randn(2, 4, 8, 8), task="train")
+
+
+def test_a_model_that_cannot_be_traced_is_refused_with_the_place() -> None:
+    class Decides(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.sum() > 0 else x
+
+    with pytest.raises(
+        BenchError, match=r"torch.fx cannot trace the model: TraceError: .* \(in forward, test_fold.py:\d+\)"
+    ):
+        applied("fold-bn", Decides(), torch.randn(2, 4, 8, 8))
+
+
+def test_tracing_leaves_nothing_on_the_model() -> None:
+    class Shifts(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.ones(4, 1, 1)
+
+    model = seasoned(Shifts())
+    before = set(vars(model)), model.state_dict().keys()
+    assert foldable_batchnorms(model) == [("convolution", "norm")]
+    assert (set(vars(model)), model.state_dict().keys()) == before
+
+
+def test_a_borrowed_model_is_given_back_with_its_batchnorms() -> None:
+    model, x = seasoned(nn.Sequential(Block(), Block())), torch.randn(2, 4, 8, 8)
+    before, norms = model(x).detach(), [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    weight = model[0].convolution.weight
+    give_back = remember_module(model)
+    applied("fold-bn", model, x)
+    assert model[0].convolution.weight is not weight
+    give_back()
+    assert [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)] == norms
+    assert model[0].convolution.weight is weight
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("recipe", ["fold-bn", "fold-bn+channels-last", "bf16+fold-bn"])
+def test_numerics_pass_and_a_wrong_fold_is_caught(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return seasoned(nn.Sequential(Block(), Block(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)))
+
+    x = torch.randn(4, 4, 8, 8)
+    assert judged(recipe, model(), x).passed
+
+    def without_shift(weight: Any, bias: Any, *rest: Any, **options: Any) -> tuple[nn.Parameter, nn.Parameter]:
+        return weight, nn.Parameter(torch.zeros(len(weight)))
+
+    monkeypatch.setattr("redline.bench.recipe.plain.folding.fuse_conv_bn_weights", without_shift)
+    assert not judged(recipe, model(), x).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "folded"), [("resnet18", 20), ("mobilenet_v3_small", 34), ("densenet121", 59)])
+def test_real_networks_are_folded_as_far_as_they_can_be(name: str, folded: int) -> None:
+    from torchvision.models import get_model
+
+    assert len(foldable_batchnorms(get_model(name, weights=None).eval())) == folded

@@ -1,0 +1,285 @@
+"""ONNX Runtime: the CPU provider for real, the CUDA provider's wiring behind a stand-in."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from applying import applied, code_of, judged, output_of, output_of_code
+from torch import Tensor, nn
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe import extras
+from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe.plain.onnx import OnnxModel
+from redline.bench.workload.step import InferenceStep
+from redline.errors import BenchError, SpecError
+from redline.spec import Recipe
+
+needs_onnx = pytest.mark.skipif(
+    not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))), reason="ONNX Runtime is not installed"
+)
+pytestmark = [pytest.mark.usefixtures("torch_as_it_was"), pytest.mark.filterwarnings("ignore")]
+
+
+class Gpu(CpuDevice):
+    kind = "cuda"
+
+
+class Network(nn.Module):
+    """Convolution, norm, dropout: what eval mode and training mode do differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        y: Tensor = self.head(self.body(images).mean((2, 3)))
+        return y
+
+
+class Structured(nn.Module):
+    """Keywords in, a structure out: with None, the same tensor twice, an input passed on, integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, scale: Tensor, flag: bool = True) -> dict[str, Any]:
+        y = self.layer(x) * scale if flag else x
+        return {"y": y, "nothing": None, "pair": (y, x), "best": y.argmax(-1)}
+
+
+@needs_onnx
+def test_another_engine_says_the_same_and_leaves_the_model_as_it_was() -> None:
+    model, images = Network().eval(), torch.randn(2, 3, 8, 8)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = model(images).detach()
+    setup = applied("onnx", model, images)
+    assert isinstance(setup.model, OnnxModel)
+    torch.testing.assert_close(output_of(setup), expected)
+    assert setup.workload.model is model
+    assert not any(module.training for module in model.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert setup.notes["onnx"].startswith(
+        f"ONNX Runtime {version('onnxruntime')}, CPUExecutionProvider, exported and loaded in "
+    )
+    torch.testing.assert_close(output_of_code("onnx", model, images), expected)
+
+
+@needs_onnx
+def test_every_call_answers_its_own_inputs_in_memory_of_its_own() -> None:
+    model = Network().eval()
+    setup = applied("onnx", model, torch.randn(2, 3, 8, 8))
+    step, others = InferenceStep(setup), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2)  # not contiguous
+    first = output_of(setup)
+    kept = first.clone()
+    torch.testing.assert_close(step.on((others,), {}), model(others).detach())
+    assert torch.equal(first, kept), "an output that is held is not overwritten by the next call"
+
+
+@needs_onnx
+@pytest.mark.parametrize("order", [("x", "scale"), ("scale", "x")])
+def test_structures_go_in_and_come_out(order: tuple[str, str]) -> None:
+    given = {"x": torch.randn(2, 4), "scale": torch.rand(2, 1)}
+    model = Structured().eval()
+    setup = applied("onnx", model, **{name: given[name] for name in order})
+    found, expected = output_of(setup), model(**given)
+    assert list(found) == ["y", "nothing", "pair", "best"]
+    assert found["nothing"] is None
+    assert found["best"].dtype == torch.int64
+    torch.testing.assert_close(found["pair"], expected["pair"])
+    assert torch.equal(found["best"], expected["best"])
+
+
+@needs_onnx
+def test_threads_follow_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    seen: list[int] = []
+
+    def session(path: str, options: Any, providers: Any, make: Any = onnxruntime.InferenceSession) -> Any:
+        seen.append(options.intra_op_num_threads)
+        return make(path, options, providers=providers)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    torch.set_num_threads(2)
+    applied("onnx", nn.Linear(4, 3), torch.randn(2, 4))
+    assert seen == [2]
+
+
+@needs_onnx
+def test_half_precision_goes_through() -> None:
+    setup = applied("fp16+onnx", nn.Linear(16, 8), torch.randn(2, 16))
+    assert output_of(setup).dtype == torch.float16
+
+
+@needs_onnx
+def test_numerics_pass_and_a_wrong_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(4, 3, 8, 8)
+    assert judged("onnx", Network(), images).passed
+    assert judged("fold-bn+onnx", Network(), images).passed
+    right = OnnxModel.__call__
+    monkeypatch.setattr(OnnxModel, "__call__", lambda self, *args, **kwargs: right(self, *args, **kwargs).roll(1, 0))
+    assert not judged("onnx", Network(), images).passed
+
+
+@needs_onnx
+def test_a_model_that_cannot_be_exported_is_told_in_one_line() -> None:
+    class Decides(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) if input.sum() > 0 else input
+
+    class Convolves(nn.Conv2d):
+        pass
+
+    for recipe, model, x in (
+        ("onnx", Decides(4, 4), torch.randn(2, 4)),
+        ("bf16+onnx", Convolves(3, 4, 3), torch.randn(1, 3, 8, 8)),
+    ):
+        with pytest.raises(BenchError, match=r"onnx cannot run this model: .+") as caught:
+            applied(recipe, model, x)
+        assert caught.value.kind == "compile"
+        assert "\n" not in str(caught.value)
+        assert "/tmp" not in str(caught.value)
+
+
+@needs_onnx
+def test_running_out_of_memory_is_no_failure_of_the_export() -> None:
+    class Hungry(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        applied("onnx", Hungry(4, 3), torch.randn(2, 4))
+
+
+@needs_onnx
+def test_an_export_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = torch.onnx.export(nn.Linear(4, 3).eval(), (torch.randn(7, 4),), dynamo=True, verbose=False)
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **kwargs: exported)
+    with pytest.raises(BenchError, match=r"takes \['input'\] of other shapes than the \[\[2, 4\]\] it was given"):
+        applied("onnx", nn.Linear(4, 3), torch.randn(2, 4))
+
+
+def test_a_missing_package_or_provider_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("onnxruntime"):
+        with pytest.raises(
+            BenchError, match=r"onnx: this ONNX Runtime has no CUDAExecutionProvider; .* onnxruntime-gpu"
+        ):
+            applied("onnx", nn.Linear(4, 3), torch.randn(2, 4), device=Gpu())
+
+    class Instinct(CpuDevice):
+        kind = "rocm"
+
+    if find_spec("onnxruntime"):
+        with pytest.raises(BenchError, match="onnx: there is no provider of ONNX Runtime for rocm here"):
+            applied("onnx", nn.Linear(4, 3), torch.randn(2, 4), device=Instinct())
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else find_spec("torch"))
+    with pytest.raises(BenchError, match=r"onnx: it needs the package onnxscript: pip install 'redline\[onnx\]'"):
+        applied("onnx", nn.Linear(4, 3), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    "other", ["compile", "torchscript", "tensorrt", "amp", "amp-bf16", "graphs", "channels-last", "sdpa:math", "int8"]
+)
+def test_what_cannot_stand_beside_it(other: str) -> None:
+    with pytest.raises(SpecError, match="exclude each other"):
+        steps_of(Recipe.parse(f"onnx+{other}"), "infer")
+    with pytest.raises(SpecError, match="onnx is for infer, not for train"):
+        steps_of(Recipe.parse("onnx"), "train")
+
+
+class Stream:
+    """A CUDA stream that writes down who waits for whom."""
+
+    cuda_stream = 4711
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: Stream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+class Session:
+    """Stands for an InferenceSession on a GPU: keeps what it was opened with and what was bound."""
+
+    providers: tuple[str, ...] = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+    def __init__(self, path: str, options: Any, providers: list[Any]) -> None:
+        self.opened_with, self.bound, self.log = providers, [], []
+
+    def get_providers(self) -> list[str]:
+        return list(self.providers)
+
+    def get_inputs(self) -> list[Any]:
+        return [SimpleNamespace(name="x", shape=[2, 4])]
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name="y", shape=[2, 3])]
+
+    def io_binding(self) -> Any:
+        keep = self.bound.append
+        return SimpleNamespace(bind_input=lambda *place: keep(place), bind_output=lambda *place: keep(place))
+
+    def run_with_iobinding(self, binding: Any, run_options: Any) -> None:
+        self.log.append(f"run {run_options}")
+
+
+@pytest.fixture
+def gpu_runtime(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An ONNX Runtime with a CUDA provider, on a machine without a GPU."""
+    entries: list[tuple[str, str]] = []
+    runtime = SimpleNamespace(
+        SessionOptions=SimpleNamespace,
+        RunOptions=lambda: SimpleNamespace(add_run_config_entry=lambda *entry: entries.append(entry)),
+        InferenceSession=Session,
+    )
+    log: list[str] = []
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", runtime)
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **kwargs: SimpleNamespace(save=lambda *a, **k: None))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("engine", log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("torch", log))
+    monkeypatch.setattr(
+        OnnxModel, "device", property(lambda self: torch.device("cuda", 1), lambda self, value: None), raising=False
+    )
+    return log
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_cuda_provider_computes_on_a_stream_of_ours_in_the_formats_of_the_recipe(
+    gpu_runtime: list[str], tf32: bool
+) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    x = torch.randn(2, 4)
+    engine = OnnxModel(nn.Linear(4, 3).eval(), (x,), {})
+    settings = {"device_id": "1", "user_compute_stream": "4711", "use_tf32": str(int(tf32))}
+    assert engine.session.opened_with == [("CUDAExecutionProvider", settings)]
+    engine.session.log = gpu_runtime
+    y = engine(x)
+    assert gpu_runtime[0] == "engine waits for torch"
+    assert gpu_runtime[1].startswith("run ")
+    assert gpu_runtime[2] == "torch waits for engine"
+    assert engine.session.bound == [
+        ("x", "cuda", 1, 1, (2, 4), x.data_ptr()),
+        ("y", "cuda", 1, 1, (2, 3), y.data_ptr()),
+    ]
+
+
+def test_a_cuda_provider_that_did_not_start_is_no_result_of_a_gpu(
+    gpu_runtime: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "providers", ("CPUExecutionProvider",))
+    with pytest.raises(RuntimeError, match="could not start its CUDA provider and would have computed on the CPU"):
+        OnnxModel(nn.Linear(4, 3).eval(), (torch.randn(2, 4),), {})
+
+
+def test_the_snippet_names_what_it_needs() -> None:
+    assert code_of("onnx", device="cuda").notes == ["Needs onnx, onnxscript and onnxruntime-gpu."]
+    assert code_of("onnx").notes == ["Needs onnx, onnxscript and onnxruntime."]

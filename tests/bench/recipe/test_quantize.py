@@ -1,0 +1,236 @@
+"""int8 and fp8: what share they touch, what they refuse, and numerics that a broken one does not pass."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from applying import applied, code_of, judged, output_of, output_of_code
+from torch import Tensor, nn
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe import extras
+from redline.bench.recipe.base import STEPS
+from redline.bench.recipe.compose import number_format_of, steps_of
+from redline.bench.recipe.rounding import rounded_inputs, rounded_tensor, rounded_weights
+from redline.bench.workload.borrow import remember_module
+from redline.errors import BenchError, SpecError
+from redline.spec import Recipe
+
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+pytestmark = [pytest.mark.usefixtures("torch_as_it_was"), pytest.mark.filterwarnings("ignore")]
+
+
+class Gpu(CpuDevice):
+    """Refuses nothing, and computes on the CPU all the same."""
+
+    kind = "cuda"
+
+    def refusal_of(self, dtype: torch.dtype) -> str | None:
+        return None
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 24)).eval()
+
+
+def weights_of(model: nn.Module) -> list[bool]:
+    """Which linear layers hold something else than plain numbers."""
+    return [type(layer.weight.data) is not Tensor for layer in model.modules() if isinstance(layer, nn.Linear)]
+
+
+@needs_torchao
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [
+        ("int8", "Int8WeightOnlyConfig"),
+        ("int8:weight-only", "Int8WeightOnlyConfig"),
+        ("int8:dynamic", "Int8DynamicActivationInt8WeightConfig"),
+    ],
+)
+def test_linear_layers_are_quantized_and_the_share_is_told(recipe: str, config: str) -> None:
+    x, model = torch.randn(32, 32), layers()
+    expected = model(x).detach()
+    written = output_of_code(recipe, model, x)
+    setup = applied(recipe, model, x)
+    assert all(weights_of(model))
+    assert setup.notes == {"int8": f"torchao {version('torchao')}, {config}: 3 of 6 parameters, 98% of the weights"}
+    error = (output_of(setup) - expected).norm() / expected.norm()
+    assert 1e-4 < error < 0.05, "rounded, and not much more than that"
+    assert torch.equal(written, output_of(setup)), "the snippet does the very same"
+
+
+@needs_torchao
+@pytest.mark.parametrize("recipe", ["int8:weight-only", "int8:dynamic", "bf16+int8"])
+def test_sound_int8_passes(recipe: str) -> None:
+    found = judged(recipe, layers(), torch.randn(32, 32))
+    assert found.passed, found.reason
+    assert found.number_format in ("int8", "int8-weights")
+
+
+@needs_torchao
+def test_a_broken_int8_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchao.quantization
+
+    def in_four_bits(model: nn.Module, config: Any, filter_fn: Any) -> None:
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                step = layer.weight.abs().amax(dim=-1, keepdim=True) / 7
+                layer.weight.data = (layer.weight / step).round() * step
+
+    monkeypatch.setattr(torchao.quantization, "quantize_", in_four_bits)
+    assert not judged("int8", layers(), torch.randn(32, 32)).passed
+
+
+@needs_torchao
+def test_the_switches_of_the_process_stay_as_they_are() -> None:
+    from torch._inductor import config
+
+    before = config.force_fuse_int_mm_with_mul, torch.get_float32_matmul_precision()
+    applied("int8:dynamic", layers(), torch.randn(2, 32))
+    assert (config.force_fuse_int_mm_with_mul, torch.get_float32_matmul_precision()) == before
+
+
+@needs_torchao
+def test_a_borrowed_model_is_given_back_with_its_weights() -> None:
+    model, x = layers(), torch.randn(2, 32)
+    before = model(x).detach()
+    give_back = remember_module(model)
+    applied("int8", model, x)
+    give_back()
+    assert not any(weights_of(model))
+    assert torch.equal(model(x), before)
+
+
+@needs_torchao
+@pytest.mark.parametrize("recipe", ["int8", "int8:dynamic"])
+def test_a_model_of_convolutions_is_refused_with_the_share(recipe: str) -> None:
+    network = nn.Sequential(nn.Conv2d(16, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 8))
+    with pytest.raises(
+        BenchError, match=r"int8: torchao quantizes linear layers.* 1 of 4 parameters, 5.2% of the"
+    ) as caught:
+        applied(recipe, network, torch.randn(2, 16, 8, 8))
+    assert caught.value.kind == "unsupported"
+    assert not any(weights_of(network))
+
+
+@needs_torchao
+def test_what_other_modules_read_past_the_layer_is_left_alone() -> None:
+    """MultiheadAttention takes the weight of its projection out of the layer, which quantized ones do not bear."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.mlp = nn.MultiheadAttention(32, 2, batch_first=True), nn.Linear(32, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.mlp(self.attention(x, x, x, need_weights=False)[0])
+            return y
+
+    setup = applied("int8", Block(), torch.randn(2, 8, 32))
+    assert weights_of(setup.workload.model) == [False, True]
+    assert output_of(setup).shape == (2, 8, 64)
+
+
+def test_a_device_or_package_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    for recipe, device in (("int8", CpuDevice()), ("fp8", Gpu())):
+        with pytest.raises(BenchError, match=r"it needs the package torchao: pip install 'redline\[quant\]'") as caught:
+            applied(recipe, layers(), torch.randn(2, 32), device=device)
+        assert caught.value.kind == "unsupported"
+    with pytest.raises(BenchError, match=r"fp8: fp8 products run on GPUs of compute capability 8\.9 and later"):
+        applied("fp8", layers(), torch.randn(2, 32))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0)])
+def test_fp8_needs_a_gpu_that_has_it(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from redline.bench.device.cuda import CudaDevice
+
+    device = object.__new__(CudaDevice)
+    device.torch_device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(CudaDevice, "_properties", lambda _: type("Properties", (), {"name": "A card"}))
+    refusal = device.refusal_of(torch.float8_e4m3fn)
+    assert refusal == (
+        "A card has no fp8 arithmetic (compute capability 8.9 and later do)" if capability < (8, 9) else None
+    )
+
+
+@pytest.mark.parametrize("other", ["fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"])
+def test_what_cannot_stand_beside_it(other: str) -> None:
+    with pytest.raises(SpecError, match="exclude each other"):
+        steps_of(Recipe.parse(f"int8+{other}"), "infer")
+
+
+def test_quantizing_is_opt_in_for_inference_and_never_the_tuners_own_idea() -> None:
+    for name in ("int8", "fp8"):
+        assert STEPS.get(name).quantizes
+        with pytest.raises(SpecError, match="is for infer"):
+            steps_of(Recipe.parse(name), "train")
+
+
+def test_the_way_depends_on_the_device_unless_it_is_named() -> None:
+    class Accelerator(Gpu):
+        def __init__(self) -> None:
+            super().__init__()
+            self.torch_device = torch.device("cuda", 0)
+
+    formats = {
+        "int8": "int8",
+        "int8:weight-only": "int8-weights",
+        "int8:dynamic": "int8",
+        "fp8": "fp8",
+        "bf16+int8": "int8",
+    }
+    assert {text: number_format_of(Recipe.parse(text), "infer", Accelerator()) for text in formats} == formats
+    assert number_format_of(Recipe.parse("bf16+int8"), "infer", CpuDevice()) == "int8-weights"
+    assert "Int8DynamicActivationInt8WeightConfig" in "".join(code_of("int8", device="cuda").model_lines)
+    assert "Float8DynamicActivationFloat8WeightConfig" in "".join(code_of("fp8", device="cuda").model_lines)
+
+
+def test_rounding_to_int8_keeps_every_row_within_half_a_step() -> None:
+    weight = torch.randn(4, 32) * torch.tensor([[1e-3], [1.0], [1e3], [0.0]])
+    rounded = rounded_tensor(weight, "int8")
+    steps = weight.abs().amax(dim=1, keepdim=True) / 127
+    assert ((rounded - weight).abs() <= steps / 2 * 1.0001).all()
+    assert len(rounded[1].unique()) > 8
+    assert torch.equal(rounded[3], weight[3])
+    torch.testing.assert_close(rounded_tensor(rounded, "int8"), rounded)
+
+
+def test_rounding_to_fp8_keeps_three_bits_of_mantissa() -> None:
+    values = torch.linspace(0.5, 448, 1000)
+    rounded = rounded_tensor(values, "fp8")
+    error = ((rounded - values) / values).abs()
+    assert 0.02 < error.max() <= 2**-4
+    assert rounded.max() == 448
+
+
+@pytest.mark.parametrize(
+    ("number_format", "rounds_activations"), [("int8", True), ("int8-weights", False), ("fp8", True)]
+)
+def test_the_floor_rounds_what_the_step_rounds(number_format: str, rounds_activations: bool) -> None:
+    """Weights of linear layers and what goes into them; never a convolution, a norm or the model's own input."""
+    model = nn.Sequential(nn.Conv1d(4, 4, 1), nn.LayerNorm(32), nn.Linear(32, 16)).eval()
+    before, seen = {name: tensor.clone() for name, tensor in model.named_parameters()}, []
+    handle = model[2].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    x = torch.randn(2, 4, 32)
+    model(x)
+    with rounded_weights(model, number_format):
+        changed = {name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name])}
+        model(rounded_inputs(x, number_format))
+    assert changed == {"2.weight"}
+    assert torch.equal(*seen) == (not rounds_activations)
+    handle.remove()
+    assert not model[2]._forward_pre_hooks
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_parameters())
+
+
+def test_a_floor_without_linear_layers_rounds_nothing() -> None:
+    model = nn.Conv1d(4, 4, 1)
+    before = model.weight.clone()
+    with rounded_weights(model, "int8"):
+        assert torch.equal(model.weight, before)

@@ -1,0 +1,74 @@
+"""Every prepared step carries its work, and counting never costs a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from redline.bench import session as session_file
+from redline.bench.session import BenchSession
+from redline.protocol import BlockReply, Close, Measure, Prepare, PreparedReply, Reply
+from redline.record import Prepared
+from redline.spec import RunSpec, specs_from_table
+
+
+@pytest.fixture
+def bench() -> Iterator[BenchSession]:
+    session = BenchSession(lambda stage, detail: None)
+    yield session
+    session.handle(Close())
+
+
+def spec_of(recipe: str = "baseline", **changes: Any) -> RunSpec:
+    table = {"model": "simple_cnn", "batch": 4, "device": "cpu", "effort": "quick", "recipe": recipe}
+    return specs_from_table({**table, "threads": 1, **changes})[0]
+
+
+def prepared(bench: BenchSession, spec: RunSpec, *, modules: bool = False) -> Prepared:
+    reply: Reply = bench.handle(Prepare(spec=spec, modules=modules))
+    assert isinstance(reply, PreparedReply), reply
+    return reply.prepared
+
+
+def test_inference_is_counted_without_its_modules(bench: BenchSession) -> None:
+    found = prepared(bench, spec_of())
+    assert found.work is not None
+    assert found.work.params == found.workload.parameters
+    assert found.work.flops > 0
+    assert found.work.backward_flops == 0
+    assert found.work.modules == ()
+    assert found.work.for_these_inputs is None
+
+
+def test_a_training_step_with_backward_and_optimizer(bench: BenchSession) -> None:
+    work = prepared(bench, spec_of(task="train", optimizer="adamw"), modules=True).work
+    assert work is not None
+    assert 1.9 < work.backward_flops / work.flops < 2.0
+    assert {one.phase for one in work.operators} == {"forward", "backward", "optimizer"}
+    assert work.modules[0].backward_flops == work.backward_flops
+
+
+def test_in_the_formats_of_the_recipe(bench: BenchSession) -> None:
+    work = prepared(bench, spec_of("amp-bf16")).work
+    assert work is not None
+    assert set(work.flops_by_format()) == {"bf16"}
+    reply = bench.handle(Measure(kind="throughput", seconds=0.01))  # no weight without memory stayed anywhere
+    assert isinstance(reply, BlockReply), reply
+
+
+def test_a_count_that_breaks_is_a_note_and_the_run_goes_on(
+    bench: BenchSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such formula\nmore lines")
+
+    monkeypatch.setattr(session_file, "count_step", breaks)
+    found = prepared(bench, spec_of())
+    assert found.work is None
+    assert found.workload.notes[-1] == "work not counted: RuntimeError: no such formula"
+
+
+def test_trials_at_the_edge_of_memory_are_not_counted(bench: BenchSession) -> None:
+    assert prepared(bench, spec_of(measure={"check_numerics": False})).work is None

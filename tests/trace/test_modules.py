@@ -1,0 +1,102 @@
+"""Kernels and operators find their modules: by what was around their launch, and backward by autograd's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from kineto import ADD, AUTOGRAD, GEMM, TraceMaker
+from torch import nn
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.trace.capture import capture
+from redline.bench.trace.marks import MODULE_PREFIX as BENCH_PREFIX
+from redline.protocol import Profile
+from redline.trace.decode import read_trace
+from redline.trace.links import Links
+from redline.trace.modules import MODULE_PREFIX, module_times
+
+US = 1000
+
+
+def mark(maker: TraceMaker, path: str, start: int, duration: int) -> None:
+    maker.annotation(f"{MODULE_PREFIX}{path}", start * US, duration * US)
+
+
+def test_both_halves_use_the_same_prefix() -> None:
+    assert BENCH_PREFIX == MODULE_PREFIX
+
+
+def test_kernels_belong_to_the_innermost_module_around_their_launch(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    mark(maker, "", 0, 100)
+    mark(maker, "a", 10, 40)
+    mark(maker, "a.b", 20, 20)
+    inner = maker.operator("aten::mm", 25 * US, 10 * US)
+    maker.kernel(GEMM, 500 * US, 70 * US, launched=28 * US, operator=inner)  # runs long after the module has returned
+    outer = maker.operator("aten::add", 60 * US, 10 * US)
+    maker.kernel(ADD, 600 * US, 5 * US, launched=62 * US, operator=outer)
+    maker.kernel(ADD, 700 * US, 3 * US, launched=45 * US)  # by no operator: what stood around the call counts
+    late = maker.operator("aten::add", 200 * US, 10 * US)
+    maker.kernel(ADD, 800 * US, 9 * US, launched=202 * US, operator=late)  # outside of every module
+    found = module_times(Links(read_trace(maker.write(tmp_path / "t.json"))))
+    assert found == {"": 5 * US, "a": 3 * US, "a.b": 70 * US}
+
+
+def test_backward_kernels_belong_to_the_module_of_their_forward(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    mark(maker, "", 0, 100)
+    mark(maker, "a", 10, 20)
+    mark(maker, "b", 40, 20)
+    for name, start, number in (("aten::t", 12, 7), ("aten::mm", 15, 7), ("aten::relu", 45, 8)):
+        maker.operator(name, start * US, 3 * US)
+        maker.events[-1]["args"] |= {"Sequence number": number, "Fwd thread id": 0}
+    for name, start, number in (("ReluBackward0", 210, 8), ("MmBackward0", 240, 7)):
+        maker.operator(name, start * US, 20 * US, thread=AUTOGRAD)
+        maker.events[-1]["args"] |= {"Sequence number": number, "Fwd thread id": 1}
+        inside = maker.operator("aten::mm", (start + 5) * US, 5 * US, thread=AUTOGRAD)
+        duration = (30 if number == 7 else 4) * US
+        maker.kernel(GEMM, (start + 100) * US, duration, launched=(start + 6) * US, operator=inside, thread=AUTOGRAD)
+    assert module_times(Links(read_trace(maker.write(tmp_path / "t.json")))) == {"": 0, "a": 30 * US, "b": 4 * US}
+
+
+def test_without_marks_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.operator("aten::mm", 0, 10 * US)
+    assert module_times(Links(read_trace(maker.write(tmp_path / "t.json")))) == {}
+
+
+class Step:
+    """A training step of a small model, as the bench would run it."""
+
+    phases = ("forward",)
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.x = model, torch.randn(64, 128)
+
+    def __call__(self, mark: object = None) -> None:
+        self.model(self.x).sum().backward()
+
+    def context(self) -> torch.enable_grad:
+        return torch.enable_grad()
+
+    def recover(self) -> None: ...
+
+
+def test_a_real_step_on_a_cpu_forward_and_backward(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(128, 512), nn.Sequential(nn.ReLU(), nn.Linear(512, 8)))
+    path = tmp_path / "t.json.gz"
+    request = Profile(path=str(path), wait=0, warmup=1, active=2, shapes=False, modules=True)
+    capture(Step(model), CpuDevice(), request, model)  # type: ignore[arg-type]
+    found = module_times(Links(read_trace(path)))
+    assert set(found) == {"", "0", "1", "1.0", "1.1"}
+    assert all(found[path] > 0 for path in ("0", "1.0", "1.1"))
+    assert not nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_dissolved_model_carries_no_marks(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(128, 4))
+    path = tmp_path / "t.json.gz"
+    request = Profile(path=str(path), wait=0, warmup=1, active=1, shapes=False, modules=True)
+    capture(Step(model), CpuDevice(), request, None)  # type: ignore[arg-type]
+    assert module_times(Links(read_trace(path))) == {}
