@@ -42,12 +42,13 @@ class TuneResult:
 
     def __init__(self, tune: TuneRecord, records: Mapping[str, RunRecord], inputs: Any | None = None) -> None:
         from redline.analyze.tune.finding import finding_of
+        from redline.store import ceilings_of
 
         self.tune = tune
         self.records = dict(records)
         self.inputs = inputs
         """The example inputs the search was given."""
-        self.finding: TuneFinding = finding_of(tune, self.records)
+        self.finding: TuneFinding = finding_of(tune, self.records, ceilings_of(self.records.values()))
 
     def __str__(self) -> str:
         from redline.report.terminal import as_text
