@@ -1,6 +1,6 @@
 """The tuner against measuring everything, on spaces of recipes whose truth is known, in simulated seconds.
 
-    python benchmarks/tune_search.py [--spaces 50]
+    python benchmarks/tune_search.py [--spaces 50] [--budget 1h]
 
 Spaces are drawn by `redline.launch.fake_recipes`: steps of real names or of none anybody knows, with effects between a
 quarter and four times, 40 % of the pairs meddling with each other (5 %, one in ten 20 %), a quirk of 0.4 % per recipe,
@@ -30,8 +30,8 @@ from redline.search.tune.search import search
 from redline.search.tune.space import Space, space_for
 from redline.search.tune.tuner import NoLedger, TuneObserver, Tuner, trial_measure
 from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.units import parse_seconds
 
-BUDGET_S = 3600.0
 BLOCKS = 8
 
 
@@ -39,13 +39,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--spaces", type=int, default=50, help="of each kind")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budget", default="1h", help="simulated; with little of it the search must stop early")
     given = parser.parse_args()
+    budget_s = parse_seconds(given.budget)
     print(
         f"{'space':<16}{'recipes':>8}{'trials':>8}{'tune s':>8}{'all s':>8}{'share':>7}{'≤ 1 %':>8}{'worst':>8}{'all: ≤ 1 %':>12}"
     )
     shares, losses = [], []
     for name, draw in SPACES.items():
-        found = [one_space(draw, given.seed * 1000 + number) for number in range(given.spaces)]
+        found = [one_space(draw, given.seed * 1000 + number, budget_s) for number in range(given.spaces)]
         shares += [each["tune_s"] / each["all_s"] for each in found]
         losses += [each["loss"] for each in found]
         print(
@@ -62,12 +64,12 @@ def main() -> None:
     )
 
 
-def one_space(draw: object, seed: int) -> dict[str, float]:
+def one_space(draw: object, seed: int, budget_s: float) -> dict[str, float]:
     truth: RecipeTruth = draw(Random(seed))  # type: ignore[operator]
     spec = RunSpec(workload=WorkloadSpec(model="simulated", batch=32), device="cpu" if truth.on_cpu else "cuda:0")
     space, _ = space_for(TuneSpec(spec=spec), truth.choices)
     best_s = min(truth.step_s(steps) for steps in space.recipes if truth.is_usable(steps))
-    tuner = tuned(truth, space, spec, seed)
+    tuner = tuned(truth, space, spec, seed, budget_s)
     winner = finding_of(tuner.tune, tuner.records).winner
     assert winner is not None
     assert truth.is_usable(space.steps_of(winner.recipe)), winner.recipe
@@ -82,7 +84,7 @@ def one_space(draw: object, seed: int) -> dict[str, float]:
     }
 
 
-def tuned(truth: RecipeTruth, space: Space, spec: RunSpec, seed: int) -> Tuner:
+def tuned(truth: RecipeTruth, space: Space, spec: RunSpec, seed: int, budget_s: float) -> Tuner:
     door = FakeDoor(truth.landscape(Random(seed)))
     tuner = Tuner(
         tune=TuneRecord(name="simulated", tune=TuneSpec(spec=spec)),
@@ -92,7 +94,7 @@ def tuned(truth: RecipeTruth, space: Space, spec: RunSpec, seed: int) -> Tuner:
         ledger=NoLedger(),
         observer=TuneObserver(),
         clock=lambda: door.clock_s,
-        budget_s=BUDGET_S,
+        budget_s=budget_s,
         order=random.Random(seed),
     )
     search(tuner)

@@ -18,6 +18,8 @@ HEAVY = ("torch", "torchvision", "sqlalchemy")
         "redline.profiling",
         "redline.reporting",
         "redline.quick",
+        "redline.racing",
+        "redline.tuning",
         "redline.doctor",
         "redline.launch",
     ],

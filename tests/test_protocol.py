@@ -20,6 +20,7 @@ from redline.protocol import (
     AskCount,
     AskEnvironment,
     AskHealth,
+    AskMetric,
     AskModels,
     AskSnippet,
     AskSteps,
@@ -35,6 +36,7 @@ from redline.protocol import (
     Health,
     HealthItem,
     Measure,
+    MetricAnswer,
     ModelName,
     ModelNames,
     Prepare,
@@ -133,6 +135,7 @@ REQUESTS = [
     Ask(question=AskCeilings(device="cuda:1", threads=2)),
     Ask(question=AskSteps(spec=SPEC)),
     Ask(question=AskSnippet(spec=SPEC)),
+    Ask(question=AskMetric(spec=SPEC, check="metrics.py:top1")),
 ]
 REPLIES = [
     Progress(stage="compile", detail="fp16"),
@@ -164,6 +167,7 @@ REPLIES = [
         )
     ),
     Snippet(code="import torch\n"),
+    MetricAnswer(value=0.75, baseline=0.76),
 ]
 
 

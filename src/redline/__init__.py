@@ -24,7 +24,8 @@ _HOMES = {
     "quick": ("QuickProfile", "run_quick_profile"),
     "recipes": ("PlainRecipe", "recipe"),
     "reporting": ("compare", "write_report"),
-    "tuning": ("RaceResult", "TuneResult", "kept_tune", "race", "tune"),
+    "racing": ("RaceResult", "race"),
+    "tuning": ("TuneResult", "kept_tune", "tune"),
 }
 """Which module each public name lives in: they are loaded when first used, so that importing Redline costs nothing."""
 
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from redline.limits import CeilingsResult, FlopsResult, RooflineResult, ceilings, flops, roofline
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
     from redline.quick import QuickProfile, run_quick_profile
+    from redline.racing import RaceResult, race
     from redline.recipes import PlainRecipe, recipe
     from redline.reporting import compare, write_report
-    from redline.tuning import RaceResult, TuneResult, kept_tune, race, tune
+    from redline.tuning import TuneResult, kept_tune, tune
 
 __all__ = [
     "BatchResult",

@@ -107,6 +107,14 @@ class AskSnippet(Spec, tag=True):
     spec: RunSpec
 
 
+class AskMetric(Spec, tag=True):
+    """What does the user's own check say about the workload under the spec's recipe, and about it without any?"""
+
+    spec: RunSpec
+    check: str
+    """`file.py:function`, `package.module:function` or `pickle:PATH`: from a model to a number, higher is better."""
+
+
 class AskCeilings(Spec, tag=True):
     """How fast is this device at its best? Takes seconds, and the device to itself."""
 
@@ -114,7 +122,9 @@ class AskCeilings(Spec, tag=True):
     threads: int | None = None
 
 
-Question = AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet | AskCount | AskCeilings
+Question = (
+    AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet | AskCount | AskCeilings | AskMetric
+)
 
 
 class Ask(Spec, tag=True):
@@ -200,6 +210,11 @@ class Snippet(Spec, tag=True):
     code: str
 
 
+class MetricAnswer(Spec, tag=True):
+    value: float
+    baseline: float
+
+
 class EnvironmentAnswer(Spec, tag=True):
     environment: Environment
 
@@ -254,6 +269,7 @@ Reply = (
     | Snippet
     | CountAnswer
     | CeilingsAnswer
+    | MetricAnswer
 )
 
 OnProgress = Callable[[Progress], None]

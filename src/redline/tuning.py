@@ -1,4 +1,4 @@
-"""Races and searches for the fastest recipe, as notebooks and the command line ask for them."""
+"""Searches for the fastest recipe, as notebooks and the command line ask for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,56 +26,15 @@ from redline.errors import BenchError, SpecError, UsageError
 from redline.launch.lock import device_lock
 from redline.protocol import AskSnippet, AskSteps, Snippet, StepChoice, StepChoices
 from redline.record import RunRecord
-from redline.search.interleave import Journal
 from redline.spec import Recipe, RunSpec
 from redline.units import parse_seconds
 
 if TYPE_CHECKING:
-    from redline.analyze.race import Pair
-    from redline.analyze.summary import RunSummary
     from redline.analyze.tune.finding import TuneFinding, Winner
     from redline.launch import Door
     from redline.recipes import PlainRecipe
-    from redline.search.race import RaceObserver
     from redline.search.tune.tuner import Clock, TuneObserver
     from redline.store import History, TuneLedger
-
-
-class RaceResult(Sequence["Pair"]):
-    """The pairs of a race, with the heats they were derived from."""
-
-    def __init__(self, heats: Sequence[Sequence[RunRecord]]) -> None:
-        from redline.analyze.race import pairs_of
-
-        self.heats = [list(heat) for heat in heats]
-        self.pairs = pairs_of(self.heats)
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.pairs[index]
-
-    def __str__(self) -> str:
-        from redline.report.race import race_report
-        from redline.report.terminal import as_text
-
-        return as_text(race_report(self.heats))
-
-    @property
-    def records(self) -> list[RunRecord]:
-        return [record for heat in self.heats for record in heat]
-
-    @property
-    def rows(self) -> list[RunSummary]:
-        from redline.analyze.summary import summarize
-
-        return summarize(self.records)
-
-    def to_json(self) -> str:
-        from redline.report.race import race_json
-
-        return race_json(self.heats)
 
 
 class TuneResult:
@@ -83,12 +42,13 @@ class TuneResult:
 
     def __init__(self, tune: TuneRecord, records: Mapping[str, RunRecord], inputs: Any | None = None) -> None:
         from redline.analyze.tune.finding import finding_of
+        from redline.store import ceilings_of
 
         self.tune = tune
         self.records = dict(records)
         self.inputs = inputs
         """The example inputs the search was given."""
-        self.finding: TuneFinding = finding_of(tune, self.records)
+        self.finding: TuneFinding = finding_of(tune, self.records, ceilings_of(self.records.values()))
 
     def __str__(self) -> str:
         from redline.report.terminal import as_text
@@ -137,46 +97,6 @@ class TuneResult:
         return tune_json(self.finding)
 
 
-def race(
-    model: Any,
-    inputs: Any | None = None,
-    *,
-    recipes: Iterable[str],
-    replicates: int = 3,
-    loss: Any | None = None,
-    door: Door | None = None,
-    journal: Journal | None = None,
-    observer: RaceObserver | None = None,
-    **settings: Any,
-) -> RaceResult:
-    """Which recipe is faster, and is that sure? Fresh processes, interleaved blocks; `settings` are those of `run`."""
-    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **{"effort": "quick", **settings})
-    return race_specs(specs, replicates=replicates, door=own_door or door, journal=journal, observer=observer)
-
-
-def race_specs(
-    specs: Sequence[RunSpec],
-    *,
-    replicates: int = 3,
-    door: Door | None = None,
-    journal: Journal | None = None,
-    observer: RaceObserver | None = None,
-) -> RaceResult:
-    from redline.search.race import RaceObserver, check_racers, race
-
-    check_racers(specs, replicates)
-    if any(msgspec.structs.replace(spec, recipe=specs[0].recipe) != specs[0] for spec in specs):
-        raise UsageError("a race is of one model: name one")
-    watching = observer or RaceObserver()
-    with ExitStack() as stack:
-        door = door or stack.enter_context(opened(specs[0].launch))
-        specs = checked(specs, door)
-        journal = journal or stack.enter_context(_history())
-        stack.enter_context(device_lock(specs[0].device, on_wait=watching.waiting))
-        heats = race(specs, door, journal, watching, replicates=replicates, seed=specs[0].seed)
-    return RaceResult(heats)
-
-
 def tune(
     model: Any,
     inputs: Any | None = None,
@@ -222,7 +142,7 @@ def tune(
         slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
         tolerance=_tolerance(tolerance),
         allow_quantized=allow_quantized,
-        check=_check(check),
+        check=_check(check, allow_quantized=allow_quantized, task=spec.workload.task),
         steps=tuple(steps),
         without=tuple(without),
         seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
@@ -390,16 +310,27 @@ def _tolerance(given: float | str | None) -> Tolerance:
     return Tolerance.parse(given) if isinstance(given, str) else Tolerance(absolute=float(given))
 
 
-def _check(given: Any | None) -> str | None:
+def _check(given: Any | None, *, allow_quantized: bool, task: str) -> str | None:
     """A check by name, or a function as a file that a worker can open."""
-    if given is None or isinstance(given, str):
+    if given is None:
+        return None
+    if not allow_quantized:
+        raise UsageError("a check is for quantized recipes: give it together with allow_quantized")
+    if task != "infer":
+        raise UsageError("a check is of a model that answers: it goes with inference")
+    if isinstance(given, str):
+        place, _, function = given.rpartition(":")
+        if not place or not function.isidentifier():
+            raise SpecError(f"check {given!r} does not name a function: write path/to/file.py:function")
+        if place.endswith(".py") and not Path(place).expanduser().is_file():
+            raise SpecError(f"check {given!r}: no such file: {place}")
         return given
     from redline.api import pickled
 
-    place = pickled(given)
-    if place is None:
+    artifact = pickled(given)
+    if artifact is None:
         raise UsageError("the check cannot be pickled: give it as 'file.py:function'")
-    return f"pickle:{place}"
+    return f"pickle:{artifact}"
 
 
 def _arguments(inputs: Any | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -166,3 +166,10 @@ class TestLayout:
             assert ledger.cells() == {}
             ledger.settle("k", make_record(id="b"))
             assert [cell.record_id for cell in ledger.cells().values()] == ["b"]
+
+    def test_a_history_from_before_there_were_searches_gets_their_table(self, path: Path, stored: RunRecord) -> None:
+        execute(path, "DROP TABLE tunes")
+        execute(path, "UPDATE meta SET value = '3' WHERE name = 'layout'")
+        with History.open(path) as opened:
+            assert opened.load("a") == stored
+            assert opened.tunes().rows() == []

@@ -9,6 +9,7 @@ from redline.bench.device import open_device, resolve_device
 from redline.bench.environment import describe
 from redline.bench.recipe.choices import step_choices
 from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe.metric import metric_of
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models
 from redline.errors import UsageError
@@ -18,6 +19,7 @@ from redline.protocol import (
     AskCount,
     AskEnvironment,
     AskHealth,
+    AskMetric,
     AskModels,
     AskSnippet,
     AskSteps,
@@ -48,6 +50,8 @@ def answer(question: Question) -> Reply:
         return StepChoices(choices=tuple(choices_for(question.spec)))
     if isinstance(question, AskSnippet):
         return Snippet(code=snippet_of(question.spec))
+    if isinstance(question, AskMetric):
+        return metric_of(question.spec, question.check)
     if isinstance(question, AskCount):
         from redline.bench.count.ask import answer_count
 

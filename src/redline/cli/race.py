@@ -11,12 +11,12 @@ from rich.text import Text
 from redline.analyze.race import Pair
 from redline.cli.main import EXIT_FAILED_ROW
 from redline.cli.progress import LiveObserver
+from redline.racing import race_specs
 from redline.record import RunRecord
 from redline.report.race import pair_line, race_json, race_report
 from redline.report.terminal import make_console
 from redline.search.race import RaceObserver
 from redline.spec import specs_from_table
-from redline.tuning import race_specs
 
 
 class LiveRace(LiveObserver, RaceObserver):

@@ -23,7 +23,7 @@ from redline.errors import DoorError, UnknownName
 from redline.launch.fake_memory import MemoryTruth
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Failure, Memory, Numerics, Prepared
-from redline.spec import RunSpec
+from redline.spec import Recipe, RunSpec
 from redline.work import Ceilings, WorkCount
 
 T = TypeVar("T")
@@ -91,6 +91,8 @@ class Landscape:
     ceilings: Ceilings | None = None
     choices: Collection[protocol.StepChoice] = ()
     """What `AskSteps` tells a tuner, whatever the model."""
+    metric: PerSpec[float] = 1.0
+    """What a check of the user's says."""
     seed: int = 0
 
 
@@ -331,6 +333,11 @@ class FakeBench:
             return protocol.StepChoices(choices=tuple(truth.choices))
         if isinstance(question, protocol.AskSnippet):
             return protocol.Snippet(code=f"# {question.spec.recipe}: a fake bench has no code to show\n")
+        if isinstance(question, protocol.AskMetric):
+            baseline = msgspec.structs.replace(question.spec, recipe=Recipe())
+            return protocol.MetricAnswer(
+                value=look_up(truth.metric, question.spec), baseline=look_up(truth.metric, baseline)
+            )
         item = protocol.HealthItem(name="bench", ok=True, seen="a fake one: every number is simulated")
         return protocol.Health(items=(item,), devices=(_device_info(truth.device_kind, truth),))
 

@@ -105,6 +105,7 @@ def _winner(found: TuneFinding, winner: Winner) -> Text:
     if rate is not None:
         told += f", {significant(rate, max(3, len(str(round(rate)))))} {winner.item or 'item'}/s"
     told += f" at batch {winner.batch}" if winner.batch else ""
+    told += f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else ""
     return Text(told, style="bold green")
 
 

@@ -27,6 +27,8 @@ EXTENSIONS = 2
 HEATS_PER_EXTENSION = 2
 FEWEST_HEATS = 2
 """With two, Student's factor is 64: only what is very clear is decided then."""
+FEWEST_ROUNDS = 4
+"""In a heat: what differs between processes is learned from more heats, not from more rounds."""
 WITHIN_SHARE = 1 / 3
 """Of the band: rounds go on until what they leave open inside a heat is no more than this."""
 TOO_CROWDED = "did not fit in memory beside the others: opened in turn instead"
@@ -135,7 +137,7 @@ class Race:
     def _stop_where_done(self, running: list[Entry], rounds: int) -> None:
         measure = running[0].spec.measure
         sound = [entry for entry in running if entry.record.failure is None]
-        if rounds >= measure.min_rounds and self._leave_little_open(sound):
+        if rounds >= min(measure.min_rounds, FEWEST_ROUNDS) and self._leave_little_open(sound):
             for entry in sound:
                 entry.stopped = "target"
         for entry in sound:
@@ -151,7 +153,8 @@ class Race:
             if log is None:
                 return False
             half = student_t(log.rounds - 1) * log.error
-            if half > TIME_BAND * WITHIN_SHARE and abs(log.mean) - half < 3 * TIME_BAND:
+            is_far_out = abs(log.mean) - 2 * half > TIME_BAND
+            if half > TIME_BAND * WITHIN_SHARE and not is_far_out:
                 return False
         return True
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.tune.estimates import Estimate, Records, estimates, rejection, unproven
 from redline.analyze.tune.record import Refused, TuneRecord, TuneState
 from redline.record import Numerics, RunRecord
@@ -77,6 +77,7 @@ class TuneFinding(Spec):
     rejected: tuple[Rejected, ...]
     refused: tuple[Refused, ...]
     headroom: float | None
+    """The winner's time over its roofline time; None where work or ceilings are not known."""
     snippet: str | None
     seconds: float
     compile_seconds: float
@@ -84,10 +85,13 @@ class TuneFinding(Spec):
     notes: tuple[str, ...] = ()
 
 
-def finding_of(tune: TuneRecord, records: Records) -> TuneFinding:
+def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
+    """All of it. With the device's ceilings, also how far the winner is from them."""
     known = estimates(tune, records)
     chosen = winner_of(tune, records)
-    rows = {row.record_id: row for row in summarize([records[each] for each in tune.record_ids if each in records])}
+    rows = {row.record_id: row for row in summarize(_all(tune, records), ceilings_of)}
+    winner = _winner(chosen, tune, records, rows, known)
+    roofline = rows[winner.record_id].roofline if winner is not None else None
     first = next(iter(rows.values()), None)
     return TuneFinding(
         name=tune.name,
@@ -97,12 +101,12 @@ def finding_of(tune: TuneRecord, records: Records) -> TuneFinding:
         device=first.device if first else tune.tune.spec.device,
         device_name=next((row.device_name for row in rows.values() if row.device_name), None),
         objective=tune.tune.objective,
-        winner=_winner(chosen, tune, records, rows, known),
+        winner=winner,
         ranking=tuple(_ranking(tune, records, rows, known)),
-        steps=tuple(_gains(chosen, tune, records)),
+        steps=tuple(gains_of(chosen, tune, records)),
         rejected=tuple(_rejected(tune, records)),
         refused=tune.refused,
-        headroom=None,
+        headroom=roofline.headroom if roofline is not None else None,
         snippet=tune.snippet,
         seconds=tune.seconds,
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
@@ -114,13 +118,13 @@ def finding_of(tune: TuneRecord, records: Records) -> TuneFinding:
 def winner_of(tune: TuneRecord, records: Records) -> str | None:
     """The fastest that may be recommended; of those next to it, the simplest."""
     known = estimates(tune, records)
-    may_win = {
-        recipe for recipe, each in known.items() if each.too_late is None and unproven(recipe, tune) is None
-    } - _rejected_in_finals(tune, records)
     heats = heats_of(tune.finals, records)
+    timed = {recipe for recipe, each in known.items() if each.too_late is None}
+    timed |= {str(record.spec.recipe) for heat in heats for record in heat if record.blocks}
+    may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - _rejected_in_finals(tune, records)
     survivors = [recipe for recipe in _met_last(heats) if recipe in may_win]
     if not survivors:
-        best = min((known[recipe] for recipe in may_win), key=lambda each: each.log_s, default=None)
+        best = min((known[recipe] for recipe in may_win & known.keys()), key=lambda each: each.log_s, default=None)
         return best.recipe if best else None
     return simplest_of_the_fastest(heats, survivors, tune)
 
@@ -173,7 +177,9 @@ def _winner(
     heats = heats_of(tune.batch_heats or tune.finals, records)
     pair = _against_baseline(chosen, heats, tune, known)
     own = [record for heat in heats for record in heat if str(record.spec.recipe) == chosen and record.blocks]
-    record = own[0] if own else records[known[chosen].record_id]
+    # The first heat checks and counts; the others only time.
+    counted = next((each for each in own if each.prepared is not None and each.prepared.work is not None), None)
+    record = counted or (own[0] if own else records[known[chosen].record_id])
     row = rows[record.id]
     rates = [rate for each in own or [record] if (rate := rows[each.id].throughput_per_s) is not None]
     return Winner(
@@ -219,11 +225,14 @@ def _ranking(
     """Fastest first."""
     heats = heats_of(tune.finals, records)
     broke_later = _rejected_in_finals(tune, records)
+    shown = {recipe: each.record_id for recipe, each in known.items()}
+    for record in (record for heat in heats for record in heat if record.blocks):
+        shown.setdefault(str(record.spec.recipe), record.id)
     ranked = []
-    for recipe, each in known.items():
-        pair = _against_baseline(recipe, heats, tune, known)
-        row = rows[each.record_id]
-        late = "rejected in the last race" if recipe in broke_later else None
+    for recipe, record_id in shown.items():
+        pair, row = _against_baseline(recipe, heats, tune, known), rows[record_id]
+        late = known[recipe].too_late if recipe in known else None
+        lost = "rejected in the last race" if recipe in broke_later else None
         ranked.append(
             Ranked(
                 recipe=recipe,
@@ -234,13 +243,13 @@ def _ranking(
                 numerics=row.numerics,
                 compile_s=_first_compile_s(recipe, tune, records),
                 bound=row.bound.label,
-                note=each.too_late or unproven(recipe, tune) or late,
+                note=late or unproven(recipe, tune) or lost,
             )
         )
     return sorted(ranked, key=lambda each: -each.ratio)
 
 
-def _gains(chosen: str | None, tune: TuneRecord, records: Records) -> list[StepGain]:
+def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[StepGain]:
     if chosen is None:
         return []
     finals, ablations = heats_of(tune.finals, records), heats_of(tune.ablations, records)

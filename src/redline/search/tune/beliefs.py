@@ -98,12 +98,11 @@ class Beliefs:
                 means += beyond * self._steps[:, at] * self._steps[:, other_at]
         return means
 
-    def promises(self, seen: Mapping[Steps, Estimate]) -> Floats:
+    def promises(self, seen: Mapping[Steps, Estimate], fastest: float) -> Floats:
         """For every recipe, by how much it is expected to improve on the fastest so far, as a share of its time.
 
         Averaged over how much steps may meddle with each other, each weighed by how well it explains what was seen.
         """
-        fastest = min(each.log_s for each in seen.values())
         z, others = self._z
         hosts: Floats | None = None
         seen_hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}

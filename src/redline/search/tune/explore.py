@@ -9,6 +9,7 @@ import numpy as np
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
 from redline.search.tune.costs import expected_cost, is_affordable, reserve_s, trial_costs
+from redline.search.tune.proof import prove_fastest
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
@@ -28,7 +29,7 @@ def explore(tuner: Tuner) -> None:
     with Trials(tuner) as trials:
         for steps, why in _firsts(tuner):
             _attempt(tuner, trials, steps, why)
-        while tuner.seen() and (chosen := choose(tuner, beliefs)) is not None:
+        while tuner.baseline() is not None and (chosen := choose(tuner, beliefs)) is not None:
             steps, gain = chosen
             _attempt(tuner, trials, steps, f"may bring {gain:.1%}")
 
@@ -36,7 +37,7 @@ def explore(tuner: Tuner) -> None:
 def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
     """The recipe to try next, and the improvement it promises."""
     seen, tried = tuner.seen(), tuner.tried()
-    gains = beliefs.promises(seen)
+    gains = beliefs.promises(seen, tuner.fastest_log_s())
     blame, costs, left_s = Blame(seen, tuner.broken()), trial_costs(tuner), tuner.left_s - reserve_s(tuner)
     best: tuple[float, Steps, float] | None = None
     looked_at = 0
@@ -44,7 +45,7 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
         steps = beliefs.recipes[place]
         if gains[place] < WORTH_A_TRIAL or looked_at == LOOKED_AT:
             break
-        gain = 0.0 if steps in tried else float(gains[place]) * blame.chance(steps)
+        gain = 0.0 if is_done_with(steps, tried, tuner) else float(gains[place]) * blame.chance(steps)
         if gain < WORTH_A_TRIAL:
             continue
         looked_at += 1
@@ -53,6 +54,14 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
         if is_worth_it and is_affordable(steps, cost_s, tuner, left_s) and (best is None or gain / cost_s > best[0]):
             best = (gain / cost_s, steps, gain)
     return None if best is None else (best[1], best[2])
+
+
+def is_done_with(steps: Steps, tried: set[Steps], tuner: Tuner) -> bool:
+    """Tried, or only to be shown, and its quantizing steps were shown already."""
+    if steps in tried:
+        return True
+    quantizing = steps & set(tuner.tune.quantizing)
+    return tuner.is_only_shown(steps) and all(any(step in other for other in tried) for step in quantizing)
 
 
 def _firsts(tuner: Tuner) -> list[tuple[Steps, str]]:
@@ -68,3 +77,4 @@ def _firsts(tuner: Tuner) -> list[tuple[Steps, str]]:
 def _attempt(tuner: Tuner, trials: Trials, steps: Steps, why: str) -> None:
     tuner.observer.attempting(tuner.space.text(steps), len(tuner.tune.trials) + 1, why)
     trials.attempt(steps)
+    prove_fastest(tuner)

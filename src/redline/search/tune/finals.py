@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from redline.analyze.race import TIME_BAND, Heat, Pair, log_ratio, pair_of, pair_with_spread, process_spread
 from redline.analyze.tune.estimates import rejection
-from redline.analyze.tune.finding import heats_of, log_over, winner_of
+from redline.analyze.tune.finding import NEAR_ENOUGH, gains_of, heats_of, log_over, winner_of
 from redline.record import RunRecord
 from redline.search.race import Race
 from redline.search.tune.beliefs import PROCESS_SD
-from redline.search.tune.costs import FINALISTS, FIRST_TRIAL_S, trial_costs, warm_cost
+from redline.search.tune.costs import FINALISTS, expected_cost, trial_costs, warm_cost
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.tuner import Tuner
 from redline.spec import MeasureSpec, RunSpec
@@ -31,19 +31,35 @@ FULL_LOSS_PATH = 20
 
 def decide(tuner: Tuner) -> None:
     """Heats of the finalists with the baseline; who falls behind is out, and the budget may end it."""
+    heats = heats_of(tuner.tune.finals, tuner.records)
+    finalists = _still_in(tuner, heats) if heats else choose_finalists(tuner)
     race = _race(tuner)
-    race.heats = heats_of(tuner.tune.finals, tuner.records)
-    finalists = _still_in(tuner, race.heats) if race.heats else choose_finalists(tuner)
-    while finalists and not _is_decided(tuner, race.heats, finalists):
+    while finalists and not _is_decided(tuner, heats, finalists):
         racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
-        number = len(race.heats)
-        if len(racers) < 2 or not _can_pay(tuner, racers):
+        if len(racers) < 2 or not _run_final(tuner, race, racers):
             return
-        tuner.observer.heat(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])
-        records = race.run_heat([final_spec(tuner, each, first=number == 0) for each in racers])
-        _keep(tuner, records, lambda ids: {"finals": (*tuner.tune.finals, ids)})
-        tuner.observer.stands(race.pairs)
-        finalists = _still_in(tuner, race.heats)
+        heats = heats_of(tuner.tune.finals, tuner.records)
+        finalists = _still_in(tuner, heats)
+
+
+def simplify(tuner: Tuner) -> None:
+    """Steps that bring nothing go, where the recipe without all of them is as fast in heats of its own."""
+    chosen = winner_of(tuner.tune, tuner.records)
+    useless = {gain.step for gain in gains_of(chosen, tuner.tune, tuner.records) if gain.gain <= 1 + NEAR_ENOUGH}
+    if chosen is None or not useless:
+        return
+    steps = tuner.space.steps_of(chosen)
+    simpler = steps - useless
+    if simpler in tuner.broken() or not tuner.space.is_valid(simpler):
+        return
+    race = _race(tuner)
+    racers = list(dict.fromkeys([BASELINE, steps, simpler]))
+    for _ in range(tuner.asked.replicates):
+        if not _run_final(tuner, race, racers):
+            return
+    if winner_of(tuner.tune, tuner.records) != chosen:
+        tuner.keep(ablations=())
+        ablate(tuner)
 
 
 def choose_finalists(tuner: Tuner) -> list[Steps]:
@@ -66,16 +82,13 @@ def ablate(tuner: Tuner) -> None:
     if chosen is None or chosen == tuner.space.text(BASELINE):
         return
     race = _race(tuner)
-    race.heats = heats_of(tuner.tune.ablations, tuner.records)
-    for _ in range(len(race.heats), ABLATION_HEATS):
+    for number in range(len(tuner.tune.ablations), ABLATION_HEATS):
         unsettled = [steps for steps in _ablated(tuner, chosen) if not _gain_is_settled(tuner, chosen, steps)]
-        racers = [tuner.space.steps_of(chosen), *unsettled]
-        if not unsettled or not _can_pay(tuner, racers):
+        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *unsettled])
+        if len(racers) < 2:
             return
-        number = len(race.heats)
-        tuner.observer.heat(number + 1, ABLATION_HEATS, [tuner.space.text(each) for each in racers])
-        records = race.run_heat([final_spec(tuner, each, first=number == 0) for each in racers])
-        _keep(tuner, records, lambda ids: {"ablations": (*tuner.tune.ablations, ids)})
+        records = _run_heat(tuner, race, racers, number, ABLATION_HEATS)
+        tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
 
 
 def final_spec(tuner: Tuner, steps: Steps, *, first: bool, batch: int | None = None) -> RunSpec:
@@ -106,9 +119,31 @@ def _race(tuner: Tuner) -> Race:
     )
 
 
-def _keep(tuner: Tuner, records: Sequence[RunRecord], change: Callable[[tuple[str, ...]], dict[str, object]]) -> None:
+def _run_final(tuner: Tuner, race: Race, racers: Sequence[Steps]) -> bool:
+    """One more heat, kept; False where the budget does not hold it."""
+    if len(_affordable(tuner, racers)) < len(racers):
+        return False
+    records = _run_heat(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
+    tuner.keep(finals=(*tuner.tune.finals, tuple(record.id for record in records)))
+    tuner.observer.stands(race.pairs)
+    return True
+
+
+def _run_heat(tuner: Tuner, race: Race, racers: Sequence[Steps], number: int, planned: int) -> list[RunRecord]:
+    tuner.observer.heat(number + 1, planned, [tuner.space.text(each) for each in racers])
+    known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
+    specs = [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
+    expected_s, started_s = sum(_reopening_s(tuner, each) for each in racers), tuner.clock()
+    records = race.run_heat(specs)
+    tuner.heat_scale = max(1.0, (tuner.clock() - started_s) / expected_s)
     tuner.records.update((record.id, record) for record in records)
-    tuner.keep(**change(tuple(record.id for record in records)))
+    return records
+
+
+def _is_checked(record: RunRecord) -> bool:
+    """Its numbers were looked at over the full path."""
+    measure = record.spec.measure
+    return record.prepared is not None and measure.check_numerics and measure.loss_path_steps >= FULL_LOSS_PATH
 
 
 def _still_in(tuner: Tuner, heats: Sequence[Heat]) -> list[Steps]:
@@ -176,6 +211,18 @@ def _gain_is_settled(tuner: Tuner, chosen: str, without: Steps) -> bool:
     )
 
 
-def _can_pay(tuner: Tuner, racers: Sequence[Steps]) -> bool:
+def _affordable(tuner: Tuner, racers: Sequence[Steps]) -> list[Steps]:
+    """As many of them, from the first on, as the budget still holds."""
+    left_s, found = tuner.left_s, []
+    for steps in racers:
+        left_s -= _reopening_s(tuner, steps) * tuner.heat_scale
+        if left_s < 0:
+            break
+        found.append(steps)
+    return found
+
+
+def _reopening_s(tuner: Tuner, steps: Steps) -> float:
+    """What was compiled before is in the cache; what was not will take as long as those like it did."""
     costs = trial_costs(tuner)
-    return sum(warm_cost(costs.get(each, FIRST_TRIAL_S)) for each in racers) <= tuner.left_s
+    return warm_cost(costs[steps]) if steps in costs else expected_cost(steps, tuner, costs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from redline.analyze.tune.finding import winner_of
 from redline.search.tune.batches import choose_batch
 from redline.search.tune.explore import explore
-from redline.search.tune.finals import ablate, decide
+from redline.search.tune.finals import ablate, decide, simplify
+from redline.search.tune.proof import prove
 from redline.search.tune.tuner import Tuner
 
 NOTHING_RUNS = "nothing could be timed: the baseline itself does not run here"
@@ -21,12 +22,22 @@ def search(tuner: Tuner) -> None:
         if tuner.baseline() is None:
             tuner.keep(state="done", notes=(*tuner.tune.notes, NOTHING_RUNS))
             return
+        prove(tuner)
         tuner.observer.stage("racing the last few")
         decide(tuner)
+        _note_a_short_race(tuner)
         if winner_of(tuner.tune, tuner.records) is not None:
             tuner.observer.stage("what each step brings")
             ablate(tuner)
+            simplify(tuner)
             choose_batch(tuner)
         tuner.keep(state="done")
     except KeyboardInterrupt:
         tuner.keep(state="interrupted")
+
+
+def _note_a_short_race(tuner: Tuner) -> None:
+    heats, planned = len(tuner.tune.finals), tuner.asked.replicates
+    if heats < planned and winner_of(tuner.tune, tuner.records) not in (None, "baseline"):
+        note = f"the budget ended before the last race had its {planned} heats (it had {heats}): give it more"
+        tuner.keep(notes=(*tuner.tune.notes, note))

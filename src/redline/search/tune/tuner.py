@@ -70,6 +70,8 @@ class Tuner:
     spent_before_s: float = 0.0
     """By sessions before this one."""
     started_s: float = 0.0
+    heat_scale: float = 1.0
+    """What heats took over what they were expected to take."""
     _seen: tuple[tuple[Trial, ...], dict[Steps, Estimate]] | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +123,18 @@ class Tuner:
 
     def may_win(self, each: Estimate) -> bool:
         return each.too_late is None and unproven(each.recipe, self.tune) is None
+
+    def is_only_shown(self, steps: Steps) -> bool:
+        """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
+        quantizing = steps & set(self.tune.quantizing)
+        if self.asked.check is None:
+            return bool(quantizing)
+        fallen = [metric.recipe for metric in self.tune.metrics if unproven(metric.recipe, self.tune) is not None]
+        return any(step in self.space.steps_of(recipe) for recipe in fallen for step in quantizing)
+
+    def fastest_log_s(self) -> float:
+        """Of all that may still win."""
+        return min(each.log_s for steps, each in self.seen().items() if not self.is_only_shown(steps))
 
     def baseline(self) -> Estimate | None:
         return self.seen().get(BASELINE)

@@ -91,6 +91,15 @@ def _call(
         raise BenchError("user", f"{whose} raised {one_line(error)}") from error
 
 
+def named_object(name: str) -> Any:
+    """What stands behind `path/to/file.py:name` or `package.module:name`, whatever it is for."""
+    place, _, attribute = name.rpartition(":")
+    module = _load(place)
+    if not hasattr(module, attribute):
+        raise SpecError(f"{place} has no {attribute}{_did_you_mean(attribute, vars(module))}")
+    return getattr(module, attribute)
+
+
 def _split(model: str) -> tuple[str, str]:
     place, _, factory = model.removeprefix("user:").rpartition(":")
     if not place or not factory.isidentifier():

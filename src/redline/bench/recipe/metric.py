@@ -1,0 +1,79 @@
+"""The user's own check of a recipe: a number the model earns with it, and the one it earns without.
+
+For recipes whose soundness random weights cannot show, int8 and fp8 above all. The check gets a function to call in
+place of the model, on inputs as the model itself would take them.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from redline.bench.device import open_device, resolve_device
+from redline.bench.failure import is_out_of_memory, one_line
+from redline.bench.recipe.base import Setup
+from redline.bench.recipe.compose import apply_recipe
+from redline.bench.workload.build import build_workload
+from redline.bench.workload.sources.user import named_object
+from redline.bench.workload.step import InferenceStep
+from redline.errors import BenchError, SpecError
+from redline.protocol import MetricAnswer
+from redline.spec import Recipe, RunSpec
+
+Check = Callable[[Callable[..., Any]], Any]
+
+
+def metric_of(spec: RunSpec, check: str) -> MetricAnswer:
+    if spec.workload.task != "infer":
+        raise SpecError("a check is of a model that answers: it goes with inference")
+    judge = load_check(check)
+    baseline = _judged(spec, Recipe(), judge, check)
+    return MetricAnswer(value=_judged(spec, spec.recipe, judge, check), baseline=baseline)
+
+
+def load_check(name: str) -> Check:
+    kind, _, place = name.partition(":")
+    if kind == "pickle":
+        found = pickle.loads(Path(place).read_bytes())
+    elif place:
+        found = named_object(name)
+    else:
+        raise SpecError(f"check {name!r} does not name a function: write path/to/file.py:function")
+    if not callable(found):
+        raise SpecError(f"check {name!r} is {type(found).__name__}, not a function of the model")
+    return found
+
+
+def _judged(spec: RunSpec, recipe: Recipe, judge: Check, name: str) -> float:
+    device = open_device(resolve_device(spec.device))
+    torch.manual_seed(spec.seed)
+    workload = build_workload(spec.workload, spec.seed)
+    workload.to(device.torch_device)
+    # As the person made it: calibrating on random inputs would undo what training taught.
+    setup = apply_recipe(recipe, workload, device)
+    try:
+        value = float(judge(_as_a_function(InferenceStep(setup), setup)))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise BenchError("user", f"check {name} raised {one_line(error)}") from error
+    if not math.isfinite(value):
+        raise BenchError("user", f"check {name} gave {value}")
+    return value
+
+
+def _as_a_function(step: InferenceStep, setup: Setup) -> Callable[..., Any]:
+    """On inputs as the model itself takes them, wherever they lie."""
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        place = setup.device.torch_device
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to(place), (args, kwargs))
+        return step.on(*setup.prepared_inputs(args, kwargs))
+
+    return model

@@ -1,0 +1,109 @@
+"""What heats say about a pair: an interval that knows of processes, and a verdict by the band."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from redline.analyze.race import half_width, pair_of, pair_with_spread, pairs_of, process_spread, verdict_of
+from redline.analyze.statistics import PairedLog
+from redline.record import Block, Failure, RunRecord
+from redline.spec import Recipe, RunSpec, WorkloadSpec
+
+
+def record(recipe: str, times: list[float], group: str | None = "g", **changes: object) -> RunRecord:
+    blocks = tuple(
+        Block(kind="throughput", clock="host", samples=(seconds,), round=number) for number, seconds in enumerate(times)
+    )
+    spec = RunSpec(workload=WorkloadSpec(model="m"), recipe=Recipe.parse(recipe))
+    return RunRecord(id=f"{recipe}{group}", spec=spec, group=group, blocks=blocks, **changes)  # type: ignore[arg-type]
+
+
+def heat(number: int, **times: list[float]) -> list[RunRecord]:
+    return [record(name.replace("_", "-"), values, f"g{number}") for name, values in times.items()]
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("low", "high", "verdict"),
+        [
+            (1.04, 1.2, "faster"),
+            (0.8, 0.96, "slower"),
+            (0.99, 1.01, "same"),
+            (1.001, 1.02, "same"),  # a difference, but none worth having
+            (0.99, 1.05, "inconclusive"),
+            (1.02, 1.2, "inconclusive"),
+        ],
+    )
+    def test_is_by_the_band(self, low: float, high: float, verdict: str) -> None:
+        assert verdict_of(low, high) == verdict
+
+
+class TestPairs:
+    def test_ratio_is_time_of_the_first_over_time_of_the_second(self) -> None:
+        heats = [heat(n, baseline=[2.0, 2.2, 2.1], fp16=[1.0, 1.1, 1.05]) for n in range(3)]
+        (pair,) = pairs_of(heats)
+        assert (pair.a, pair.b, pair.verdict, pair.heats) == ("baseline", "fp16", "faster", 3)
+        assert pair.ratio == pytest.approx(2.0)
+
+    def test_what_drifts_within_a_heat_cancels(self) -> None:
+        drift = [1.0, 3.0, 9.0, 27.0]
+        heats = [heat(n, baseline=drift, fp16=[each / 1.5 for each in drift]) for n in range(3)]
+        assert pairs_of(heats)[0].high == pytest.approx(1.5)
+
+    def test_a_single_heat_has_no_interval(self) -> None:
+        pair = pair_of([heat(0, baseline=[2.0] * 9, fp16=[1.0] * 9)], "baseline", "fp16")
+        assert pair is not None
+        assert (pair.low, pair.high, pair.verdict) == (None, None, "inconclusive")
+
+    def test_processes_that_disagree_widen_it_however_steady_each_is(self) -> None:
+        steady = [heat(n, baseline=[2.0] * 50, fp16=[2.0 * factor] * 50) for n, factor in enumerate((0.96, 1.0, 1.04))]
+        pair = pairs_of(steady)[0]
+        assert pair.low is not None
+        assert pair.high is not None
+        assert pair.high - pair.low > 0.1
+
+    def test_recipes_that_followed_each_other_are_set_against_each_other_heat_by_heat(self) -> None:
+        heats = [[record("baseline", [2.0, 2.0], None), record("fp16", [1.0, 1.0], None)] for _ in range(2)]
+        assert pairs_of(heats)[0].ratio == pytest.approx(2.0)
+
+    def test_a_recipe_that_broke_is_in_no_pair(self) -> None:
+        broken = record("fp16", [], failure=Failure(stage="build", kind="oom", message="no room"))
+        assert pairs_of([[record("baseline", [1.0] * 6), broken, record("tf32", [1.0] * 6)]])[0].b == "tf32"
+
+    def test_rounds_that_scatter_count_even_where_heats_agree(self) -> None:
+        logs = [PairedLog(mean=0.0, error=0.05, rounds=6)] * 3
+        half = half_width(logs)
+        assert half is not None
+        assert half > 0.05
+
+
+class TestSpread:
+    def test_is_what_neither_recipe_nor_heat_explains(self) -> None:
+        rng = np.random.default_rng(0)
+        names = ("baseline", "fp16", "tf32", "compile")
+        speeds = dict(zip(names, (1.0, 0.5, 0.7, 0.6), strict=True))
+        found = []
+        for _ in range(200):
+            heats = []
+            for n in range(3):
+                warm = math.exp(rng.normal(0, 0.1))
+                times = {name: [speeds[name] * warm * math.exp(rng.normal(0, 0.02))] * 6 for name in names}
+                heats.append(heat(n, **times))
+            spread = process_spread(heats)
+            assert spread is not None
+            assert spread[1] == 6
+            found.append(spread[0])
+        assert math.sqrt(np.mean(found)) == pytest.approx(0.02, rel=0.1)
+
+    def test_lets_one_heat_speak(self) -> None:
+        heats = [heat(0, baseline=[2.0] * 6, fp16=[1.0] * 6)]
+        pair = pair_with_spread(heats, "baseline", "fp16", (0.01**2, 6))
+        assert pair is not None
+        assert pair.low == pytest.approx(2.0 * math.exp(-2.447 * math.sqrt(2) * 0.01), rel=1e-3)
+        assert pair.verdict == "faster"
+
+    def test_is_unknown_with_one_heat(self) -> None:
+        assert process_spread([heat(0, baseline=[2.0], fp16=[1.0])]) is None

@@ -1,0 +1,244 @@
+"""`redline race` and `redline tune` from the outside: exit codes, one-line mistakes, documents on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from redline import api, racing, tuning
+from redline.cli.main import app
+from redline.launch.fake import EXACT, FakeDoor, Landscape
+from redline.launch.fake_recipes import WRONG, steps_of
+from redline.protocol import StepChoice
+from redline.record import Failure
+from redline.search.tune.trials import Trials
+from redline.spec import RunSpec
+
+CHOICES = (
+    StepChoice(step="fp16", family="precision"),
+    StepChoice(step="bf16", family="precision"),
+    StepChoice(step="channels-last", family="layout"),
+    StepChoice(step="compile", family="compiler", relieves="both"),
+    StepChoice(step="graphs", family="graphs", relieves="host", refusal="this device has none"),
+)
+EFFECTS = {"fp16": 0.5, "bf16": 0.4, "channels-last": 0.8, "compile": 0.9}
+
+
+def step_s(spec: RunSpec) -> float:
+    seconds = 0.01
+    for step in steps_of(spec):
+        seconds *= EFFECTS[step]
+    return seconds
+
+
+def failure(spec: RunSpec) -> Failure | None:
+    breaks = spec.workload.model == "broken" or "compile" in steps_of(spec)
+    return Failure(stage="compile", kind="compile", message="no compiler here") if breaks else None
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
+    """Whatever door is asked for is a fake one; bf16 is fastest, and wrong."""
+    door = FakeDoor(
+        Landscape(
+            step_s=step_s,
+            failure=failure,
+            numerics=lambda spec: WRONG if "bf16" in steps_of(spec) else EXACT,
+            offset_sigma=0.002,
+            issue_share=0.1,
+            choices=CHOICES,
+            models={"resnet50"},
+            unknown_models={"nosuch"},
+        )
+    )
+    monkeypatch.setattr(api, "open_door", lambda launch: door)
+    return door
+
+
+@pytest.fixture
+def redline(door: FakeDoor) -> Callable[..., Result]:
+    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+class TestRace:
+    def test_says_who_is_faster(self, redline: Callable[..., Result]) -> None:
+        result = redline("race", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "channels-last")
+        assert result.exit_code == 0
+        assert "vs baseline" in result.stdout
+        assert "channels-last is slower than fp16" in result.stdout
+        assert "next: fp16 is the fastest here that keeps the numbers right" in result.stdout
+
+    def test_does_not_recommend_what_is_wrong(self, redline: Callable[..., Result]) -> None:
+        result = redline("race", "resnet50", "-r", "baseline", "-r", "bf16")
+        assert "✗" in result.stdout
+        assert "next: baseline is the fastest" in result.stdout
+
+    def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
+        told = document(redline("race", "resnet50", "-r", "baseline", "-r", "fp16", "--json"))
+        (pair,) = told["pairs"]
+        assert pair.keys() >= {"a", "b", "ratio", "low", "high", "verdict"}
+        assert (pair["a"], pair["b"], pair["verdict"]) == ("baseline", "fp16", "faster")
+        assert pair["low"] <= 2.0 <= pair["high"]
+        assert len(told["results"]) == 2 * told["heats"]
+        assert {"recipe", "throughput_per_s", "latency_s", "numerics", "verdict"} <= told["results"][0].keys()
+
+    def test_a_recipe_that_fails_is_told_and_exits_5(self, redline: Callable[..., Result]) -> None:
+        result = redline("race", "resnet50", "-r", "baseline", "-r", "fp16", "-r", "compile")
+        assert result.exit_code == 5
+        assert "no compiler here" in result.stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["resnet50"], "two different recipes"),
+            (["resnet50", "-r", "fp16"], "two different recipes"),
+            (["resnet50", "-r", "fp16", "-r", "fp16", "-r", "tf32"], "fp16 is in the race twice"),
+            (["nosuch", "-r", "baseline", "-r", "fp16"], "unknown model 'nosuch'"),
+            (["resnet50", "-r", "baseline", "-r", "fp16", "--replicates", "0"], "replicates must be 1 or more"),
+        ],
+    )
+    def test_mistakes_are_one_line_and_exit_2(
+        self, redline: Callable[..., Result], arguments: list[str], words: str
+    ) -> None:
+        result = redline("race", *arguments)
+        assert result.exit_code == 2
+        complaint = [line for line in result.stderr.splitlines() if line.startswith("redline: ")]
+        assert len(complaint) == 1
+        assert words in complaint[0]
+
+
+class TestTune:
+    def test_reports_the_winner_its_steps_and_the_reasons(self, redline: Callable[..., Result]) -> None:
+        result = redline("tune", "resnet50", "--batch", "8", "--budget", "30m")
+        assert result.exit_code == 0
+        told = result.stdout
+        assert "winner: fp16+channels-last, 2.5" in told
+        assert "what each step brings" in told
+        assert "rejected: bf16" in told
+        assert "no compiler here" in told
+        assert "not tried: graphs: this device has none" in told
+        assert "next: redline.recipe('fp16+channels-last').apply(model)" in told
+        assert "leader: " in result.stderr
+
+    def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
+        told = document(redline("tune", "resnet50", "--batch", "8", "--budget", "30m", "--json"))
+        assert told.keys() >= {"winner", "ranking", "steps", "rejected", "headroom", "snippet", "seconds"}
+        winner = told["winner"]
+        assert winner.keys() >= {"recipe", "batch", "ratio", "low", "high"}
+        assert (winner["recipe"], winner["batch"]) == ("fp16+channels-last", 8)
+        assert winner["low"] <= 2.5 <= winner["high"]
+        assert told["ranking"][0].keys() >= {"recipe", "ratio", "verdict", "numerics"}
+        assert {each["step"] for each in told["steps"]} == {"fp16", "channels-last"}
+        assert all(each["low"] <= each["gain"] <= each["high"] for each in told["steps"])
+        assert any("numerics" in each["reason"] for each in told["rejected"])
+        assert all(each.keys() == {"recipe", "reason"} for each in told["rejected"])
+        assert told["headroom"] is None
+        assert "fp16+channels-last" in told["snippet"]
+        assert told["seconds"] >= 0
+
+    def test_ctrl_c_prints_the_best_so_far_and_resume_goes_on(
+        self, redline: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, count = Trials.attempt, 0
+
+        def interrupted(self: Trials, steps: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == 3:
+                raise KeyboardInterrupt
+            real(self, steps)
+
+        monkeypatch.setattr(Trials, "attempt", interrupted)
+        stopped = redline("tune", "resnet50", "--budget", "30m")
+        assert stopped.exit_code == 130
+        assert "best so far: " in stopped.stdout
+        assert "--resume goes on" in stopped.stdout
+        monkeypatch.setattr(Trials, "attempt", real)
+        told = document(redline("tune", "resnet50", "--budget", "30m", "--resume", "--json"))
+        assert told["state"] == "done"
+        assert told["winner"]["recipe"] == "fp16+channels-last"
+
+    def test_steps_and_without_restrict_it(self, redline: Callable[..., Result]) -> None:
+        told = document(redline("tune", "resnet50", "--budget", "30m", "--steps", "fp16, compile", "--json"))
+        assert told["winner"]["recipe"] == "fp16"
+        told = document(redline("tune", "resnet50", "--budget", "30m", "--without", "fp16,bf16", "--json"))
+        assert told["winner"]["recipe"] == "channels-last"
+
+    def test_a_model_that_does_not_run_exits_5(self, redline: Callable[..., Result]) -> None:
+        result = redline("tune", "broken")
+        assert result.exit_code == 5
+        assert "no compiler here" in result.stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["nosuch"], "unknown model 'nosuch'"),
+            (["resnet50", "--batch", "some"], "batch must be a number or 'auto'"),
+            (["resnet50", "--budget", "soon"], "10m"),
+            (["resnet50", "--objective", "beauty"], "throughput or latency"),
+            (["resnet50", "--tolerance", "loose"], "2x"),
+            (["resnet50", "--slo-p95", "soon"], "20ms"),
+            (["resnet50", "--max-memory", "lots"], "16GiB"),
+            (["resnet50", "--steps", "fp61"], "did you mean fp16"),
+            (["resnet50", "--without", "nosuch"], "unknown step 'nosuch'"),
+            (["resnet50", "-r", "fp16+bf16"], "exclude"),
+            (["resnet50", "--resume"], "to resume"),
+            (["resnet50", "--task", "fly"], "fly"),
+        ],
+    )
+    def test_mistakes_are_one_line_and_exit_2(
+        self, redline: Callable[..., Result], arguments: list[str], words: str
+    ) -> None:
+        result = redline("tune", *arguments)
+        assert result.exit_code == 2
+        complaint = [line for line in result.stderr.splitlines() if line.startswith("redline: ")]
+        assert len(complaint) == 1
+        assert words in complaint[0]
+
+
+class TestFromPython:
+    def test_a_race(self, door: FakeDoor) -> None:
+        result = racing.race("resnet50", recipes=["baseline", "fp16"], door=door)
+        assert result[0].verdict == "faster"
+        assert "fp16" in str(result)
+        assert json.loads(result.to_json())["pairs"][0]["b"] == "fp16"
+
+    def test_a_winner_is_applied_with_the_inputs_of_the_search(
+        self, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        result = tuning.tune("resnet50", door=door, budget="30m", clock=lambda: door.clock_s)
+        applied: list[Any] = []
+
+        class Plain:
+            def apply(self, *args: Any, **kwargs: Any) -> str:
+                applied.append((args, kwargs))
+                return "fast"
+
+        asked: list[Any] = []
+        monkeypatch.setattr(
+            "redline.recipes.recipe", lambda *args, **settings: asked.append((args, settings)) or Plain()
+        )
+        with pytest.raises(Exception, match="example inputs"):
+            result.apply("model")
+        result.inputs = {"image": "tensor"}
+        assert result.apply("model") == "fast"
+        assert result.apply("model", 1, 2) == "fast"
+        assert applied == [(("model",), {"image": "tensor"}), (("model", 1, 2), {})]
+        assert asked[0] == (
+            ("fp16+channels-last",),
+            {"task": "infer", "optimizer": "sgd", "device": "cuda:0"},
+        )
+
+    def test_the_document_is_what_json_prints(self, door: FakeDoor, tmp_path: Path) -> None:
+        result = tuning.tune("resnet50", door=door, budget="30m", clock=lambda: door.clock_s)
+        assert result.document() == json.loads(result.to_json())
+        assert "winner" in str(result)

@@ -1,0 +1,200 @@
+"""Races: fresh processes in turns, decided early where that is clear, never by what one process was born with."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from redline.analyze.race import pairs_of
+from redline.api import NoJournal
+from redline.errors import UsageError
+from redline.launch.fake import FakeDoor, FakeSession, Landscape
+from redline.protocol import Measure, OnProgress, Reply, Request
+from redline.record import Failure
+from redline.search.race import EXTENSIONS, HEATS_PER_EXTENSION, Race, RaceObserver, race
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+
+
+def specs_of(*recipes: str, door: str = "fork") -> list[RunSpec]:
+    return [
+        RunSpec(
+            workload=WorkloadSpec(model="resnet50", batch=32),
+            recipe=Recipe.parse(recipe),
+            measure=MeasureSpec.for_effort("quick"),
+            launch=LaunchSpec(door=door),  # type: ignore[arg-type]
+        )
+        for recipe in recipes
+    ]
+
+
+def raced(landscape: Landscape, *recipes: str, **settings: Any) -> tuple[list[list[Any]], FakeDoor]:
+    door = FakeDoor(landscape)
+    return race(specs_of(*recipes), door, NoJournal(), **settings), door
+
+
+class TestVerdicts:
+    def test_a_clear_difference_is_decided_before_all_heats_are_run(self) -> None:
+        heats, _ = raced(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}, offset_sigma=0.0005), "baseline", "fp16")
+        (pair,) = pairs_of(heats)
+        assert (len(heats), pair.verdict) == (2, "faster")
+        assert pair.low is not None
+        assert pair.high is not None
+        assert pair.low <= 2.0 <= pair.high
+
+    def test_every_pair_gets_one(self) -> None:
+        truth = {"baseline": 0.02, "fp16": 0.01, "bf16": 0.01}
+        heats, _ = raced(Landscape(step_s=truth, offset_sigma=0.001), "baseline", "fp16", "bf16")
+        found = {(pair.a, pair.b): pair.verdict for pair in pairs_of(heats)}
+        assert found == {("baseline", "fp16"): "faster", ("baseline", "bf16"): "faster", ("fp16", "bf16"): "same"}
+
+    def test_two_extensions_come_before_inconclusive(self) -> None:
+        heats, _ = raced(Landscape(step_s=0.01, offset_sigma=0.1), "baseline", "fp16")
+        assert len(heats) == 3 + EXTENSIONS * HEATS_PER_EXTENSION
+        assert pairs_of(heats)[0].verdict == "inconclusive"
+
+    def test_who_is_decided_leaves_before_an_extension(self) -> None:
+        landscape = Landscape(step_s={"baseline": 0.1, "fp16": 0.01, "bf16": 0.01}, offset_sigma=0.06)
+        heats, _ = raced(landscape, "baseline", "fp16", "bf16")
+        assert len(heats[0]) == 3
+        assert [str(record.spec.recipe) for record in heats[-1]] == ["fp16", "bf16"]
+
+    def test_one_process_each_decides_nothing(self) -> None:
+        heats, _ = raced(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}), "baseline", "fp16", replicates=1)
+        assert len(heats) == 1
+        assert pairs_of(heats)[0].verdict == "inconclusive"
+
+
+class TestFalseAlarms:
+    @pytest.mark.parametrize(
+        "machine",
+        [
+            {"noise_sigma": 0.01, "offset_sigma": 0.01, "drift_sigma": 0.003, "noise_rho": 0.3},
+            {"noise_sigma": 0.03, "offset_sigma": 0.02, "drift_sigma": 0.01, "noise_rho": 0.6},
+            {"noise_sigma": 0.08, "offset_sigma": 0.005, "drift_sigma": 0.02, "noise_rho": 0.7, "device_kind": "cpu"},
+        ],
+        ids=["card", "worse card", "shared CPU"],
+    )
+    def test_of_equal_recipes_are_rare_and_the_interval_holds_the_truth(self, machine: dict[str, Any]) -> None:
+        count, missed, verdicts = 80, 0, Counter[str]()
+        for seed in range(count):
+            heats, _ = raced(Landscape(step_s=0.01, seed=seed, **machine), "baseline", "fp16", seed=seed)
+            (pair,) = pairs_of(heats)
+            assert pair.low is not None
+            assert pair.high is not None
+            missed += not pair.low <= 1 <= pair.high
+            verdicts[pair.verdict] += 1
+        # At a true rate of 5 % more than 9 of 80 come about once in a hundred times.
+        assert missed <= 9
+        assert verdicts["faster"] + verdicts["slower"] <= 2
+
+    def test_within_one_process_the_same_noise_would_be_a_difference(self) -> None:
+        """The check can fail: rounds alone, pooled over heats, call processes' offsets differences."""
+        from redline.analyze.race import log_ratio
+
+        alarms = 0
+        for seed in range(60):
+            heats, _ = raced(Landscape(step_s=0.01, seed=seed, offset_sigma=0.02), "baseline", "fp16", seed=seed)
+            log = log_ratio(*heats[0])
+            assert log is not None
+            alarms += abs(log.mean) > 3 * log.error
+        assert alarms > 30
+
+
+class TestMemory:
+    def test_recipes_that_do_not_fit_together_are_opened_in_turn(self) -> None:
+        door = Crowded(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}, offset_sigma=0.001), room=1)
+        running = Race(door, NoJournal(), RaceObserver(), random.Random(0))
+        for _ in range(3):
+            records = running.run_heat(specs_of("baseline", "fp16"))
+            assert all(record.blocks and record.group is None for record in records)
+        assert running.in_turns
+        assert door.most_open == 1 + 1  # the one that found no room
+        (pair,) = running.pairs
+        assert pair.ratio == pytest.approx(2.0, rel=0.02)
+
+    def test_inline_sessions_share_a_process_and_take_turns(self) -> None:
+        door = Crowded(Landscape(step_s=0.01), room=1)
+        running = Race(door, NoJournal(), RaceObserver(), random.Random(0))
+        running.run_heat(specs_of("baseline", "fp16", door="inline"))
+        assert door.most_open == 1
+
+
+class Crowded(FakeDoor):
+    """Has room for so many sessions at a time."""
+
+    def __init__(self, landscape: Landscape, room: int) -> None:
+        super().__init__(landscape)
+        self.room = room
+        self.live: list[object] = []
+        self.most_open = 0
+
+    def open(self, spec: RunSpec | None = None) -> FakeSession:
+        session = super().open(spec)
+        self.live.append(session)
+        self.most_open = max(self.most_open, len(self.live))
+        crowded, ask, close = len(self.live) > self.room, session.ask, session.close
+
+        def asked(request: Request, on_progress: OnProgress | None = None) -> Reply:
+            if crowded:
+                from redline.protocol import FailureReply
+
+                return FailureReply(failure=Failure(stage="build", kind="oom", message="no room"))
+            return ask(request, on_progress)
+
+        def closed() -> Any:
+            if session in self.live:
+                self.live.remove(session)
+            return close()
+
+        session.ask, session.close = asked, closed  # type: ignore[method-assign]
+        return session
+
+
+class TestFailures:
+    def test_a_broken_recipe_is_out_after_its_first_heat(self) -> None:
+        broken = Failure(stage="compile", kind="compile", message="cannot")
+        landscape = Landscape(
+            step_s={"*": 0.01, "tf32": 0.02}, failure={"*": None, "fp16": broken}, offset_sigma=0.0005
+        )
+        heats, _ = raced(landscape, "baseline", "fp16", "tf32")
+        assert heats[0][1].failure == broken
+        assert all(len(heat) == 2 for heat in heats[1:])
+        assert {(pair.a, pair.b) for pair in pairs_of(heats)} == {("baseline", "tf32")}
+
+    def test_a_race_of_one_survivor_ends(self) -> None:
+        broken = Failure(stage="compile", kind="compile", message="cannot")
+        heats, _ = raced(Landscape(step_s=0.01, failure={"*": None, "fp16": broken}), "baseline", "fp16")
+        assert len(heats) == 1
+        assert pairs_of(heats) == []
+
+    @pytest.mark.parametrize("recipes", [("baseline",), ("fp16", "fp16"), ("baseline", "fp16", "fp16")])
+    def test_a_race_needs_different_recipes(self, recipes: tuple[str, ...]) -> None:
+        with pytest.raises(UsageError, match="recipe"):
+            raced(Landscape(step_s=0.01), *recipes)
+
+
+def test_blocks_are_in_random_order() -> None:
+    seen: list[str] = []
+
+    class Watched(FakeDoor):
+        def open(self, spec: RunSpec | None = None) -> FakeSession:
+            session, ask = super().open(spec), None
+            ask = session.ask
+            assert spec is not None
+            name = str(spec.recipe)
+
+            def asked(request: Request, on_progress: OnProgress | None = None) -> Reply:
+                if isinstance(request, Measure) and request.kind == "throughput":
+                    seen.append(name)
+                return ask(request, on_progress)
+
+            session.ask = asked  # type: ignore[method-assign]
+            return session
+
+    race(specs_of("baseline", "fp16"), Watched(Landscape(step_s=0.01)), NoJournal())
+    rounds = [tuple(seen[at : at + 2]) for at in range(0, len(seen), 2)]
+    assert {frozenset(each) for each in rounds} == {frozenset({"baseline", "fp16"})}
+    assert len(set(rounds)) == 2

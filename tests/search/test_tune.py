@@ -1,0 +1,410 @@
+"""The search on benches whose truth is known: it finds the best, keeps its budget, and never trades the numbers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+import redline
+from redline.analyze.tune.finding import finding_of
+from redline.analyze.tune.record import TuneRecord, TuneSpec, decode_tune, encode_tune
+from redline.api import NoJournal
+from redline.errors import UsageError
+from redline.launch.fake import EXACT, FakeDoor, Landscape
+from redline.launch.fake_recipes import SPACES, WRONG, RecipeTruth, steps_of
+from redline.protocol import StepChoice
+from redline.record import Failure
+from redline.search.tune.search import search
+from redline.search.tune.space import space_for
+from redline.search.tune.tuner import NoLedger, TuneObserver, Tuner
+from redline.spec import RunSpec, WorkloadSpec
+from redline.store import History
+from redline.tuning import TuneResult, kept_tune
+
+CHOICES = (
+    StepChoice(step="fp16", family="precision"),
+    StepChoice(step="bf16", family="precision"),
+    StepChoice(step="channels-last", family="layout"),
+    StepChoice(step="compile", family="compiler", relieves="both"),
+    StepChoice(step="graphs", family="graphs", relieves="host"),
+    StepChoice(step="cudnn-benchmark", family="autotune"),
+    StepChoice(step="int8", family="quantization", quantizes=True),
+    StepChoice(step="onnx", family="runtime", refusal="onnxruntime is not installed"),
+)
+DEVICE = {"fp16": -0.9, "bf16": -0.85, "channels-last": -0.2, "compile": -0.3, "cudnn-benchmark": -0.05, "int8": -0.5}
+BEST = "fp16+channels-last+compile+graphs+cudnn-benchmark"
+
+
+def device_s(spec: RunSpec) -> float:
+    items = (spec.workload.batch or 32) / 32
+    return (0.001 + 0.009 * items) * math.exp(sum(DEVICE.get(step, 0.0) for step in steps_of(spec)))
+
+
+def host_s(spec: RunSpec) -> float:
+    return 0.0001 if "graphs" in steps_of(spec) else 0.006
+
+
+def landscape(**changes: Any) -> Landscape:
+    """A card whose host is in the way of everything fast."""
+    settings: dict[str, Any] = {
+        "step_s": lambda spec: max(host_s(spec), device_s(spec)),
+        "issue_share": lambda spec: host_s(spec) / max(host_s(spec), device_s(spec)),
+        "compile_s": lambda spec: 12.0 if "compile" in steps_of(spec) else 0.0,
+        "choices": CHOICES,
+        "noise_sigma": 0.01,
+        "offset_sigma": 0.003,
+        "drift_sigma": 0.002,
+    }
+    return Landscape(**{**settings, **changes})
+
+
+@pytest.fixture
+def history() -> Any:
+    with History.open("sqlite://") as opened:
+        yield opened
+
+
+def tuned(door: FakeDoor, history: History, **settings: Any) -> TuneResult:
+    given: dict[str, Any] = {"batch": 32, "budget": "30m", "launch": {"door": "fake"}, **settings}
+    return redline.tune("resnet50", door=door, history=history, clock=lambda: door.clock_s, **given)
+
+
+@pytest.fixture
+def tune(history: History) -> Callable[..., TuneResult]:
+    def run(truth: Landscape | None = None, **settings: Any) -> TuneResult:
+        return tuned(FakeDoor(truth or landscape()), history, **settings)
+
+    return run
+
+
+class TestFindings:
+    def test_the_best_recipe_with_an_interval_that_holds_the_truth(self, tune: Callable[..., TuneResult]) -> None:
+        winner = tune().winner
+        assert winner is not None
+        assert winner.recipe == BEST
+        truth = 0.01 / (0.01 * math.exp(-0.9 - 0.2 - 0.3 - 0.05))
+        assert winner.low is not None
+        assert winner.high is not None
+        assert winner.low <= truth <= winner.high
+        assert winner.high / winner.low < 1.1
+        assert winner.batch == 32
+        assert winner.throughput_per_s == pytest.approx(32 / 0.01 * truth, rel=0.06)
+
+    def test_what_each_step_brings(self, tune: Callable[..., TuneResult]) -> None:
+        gains = {each.step: each for each in tune().finding.steps}
+        assert set(gains) == {"fp16", "channels-last", "compile", "graphs", "cudnn-benchmark"}
+        # Without graphs Python is in the way again, whatever the device could do.
+        truths = {step: math.exp(-DEVICE[step]) for step in ("fp16", "channels-last", "compile", "cudnn-benchmark")}
+        truths["graphs"] = 0.006 / (0.01 * math.exp(-1.45))
+        for step, truth in truths.items():
+            low, high = gains[step].low, gains[step].high
+            assert low is not None
+            assert high is not None
+            assert low - 0.01 <= truth <= high + 0.01, step
+
+    def test_the_ranking_and_what_was_never_tried(self, tune: Callable[..., TuneResult]) -> None:
+        found = tune().finding
+        assert found.ranking[0].recipe == BEST
+        assert [each.ratio for each in found.ranking] == sorted((each.ratio for each in found.ranking), reverse=True)
+        told = {each.step: each.reason for each in found.refused}
+        assert told["onnx"] == "onnxruntime is not installed"
+        assert found.compile_seconds > 0
+        assert found.headroom is None
+        assert found.snippet is not None
+        assert BEST in found.snippet
+
+    def test_of_equals_the_simpler_wins(self, tune: Callable[..., TuneResult]) -> None:
+        """Where the device is all and compiling brings nothing, nobody should have to compile."""
+        flat = landscape(
+            step_s=lambda spec: 0.01 * (0.5 if "fp16" in steps_of(spec) else 1.0), issue_share=0.1, offset_sigma=0.001
+        )
+        winner = tune(flat).winner
+        assert winner is not None
+        assert winner.recipe == "fp16"
+
+    def test_nothing_better_than_the_baseline(self, tune: Callable[..., TuneResult]) -> None:
+        worse = landscape(step_s=lambda spec: 0.01 * (1 + 0.3 * len(steps_of(spec))), issue_share=0.1)
+        result = tune(worse)
+        assert result.winner is not None
+        assert (result.winner.recipe, result.winner.ratio) == ("baseline", 1.0)
+        assert result.finding.steps == ()
+
+    def test_is_a_function_of_what_is_stored(self, tune: Callable[..., TuneResult], history: History) -> None:
+        result = tune(name="study")
+        again = kept_tune("study", history)
+        assert again.finding == result.finding
+        assert decode_tune(encode_tune(result.tune)) == result.tune
+        with pytest.raises(UsageError, match=r"no tune .nosuch.*study"):
+            kept_tune("nosuch", history)
+
+
+class TestNumbers:
+    def test_a_wrong_recipe_is_never_timed_nor_recommended_however_fast(self, tune: Callable[..., TuneResult]) -> None:
+        wrong = landscape(
+            step_s=lambda spec: max(host_s(spec), device_s(spec)) * (0.1 if "fp16" in steps_of(spec) else 1.0),
+            numerics=lambda spec: WRONG if "fp16" in steps_of(spec) else EXACT,
+        )
+        result = tune(wrong)
+        assert result.winner is not None
+        assert "bf16" in result.recipe
+        rejected = {each.recipe: each.reason for each in result.finding.rejected}
+        assert rejected
+        assert all("fp16" in recipe and reason.startswith("numerics: error 0.7") for recipe, reason in rejected.items())
+        for record in result.records.values():
+            assert not record.blocks or "fp16" not in steps_of(record.spec)
+
+    @pytest.mark.parametrize(("tolerance", "passes"), [("1x", False), ("8x", True), (3e-3, False), ("2e-2", True)])
+    def test_the_tolerance_is_the_persons(self, tune: Callable[..., TuneResult], tolerance: Any, passes: bool) -> None:
+        near = msgspec.structs.replace(EXACT, rel_l2=7e-3, floor=1e-3, tolerance=4e-3, passed=False, reason="too far")
+        result = tune(landscape(numerics=lambda spec: near if "fp16" in steps_of(spec) else EXACT), tolerance=tolerance)
+        assert ("fp16" in result.recipe.split("+")) is passes
+
+    def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
+        broken = Failure(stage="compile", kind="compile", message="no compiler here")
+        result = tune(landscape(failure=lambda spec: broken if "compile" in steps_of(spec) else None))
+        assert result.recipe == "fp16+channels-last+graphs+cudnn-benchmark"
+        assert any("no compiler here" in each.reason for each in result.finding.rejected)
+
+    def test_a_pair_that_breaks_costs_neither_of_its_steps_alone(self, tune: Callable[..., TuneResult]) -> None:
+        broken = Failure(stage="compile", kind="unsupported", message="not together")
+        both = frozenset({"fp16", "graphs"})
+        result = tune(landscape(failure=lambda spec: broken if both <= steps_of(spec) else None))
+        assert result.recipe == "bf16+channels-last+compile+graphs+cudnn-benchmark"
+
+    def test_a_recipe_that_goes_wrong_in_the_last_race_does_not_win(self, tune: Callable[..., TuneResult]) -> None:
+        def numerics(spec: RunSpec) -> Any:
+            is_final = spec.measure.loss_path_steps == 20
+            return WRONG if is_final and "fp16" in steps_of(spec) else EXACT
+
+        result = tune(landscape(numerics=numerics))
+        assert "fp16" not in result.recipe.split("+")
+        assert any(each.reason.startswith("numerics") for each in result.finding.rejected)
+
+    def test_a_baseline_that_does_not_run_ends_it(self, tune: Callable[..., TuneResult]) -> None:
+        broken = Failure(stage="build", kind="user", message="this factory raised")
+        result = tune(landscape(failure=broken))
+        assert result.winner is None
+        assert result.finding.rejected[0].recipe == "baseline"
+        assert "baseline itself" in result.finding.notes[0]
+        with pytest.raises(UsageError, match="no recipe"):
+            _ = result.recipe
+
+
+class TestQuantized:
+    def test_is_not_tried_unless_allowed(self, tune: Callable[..., TuneResult]) -> None:
+        found = tune().finding
+        assert not any("int8" in each.recipe for each in found.ranking)
+
+    def test_is_shown_but_not_recommended_without_a_check(self, tune: Callable[..., TuneResult]) -> None:
+        result = tune(allow_quantized=True)
+        assert result.recipe == BEST
+        shown = [each for each in result.finding.ranking if "int8" in each.recipe]
+        assert shown
+        assert len(shown) <= 2
+        assert all("check of your own" in (each.note or "") for each in shown)
+        assert any("check of your own" in each.reason for each in result.finding.rejected)
+
+    def test_wins_when_the_check_holds(self, tune: Callable[..., TuneResult]) -> None:
+        result = tune(allow_quantized=True, check="metrics:top1")
+        assert "int8" in result.recipe.split("+")
+        assert result.tune.metrics[0].baseline == 1.0
+
+    def test_loses_when_the_check_falls(self, tune: Callable[..., TuneResult]) -> None:
+        falls = landscape(metric=lambda spec: 0.5 if "int8" in steps_of(spec) else 0.76)
+        result = tune(falls, allow_quantized=True, check="metrics:top1")
+        assert result.recipe == BEST
+        assert any("fell from 0.76 to 0.5" in each.reason for each in result.finding.rejected)
+
+
+class TestBudget:
+    def test_is_kept(self, tune: Callable[..., TuneResult]) -> None:
+        for budget_s in (30, 60, 120):
+            result = tune(budget=float(budget_s), name=f"b{budget_s}")
+            assert result.finding.seconds <= 1.15 * budget_s
+            assert result.winner is not None
+            assert result.winner.ratio > 2
+
+    def test_more_than_enough_is_not_used_up(self, tune: Callable[..., TuneResult]) -> None:
+        assert tune(budget="2h").finding.seconds < 600
+
+    def test_slow_steps_are_only_for_those_who_have_the_time(self, history: History) -> None:
+        slow = StepChoice(step="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True)
+        truth = landscape(
+            choices=(*CHOICES, slow),
+            step_s=lambda spec: max(host_s(spec), device_s(spec)) * (0.7 if slow.step in steps_of(spec) else 1.0),
+            compile_s=lambda spec: 200.0 if slow.step in steps_of(spec) else 12.0 if "compile" in steps_of(spec) else 0,
+        )
+        short = tuned(FakeDoor(truth), history, budget="5m", name="short")
+        assert slow.step not in short.recipe
+        assert short.finding.seconds < 300
+        assert slow.step in tuned(FakeDoor(truth), history, budget="2h", name="long").recipe
+
+
+class TestWishes:
+    def test_recipes_asked_for_come_first(self, tune: Callable[..., TuneResult]) -> None:
+        trials = tune(recipes=["bf16+compile", "fp16+graphs"]).tune.trials
+        assert [trial.recipe for trial in trials[:3]] == ["baseline", "bf16+compile", "fp16+graphs"]
+
+    def test_steps_restrict_and_leave_out(self, tune: Callable[..., TuneResult]) -> None:
+        assert tune(steps=["bf16", "graphs"], name="a").recipe == "bf16+graphs"
+        assert tune(without=["fp16", "compile"], name="b").recipe == "bf16+channels-last+graphs+cudnn-benchmark"
+
+    def test_a_latency_target_rules_out_what_is_late(self, tune: Callable[..., TuneResult]) -> None:
+        result = tune(slo_p95="2.6ms")
+        late = [each for each in result.finding.ranking if each.note and "over the target" in each.note]
+        assert late
+        assert result.winner is not None
+        assert all(each.ratio < result.winner.ratio for each in late)
+        nothing = tune(slo_p95="1us", name="strict")
+        assert nothing.winner is None
+
+    def test_the_objective_may_be_latency(self, tune: Callable[..., TuneResult]) -> None:
+        result = tune(landscape(sync_s=0.002), objective="latency")
+        assert result.winner is not None
+        assert result.winner.recipe == BEST
+        blocks = {block.kind for record in result.records.values() for block in record.blocks}
+        assert blocks == {"latency"}
+
+    def test_the_batch_may_be_looked_for(self, tune: Callable[..., TuneResult]) -> None:
+        truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
+        result = tune(truth, batch="auto", budget="1h")
+        assert result.winner is not None
+        assert result.winner.recipe == BEST
+        assert result.winner.batch is not None
+        assert 90 < result.winner.batch <= 256
+        assert result.winner.low is not None
+        assert result.winner.throughput_per_s is not None
+        assert result.winner.throughput_per_s > 1.05 * 32 / 0.01 * math.exp(1.45)
+
+    @pytest.mark.parametrize(
+        ("wish", "words"),
+        [
+            ({"batch": "some"}, "batch must be a number or 'auto'"),
+            ({"budget": 0}, "budget must be above 0"),
+            ({"budget": "soon"}, "10m"),
+            ({"objective": "beauty"}, "objective must be throughput or latency"),
+            ({"tolerance": "loose"}, "2x"),
+            ({"tolerance": "-1"}, "2x"),
+            ({"slo_p95": 0.0}, "slo_p95 must be above 0"),
+            ({"steps": ["fp61"]}, "did you mean fp16"),
+            ({"recipes": ["fp16+bf16"]}, "exclude"),
+            ({"recipes": ["nosuch"]}, "unknown step"),
+            ({"replicates": 0}, "replicates must be 1 or more"),
+            ({"check": "metrics:top1"}, "allow_quantized"),
+            ({"check": "top1", "allow_quantized": True}, "does not name a function"),
+            ({"check": "nosuch.py:top1", "allow_quantized": True}, "no such file"),
+            ({"check": "metrics:top1", "allow_quantized": True, "task": "train"}, "goes with inference"),
+            ({"resume": True}, "no tune .* to resume"),
+        ],
+    )
+    def test_mistakes_are_told_before_anything_is_measured(
+        self, history: History, wish: dict[str, Any], words: str
+    ) -> None:
+        door = FakeDoor(landscape())
+        with pytest.raises(UsageError, match=words):
+            tuned(door, history, **wish)
+        assert door.clock_s == 0
+
+
+class Interrupting(TuneObserver):
+    """Presses Ctrl-C once something has happened so often."""
+
+    def __init__(self, event: str, times: int) -> None:
+        self._event, self._left = event, times
+
+    def attempting(self, recipe: str, number: int, why: str) -> None:
+        self._count("trial")
+
+    def heat(self, number: int, planned: int, recipes: Any) -> None:
+        self._count("heat")
+
+    def _count(self, event: str) -> None:
+        self._left -= event == self._event
+        if self._left == 0 and event == self._event:
+            raise KeyboardInterrupt
+
+
+class TestCtrlC:
+    @pytest.mark.parametrize(("event", "times"), [("trial", 2), ("trial", 4), ("heat", 1), ("heat", 2), ("heat", 4)])
+    def test_keeps_what_is_known_and_resume_goes_on(self, history: History, event: str, times: int) -> None:
+        first = FakeDoor(landscape())
+        stopped = tuned(first, history, observer=Interrupting(event, times))
+        assert stopped.finding.state == "interrupted"
+        assert stopped.winner is not None
+        assert kept_tune(stopped.tune.name, history).finding == stopped.finding
+        second = FakeDoor(landscape(seed=1))
+        result = tuned(second, history, resume=True)
+        assert result.finding.state == "done"
+        assert result.recipe == BEST
+        known = [trial.recipe for trial in stopped.tune.trials]
+        assert [trial.recipe for trial in result.tune.trials[: len(known)]] == known
+        # Only what it goes on from is opened again; nothing else that was known is tried a second time.
+        later = [trial.recipe for trial in result.tune.trials[len(known) :]]
+        assert len(set(known) & set(later)) <= 1
+
+    def test_before_anything_was_timed(self, history: History) -> None:
+        stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", 1))
+        assert (stopped.finding.state, stopped.winner) == ("interrupted", None)
+        assert tuned(FakeDoor(landscape()), history, resume=True).recipe == BEST
+
+    def test_a_search_that_is_done_is_only_told_again(self, history: History) -> None:
+        done = tuned(FakeDoor(landscape()), history)
+        door = FakeDoor(landscape())
+        again = tuned(door, history, resume=True)
+        assert door.clock_s == 0
+        assert again.finding.winner == done.finding.winner
+
+    def test_another_workload_is_not_resumed_by_the_same_name(self, history: History) -> None:
+        tuned(FakeDoor(landscape()), history, name="study")
+        with pytest.raises(UsageError, match="other settings"):
+            tuned(FakeDoor(landscape()), history, name="study", batch=8, resume=True)
+
+
+class TestMemory:
+    def test_a_recipe_that_fits_only_alone_is_still_tried(self, history: History) -> None:
+        from test_race import Crowded
+
+        door = Crowded(landscape(), room=1)
+        result = tuned(door, history)
+        assert result.winner is not None
+        assert result.winner.recipe == BEST
+        assert result.winner.low is not None
+
+
+class TestAgainstTheTruth:
+    @pytest.mark.parametrize("kind", SPACES)
+    def test_on_random_spaces_it_ends_next_to_the_best(self, kind: str) -> None:
+        """`benchmarks/tune_search.py` does this at length and sets the seconds against measuring everything."""
+        losses = [loss_on(SPACES[kind](Random(seed)), seed) for seed in range(500, 510)]
+        assert sum(loss <= 0.01 for loss in losses) >= 9
+        assert all(loss < 0.5 for loss in losses)
+
+
+def loss_on(truth: RecipeTruth, seed: int) -> float:
+    spec = RunSpec(workload=WorkloadSpec(model="simulated", batch=32), device="cpu" if truth.on_cpu else "cuda:0")
+    space, _ = space_for(TuneSpec(spec=spec), truth.choices)
+    door = FakeDoor(truth.landscape(Random(seed)))
+    tuner = Tuner(
+        tune=TuneRecord(name="simulated", tune=TuneSpec(spec=spec)),
+        space=space,
+        door=door,
+        journal=NoJournal(),
+        ledger=NoLedger(),
+        observer=TuneObserver(),
+        clock=lambda: door.clock_s,
+        budget_s=3600.0,
+        order=random.Random(seed),
+    )
+    search(tuner)
+    winner = finding_of(tuner.tune, tuner.records).winner
+    assert winner is not None
+    chosen = space.steps_of(winner.recipe)
+    assert truth.is_usable(chosen)
+    best_s = min(truth.step_s(steps) for steps in space.recipes if truth.is_usable(steps))
+    return truth.step_s(chosen) / best_s - 1

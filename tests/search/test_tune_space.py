@@ -1,0 +1,172 @@
+"""Which recipes are possible, what is believed about them, and who is blamed when one breaks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from redline.analyze.tune.estimates import Estimate
+from redline.analyze.tune.record import TuneSpec
+from redline.errors import UsageError
+from redline.protocol import StepChoice
+from redline.search.tune.beliefs import Beliefs
+from redline.search.tune.blame import Blame
+from redline.search.tune.space import BASELINE, Space, Steps, space_for
+from redline.spec import RunSpec, WorkloadSpec
+
+CHOICES = (
+    StepChoice(step="fp16", family="precision"),
+    StepChoice(step="amp", family="precision"),
+    StepChoice(step="tf32", family="tf32", excludes=("fp16",)),
+    StepChoice(step="compile", family="compiler", relieves="both"),
+    StepChoice(step="compile:reduce-overhead", family="compiler", relieves="both", excludes=("graphs",)),
+    StepChoice(step="graphs", family="graphs", relieves="host"),
+    StepChoice(step="int8", family="quantization", quantizes=True),
+    StepChoice(step="onnx", family="runtime", refusal="onnxruntime is not installed"),
+)
+
+
+def asked(**changes: object) -> TuneSpec:
+    return TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m")), **changes)  # type: ignore[arg-type]
+
+
+def steps(text: str) -> Steps:
+    return frozenset(text.split("+")) if text else BASELINE
+
+
+class TestSpace:
+    def test_holds_every_valid_recipe_once_and_no_other(self) -> None:
+        space, _ = space_for(asked(), CHOICES)
+        assert len(space.recipes) == len(set(space.recipes)) == 25
+        assert space.recipes[0] == BASELINE
+        assert steps("amp+tf32+compile+graphs") in space.recipes
+        assert not any({"fp16", "tf32"} <= recipe for recipe in space.recipes)
+        assert not any({"graphs", "compile:reduce-overhead"} <= recipe for recipe in space.recipes)
+        assert all(space.is_valid(recipe) for recipe in space.recipes)
+
+    def test_says_why_a_step_is_not_tried(self) -> None:
+        _, refused = space_for(asked(), CHOICES)
+        told = {each.step: each.reason for each in refused}
+        assert told["onnx"] == "onnxruntime is not installed"
+        assert "--allow-quantized" in told["int8"]
+
+    def test_is_restricted_by_name_or_by_step(self) -> None:
+        space, _ = space_for(asked(steps=("fp16", "compile")), CHOICES)
+        assert set(space.by_step) == {"fp16", "compile", "compile:reduce-overhead"}
+        space, _ = space_for(asked(without=("compile:reduce-overhead", "graphs")), CHOICES)
+        assert set(space.by_step) == {"fp16", "amp", "tf32", "compile"}
+        with pytest.raises(UsageError, match="unknown step 'fp61'; did you mean fp16"):
+            space_for(asked(steps=("fp61",)), CHOICES)
+
+    def test_quantizing_steps_come_when_allowed(self) -> None:
+        space, _ = space_for(asked(allow_quantized=True), CHOICES)
+        assert "int8" in space.by_step
+
+    def test_a_persons_own_variant_of_a_step_is_one_more_choice(self) -> None:
+        space, _ = space_for(asked(seeds=("fp16+compile:max-autotune,fullgraph=true",)), CHOICES)
+        own = "compile:max-autotune,fullgraph=true"
+        assert space.by_step[own].family == "compiler"
+        assert space.text(frozenset({own, "fp16"})) == f"fp16+{own}"
+
+    def test_recipes_read_in_one_order(self) -> None:
+        space, _ = space_for(asked(), CHOICES)
+        assert space.text(steps("graphs+compile+tf32+amp")) == "amp+tf32+compile+graphs"
+        assert space.steps_of("graphs+amp") == steps("amp+graphs")
+        with pytest.raises(UsageError, match="exclude"):
+            space.steps_of("fp16+tf32")
+
+    def test_less_one_step(self) -> None:
+        space, _ = space_for(asked(), CHOICES)
+        assert space.less_one(steps("amp+graphs")) == [("amp", steps("graphs")), ("graphs", steps("amp"))]
+
+
+def seen(*, host_s: float | None = None, **times_s: float) -> dict[Steps, Estimate]:
+    """Times by recipe, `_` standing for '+'; a host time makes what is not longer host-bound."""
+    found = {}
+    for name, seconds in times_s.items():
+        recipe = BASELINE if name == "baseline" else steps(name.replace("_", "+"))
+        is_graphed = "graphs" in recipe
+        host = None if host_s is None else (0.05 * host_s if is_graphed else host_s)
+        found[recipe] = Estimate(
+            recipe=name,
+            record_id=name,
+            log_s=math.log(seconds),
+            error=0.003,
+            host_log_s=None if host is None else math.log(host),
+            is_host_bound=host is not None and host >= 0.9 * seconds,
+            cost_s=3.0,
+        )
+    return found
+
+
+def promises(beliefs: Beliefs, known: dict[Steps, Estimate]) -> dict[Steps, float]:
+    fastest = min(each.log_s for each in known.values())
+    return dict(zip(beliefs.recipes, beliefs.promises(known, fastest).tolist(), strict=True))
+
+
+class TestBeliefs:
+    @pytest.fixture
+    def beliefs(self) -> Beliefs:
+        return Beliefs(space_for(asked(), CHOICES)[0], on_cpu=False)
+
+    def test_host_bound_means_graphs_first(self, beliefs: Beliefs) -> None:
+        found = promises(beliefs, seen(host_s=0.01, baseline=0.01, fp16=0.01))
+        assert found[steps("fp16+graphs")] > 5 * found[steps("amp")]
+        assert found[steps("graphs")] > 5 * found[steps("tf32")]
+
+    def test_not_host_bound_means_graphs_last(self, beliefs: Beliefs) -> None:
+        found = promises(beliefs, seen(host_s=0.0001, baseline=0.01, fp16=0.005))
+        assert found[steps("fp16+compile")] > 3 * found[steps("fp16+graphs")]
+
+    def test_a_host_bound_recipe_does_not_speak_against_its_steps(self, beliefs: Beliefs) -> None:
+        """Under Python's thumb fp16 shows nothing; that is no reason to leave it out of a graph."""
+        found = promises(beliefs, seen(host_s=0.01, baseline=0.01, fp16=0.01, graphs=0.008))
+        assert found[steps("fp16+graphs")] > 0.3
+
+    def test_effects_of_steps_add_up(self, beliefs: Beliefs) -> None:
+        known = seen(baseline=1.0, fp16=0.5, compile=0.8, graphs=1.3)
+        found = promises(beliefs, known)
+        assert found[steps("fp16+compile")] == pytest.approx(math.log(1 / 0.8), abs=0.07)
+        assert found[steps("fp16+graphs")] < 0.05
+
+    def test_what_was_tried_and_is_slow_promises_nothing(self, beliefs: Beliefs) -> None:
+        known = seen(baseline=1.0, fp16=0.4, amp=0.9, tf32=0.8, compile=1.4, graphs=1.5)
+        assert promises(beliefs, known)[steps("compile")] < 0.002
+
+    def test_a_family_shares_its_luck(self) -> None:
+        beliefs = Beliefs(space_for(asked(), CHOICES)[0], on_cpu=True)
+        before = promises(beliefs, seen(baseline=1.0))[steps("amp")]
+        after = promises(beliefs, seen(baseline=1.0, fp16=8.0))[steps("amp")]
+        assert after < 0.3 * before
+
+    def test_nothing_overflows_on_extreme_times(self, beliefs: Beliefs) -> None:
+        found = promises(beliefs, seen(baseline=1e-6, fp16=1e3, graphs=1e-7))
+        assert np.isfinite(list(found.values())).all()
+
+
+class TestBlame:
+    def test_nothing_broken_nobody_blamed(self) -> None:
+        assert Blame([steps("fp16")], []).chance(steps("fp16+compile")) == 1.0
+
+    def test_who_was_there_each_time_is_the_one(self) -> None:
+        broken = [steps("fp16+graphs"), steps("bf16+graphs"), steps("compile+graphs")]
+        blame = Blame([BASELINE], broken)
+        assert blame.chance(steps("tf32+graphs")) < 0.05
+        assert blame.chance(steps("fp16+compile")) > 0.8
+
+    def test_what_works_elsewhere_is_cleared(self) -> None:
+        blame = Blame([steps("fp16+compile"), steps("graphs")], [steps("fp16+compile+graphs")])
+        assert blame.chance(steps("fp16+compile+tf32")) == 1.0
+        assert blame.chance(steps("compile+graphs")) == pytest.approx(0.5)
+
+    def test_more_of_a_broken_recipe_is_broken(self) -> None:
+        assert Blame([], [steps("fp16")]).chance(steps("fp16+compile")) < 0.01
+
+
+def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:
+    choices = tuple(StepChoice(step=f"s{number}", family=f"f{number}") for number in range(18))
+    space = Space(choices)
+    assert len(space.recipes) == 20_000
+    assert max(len(recipe) for recipe in space.recipes) == 6
