@@ -16,6 +16,8 @@ HEAVY = ("torch", "torchvision", "sqlalchemy")
         "redline.cli.main",
         "redline.api",
         "redline.profiling",
+        "redline.reporting",
+        "redline.quick",
         "redline.racing",
         "redline.tuning",
         "redline.doctor",

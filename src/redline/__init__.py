@@ -21,7 +21,9 @@ _HOMES = {
     ),
     "limits": ("CeilingsResult", "FlopsResult", "RooflineResult", "ceilings", "flops", "roofline"),
     "profiling": ("ProfileResult", "compare_profiles", "profile", "read_profile"),
+    "quick": ("QuickProfile", "run_quick_profile"),
     "recipes": ("PlainRecipe", "recipe"),
+    "reporting": ("compare", "write_report"),
     "racing": ("RaceResult", "race"),
     "tuning": ("TuneResult", "kept_tune", "tune"),
 }
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
     from redline.limits import CeilingsResult, FlopsResult, RooflineResult, ceilings, flops, roofline
     from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
+    from redline.quick import QuickProfile, run_quick_profile
     from redline.racing import RaceResult, race
     from redline.recipes import PlainRecipe, recipe
+    from redline.reporting import compare, write_report
     from redline.tuning import TuneResult, kept_tune, tune
 
 __all__ = [
@@ -41,6 +45,7 @@ __all__ = [
     "FlopsResult",
     "PlainRecipe",
     "ProfileResult",
+    "QuickProfile",
     "RaceResult",
     "RooflineResult",
     "RunResult",
@@ -48,6 +53,7 @@ __all__ = [
     "TuneResult",
     "__version__",
     "ceilings",
+    "compare",
     "compare_profiles",
     "doctor",
     "find_batch",
@@ -60,9 +66,11 @@ __all__ = [
     "recipe",
     "roofline",
     "run",
+    "run_quick_profile",
     "run_specs",
     "sweep",
     "tune",
+    "write_report",
 ]
 
 

@@ -96,6 +96,10 @@ class ColdStart(Spec):
     compile_cache: Literal["cold", "warm", "mixed"] | None = None
 
 
+QUANTIZED_FORMATS = ("int8", "int8-weights", "fp8")
+"""Whether a model bears these only a check on real data can tell: rounding within bounds proves too little."""
+
+
 class Numerics(Spec):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 

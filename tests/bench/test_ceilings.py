@@ -17,8 +17,8 @@ from redline.bench.measure.ceilings import measure_ceilings
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("CPU_SIZES", (64, 128)),
-        ("SAMPLES", 3),
-        ("SAMPLE_S", 1e-4),
+        ("BURSTS", 3),
+        ("BURST_S", 1e-4),
         ("WARM_S", 0.0),
         ("COPY_BYTES", 1 << 20),
         ("SMALLEST_COPY_BYTES", 1 << 18),

@@ -9,7 +9,8 @@ from redline.analyze.profile import Profile
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.errors import UsageError
 from redline.record import RunRecord
-from redline.spec import Spec
+from redline.spec import Recipe, Spec
+from redline.trace.classes import class_of
 from redline.trace.decode import read_trace
 from redline.trace.links import Links
 from redline.trace.modules import module_times
@@ -95,9 +96,13 @@ def ceilings_summary(ceilings: Ceilings) -> CeilingsSummary:
     )
 
 
+DISSOLVING = frozenset({"compile", "graphs", "onnx", "tensorrt", "torchscript"})
+"""Steps after which a step is no longer a row of operators."""
+
+
 def roofline_row(record: RunRecord, ceilings: Ceilings, profile: Profile | None = None) -> RooflineRow:
     """With a profile, each class of operators also carries the time it took."""
-    found = roofline_of(record, ceilings, class_times=_class_seconds(profile) if profile else None)
+    found = roofline_of(record, ceilings, class_times=class_seconds(profile, record.spec.recipe) if profile else None)
     prepared = record.prepared
     if found is None or prepared is None or prepared.work is None:
         raise UsageError(f"{record.spec.workload.model} under {record.spec.recipe}: {_why_not(record)}")
@@ -144,9 +149,19 @@ def _points(record: RunRecord) -> list[Point]:
     ]
 
 
-def _class_seconds(profile: Profile) -> dict[str, float]:
-    steps = profile.steps_seen or 1
-    return {row.name: row.total_s / steps for row in profile.classes}
+def class_seconds(profile: Profile, recipe: Recipe) -> dict[str, float]:
+    """By the operator that launched the work: a convolution may run as a kernel called gemm.
+
+    Empty where a recipe dissolves operators into kernels that do the work of several classes.
+    """
+    if any(step.name in DISSOLVING for step in recipe.steps):
+        return {}
+    seconds: dict[str, float] = {}
+    for row in profile.operators:
+        own_s = row.device_self_s if profile.has_device else row.cpu_self_s
+        kind = class_of(row.name)
+        seconds[kind] = seconds.get(kind, 0.0) + own_s / (profile.steps_seen or 1)
+    return {kind: taken for kind, taken in seconds.items() if taken > 0}
 
 
 def _why_not(record: RunRecord) -> str:

@@ -110,12 +110,12 @@ class RunSummary(Spec, frozen=True, kw_only=True):
 
 def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> list[RunSummary]:
     """One row per record, in the order given; each is set against the first of its own group."""
-    firsts = _first_of_each_group(records)
+    firsts = first_of_each_group(records)
     known = ceilings_of or (lambda _: None)
     return [_row(record, firsts.get(record.group or ""), known(record)) for record in records]
 
 
-def _first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
+def first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     firsts: dict[str, RunRecord] = {}
     for record in records:
         if record.group and (record.group not in firsts or record.position < firsts[record.group].position):

@@ -35,6 +35,9 @@ MaxMemory = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="DIR", help="Also write a report there: dashboard, Markdown, CSV.")
+]
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -91,12 +94,13 @@ def run(
     door: Annotated[str | None, typer.Option(help="fork, spawn or inline: how the worker is started.")] = None,
     seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A TOML file with [[run]] tables.")] = None,
+    report: Report = None,
     json: Json = False,
 ) -> None:
     """Measure models under one or more recipes, interleaved, each set against the first.
 
     Recipe steps: baseline (strict fp32), tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value],
-    compile:freeze, torchscript, cudnn-benchmark.
+    compile:freeze, torchscript, cudnn-benchmark, fold-bn, sdpa:BACKEND, int8, fp8, onnx, tensorrt.
     """
     from redline.cli.measure import run_and_print
     from redline.spec import load_specs, specs_from_table
@@ -122,7 +126,7 @@ def run(
     }
     given = {name: value for name, value in table.items() if value is not None}
     specs = load_specs(file, given) if file else specs_from_table(given, where="run")
-    raise typer.Exit(run_and_print(specs, as_json=json))
+    raise typer.Exit(run_and_print(specs, as_json=json, report=report))
 
 
 @app.command()
@@ -151,6 +155,7 @@ def sweep(
     max_memory: MaxMemory = None,
     door: Annotated[str | None, typer.Option(help="fork, spawn or inline: how workers are started.")] = None,
     seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    report: Report = None,
     json: Json = False,
 ) -> None:
     """Measure a grid of models, recipes, batches, tasks and threads; run again, it goes on where it stopped.
@@ -179,7 +184,9 @@ def sweep(
         "name": name,
     }
     table = sweep_table({key: value for key, value in given.items() if value is not None}, file, preset)
-    raise typer.Exit(sweep_and_print(table, fresh=fresh, retry_failed=retry_failed, dry_run=dry_run, as_json=json))
+    raise typer.Exit(
+        sweep_and_print(table, fresh=fresh, retry_failed=retry_failed, dry_run=dry_run, as_json=json, report=report)
+    )
 
 
 @app.command()
@@ -315,6 +322,7 @@ def tune(
     threads: Annotated[int | None, typer.Option(help="CPU threads inside operators.")] = None,
     door: Annotated[str | None, typer.Option(help="fork or spawn: how workers are started.")] = None,
     seed: Annotated[int | None, typer.Option(help="For weights and inputs.")] = None,
+    report: Report = None,
     json: Json = False,
 ) -> None:
     """Find the fastest recipe that keeps the numbers right, prove it, say what each step brings, hand over the code.
@@ -349,7 +357,8 @@ def tune(
         "launch": {"door": door} if door else None,
         "seed": seed,
     }
-    raise typer.Exit(tune_and_print({key: value for key, value in given.items() if value is not None}, as_json=json))
+    asked = {key: value for key, value in given.items() if value is not None}
+    raise typer.Exit(tune_and_print(asked, as_json=json, report=report))
 
 
 @app.command()
@@ -388,12 +397,13 @@ def profile(
     csv: Annotated[Path | None, typer.Option(help="The kernel table, laid out like rocprof --stats.")] = None,
     rows: Annotated[int, typer.Option(help="Rows of each table.")] = 12,
     sort: Annotated[str | None, typer.Option(help="Operators by device, host, memory or calls.")] = None,
+    report: Report = None,
     json: Json = False,
 ) -> None:
     """What a step does with its time and what is in the way: of a model, of traces, or of two profiles side by side."""
     from redline.cli.profile import Output, compare, profile_model, profile_traces
 
-    output = Output(as_json=json, rows=rows, sort=sort, page=html, opens=open_, csv=csv)
+    output = Output(as_json=json, rows=rows, sort=sort, page=html, opens=open_, csv=csv, report=report)
     what = what or []
     if diff is not None:
         if what or trace:
@@ -538,6 +548,53 @@ def demo(
     from redline.cli.measure import demo_specs, run_and_print
 
     raise typer.Exit(run_and_print(demo_specs(device), as_json=json))
+
+
+@app.command(name="report")
+@one_line_errors
+def report_(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Records, or files of 'export --raw'; all of the history when none is named."),
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="What was measured last, with its siblings.")] = False,
+    sweep: Annotated[str | None, typer.Option(help="The settled cells of a sweep, by its name.")] = None,
+    tune: Annotated[str | None, typer.Option(help="A search for the fastest recipe, by its name.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write.")] = Path(
+        "redline-report"
+    ),
+    open_: Annotated[bool, typer.Option("--open", help="Show the dashboard in a browser.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a folder: a one-file dashboard, a Markdown report with pictures, CSV and JSON. Needs no torch."""
+    from redline.cli.report import report_and_print
+
+    raise typer.Exit(report_and_print(ids or [], out, last=last, sweep=sweep, tune=tune, opens=open_, as_json=json))
+
+
+@app.command(name="compare")
+@one_line_errors
+def compare_(
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A record's id, a sweep's name or a file of 'export --raw'; commas join.")
+    ],
+    other: Annotated[str, typer.Argument(metavar="B", help="The same, to be set against A.")],
+    fail_inconclusive: Annotated[
+        bool, typer.Option("--fail-inconclusive", help="Exit with 4 where nothing can be said.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown on stdout.")] = False,
+    json: Json = False,
+) -> None:
+    """Is B faster or slower than A? A verdict per benchmark: with an interval, or with the reason why there is none.
+
+    Exit codes: 0 same or faster (or nothing can be said), 1 slower, 3 incomparable, 4 inconclusive when asked, 5 a run
+    that failed.
+    """
+    from redline.cli.compare import compare_and_print
+
+    raise typer.Exit(
+        compare_and_print(first, other, fail_inconclusive=fail_inconclusive, as_markdown=markdown, as_json=json)
+    )
 
 
 @app.command()

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from redline.api import checked, opened, run_specs
 from redline.cli.main import EXIT_FAILED_ROW
 from redline.cli.progress import LiveObserver
+from redline.cli.report import report_beside
 from redline.record import RunRecord
 from redline.report.export import export_json
+from redline.report.folder import check_folder
 from redline.report.terminal import RunReport, make_console
 from redline.spec import LaunchSpec, RunSpec, specs_from_table
 
 
-def run_and_print(specs: Sequence[RunSpec], *, as_json: bool) -> int:
+def run_and_print(specs: Sequence[RunSpec], *, as_json: bool, report: Path | None = None) -> int:
     from redline.analyze.summary import summarize
     from redline.store import ceilings_of
 
+    if report is not None:
+        check_folder(report)
     with LiveObserver() as observer:
         records = run_specs(specs, observer=observer)
     rows = summarize(records, ceilings_of(records))
@@ -25,6 +30,7 @@ def run_and_print(specs: Sequence[RunSpec], *, as_json: bool) -> int:
         sys.stdout.write(export_json(records, summarize=lambda _: rows))
     else:
         make_console().print(RunReport(rows))
+    report_beside(records, report)
     return EXIT_FAILED_ROW if any(_failed(record) for record in records) else 0
 
 

@@ -12,8 +12,10 @@ import msgspec
 
 from redline.analyze.profile import Profile
 from redline.cli.progress import LiveObserver
+from redline.cli.report import report_beside
 from redline.errors import SpecError, UsageError
 from redline.profiling import compare_profiles, profile, read_profile
+from redline.report.folder import check_folder
 from redline.report.profile import Sort
 from redline.report.terminal import make_console
 
@@ -30,23 +32,30 @@ class Output:
     """Where the HTML goes; None: beside nothing, none is written."""
     opens: bool = False
     csv: Path | None = None
+    report: Path | None = None
+    """A folder for the report of what was captured."""
 
 
 def profile_model(settings: dict[str, Any], output: Output) -> int:
+    if output.report is not None:
+        check_folder(output.report)
     with LiveObserver() as observer:
         result = profile(**settings, observer=observer)
     show(result.profile, output)
+    report_beside([result.record] if result.record is not None else [], output.report, [result.profile])
     return 0
 
 
 def profile_traces(places: list[str], output: Output, *, by_shape: bool) -> int:
+    if output.report is not None:
+        raise UsageError("--report is of records, and a trace from elsewhere has none; --html writes a page of it")
     show(read_profile(*places, by_shape=by_shape), output)
     return 0
 
 
 def compare(before: str, after: str, output: Output) -> int:
-    if output.page or output.opens or output.csv:
-        raise UsageError("--diff prints a comparison; --open, --html and --csv are of one profile")
+    if output.page or output.opens or output.csv or output.report:
+        raise UsageError("--diff prints a comparison; --open, --html, --csv and --report are of one profile")
     from redline.report.profile_diff import DiffReport
 
     diff = compare_profiles(before, after)
@@ -72,7 +81,7 @@ def show(found: Profile, output: Output) -> None:
     if page is not None:
         print(f"page: {page}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
         if output.opens:
-            _open(page)
+            open_in_browser(page)
 
 
 def _sort(word: str | None) -> Sort | None:
@@ -101,7 +110,7 @@ def _stem(found: Profile) -> str:
     return Path(found.sources[0]).name.partition(".")[0] or "trace"
 
 
-def _open(page: Path) -> None:
+def open_in_browser(page: Path) -> None:
     """In the person's browser, where there is a screen: a text browser would take over the terminal."""
     has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if has_screen and sys.stdout.isatty():

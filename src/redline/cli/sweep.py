@@ -13,8 +13,10 @@ from redline.analyze.sweep import Estimate
 from redline.api import sweep_specs
 from redline.cli.main import EXIT_INTERRUPTED
 from redline.cli.progress import LiveObserver
+from redline.cli.report import report_beside
 from redline.errors import SpecError
 from redline.record import RunRecord
+from redline.report.folder import check_folder
 from redline.report.sweep import estimate_text, sweep_json, sweep_report
 from redline.report.terminal import make_console
 from redline.search.grid import cells_from_table, preset, read_sweep
@@ -58,7 +60,19 @@ def sweep_table(given: Mapping[str, Any], file: Path | None, preset_name: str | 
     return {**base, **given}
 
 
-def sweep_and_print(table: Mapping[str, Any], *, fresh: bool, retry_failed: bool, dry_run: bool, as_json: bool) -> int:
+def sweep_and_print(
+    table: Mapping[str, Any],
+    *,
+    fresh: bool,
+    retry_failed: bool,
+    dry_run: bool,
+    as_json: bool,
+    report: Path | None = None,
+) -> int:
+    if report is not None:
+        if dry_run:
+            raise SpecError("a dry run measures nothing to report: leave out --report or --dry-run")
+        check_folder(report)
     grid = dict(table)
     name = grid.pop("name", None)
     if name is not None and (not isinstance(name, str) or not name.strip()):
@@ -76,4 +90,6 @@ def sweep_and_print(table: Mapping[str, Any], *, fresh: bool, retry_failed: bool
         sys.stdout.write(sweep_json(result.summary, result.estimate) + "\n")
     else:
         make_console().print(sweep_report(result.summary, result.rows, result.estimate))
+    ids = [cell.record_id for cell in result.summary.cells if cell.record_id in result.records]
+    report_beside([result.records[record_id] for record_id in ids if record_id], report)
     return 0  # a cell that failed is a row like any other

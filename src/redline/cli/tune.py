@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -12,7 +13,9 @@ from redline.analyze.race import Pair
 from redline.analyze.tune.record import TuneRecord
 from redline.cli.main import EXIT_FAILED_ROW, EXIT_INTERRUPTED
 from redline.cli.progress import LiveObserver
+from redline.cli.report import report_beside
 from redline.record import RunRecord
+from redline.report.folder import check_folder
 from redline.report.terminal import make_console
 from redline.report.tune import tune_json, tune_report
 from redline.search.tune.tuner import TuneObserver
@@ -62,7 +65,9 @@ class LiveTune(LiveObserver, TuneObserver):
         self.say(Text(words, style="dim"), on_stdout=False)
 
 
-def tune_and_print(given: Mapping[str, Any], *, as_json: bool) -> int:
+def tune_and_print(given: Mapping[str, Any], *, as_json: bool, report: Path | None = None) -> int:
+    if report is not None:
+        check_folder(report)
     settings = dict(given)
     model = settings.pop("model")
     for name in ("steps", "without"):
@@ -76,6 +81,7 @@ def tune_and_print(given: Mapping[str, Any], *, as_json: bool) -> int:
         sys.stdout.write(tune_json(result.finding) + "\n")
     else:
         make_console().print(tune_report(result.finding))
+    report_beside(list(result.records.values()), report, tune=result.finding)
     if result.finding.state == "interrupted":
         return EXIT_INTERRUPTED
     return 0 if result.winner is not None else EXIT_FAILED_ROW

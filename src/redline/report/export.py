@@ -44,7 +44,7 @@ def export_csv(records: Sequence[RunRecord], *, summarize: Summarize | None = No
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for record, row in zip(records, (summarize or _summarize)(records), strict=True):
-        plain = {**msgspec.to_builtins(row), "created_at": _iso_8601(record.created_at)}
+        plain = {**msgspec.to_builtins(row), "created_at": iso_8601(record.created_at)}
         writer.writerow(_cell(column(plain)) for column in COLUMNS.values())
     return text.getvalue()
 
@@ -128,7 +128,7 @@ COLUMNS: dict[str, _Column] = {
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 
 
-def _iso_8601(seconds: float) -> str:
+def iso_8601(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.protocol import HealthItem, ModelNames
+from redline.record import QUANTIZED_FORMATS
 from redline.report.limit_cells import limit_cells, limit_lines, limit_remarks
 from redline.store import Row
 from redline.units import format_bytes, format_seconds, format_share, significant
@@ -193,10 +194,16 @@ def _error_cell(row: RunSummary) -> Text:
     return Text(told) if numerics.passed else Text(f"{told} ✗", style="red")
 
 
+def bound_word(row: RunSummary) -> str:
+    if row.bound.label != "unknown":
+        return row.bound.label
+    return "not host" if "not the host" in row.bound.evidence else "unknown"
+
+
 def _bound_cell(row: RunSummary) -> Text:
     if row.bound.label != "unknown":
         return Text(row.bound.label, style="yellow" if row.bound.label == "host" else "")
-    return Text("not host" if "not the host" in row.bound.evidence else "unknown", style="dim")
+    return Text(bound_word(row), style="dim")
 
 
 def _trust_cell(row: RunSummary) -> Text:
@@ -263,6 +270,10 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
         if row.numerics and not row.numerics.passed and row.numerics.method != "unchecked":
             told.append(Text(f"  {row.recipe}: numerics: {row.numerics.reason}", style="red"))
+        elif _is_quantized(row):
+            told.append(
+                Text(f"  {row.recipe}: quantized: only a check on your own data tells whether the model bears it")
+            )
         told += [
             Text(f"  {row.recipe}: {note}", style="dim") for note in row.verdict.notes if "without a ratio" in note
         ]
@@ -274,11 +285,11 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
     if not measured:
         return "next: nothing could be measured; 'redline doctor' looks at the machine, 'redline show ID' tells the whole error"
     best = max(
-        (row for row in measured if row.vs_first and row.vs_first.low and row.numerics and row.numerics.passed),
+        (row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1 and _may_be_recommended(row)),
         key=lambda row: row.vs_first.ratio if row.vs_first else 0.0,
         default=None,
     )
-    if best and best.vs_first and best.vs_first.low and best.vs_first.low > 1:
+    if best and best.vs_first:
         told = f"next: {best.recipe} is the fastest here that keeps the numbers right ({best.vs_first.ratio:.2f}×)"
         if any(reason.startswith("throughput:") for reason in best.verdict.reasons):
             told += ", but its times are noisy: look again on a quieter machine or with a larger batch"
@@ -292,7 +303,17 @@ def _next_step(rows: Sequence[RunSummary]) -> str:
         return f"next: {host.recipe} is host-bound: try it with +graphs, or a larger batch"
     if not any(row.vs_first for row in measured):
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
+    if any(row.vs_first and (row.vs_first.low or 0) > 1 and _is_quantized(row) for row in measured):
+        return "next: only quantized recipes are faster than the first here; check them on your own data, or try others"
     return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"
+
+
+def _may_be_recommended(row: RunSummary) -> bool:
+    return row.numerics is not None and row.numerics.passed and not _is_quantized(row)
+
+
+def _is_quantized(row: RunSummary) -> bool:
+    return row.numerics is not None and row.numerics.number_format in QUANTIZED_FORMATS
 
 
 def listing(rows: Sequence[Row]) -> Table:

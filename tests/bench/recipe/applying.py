@@ -40,7 +40,7 @@ def output_of(setup: Setup) -> Any:
 def judged(recipe: str, model: nn.Module, *args: Any) -> Numerics:
     """What the numerics check says of a recipe, reference first as in a session."""
     parsed, device, workload = Recipe.parse(recipe), CpuDevice(), workload_of(model, *args)
-    reference = OutputReference.of(workload, device, number_format_of(parsed, "infer", device), seed=0)
+    reference = OutputReference.of(workload, device, number_format_of(parsed, "infer"), seed=0)
     setup = apply_recipe(parsed, workload, device)
     return reference.judge(InferenceStep(setup), setup)
 

@@ -207,7 +207,7 @@ def test_the_numerics_are_judged_in_the_coarsest_format() -> None:
         "baseline": "fp32", "channels-last+compile": "fp32", "tf32": "tf32", "tf32+amp": "fp16", "amp": "fp16",
         "fp16": "fp16", "bf16": "bf16", "amp-bf16+tf32": "bf16",
     }  # fmt: skip
-    assert {text: number_format_of(Recipe.parse(text), "infer", CpuDevice()) for text in formats} == formats
+    assert {text: number_format_of(Recipe.parse(text), "infer") for text in formats} == formats
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,14 @@ def copied(workload: Workload) -> Workload:
 def judge(recipe: str, workload: Workload, reference: OutputReference | None = None) -> Numerics:
     parsed, device = Recipe.parse(recipe), CpuDevice()
     if reference is None:
-        reference = OutputReference.of(workload, device, number_format_of(parsed, "infer", device), seed=0)
+        reference = OutputReference.of(workload, device, number_format_of(parsed, "infer"), seed=0)
     setup = apply_recipe(parsed, copied(workload), device)
     return reference.judge(InferenceStep(setup), setup)
 
 
 def judge_training(recipe: str, workload: Workload, plant: Plant | None = None, steps: int = LOSS_STEPS) -> Numerics:
     parsed, device = Recipe.parse(recipe), CpuDevice()
-    reference = LossReference.of(workload, device, number_format_of(parsed, "train", device), 0, steps, "sgd")
+    reference = LossReference.of(workload, device, number_format_of(parsed, "train"), 0, steps, "sgd")
     setup = apply_recipe(parsed, copied(workload), device)
     step = TrainingStep(setup, "sgd")
     if plant:

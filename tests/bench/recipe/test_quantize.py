@@ -46,7 +46,7 @@ def weights_of(model: nn.Module) -> list[bool]:
 @pytest.mark.parametrize(
     ("recipe", "config"),
     [
-        ("int8", "Int8WeightOnlyConfig"),
+        ("int8", "Int8DynamicActivationInt8WeightConfig"),
         ("int8:weight-only", "Int8WeightOnlyConfig"),
         ("int8:dynamic", "Int8DynamicActivationInt8WeightConfig"),
     ],
@@ -172,12 +172,7 @@ def test_quantizing_is_opt_in_for_inference_and_never_the_tuners_own_idea() -> N
             steps_of(Recipe.parse(name), "train")
 
 
-def test_the_way_depends_on_the_device_unless_it_is_named() -> None:
-    class Accelerator(Gpu):
-        def __init__(self) -> None:
-            super().__init__()
-            self.torch_device = torch.device("cuda", 0)
-
+def test_the_argument_decides_what_is_rounded() -> None:
     formats = {
         "int8": "int8",
         "int8:weight-only": "int8-weights",
@@ -185,8 +180,7 @@ def test_the_way_depends_on_the_device_unless_it_is_named() -> None:
         "fp8": "fp8",
         "bf16+int8": "int8",
     }
-    assert {text: number_format_of(Recipe.parse(text), "infer", Accelerator()) for text in formats} == formats
-    assert number_format_of(Recipe.parse("bf16+int8"), "infer", CpuDevice()) == "int8-weights"
+    assert {text: number_format_of(Recipe.parse(text), "infer") for text in formats} == formats
     assert "Int8DynamicActivationInt8WeightConfig" in "".join(code_of("int8", device="cuda").model_lines)
     assert "Float8DynamicActivationFloat8WeightConfig" in "".join(code_of("fp8", device="cuda").model_lines)
 

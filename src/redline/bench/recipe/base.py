@@ -107,8 +107,8 @@ class RecipeStep(ABC):
         if options:
             raise SpecError(f"step {self.name} takes no options, got {', '.join(sorted(options))}")
 
-    def number_format_on(self, device: Device) -> str | None:
-        """The same on one device, for a step that works in another way on each."""
+    def computes_in(self) -> str | None:
+        """The same, for a step whose argument decides."""
         return self.number_format
 
     def refusal(self, device: Device, task: Task) -> str | None:

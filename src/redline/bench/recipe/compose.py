@@ -25,9 +25,9 @@ def steps_of(recipe: Recipe, task: Task) -> list[RecipeStep]:
     return sorted(steps, key=lambda step: step.stage)
 
 
-def number_format_of(recipe: Recipe, task: Task, device: Device) -> str:
+def number_format_of(recipe: Recipe, task: Task) -> str:
     """The coarsest number format any step computes in."""
-    formats = [step.number_format_on(device) for step in steps_of(recipe, task)]
+    formats = [step.computes_in() for step in steps_of(recipe, task)]
     return max((name for name in formats if name), key=_COARSENESS.index, default="fp32")
 
 

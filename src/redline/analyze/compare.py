@@ -1,0 +1,289 @@
+"""Is one set of records faster than another? A verdict per benchmark, or the reason why there is none.
+
+Two ways to an interval, and no third. Records measured *in turns* (one group) are compared round by round. Else each
+record is one process, and at least three processes on each side give an interval of the means of their log-times: within
+one process samples share an offset, so pooling them would call noise a difference. One run that merely followed another
+gets a ratio without an interval, and the verdict says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import mean, median, variance
+from typing import Literal
+
+import msgspec
+
+from redline.analyze.benchmark import Benchmark, benchmark_of, differences, whether_in_turns
+from redline.analyze.statistics import Ratio, paired_ratio, percentile, student_t
+from redline.analyze.trust import verdict
+from redline.errors import UsageError
+from redline.record import RunRecord
+from redline.spec import Spec
+
+ComparisonVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "invalid"]
+Basis = Literal["turns", "replicates", "single runs", "none"]
+
+TIME_BAND = 0.03
+P95_BAND = 0.05
+MEMORY_BAND = 0.01
+FEWEST_REPLICATES = 3
+SPOILING = frozenset({"throttled", "shared-gpu", "no-steady-state"})
+"""What may have hit one side and not the other, where they were not measured in turns."""
+
+
+class Metric(Spec):
+    """A figure beside the time. `change`: relative to the first; below 0 is less."""
+
+    name: Literal["p95", "memory"]
+    first: float
+    other: float
+    change: float
+    verdict: Literal["less", "more", "same", "inconclusive"]
+
+
+class Comparison(Spec):
+    """`ratio` is time of the first over time of the other: above 1 the other is faster."""
+
+    benchmark: Benchmark
+    other_recipe: str
+    """Differs from the benchmark's where two recipes are set against each other."""
+    verdict: ComparisonVerdict
+    basis: Basis
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    first_s: float | None = None
+    other_s: float | None = None
+    """Median step, of the middle process where there are several."""
+    first_runs: int = 0
+    other_runs: int = 0
+    metrics: tuple[Metric, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why the verdict is not a clear one."""
+    notes: tuple[str, ...] = ()
+
+
+class Comparisons(Spec):
+    comparisons: tuple[Comparison, ...]
+    only_first: tuple[Benchmark, ...] = ()
+    only_other: tuple[Benchmark, ...] = ()
+
+    @property
+    def verdict(self) -> ComparisonVerdict:
+        """The one that matters most, for an exit code."""
+        order: tuple[ComparisonVerdict, ...] = ("invalid", "slower", "incomparable", "inconclusive", "same", "faster")
+        seen = {each.verdict for each in self.comparisons}
+        return next((each for each in order if each in seen), "incomparable")
+
+
+def compare_records(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Comparisons:
+    """Benchmarks that both sides have; with one on each side those two, though their recipes differ."""
+    both = {record.id for record in first} & {record.id for record in other}
+    if both:
+        raise UsageError(f"record {min(both)} is on both sides: a run cannot be set against itself")
+    ours, theirs = _by_benchmark(first), _by_benchmark(other)
+    if len(ours) == 1 and len(theirs) == 1:
+        (mine, runs), (yours, others) = next(iter(ours.items())), next(iter(theirs.items()))
+        return Comparisons(comparisons=(_compare(mine, runs, yours, others),))
+    common = sorted((each for each in ours if each in theirs), key=_reading_order)
+    return Comparisons(
+        comparisons=tuple(_compare(each, ours[each], each, theirs[each]) for each in common),
+        only_first=tuple(each for each in ours if each not in theirs),
+        only_other=tuple(each for each in theirs if each not in ours),
+    )
+
+
+def _reading_order(benchmark: Benchmark) -> tuple[str, str, str, int]:
+    return benchmark.model, benchmark.task, benchmark.recipe, benchmark.batch or 0
+
+
+def _by_benchmark(records: Iterable[RunRecord]) -> dict[Benchmark, list[RunRecord]]:
+    found: dict[Benchmark, list[RunRecord]] = {}
+    for record in records:
+        found.setdefault(benchmark_of(record), []).append(record)
+    return found
+
+
+def _compare(mine: Benchmark, first: list[RunRecord], yours: Benchmark, other: list[RunRecord]) -> Comparison:
+    blank = Comparison(
+        benchmark=mine,
+        other_recipe=yours.recipe,
+        verdict="incomparable",
+        basis="none",
+        first_runs=len(first),
+        other_runs=len(other),
+    )
+    broken = [_broken(record) for record in (*first, *other) if _median_s(record) is None]
+    if broken:
+        return _with(blank, verdict="invalid", reasons=tuple(dict.fromkeys(broken)))
+    unlike, noted = differences(mine, first, yours, other)
+    if unlike:
+        return _with(blank, reasons=tuple(unlike), notes=tuple(noted))
+    return _timed(_with(blank, notes=tuple(noted)), first, other)
+
+
+def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) -> Comparison:
+    first_s, other_s = _medians_s(first), _medians_s(other)
+    basis, interval = _interval(first, other)
+    reasons = list(_doubts(basis, first, other))
+    told: ComparisonVerdict = "inconclusive"
+    if interval is not None:
+        told = _band(interval)
+        if told == "inconclusive":
+            reasons.append(f"the interval reaches across the band of {TIME_BAND:.0%}")
+    if _spoilt(basis, (*first, *other)):
+        told = "inconclusive"
+    return _with(
+        blank,
+        verdict=told,
+        basis=basis,
+        ratio=interval.ratio if interval else median(first_s) / median(other_s),
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+        first_s=median(first_s),
+        other_s=median(other_s),
+        metrics=tuple(_metrics(first, other)),
+        reasons=tuple(dict.fromkeys(reasons)),
+        notes=(*blank.notes, *_believed(first, other)),
+    )
+
+
+def _interval(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> tuple[Basis, Ratio | None]:
+    if len(first) == 1 and len(other) == 1:
+        paired = paired_ratio(_rounds(first[0]), _rounds(other[0])) if whether_in_turns(first[0], other[0]) else None
+        return ("turns", paired) if paired else ("single runs", None)
+    if min(len(first), len(other)) < FEWEST_REPLICATES:
+        return "single runs", None
+    return "replicates", between_processes(_medians_s(first), _medians_s(other))
+
+
+def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Ratio:
+    """The ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
+    ours, theirs = [math.log(each) for each in first_s], [math.log(each) for each in other_s]
+    errors = [variance(side) / len(side) for side in (ours, theirs)]
+    whole = sum(errors)
+    # Rounded down: fewer degrees of freedom make a wider interval.
+    degrees = min(len(ours), len(theirs)) - 1
+    if whole > 0:
+        shares = sum(each**2 / (len(side) - 1) for each, side in zip(errors, (ours, theirs), strict=True))
+        degrees = max(degrees, math.floor(whole**2 / shares))
+    middle, half = mean(ours) - mean(theirs), student_t(degrees) * math.sqrt(whole)
+    return Ratio(
+        ratio=math.exp(middle),
+        low=math.exp(middle - half),
+        high=math.exp(middle + half),
+        rounds=min(len(ours), len(theirs)),
+    )
+
+
+def _band(interval: Ratio) -> ComparisonVerdict:
+    if interval.low > 1 + TIME_BAND:
+        return "faster"
+    if interval.high < 1 / (1 + TIME_BAND):
+        return "slower"
+    inside = interval.low >= 1 / (1 + TIME_BAND) and interval.high <= 1 + TIME_BAND
+    return "same" if inside else "inconclusive"
+
+
+def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[str]:
+    if basis == "single runs":
+        yield (
+            "two separate runs that merely followed each other: another process of the same kind may sit a few percent "
+            f"apart, so there is no interval. Measure them in turns ('redline run -r A -r B'), or keep "
+            f"{FEWEST_REPLICATES} records or more of each"
+        )
+    for record in (*first, *other):
+        labels = SPOILING & set(verdict(record).labels)
+        if labels and basis != "turns":
+            yield f"record {record.id[:13]} is {', '.join(sorted(labels))}, which may have hit one side only"
+
+
+def _spoilt(basis: Basis, records: Iterable[RunRecord]) -> bool:
+    return basis != "turns" and any(SPOILING & set(verdict(record).labels) for record in records)
+
+
+def _believed(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[str]:
+    noisy = sum("noisy" in verdict(record).labels for record in (*first, *other))
+    if noisy:
+        yield f"{noisy} of {len(first) + len(other)} records are noisy"
+    if len(first) > 1 and _apart(first, other):
+        yield "one side was measured wholly before the other: drift between the two occasions is not in the interval"
+    if any(map(_wrong_answers, other)):
+        yield "the other's answers are too far from strict fp32"
+
+
+def _apart(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> bool:
+    ours, theirs = [record.created_at for record in first], [record.created_at for record in other]
+    return max(ours) < min(theirs) or max(theirs) < min(ours)
+
+
+def _metrics(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Metric]:
+    tails = [[each for record in side if (each := _p95_s(record)) is not None] for side in (first, other)]
+    if all(tails):
+        ours, theirs = median(tails[0]), median(tails[1])
+        told: Literal["less", "more", "same", "inconclusive"] = "inconclusive"
+        if min(map(len, tails)) >= FEWEST_REPLICATES:
+            interval = between_processes(*tails)
+            if interval.low > 1 + P95_BAND:
+                told = "less"
+            elif interval.high < 1 / (1 + P95_BAND):
+                told = "more"
+            elif interval.low >= 1 / (1 + P95_BAND) and interval.high <= 1 + P95_BAND:
+                told = "same"
+        yield Metric(name="p95", first=ours, other=theirs, change=theirs / ours - 1, verdict=told)
+    held = [[each for record in side if (each := _held_bytes(record))] for side in (first, other)]
+    if all(held):
+        mine, yours = median(held[0]), median(held[1])
+        change = yours / mine - 1
+        told = "same" if abs(change) <= MEMORY_BAND else "more" if change > 0 else "less"
+        yield Metric(name="memory", first=mine, other=yours, change=change, verdict=told)
+
+
+def _held_bytes(record: RunRecord) -> int | None:
+    """What the allocator took. The memory of a whole process moves by itself and proves nothing within a percent."""
+    return max((block.memory.peak_reserved_bytes or 0 for block in record.blocks), default=None)
+
+
+def _p95_s(record: RunRecord) -> float | None:
+    return percentile([sample for block in _latency_blocks(record) for sample in block], 0.95)
+
+
+def _latency_blocks(record: RunRecord) -> list[tuple[float, ...]]:
+    latency = [block.samples for block in record.blocks if block.kind == "latency" and block.samples]
+    return latency or [block.samples for block in record.blocks]
+
+
+def _medians_s(records: Iterable[RunRecord]) -> list[float]:
+    return [each for record in records if (each := _median_s(record)) is not None]
+
+
+def _median_s(record: RunRecord) -> float | None:
+    """The step as throughput blocks time it: the same clock on both sides, whatever the task."""
+    samples = [sample for block in record.blocks if block.kind == "throughput" for sample in block.samples]
+    middle = median(samples) if samples and record.failure is None else 0.0
+    return middle if middle > 0 else None
+
+
+def _rounds(record: RunRecord) -> dict[int, float]:
+    rounds: dict[int, list[float]] = {}
+    for block in record.blocks:
+        if block.kind == "throughput" and block.samples:
+            rounds.setdefault(block.round, []).extend(block.samples)
+    return {number: median(samples) for number, samples in rounds.items()}
+
+
+def _broken(record: RunRecord) -> str:
+    failure = record.failure
+    why = f"{failure.kind} at {failure.stage}: {failure.message}" if failure else "no step was timed"
+    return f"record {record.id[:13]} is no valid run: {why}"
+
+
+def _wrong_answers(record: RunRecord) -> bool:
+    numerics = record.prepared.numerics if record.prepared else None
+    return numerics is not None and numerics.method in ("outputs", "loss-path") and not numerics.passed
+
+
+def _with(comparison: Comparison, **changes: object) -> Comparison:
+    return msgspec.structs.replace(comparison, **changes)

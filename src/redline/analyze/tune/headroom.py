@@ -1,0 +1,57 @@
+"""A search's result as the way from the baseline to its winner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from redline.analyze.headroom import Headroom, HeadroomStep
+from redline.analyze.summary import RunSummary
+from redline.analyze.tune.finding import BASELINE, TuneFinding
+
+TOGETHER = "together"
+"""What the steps bring, or take from each other, only in company."""
+WORTH_A_BAR = 0.01
+
+
+def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | None:
+    """None where there is no winner but the baseline itself, or its time is not known.
+
+    The gain of each step was measured by leaving it out of the winner. Steps that help each other then count the help
+    twice, and steps that do the same work hide it: what is left to the whole ratio is a bar of its own.
+    """
+    winner = finding.winner
+    row = next((row for row in rows if winner is not None and row.record_id == winner.record_id), None)
+    winner_s = _step_s(row, finding.objective) if row is not None else None
+    if (
+        winner is None
+        or row is None
+        or winner_s is None
+        or winner.recipe == BASELINE
+        or not math.isfinite(winner.ratio)
+    ):
+        return None
+    limit_s = row.roofline.attainable_s if row.roofline is not None and row.roofline.error is None else None
+    return Headroom(
+        title=f"{finding.model} · {finding.task} · batch {winner.batch} · {finding.objective}",
+        baseline=BASELINE,
+        baseline_s=winner_s * winner.ratio,
+        winner=winner.recipe,
+        steps=tuple(_steps(finding, winner.ratio)),
+        low=winner.low,
+        high=winner.high,
+        verdict=", ".join(row.verdict.labels),
+        roofline_s=limit_s if limit_s is not None and 0 < limit_s < winner_s else None,
+    )
+
+
+def _steps(finding: TuneFinding, whole: float) -> list[HeadroomStep]:
+    steps = [HeadroomStep(name=each.step, gain=each.gain, low=each.low, high=each.high) for each in finding.steps]
+    rest = whole / math.prod(step.gain for step in steps)
+    return [*steps, HeadroomStep(name=TOGETHER, gain=rest)] if abs(math.log(rest)) > WORTH_A_BAR else steps
+
+
+def _step_s(row: RunSummary, objective: str) -> float | None:
+    if objective == "latency":
+        return row.latency_s.p50 if row.latency_s is not None else None
+    return row.batch / row.throughput_per_s if row.batch and row.throughput_per_s else None

@@ -1,0 +1,289 @@
+// One function per chart: from the rows that the filters leave to plotly's traces, or null where nothing is left.
+
+const CHARTS = {
+  recipes(rows, section, redraw) {
+    const measured = rows.filter((row) => known(row.throughput_per_s));
+    if (!measured.length) return null;
+    // Rows measured in turns first, then the most recipes, then the largest batch.
+    const weight = (list) => [list.some((row) => known(row.ratio_low)) ? 1 : 0, distinct(list.map((row) => row.recipe)).length, list[0].batch ?? 0];
+    const together = pickWorkload(section, byWorkload(measured, weight), redraw);
+    const newest = new Map();
+    for (const row of together) {
+      const before = newest.get(row.recipe);
+      if (!before || (known(row.ratio) && !known(before.ratio)) || (known(row.ratio) === known(before.ratio) && better(row, before))) newest.set(row.recipe, row);
+    }
+    const inTurns = [...newest.values()].find((row) => known(row.ratio));
+    for (const row of together) if (inTurns && row.group === inTurns.group) newest.set(row.recipe, row);
+    const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput_per_s - a.throughput_per_s), MOST_BARS, "recipes");
+    const item = bars[0].item || "items";
+    const bar = {
+      type: "bar", orientation: "h", x: bars.map((row) => row.throughput_per_s), y: bars.map((_, place) => place),
+      error_x: {
+        type: "data", symmetric: false, color: colour("ink"), thickness: 1.4, width: 5,
+        array: bars.map((row) => (known(row.throughput_high) ? row.throughput_high - row.throughput_per_s : 0)),
+        arrayminus: bars.map((row) => (known(row.throughput_low) ? row.throughput_per_s - row.throughput_low : 0)),
+      },
+      marker: {
+        color: bars.map((row) => style(row).colour), opacity: bars.map((row) => (row.trusted && row.sound ? 1 : 0.75)),
+        pattern: { shape: bars.map((row) => (row.trusted && row.sound ? "" : "/")), fgcolor: colour("card"), size: 7, solidity: 0.28 },
+      },
+      hoverinfo: "text", hovertext: bars.map(rowTold), textposition: "none",
+    };
+    const widest = Math.max(...bars.map((row) => row.throughput_high ?? row.throughput_per_s));
+    const labels = {
+      type: "scatter", mode: "text", x: bars.map((row) => Math.max(row.throughput_high ?? 0, row.throughput_per_s) + widest * 0.012), y: bars.map((_, place) => place),
+      text: bars.map(barText), textposition: "middle right", hoverinfo: "skip", showlegend: false, cliponaxis: false, textfont: { size: 12, color: colour("ink") },
+    };
+    const range = [0, widest * (isNarrow() ? 1.75 : 1.38)];
+    return {
+      traces: [bar, labels], remark,
+      layout: layout({ height: barHeight(bars.length), showlegend: false, xaxis: axis(`${plain(item)} per second`, { range }), yaxis: barAxis(bars.map((row) => row.recipe)) }),
+    };
+  },
+
+  throughput(rows, section, redraw) {
+    const drawn = againstBatch(section, rows, redraw, (row) => row.throughput_per_s, {
+      error: (row) => (known(row.throughput_low) ? [row.throughput_high - row.throughput_per_s, row.throughput_per_s - row.throughput_low] : [0, 0]),
+    });
+    if (!drawn) return null;
+    const shown = new Map(drawn.lines.map((line) => [line[0].series, line]));
+    const knees = PAYLOAD.knees.filter((knee) => shown.has(`${knee.subject}\u0000${knee.recipe}`));
+    if (knees.length) {
+      drawn.traces.push({
+        type: "scatter", mode: "markers", label: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput_per_s),
+        marker: { symbol: "star", size: 16, color: knees.map((knee) => style(shown.get(`${knee.subject}\u0000${knee.recipe}`)[0]).colour), line: { width: 1.5, color: colour("ink") } },
+        hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.batch}</b><br>${plain(knee.recipe, 70)}<br>90 % of the ${figure(knee.limit_per_s, 5)} per second that larger batches near<br>by the fit t = a + c·b`),
+      });
+    }
+    const items = distinct(drawn.lines.map((line) => line[0].item || "items"));
+    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis(drawn.lines.flat()), yaxis: axis(`${plain(items.join(", "))} per second`, { rangemode: "tozero" }) }) };
+  },
+
+  latency(rows, section, redraw) {
+    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.latency_p50_s) ? row.latency_p50_s * 1e3 : null), {
+      error: (row) => (known(row.latency_low_s) ? [(row.latency_high_s - row.latency_p50_s) * 1e3, (row.latency_p50_s - row.latency_low_s) * 1e3] : [0, 0]),
+    });
+    if (!drawn) return null;
+    for (const line of drawn.lines) {
+      const tails = line.filter((row) => known(row.latency_p95_s));
+      if (!tails.length) continue;
+      const look = style(line[0]);
+      drawn.traces.push({
+        type: "scatter", mode: tails.length > 1 ? "lines" : "markers", legendgroup: line[0].series, showlegend: false,
+        x: tails.map((row) => row.batch), y: tails.map((row) => row.latency_p95_s * 1e3), line: { color: look.colour, dash: "dot", width: 1.6 },
+        marker: { color: look.colour, symbol: "line-ew-open", size: 9 }, hoverinfo: "text", hovertext: tails.map((row) => `p95 ${seconds(row.latency_p95_s)}<br>${rowTold(row)}`),
+      });
+    }
+    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis(drawn.lines.flat()), yaxis: logWhenWide(axis("ms per step"), drawn.lines.flat().map((row) => row.latency_p50_s)) }) };
+  },
+
+  memory(rows, section, redraw) {
+    const drawn = againstBatch(section, rows, redraw, (row) => (known(row.held_bytes) ? row.held_bytes / 2 ** 30 : null), {});
+    if (!drawn) return null;
+    const subjects = new Set(drawn.lines.map((line) => line[0].subject));
+    const broken = rows.filter((row) => row.failure_kind === "oom" && known(row.batch) && subjects.has(row.subject));
+    if (broken.length) {
+      const top = Math.max(...drawn.lines.flat().map((row) => row.held_bytes)) / 2 ** 30;
+      drawn.traces.push({
+        type: "scatter", mode: "markers", label: "out of memory", x: broken.map((row) => row.batch), y: broken.map(() => top * 1.06),
+        marker: { symbol: "x", size: 11, color: colour("bad") }, hoverinfo: "text", hovertext: broken.map(rowTold),
+      });
+    }
+    return { ...drawn, layout: layout({ height: 330, xaxis: batchAxis([...drawn.lines.flat(), ...broken]), yaxis: axis("GiB", { rangemode: "tozero" }) }) };
+  },
+
+  distribution(rows, section, redraw) {
+    const shown = new Set(rows.map((row) => row.number));
+    const kept = new Map(PAYLOAD.distributions.filter((each) => shown.has(each.row)).map((each) => [each.row, { ...each, about: ROWS[each.row] }]));
+    if (!kept.size) return null;
+    const workloads = byWorkload([...kept.keys()].map((number) => ROWS[number]), (list) => [list.length, list[0].batch ?? 0]);
+    const together = pickWorkload(section, workloads, redraw).map((row) => kept.get(row.number));
+    const [lines, remark] = limited(together.reverse(), MOST_SERIES, "records");
+    const name = namer(lines.map((each) => each.about));
+    const traces = lines.map((each, place) => {
+      const look = style(each.about);
+      const shares = each.s.map((_, at) => (each.s.length > 1 ? (100 * at) / (each.s.length - 1) : 50));
+      const twin = lines.findIndex((other) => other.about.series === each.about.series) !== place;
+      return {
+        type: "scatter", mode: each.s.length > 1 ? "lines" : "markers", label: name(each.about), x: each.s.map((value) => value * 1e3), y: shares,
+        line: { color: look.colour, width: 2.2, dash: twin ? "dash" : look.dash }, opacity: twin ? 0.6 : 1,
+        hoverinfo: "text", hovertext: each.s.map((value, at) => `<b>${plain(each.about.recipe, 60)}</b><br>${figure(shares[at])} % of ${each.n} steps within ${seconds(value)}<br>verdict: ${plain(each.about.verdict ?? "")}`),
+      };
+    });
+    const guides = [50, 95, 99].map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("muted"), width: 1, dash: "dot" } }));
+    const values = lines.flatMap((each) => each.s);
+    return { traces, remark, layout: layout({ height: 330, shapes: guides, xaxis: logWhenWide(axis("ms per step"), values), yaxis: axis("% of steps", { range: [0, 101], tickvals: [0, 25, 50, 75, 95], zeroline: false }) }) };
+  },
+
+  cold(rows) {
+    const parts = [["start_s", "worker"], ["build_s", "build"], ["rest_s", "first call"], ["compile_s", "compiling"]];
+    const started = rows.filter((row) => known(row.first_call_s) || known(row.build_s)).map((row) => ({ ...row, rest_s: known(row.first_call_s) ? Math.max(0, row.first_call_s - (row.compile_s ?? 0)) : null }));
+    if (!started.length) return null;
+    const newest = new Map();
+    for (const row of started) {
+      const key = `${row.subject}\u0000${row.recipe}`;
+      const before = newest.get(key);
+      if (!before || (row.compile_s ?? 0) > (before.compile_s ?? 0)) newest.set(key, row);
+    }
+    const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
+    const [bars, remark] = limited([...newest.values()].sort((a, b) => whole(b) - whole(a)), MOST_BARS, "recipes");
+    const traces = stacked(bars, parts.map(([name, label], place) => ({ label, colour: paletteColour([5, 0, 4, 1][place]), value: (row) => row[name], told: (row) => `${label}: ${seconds(row[name])}${name === "compile_s" && row.compile_cache ? ` (cache ${plain(row.compile_cache)})` : ""}<br>in all ${seconds(whole(row))}<br>importing torch, apart: ${seconds(row.import_s)}<br>verdict: ${plain(row.verdict ?? "")}` })));
+    const labels = bars.map(namer(bars)).map((label, at) => `${label}${known(bars[at].batch) ? ` · b${bars[at].batch}` : ""}`);
+    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length), xaxis: axis("seconds", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
+  },
+
+  phases(rows, section, redraw) {
+    const parts = [["data_s", "data"], ["forward_s", "forward"], ["backward_s", "backward"], ["optimizer_s", "optimizer"]];
+    const newest = new Map();
+    for (const row of rows.filter((each) => known(each.forward_s))) {
+      const key = `${row.series}\u0000${row.batch}`;
+      if (!newest.has(key) || better(row, newest.get(key))) newest.set(key, row);
+    }
+    const shown = new Set(rows.map((row) => row.number));
+    for (const profile of PAYLOAD.profiles) {
+      const about = ROWS[profile.row];
+      if (!shown.has(profile.row) || known(about.forward_s) || profile.phases.length < 2) continue;
+      const each = Object.fromEntries(profile.phases.map((phase) => [`${phase.name}_s`, Math.max(phase.host_s, phase.device_s) / (profile.steps || 1)]));
+      newest.set(`profile ${profile.row}`, { ...about, ...each });
+    }
+    if (!newest.size) return null;
+    const batches = distinct([...newest.values()].map((row) => row.batch ?? 0)).sort((a, b) => b - a);
+    const crowded = newest.size > 10;
+    const batch = pick(section, "batch", crowded ? batches.map((each) => [String(each), `batch ${each}`]) : [], redraw);
+    const picked = [...newest.values()].filter((row) => !crowded || String(row.batch ?? 0) === batch);
+    const [bars, remark] = limited(picked.sort((a, b) => a.series.localeCompare(b.series) || a.batch - b.batch), MOST_BARS, "runs");
+    const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
+    const present = parts.filter(([name]) => bars.some((row) => known(row[name])));
+    const traces = stacked(bars, present.map(([name, label], place) => ({ label, colour: paletteColour([0, 1, 2, 4][place]), value: (row) => (known(row[name]) ? row[name] * 1e3 : null), told: (row) => `${label}: ${seconds(row[name])}, ${percent((row[name] ?? 0) / whole(row))} of the step<br>verdict: ${plain(row.verdict ?? "")}` })));
+    const labels = bars.map(namer(bars, ["task"])).map((label, at) => `${label}${known(bars[at].batch) ? ` · b${bars[at].batch}` : ""}`);
+    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length), xaxis: axis("ms per step", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
+  },
+
+  kernels(rows) {
+    const shown = new Set(rows.map((row) => row.number));
+    const [profiles, remark] = limited(PAYLOAD.profiles.filter((profile) => shown.has(profile.row) && profile.classes.length), MOST_BARS, "profiles");
+    if (!profiles.length) return null;
+    const names = distinct(profiles.flatMap((profile) => profile.classes.map((each) => each.name)));
+    const part = (profile, name) => profile.classes.find((each) => each.name === name);
+    const traces = names.map((name, place) => ({
+      type: "bar", orientation: "h", label: name, y: profiles.map((_, at) => at), x: profiles.map((profile) => (part(profile, name) ? part(profile, name).share * 100 : null)),
+      marker: { color: paletteColour(place), opacity: place >= 8 ? 0.55 : 1 }, hoverinfo: "text",
+      hovertext: profiles.map((profile) => {
+        const each = part(profile, name);
+        if (!each) return "";
+        const top = profile.kernels.filter((kernel) => kernel.class === name).slice(0, 3).map((kernel) => `${plain(kernel.name, 60)}: ${seconds(kernel.total_s)}`);
+        return [`<b>${plain(name)}</b>`, `${percent(each.share)}, ${seconds(each.total_s)} in ${each.calls} calls`, ...top, `bound: ${plain(profile.bound)}`, `verdict: ${plain(ROWS[profile.row].verdict ?? "")}`].join("<br>");
+      }),
+    }));
+    const abouts = profiles.map((profile) => ROWS[profile.row]);
+    const labels = abouts.map(namer(abouts)).map((label, at) => `${label}${known(abouts[at].batch) ? ` · b${abouts[at].batch}` : ""}`);
+    return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(profiles.length), xaxis: axis("% of the busy time", { range: [0, 100] }), yaxis: barAxis(labels) }) };
+  },
+
+  telemetry(rows, section, redraw) {
+    const shown = new Set(rows.map((row) => row.number));
+    const kept = new Map(PAYLOAD.telemetry.filter((each) => shown.has(each.row)).map((each) => [each.row, each]));
+    if (!kept.size) return null;
+    const workloads = byWorkload([...kept.keys()].map((number) => ROWS[number]), (list) => [list.some((row) => known(row.ratio)) ? 1 : 0, list.length, list[0].batch ?? 0]);
+    const all = pickWorkload(section, workloads, redraw).map((row) => kept.get(row.number));
+    const kinds = { power_w: ["power", "W", 1], utilisation: ["utilisation", "%", 100], temperature_c: ["temperature", "°C", 1], clock_hz: ["clock", "MHz", 1e-6], memory_used_bytes: ["memory in use", "GiB", 2 ** -30] };
+    const there = Object.keys(kinds).filter((name) => all.some((each) => each.series[name]));
+    const name = pick(section, "figure", there.map((each) => [each, kinds[each][0]]), redraw);
+    const [title, unit, factor] = kinds[name];
+    const [lines, remark] = limited(all.filter((each) => each.series[name]).reverse(), MOST_SERIES, "records");
+    const traces = lines.map((each, place) => {
+      const about = ROWS[each.row];
+      const look = style(about);
+      const twin = lines.findIndex((other) => ROWS[other.row].recipe === about.recipe) !== place;
+      return {
+        type: "scatter", mode: each.t.length > 1 ? "lines" : "markers", label: `${about.recipe}${about.kind === "profile" ? " (beside a profile)" : ""}`,
+        x: each.t, y: each.series[name].map((value) => (known(value) ? value * factor : null)), line: { color: look.colour, width: 1.8, dash: twin ? "dot" : "solid" }, marker: { color: look.colour, symbol: look.symbol }, opacity: twin ? 0.75 : 1,
+        hoverinfo: "text", hovertext: each.t.map((at, place_) => `<b>${plain(about.recipe, 60)}</b><br>${figure(at, 4)} s: ${known(each.series[name][place_]) ? figure(each.series[name][place_] * factor, 4) : "n/a"} ${unit}${each.throttle[place_] ? `<br>throttle: ${plain(each.throttle[place_])}` : ""}<br>verdict: ${plain(about.verdict ?? "")}`),
+      };
+    });
+    return { traces, remark, layout: layout({ height: 360, xaxis: axis("seconds since the first timed block"), yaxis: axis(`${title}, ${unit}`, { rangemode: name === "clock_hz" || name === "memory_used_bytes" ? "normal" : "tozero" }) }) };
+  },
+
+  headroom() {
+    const bars = PAYLOAD.headroom?.bars;
+    if (!bars) return null;
+    const colours = { total: paletteColour(0), gain: paletteColour(2), loss: paletteColour(1), headroom: colour("muted") };
+    const lying = isNarrow();
+    const [along, across] = [bars.map((_, place) => place), bars.map((bar) => Math.abs(bar.to_s - bar.from_s) * 1e3)];
+    const trace = {
+      type: "bar", orientation: lying ? "h" : "v", x: lying ? across : along, y: lying ? along : across, base: bars.map((bar) => Math.min(bar.from_s, bar.to_s) * 1e3),
+      marker: { color: bars.map((bar) => colours[bar.kind]), opacity: bars.map((bar) => (bar.kind === "headroom" ? 0.55 : 1)), pattern: { shape: bars.map((bar) => (bar.kind === "headroom" ? "/" : "")), fgcolor: colour("card"), size: 7, solidity: 0.3 } },
+      text: bars.map((bar) => plain(bar.told)), textposition: lying ? "auto" : "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
+      hoverinfo: "text", hovertext: bars.map((bar) => `<b>${plain(bar.label, 70)}</b><br>${plain(bar.told)}<br>${seconds(bar.from_s)} → ${seconds(bar.to_s)}`),
+    };
+    const most = Math.max(...bars.map((bar) => Math.max(bar.from_s, bar.to_s))) * 1e3;
+    const values = axis("ms per step", { range: [0, most * 1.14] });
+    const steps = axis("", { tickvals: along, ticktext: bars.map((bar) => plain(bar.label, 22)), showgrid: false });
+    const axes = lying ? { xaxis: values, yaxis: { ...steps, autorange: "reversed" } } : { xaxis: steps, yaxis: values };
+    return { traces: [trace], remark: PAYLOAD.headroom.title ? oneLine(PAYLOAD.headroom.title) : "", layout: layout({ height: lying ? barHeight(bars.length) : 420, ...axes }) };
+  },
+
+  roofline(rows, section, redraw) {
+    if (!PAYLOAD.rooflines.length) return null;
+    const shown = new Set(rows.map((row) => row.number));
+    const charts = PAYLOAD.rooflines.map((each) => ({ ...each, points: each.points.filter((point) => shown.has(point.row)) })).filter((each) => each.points.length);
+    if (!charts.length) return null;
+    const place = pick(section, "device", charts.map((each, at) => [String(at), each.title]), redraw);
+    const { roofs, points: all } = charts[Number(place)];
+    const [points, remark] = limited([...all].reverse(), MOST_BARS, "runs");
+    const intensities = points.map((point) => point.intensity);
+    const [left, right] = [Math.min(0.5, ...intensities) / 2, Math.max(100, ...intensities) * 3];
+    const slope = Math.max(...roofs.map((roof) => roof.bytes_per_s ?? 0));
+    const peak = Math.max(...roofs.map((roof) => roof.flops_per_s ?? 0));
+    const traces = roofs.map((roof, at) => {
+      const flat = known(roof.flops_per_s);
+      const from = flat ? (slope ? roof.flops_per_s / slope : left) : left;
+      const to = flat ? right : peak ? peak / roof.bytes_per_s : right;
+      return { type: "scatter", mode: "lines", label: roof.label, meta: "guide", x: [from, to], y: flat ? [roof.flops_per_s / 1e12, roof.flops_per_s / 1e12] : [(from * roof.bytes_per_s) / 1e12, (to * roof.bytes_per_s) / 1e12], line: { color: paletteColour(at), width: 2, dash: DASHES[at % DASHES.length] }, hoverinfo: "text", hovertext: [plain(roof.label), plain(roof.label)] };
+    });
+    const looks = points.map((point) => style(ROWS[point.row]));
+    const few = points.length <= 6 && !isNarrow();
+    traces.push({ type: "scatter", mode: few ? "markers+text" : "markers", showlegend: false, x: intensities, y: points.map((point) => point.flops_per_s / 1e12), text: points.map((point) => plain(point.label, 24)), textposition: "top center", marker: { size: 11, color: looks.map((look) => look.colour), symbol: looks.map((look) => look.symbol) }, hoverinfo: "text", hovertext: points.map((point) => `<b>${plain(point.label, 70)}</b><br>${figure(point.intensity)} FLOP/byte<br>${figure(point.flops_per_s / 1e12)} TFLOP/s<br>${plain(point.told, 120)}<br>${rowTold(ROWS[point.row])}`) });
+    return { traces, remark, layout: layout({ height: 420, xaxis: axis("FLOP per byte", { type: "log", dtick: 1 }), yaxis: axis("TFLOP/s", { type: "log", dtick: 1 }) }) };
+  },
+};
+
+function barText(row) {
+  const ratio = known(row.ratio) ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";
+  const doubt = row.sound ? (row.trusted ? "" : (row.verdict ?? "").replace(/;/g, ", ")) : "numerics ✗";
+  return [figure(row.throughput_per_s, Math.max(3, String(Math.round(row.throughput_per_s)).length)), ratio, doubt].filter(Boolean).map((part) => plain(part)).join("   ");
+}
+
+function againstBatch(section, rows, redraw, value, { error }) {
+  const usable = rows.filter((row) => known(value(row)) && known(row.batch));
+  if (!usable.length) return null;
+  const measured = pickSubject(section, usable, redraw);
+  const [lines, remark] = limited(batchSeries(measured), MOST_SERIES, "series");
+  const name = namer(lines.flat());
+  const traces = lines.map((line) => {
+    const look = style(line[0]);
+    const errors = error ? line.map(error) : null;
+    return {
+      type: "scatter", mode: "lines+markers", label: name(line[0]), legendgroup: line[0].series, x: line.map((row) => row.batch), y: line.map(value),
+      line: { color: look.colour, width: 2.2, dash: look.dash },
+      marker: { symbol: line.map((row) => (row.trusted && row.sound ? look.symbol : `${look.symbol}-open`)), size: 8.5, color: look.colour, line: { width: 1.6, color: look.colour } },
+      error_y: errors ? { type: "data", symmetric: false, array: errors.map((each) => each[0]), arrayminus: errors.map((each) => each[1]), color: look.colour, thickness: 1.2, width: 3 } : undefined,
+      hoverinfo: "text", hovertext: line.map(rowTold),
+    };
+  });
+  const doubtful = lines.flat().some((row) => !row.trusted || !row.sound);
+  return { traces, lines, remark: [remark, doubtful ? "Open markers are not to be relied on: noisy, or too far from fp32." : ""].filter(Boolean).join(" ") };
+}
+
+function stacked(bars, parts) {
+  return parts.map((part) => ({
+    type: "bar", orientation: "h", label: part.label, y: bars.map((_, place) => place), x: bars.map(part.value), marker: { color: part.colour },
+    hoverinfo: "text", hovertext: bars.map((row) => `<b>${plain(row.recipe, 60)}</b><br>${part.told(row)}`),
+  }));
+}
+
+function logWhenWide(made, values) {
+  const positive = values.filter((value) => value > 0);
+  const wide = positive.length > 1 && Math.max(...positive) / Math.min(...positive) > 12;
+  return wide ? { ...made, type: "log", dtick: "D2" } : { ...made, rangemode: "tozero" };
+}

@@ -1,0 +1,88 @@
+// The payload as rows, and how numbers and names are written. Names are anyone's to write: they only ever become text.
+
+const PAYLOAD = JSON.parse(document.getElementById("data").textContent);
+
+const ROWS = Array.from({ length: PAYLOAD.count }, (_, number) => ({ number }));
+for (const [name, column] of Object.entries(PAYLOAD.columns)) {
+  const texts = column.texts;
+  ROWS.forEach((row, number) => {
+    row[name] = texts ? (column.at[number] === null ? null : texts[column.at[number]]) : column[number];
+  });
+}
+for (const row of ROWS) {
+  row.held_bytes = row.peak_reserved_bytes ?? row.peak_rss_bytes ?? null;
+  row.trusted = row.verdict === "valid";
+  row.sound = row.numerics_state !== "failed";
+  row.series = `${row.subject}\u0000${row.recipe}`;
+}
+
+const known = (value) => value !== null && value !== undefined;
+const distinct = (values) => [...new Set(values)];
+
+function figure(value, digits = 3) {
+  if (!known(value)) return "n/a";
+  const size = Math.abs(value);
+  const decimals = size === 0 ? 0 : Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
+  return value.toFixed(Math.min(decimals, 12)).replace(/\B(?=(\d{3})+(?!\d)(?<!\.\d*))/g, "\u2009");
+}
+function seconds(value) {
+  if (!known(value)) return "n/a";
+  const size = Math.abs(value);
+  if (size >= 1) return `${figure(value)} s`;
+  return size >= 1e-3 ? `${figure(value * 1e3)} ms` : `${figure(value * 1e6)} µs`;
+}
+function bytes(value) {
+  if (!known(value)) return "n/a";
+  for (const [factor, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+    if (Math.abs(value) >= factor) return `${figure(value / factor)} ${unit}`;
+  }
+  return `${value} B`;
+}
+const rate = (value, item) => (known(value) ? `${figure(value, Math.max(3, String(Math.round(value)).length))} ${item || "items"}/s` : "n/a");
+const percent = (value) => (known(value) ? `${figure(value * 100, 2)} %` : "n/a");
+
+const oneLine = (text) => String(text).replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069]+/g, " ");
+function cut(text, most = 34) {
+  const line = oneLine(text);
+  return [...line].length <= most ? line : `${[...line].slice(0, most - 9).join("")}…${[...line].slice(-8).join("")}`;
+}
+// plotly reads a few tags and entities in any text it is given: they are spelled out.
+const plain = (text, most) => (most ? cut(text, most) : oneLine(text)).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+function element(tag, attributes = {}, text = null) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== null) made.textContent = text;
+  return made;
+}
+
+// What the rows have in common need not be said with each of them.
+const SEVERAL_PLACES = distinct(ROWS.map((row) => row.place)).length > 1;
+// What a series is called beside others: the recipe, and whatever else tells them apart.
+function namer(rows, without = []) {
+  const telling = ["model", "task", "setting", "place"].filter((name) => !without.includes(name) && distinct(rows.map((row) => row[name] ?? "")).length > 1);
+  return (row) => [row.recipe, ...telling.map((name) => row[name]).filter(Boolean)].join(" · ");
+}
+function workloadName(row) {
+  const batch = known(row.batch) ? [`batch ${row.batch}`] : [];
+  return [row.model, row.task, row.setting, ...batch, SEVERAL_PLACES ? row.place : null].filter(Boolean).join(" · ");
+}
+function rowTold(row) {
+  const lines = [
+    `<b>${plain(row.recipe, 70)}</b>`,
+    plain(`${row.model} · ${row.task}${known(row.batch) ? ` · batch ${row.batch}` : ""}`, 90),
+    plain(row.place ?? "", 70),
+  ];
+  if (row.setting) lines.push(plain(row.setting, 70));
+  if (row.failure_kind) return [...lines, `failed: ${plain(row.failure_kind)} at ${plain(row.failure_stage)}`, plain(row.failure_message ?? "", 90)].join("<br>");
+  if (known(row.throughput_per_s)) {
+    const interval = known(row.throughput_low) ? ` (${figure(row.throughput_low, 5)}–${figure(row.throughput_high, 5)})` : "";
+    lines.push(`${figure(row.throughput_per_s, 6)} ${plain(row.item || "items")}/s${interval}`);
+  }
+  if (known(row.latency_p50_s)) lines.push(`p50 ${seconds(row.latency_p50_s)}, p95 ${seconds(row.latency_p95_s)}, n ${row.samples}`);
+  if (known(row.ratio)) lines.push(`${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""} against ${plain(row.first_recipe ?? "the first", 40)}`);
+  if (known(row.held_bytes)) lines.push(`memory ${bytes(row.held_bytes)}`);
+  if (known(row.rel_l2) && row.numerics_state !== "reference") lines.push(`rel. error ${row.rel_l2.toExponential(1)}${row.sound ? "" : " ✗ too far"}`);
+  lines.push(`verdict: ${plain(row.verdict ?? "")}; bound: ${plain(row.bound ?? "")}`, `record ${plain(row.record_id)}`);
+  return lines.join("<br>");
+}

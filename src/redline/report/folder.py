@@ -1,0 +1,71 @@
+"""A report as a folder: dashboard.html, report.md, pictures, results.csv, results.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from redline.errors import SpecError
+from redline.report.contents import Contents
+from redline.spec import Spec
+
+
+class ReportFiles(Spec):
+    """What was written."""
+
+    folder: str
+    headline: str
+    dashboard: str
+    markdown: str
+    csv: str
+    json: str
+    pictures: tuple[str, ...]
+    records: int
+    notes: tuple[str, ...] = ()
+
+
+def check_folder(folder: Path) -> None:
+    """Whether a report could be written there: asked before the long measurement, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"cannot write the report to {folder}: {error.strerror}") from None
+
+
+def write_folder(contents: Contents, folder: Path) -> ReportFiles:
+    from redline.report.dashboard.page import dashboard
+    from redline.report.export import export_csv, export_json
+    from redline.report.markdown import markdown
+    from redline.report.plots import draw_pictures
+
+    check_folder(folder)
+    rows = list(contents.rows)
+
+    def known_rows(records: Any) -> Any:
+        return rows  # summaries are the dear part: they are made once
+
+    try:
+        pictures = draw_pictures(contents, folder)
+        names = {title: path.name for title, path in pictures.items()}
+        texts: dict[str, Callable[[], str]] = {
+            "dashboard.html": lambda: dashboard(contents),
+            "report.md": lambda: markdown(contents, names),
+            "results.csv": lambda: export_csv(contents.records, summarize=known_rows),
+            "results.json": lambda: export_json(contents.records, summarize=known_rows),
+        }
+        for name, make in texts.items():
+            (folder / name).write_text(make(), encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot write the report to {folder}: {error.strerror}") from None
+    return ReportFiles(
+        folder=str(folder),
+        headline=contents.headline,
+        dashboard=str(folder / "dashboard.html"),
+        markdown=str(folder / "report.md"),
+        csv=str(folder / "results.csv"),
+        json=str(folder / "results.json"),
+        pictures=tuple(str(path) for path in pictures.values()),
+        records=len(contents.records),
+        notes=tuple(contents.notes),
+    )

@@ -1,0 +1,256 @@
+"""The report as Markdown: what was found, what to do, the tables it rests on, where and how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+
+from redline import __version__
+from redline.analyze.headroom import waterfall
+from redline.analyze.recommend import held_bytes, rate_text, ratio_text
+from redline.analyze.subject import Subject, is_capture
+from redline.analyze.summary import RunSummary
+from redline.report.contents import Contents
+from redline.report.dashboard.environment import places_of
+from redline.report.markdown_text import cell, escaped, table
+from redline.report.method import METHOD
+from redline.report.terminal import bound_word
+from redline.units import format_bytes, format_seconds, format_share, significant
+
+MOST_ROWS = 400
+"""Of the tables; results.csv has all of them."""
+KERNELS = 10
+
+
+def markdown(contents: Contents, pictures: Mapping[str, str]) -> str:
+    """`pictures`: file names by what they show."""
+    parts = [
+        _head(contents),
+        _advice(contents),
+        _pictures(pictures),
+        _results(contents),
+        _knees(contents),
+        _cold_starts(contents),
+        _headroom(contents),
+        _profiles(contents),
+        _environment(contents),
+        ["## Method", "", *(f"- {line}" for line in METHOD)],
+        [
+            "---",
+            "",
+            f"Made by Redline {__version__} from its records. `results.csv` and `results.json` hold every number.",
+        ],
+    ]
+    return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
+
+
+def _head(contents: Contents) -> Iterator[str]:
+    yield f"# {escaped(contents.title, 200)}"
+    yield ""
+    yield f"**{escaped(contents.headline, 400)}**"
+    failed = sum(row.failure is not None for row in contents.rows)
+    times = [record.created_at for record in contents.records]
+    if times:
+        yield ""
+        span = " to ".join(dict.fromkeys(_day(each) for each in (min(times), max(times))))
+        yield f"{len(contents.rows)} records{f', {failed} failed' if failed else ''}, measured {span} (UTC)."
+    for note in contents.notes:
+        yield f"\n> {escaped(note, 400)}"
+
+
+def _advice(contents: Contents) -> Iterator[str]:
+    if not contents.advice:
+        return
+    yield "## What to do"
+    yield ""
+    for subject, together in groupby(contents.advice, key=lambda each: each.subject):
+        yield f"### {escaped(str(subject), 200)}"
+        yield ""
+        for each in together:
+            yield f"- **{escaped(each.headline, 400)}**"
+            yield from (f"  - {escaped(detail, 500)}" for detail in each.details)
+        yield ""
+
+
+def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
+    if not pictures:
+        return
+    yield "## Pictures"
+    yield ""
+    for title, place in pictures.items():
+        yield f"![{title}]({place})"
+        yield ""
+
+
+def _results(contents: Contents) -> Iterator[str]:
+    if not contents.rows:
+        return
+    yield "## Results"
+    together: dict[Subject, list[RunSummary]] = {}
+    shown = list(zip(contents.subjects, contents.rows, contents.records, strict=True))[-MOST_ROWS:]
+    captures = {record.id for _, _, record in shown if is_capture(record)}
+    for subject, row, _ in shown:
+        together.setdefault(subject, []).append(row)
+    for subject, rows in together.items():
+        yield ""
+        yield f"### {escaped(str(subject), 200)}"
+        yield ""
+        yield from table(_headers(rows), [_result(row, captures) for row in _in_order(rows)])
+        yield from _remarks(rows)
+    if len(contents.rows) > MOST_ROWS:
+        yield f"\n{len(contents.rows) - MOST_ROWS} older records are in `results.csv`."
+    yield ""
+    yield "`±` is the 95 % interval of the median within one process; a ratio with an interval was measured in turns."
+
+
+def _headers(rows: Sequence[RunSummary]) -> list[str]:
+    item = next((row.item for row in rows if row.item), "items")
+    return ["recipe", "batch", f"{item}/s", "±", "p50", "p95", "memory", "vs first", "rel. error", "bound", "verdict"]
+
+
+def _result(row: RunSummary, captures: set[str]) -> list[str]:
+    name = cell(row.recipe) + (" (beside a profile)" if row.record_id in captures else "")
+    batch = "–" if row.batch is None else str(row.batch)
+    if row.failure is not None:
+        return [name, batch, *["–"] * 8, cell(f"failed: {row.failure.kind} at {row.failure.stage}")]
+    latency, interval = row.latency_s, row.throughput_interval
+    return [
+        name,
+        batch,
+        "–" if row.throughput_per_s is None else rate_text(row.throughput_per_s, None).removesuffix(" items/s"),
+        format_share(interval.half_width if interval else None),
+        format_seconds(latency.p50 if latency else None),
+        format_seconds(latency.p95 if latency else None),
+        format_bytes(held_bytes(row)),
+        _versus(row),
+        _error(row),
+        bound_word(row),
+        cell(", ".join(row.verdict.labels)),
+    ]
+
+
+def _versus(row: RunSummary) -> str:
+    if row.vs_first is None:
+        return "–"
+    return ratio_text(row) if row.vs_first.low is not None else f"{row.vs_first.ratio:.2f}× (few rounds)"
+
+
+def _error(row: RunSummary) -> str:
+    numerics = row.numerics
+    if numerics is None or numerics.method in ("unchecked", "skipped"):
+        return "not checked"
+    if numerics.method == "reference":
+        return "fp32"
+    told = f"{numerics.rel_l2:.1e}" if numerics.rel_l2 is not None else "not finite"
+    return told if numerics.passed else f"{told} ✗"
+
+
+def _remarks(rows: Sequence[RunSummary]) -> Iterator[str]:
+    told = []
+    for row in rows:
+        where = f"{cell(row.recipe)} at batch {row.batch}" if row.batch else cell(row.recipe)
+        if row.failure is not None:
+            told.append(f"- {where} failed: {escaped(row.failure.message, 300)}")
+        elif not row.verdict.trusted:
+            told += [f"- {where}: {escaped(reason, 300)}" for reason in row.verdict.reasons]
+    if told:
+        yield ""
+        yield from told
+
+
+def _knees(contents: Contents) -> Iterator[str]:
+    known = [curve for curve in contents.curves if curve.knee_batch is not None]
+    if not known:
+        return
+    yield "## Where larger batches stop paying"
+    yield ""
+    rows = [
+        [cell(str(curve.subject)), cell(curve.recipe), str(curve.knee_batch), significant(curve.limit_per_s or 0.0, 4)]
+        for curve in known
+    ]
+    yield from table(["subject", "recipe", "knee (90 %)", "limit, items/s"], rows, left=2)
+
+
+def _cold_starts(contents: Contents) -> Iterator[str]:
+    rows = []
+    for subject, row in zip(contents.subjects, contents.rows, strict=True):
+        cold = row.cold_start_s
+        if cold is not None and cold.compile is not None:
+            times = (cold.build, cold.first_call, cold.compile)
+            name, batch = cell(str(subject)), "–" if row.batch is None else str(row.batch)
+            rows.append([name, cell(row.recipe), batch, *map(format_seconds, times), cold.compile_cache or "–"])
+    if not rows:
+        return
+    yield "## Compiling"
+    yield ""
+    headers = ["subject", "recipe", "batch", "build", "first call", "of it compiling", "cache"]
+    yield from table(headers, rows[-MOST_ROWS:], left=2)
+
+
+def _headroom(contents: Contents) -> Iterator[str]:
+    if contents.headroom is None:
+        return
+    yield f"## Headroom: {escaped(contents.headroom.title, 200)}"
+    yield ""
+    rows = [
+        [cell(bar.label), cell(bar.told), f"{format_seconds(bar.from_s)} → {format_seconds(bar.to_s)}"]
+        for bar in waterfall(contents.headroom)
+    ]
+    yield from table(["step", "gain", "time of a step"], rows, left=2)
+
+
+def _profiles(contents: Contents) -> Iterator[str]:
+    if not contents.profiles:
+        return
+    yield "## Profiles"
+    for profile in contents.profiles:
+        capture = profile.capture
+        name = f"{capture.model} · {capture.task} · {capture.recipe} · batch {capture.batch}" if capture else "trace"
+        yield ""
+        yield f"### {escaped(name, 200)}"
+        yield ""
+        yield f"Bound: {profile.bound.label}. {escaped(profile.bound.evidence, 300)}."
+        yield ""
+        for finding in profile.findings:
+            yield f"- **{finding.code}**, at most {finding.gain_bound:.2f}× faster without it: {escaped(finding.evidence, 400)}"
+            yield f"  - next: {escaped(finding.next, 300)}"
+        yield ""
+        classes = [
+            [row.name, format_seconds(row.total_s), format_share(row.share), str(row.calls)] for row in profile.classes
+        ]
+        yield from table(["class", "total", "share", "calls"], classes)
+        if profile.kernels:
+            yield ""
+            kernels = [
+                [
+                    cell(row.short_name),
+                    row.kernel_class,
+                    str(row.calls),
+                    format_seconds(row.total_s),
+                    format_share(row.share),
+                ]
+                for row in profile.kernels[:KERNELS]
+            ]
+            yield from table(["kernel", "class", "calls", "total", "share"], kernels, left=2)
+
+
+def _environment(contents: Contents) -> Iterator[str]:
+    places = places_of(contents.records)
+    if not places:
+        return
+    yield "## Environment"
+    for place in places:
+        yield ""
+        yield f"### {escaped(place.device, 120)} ({place.records} record{'' if place.records == 1 else 's'})"
+        yield ""
+        yield from (f"- {name}: {escaped(value, 400)}" for name, value in place.facts)
+
+
+def _in_order(rows: Sequence[RunSummary]) -> list[RunSummary]:
+    recipes = {recipe: place for place, recipe in enumerate(dict.fromkeys(row.recipe for row in rows))}
+    return sorted(rows, key=lambda row: (recipes[row.recipe], row.batch or 0))
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,169 @@
+"""The pictures of a report: throughput and median latency against the batch, recipes side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from redline.analyze.curves import Curve
+from redline.analyze.knee import SATURATED
+from redline.analyze.subject import Subject
+from redline.analyze.summary import RunSummary
+from redline.report.contents import Contents
+from redline.report.one_line import one_line
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")
+MARKERS = "osD^Pvhp"
+MOST_LINES = 12
+MOST_BARS = 24
+LABEL = 46
+
+
+def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
+    """Those that have something to show, by their titles."""
+    drawn = {
+        "Throughput against batch": _against_batch(
+            contents.curves, folder / "throughput.png", _throughput, "items per second", "throughput", knee=True
+        ),
+        "Median latency against batch": _against_batch(
+            contents.curves, folder / "latency.png", _latency_ms, "ms per step", "median latency"
+        ),
+        "Recipes compared": _recipes(contents, folder / "recipes.png"),
+    }
+    return {title: path for title, path in drawn.items() if path is not None}
+
+
+def _against_batch(
+    curves: Sequence[Curve],
+    path: Path,
+    value: Callable[[RunSummary], float | None],
+    unit: str,
+    title: str,
+    *,
+    knee: bool = False,
+) -> Path | None:
+    lines = [curve for curve in curves if sum(value(row) is not None for row in curve.rows) > 1]
+    if not lines:
+        return None
+    shown = sorted(lines, key=lambda curve: -len(curve.points))[:MOST_LINES]
+    figure, axes = _figure(8.4, 4.9)
+    several = len({curve.subject for curve in shown}) > 1
+    for number, curve in enumerate(shown):
+        points = [(row.batch, each) for row in curve.rows if (each := value(row)) is not None]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        wrong = any(
+            row.numerics and not row.numerics.passed and row.numerics.method != "unchecked" for row in curve.rows
+        )
+        name = f"{curve.recipe} (numerics ✗)" if wrong else curve.recipe
+        label = f"{name} · {curve.subject}" if several else name
+        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=_label(label), markersize=5)
+        if knee and curve.knee_batch is not None and curve.limit_per_s is not None:
+            axes.plot(
+                [curve.knee_batch], [SATURATED * curve.limit_per_s], "*", color=colour, markersize=15, mec="black"
+            )
+    _batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(unit)
+    more = f"; {len(lines) - MOST_LINES} more curves are not shown" if len(lines) > MOST_LINES else ""
+    starred = "; a star marks the knee" if knee and any(curve.knee_batch for curve in shown) else ""
+    where = "" if several else f"{_label(str(shown[0].subject), 70)}: "
+    axes.set_title(f"{where}{title}{starred}{more}", fontsize=10.5, loc="left")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    return _saved(figure, path)
+
+
+def _recipes(contents: Contents, path: Path) -> Path | None:
+    """The subject and batch with the most recipes: those measured in turns before those that followed each other."""
+    groups: dict[tuple[Subject, int | None], dict[str, RunSummary]] = {}
+    for subject, row in zip(contents.subjects, contents.rows, strict=True):
+        if row.throughput_per_s is not None:
+            groups.setdefault((subject, row.batch), {})[row.recipe] = row
+    if not groups:
+        return None
+    (subject, batch), rows = max(groups.items(), key=lambda item: (_in_turns(item[1].values()), len(item[1])))
+    bars = sorted(rows.values(), key=lambda row: row.throughput_per_s or 0.0)[-MOST_BARS:]
+    figure, axes = _figure(8.4, 1.7 + 0.42 * len(bars))
+    for number, row in enumerate(bars):
+        assert row.throughput_per_s is not None
+        sound = row.verdict.trusted and (row.numerics is None or row.numerics.passed)
+        axes.barh(
+            number,
+            row.throughput_per_s,
+            xerr=_error_bars(row),
+            color=COLOURS[0] if sound else "#b9c4cf",
+            hatch=None if sound else "//",
+            edgecolor="white",
+            error_kw={"capsize": 3, "elinewidth": 1},
+        )
+        axes.annotate(
+            _bar_text(row), (row.throughput_per_s, number), (6, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axes.set_yticks(range(len(bars)), [_label(row.recipe) for row in bars], fontsize=8.5)
+    axes.margins(x=0.3)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{_label(bars[0].item or 'items')} per second, 95 % interval; hatched: not to be relied on")
+    axes.set_title(_label(f"{subject}{f' · batch {batch}' if batch else ''}", 90), fontsize=10.5, loc="left")
+    return _saved(figure, path)
+
+
+def _in_turns(rows: Iterable[RunSummary]) -> bool:
+    return any(row.vs_first is not None and row.vs_first.low is not None for row in rows)
+
+
+def _error_bars(row: RunSummary) -> list[list[float]] | None:
+    interval, speed = row.throughput_interval, row.throughput_per_s
+    if interval is None or speed is None:
+        return None
+    return [[max(0.0, speed - interval.low)], [max(0.0, interval.high - speed)]]
+
+
+def _bar_text(row: RunSummary) -> str:
+    ratio = f"{row.vs_first.ratio:.2f}×" if row.vs_first is not None else ""
+    doubt = "" if row.verdict.trusted else ", ".join(row.verdict.labels)
+    wrong = "numerics ✗" if row.numerics is not None and not row.numerics.passed else ""
+    return "  ".join(part for part in (f"{row.throughput_per_s:,.0f}", ratio, doubt, wrong) if part)
+
+
+def _throughput(row: RunSummary) -> float | None:
+    return row.throughput_per_s if row.batch else None
+
+
+def _latency_ms(row: RunSummary) -> float | None:
+    return row.latency_s.p50 * 1e3 if row.latency_s is not None and row.batch else None
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    # Made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _batch_ticks(axes: Any, batches: set[int]) -> None:
+    ordered = sorted(batches)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ordered[:: max(1, len(ordered) // 12)])
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("batch")
+
+
+def _label(text: str, longest: int = LABEL) -> str:
+    """Text for a picture: dollars would begin a formula."""
+    return one_line(text, longest).replace("$", r"\$")
+
+
+def _saved(figure: Any, path: Path) -> Path:
+    import warnings
+
+    with warnings.catch_warnings():
+        # A name may hold a character that no font here has; the picture then shows a box for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(path, dpi=130)
+    return path

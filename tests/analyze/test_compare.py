@@ -1,0 +1,206 @@
+"""Verdicts of a comparison against a known truth: what is faster, what is not, and what cannot be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from reported import fake_door, race_records, sweep_records
+
+from redline.analyze.compare import Comparison, Comparisons, between_processes, compare_records
+from redline.errors import UsageError
+from redline.record import RunRecord
+
+
+def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:
+    """Processes of one benchmark, each with an offset of its own."""
+    door = fake_door(**{"step_s": 0.010 / speed, "offset_sigma": 0.01, **truth})
+    return [record for _ in range(count) for record in sweep_records(door, recipe="baseline", batches=[32])]
+
+
+def only(found: Comparisons) -> Comparison:
+    (comparison,) = found.comparisons
+    return comparison
+
+
+def changed(record: RunRecord, part: str, **changes: Any) -> RunRecord:
+    assert record.prepared is not None
+    prepared = record.prepared
+    environment = prepared.environment
+    if part == "device":
+        environment = msgspec.structs.replace(
+            environment, device=msgspec.structs.replace(environment.device, **changes)
+        )
+    elif part == "environment":
+        environment = msgspec.structs.replace(environment, **changes)
+    prepared = msgspec.structs.replace(prepared, environment=environment)
+    if part == "workload":
+        prepared = msgspec.structs.replace(prepared, workload=msgspec.structs.replace(prepared.workload, **changes))
+    return msgspec.structs.replace(record, prepared=prepared, **(changes if part == "record" else {}))
+
+
+class TestInTurns:
+    def test_the_ratio_is_time_of_the_first_over_time_of_the_other(self) -> None:
+        first, other, _ = race_records(["baseline", "fp16", "channels-last"])
+        found = only(compare_records([first], [other]))
+        assert (found.verdict, found.basis) == ("faster", "turns")
+        assert found.ratio == pytest.approx(2.5, rel=0.02)
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < 2.5 < found.high
+        assert only(compare_records([other], [first])).verdict == "slower"
+
+    def test_two_that_are_the_same_are_the_same(self) -> None:
+        first, other = race_records(["baseline", "amp"])  # the simulated bench knows no speed of amp: the baseline's
+        assert only(compare_records([first], [other])).verdict == "same"
+
+    def test_a_small_difference_with_a_wide_interval_is_inconclusive(self) -> None:
+        door = fake_door(step_s=lambda spec: 0.010 / (1.03 if spec.recipe.steps else 1.0), noise_sigma=0.3, seed=1)
+        first, other = race_records(["baseline", "fp16"], door)
+        found = only(compare_records([first], [other]))
+        assert found.verdict == "inconclusive"
+        assert "across the band" in found.reasons[0]
+
+
+class TestSeparateRuns:
+    def test_one_after_the_other_has_a_ratio_and_never_an_interval(self) -> None:
+        found = only(compare_records(replicates(1), replicates(1, speed=2.0)))
+        assert (found.verdict, found.basis) == ("inconclusive", "single runs")
+        assert (found.low, found.high) == (None, None)
+        assert found.ratio == pytest.approx(2.0, rel=0.05)
+        assert "merely followed each other" in found.reasons[0]
+
+    def test_two_processes_a_side_are_not_enough(self) -> None:
+        assert only(compare_records(replicates(2), replicates(2, speed=2.0))).basis == "single runs"
+
+    def test_replicates_give_an_interval(self) -> None:
+        found = only(compare_records(replicates(), replicates(speed=0.8)))
+        assert (found.verdict, found.basis) == ("slower", "replicates")
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < 0.8 < found.high
+        assert any("drift between the two occasions" in note for note in found.notes)
+
+    def test_false_alarms_are_rare_when_processes_differ_and_the_clock_drifts(self) -> None:
+        """The same thing measured twice on two occasions: processes sit 2 % apart, occasions 2 % on top."""
+        import numpy as np
+
+        random = np.random.default_rng(7)
+        alarms = 0
+        for _ in range(1000):
+            occasion = random.normal(0, 0.02, size=2)
+            ours, theirs = (np.exp(random.normal(shift, 0.02, size=3)) for shift in occasion)
+            interval = between_processes(list(ours), list(theirs))
+            alarms += interval.low > 1.03 or interval.high < 1 / 1.03
+        assert alarms / 1000 < 0.05
+
+    def test_the_interval_covers_the_truth_as_often_as_it_says(self) -> None:
+        import numpy as np
+
+        random = np.random.default_rng(11)
+        covered = 0
+        for _ in range(2000):
+            ours = np.exp(random.normal(0, 0.02, size=4))
+            theirs = np.exp(random.normal(-0.1, 0.03, size=5))
+            interval = between_processes(list(ours), list(theirs))
+            covered += interval.low <= float(np.exp(0.1)) <= interval.high
+        assert 0.94 < covered / 2000 < 0.98
+
+    def test_a_throttled_side_proves_nothing(self) -> None:
+        found = only(compare_records(replicates(), replicates(speed=0.5, throttle=("hw_thermal",))))
+        assert found.verdict == "inconclusive"
+        assert any("throttled" in reason for reason in found.reasons)
+
+
+class TestIncomparable:
+    @pytest.mark.parametrize(
+        ("part", "changes", "reason"),
+        [
+            ("device", {"name": "another GPU"}, "device: fake cuda device against another GPU"),
+            ("device", {"driver": "1.2"}, "driver: fake against 1.2"),
+            ("environment", {"versions": {"torch": "9.9"}}, "torch: fake against 9.9"),
+            ("record", {"benchmark_version": "0"}, "benchmark version: 1 against 0"),
+            ("workload", {"model_hash": "other"}, "model (its structure)"),
+            ("workload", {"items_per_step": 64}, "batch 32 against 64"),
+        ],
+    )
+    def test_another_place_is_incomparable_and_never_slower(
+        self, part: str, changes: dict[str, Any], reason: str
+    ) -> None:
+        found = only(
+            compare_records(replicates(), [changed(record, part, **changes) for record in replicates(speed=0.5)])
+        )
+        assert found.verdict == "incomparable"
+        assert any(reason in told for told in found.reasons)
+        assert found.ratio is None
+
+    def test_a_side_that_mixes_places_is_incomparable(self) -> None:
+        mixed = replicates(3)
+        mixed[0] = changed(mixed[0], "device", driver="older")
+        found = only(compare_records(replicates(3), mixed))
+        assert found.verdict == "incomparable"
+
+    def test_another_machine_of_the_same_kind_is_only_noted(self) -> None:
+        others = [changed(record, "environment", hostname="elsewhere") for record in replicates()]
+        found = only(compare_records(replicates(), others))
+        assert found.verdict == "same"
+        assert any("machine" in note for note in found.notes)
+
+    def test_without_a_common_benchmark_the_whole_is_incomparable(self) -> None:
+        found = compare_records(sweep_records(batches=[1, 2]), sweep_records(batches=[4, 8]))
+        assert found.comparisons == ()
+        assert found.verdict == "incomparable"
+        assert len(found.only_first) == len(found.only_other) == 4
+
+
+def test_a_failed_run_is_invalid() -> None:
+    from reported import failed_record
+
+    found = only(compare_records([failed_record()], [failed_record()]))
+    assert found.verdict == "invalid"
+    assert "this factory raised" in found.reasons[0]
+
+
+def test_a_record_is_not_set_against_itself() -> None:
+    (record,) = replicates(1)
+    with pytest.raises(UsageError, match="on both sides"):
+        compare_records([record], [record])
+
+
+def test_sweeps_are_compared_cell_by_cell() -> None:
+    found = compare_records(sweep_records(batches=[1, 8]), sweep_records(batches=[8, 64]))
+    assert [str(each.benchmark.batch) for each in found.comparisons] == ["8", "8"]
+    assert {each.batch for each in found.only_first} == {1}
+    assert {each.batch for each in found.only_other} == {64}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "whole"),
+    [
+        (("same", "faster"), "same"),
+        (("faster", "slower"), "slower"),
+        (("slower", "invalid"), "invalid"),
+        (("incomparable", "inconclusive"), "incomparable"),
+        (("slower", "incomparable"), "slower"),
+    ],
+)
+def test_the_worst_verdict_stands_for_all(verdicts: tuple[Any, ...], whole: str, make: Callable[..., Any]) -> None:
+    assert Comparisons(comparisons=tuple(make(each) for each in verdicts)).verdict == whole
+
+
+@pytest.fixture
+def make() -> Callable[..., Comparison]:
+    template = only(compare_records(replicates(1), replicates(1)))
+    return lambda verdict: msgspec.structs.replace(template, verdict=verdict)
+
+
+def test_memory_and_tail_are_told_beside_the_time() -> None:
+    less = fake_door(memory_bytes=2**27)
+    first = sweep_records(recipe="baseline", batches=[32], effort="normal")
+    other = sweep_records(less, recipe="baseline", batches=[32], effort="normal")
+    metrics = {metric.name: metric for metric in only(compare_records(first, other)).metrics}
+    assert metrics["memory"].verdict == "less"
+    assert metrics["memory"].change < -0.8
+    assert metrics["p95"].verdict == "inconclusive"  # one process each

@@ -1,0 +1,128 @@
+"""Recommendations follow from the records: the right recipe and batch, their costs, and silence where nothing is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from reported import failed_record, fake_door, race_records, sweep_records
+
+from redline.analyze.curves import curves_of
+from redline.analyze.recommend import Advice, headline, recommend
+from redline.analyze.subject import subjects_of
+from redline.analyze.summary import first_of_each_group, summarize
+from redline.record import RunRecord
+
+
+def advice_of(records: Sequence[RunRecord]) -> list[Advice]:
+    rows = summarize(records)
+    firsts = {group: record.id for group, record in first_of_each_group(records).items()}
+    return recommend(curves_of(records, rows), rows, subjects_of(records), firsts)
+
+
+def one(records: Sequence[RunRecord], kind: str) -> Advice:
+    (found,) = [advice for advice in advice_of(records) if advice.kind == kind]
+    return found
+
+
+def test_the_fastest_that_keeps_the_numerics_is_recommended_with_its_interval_and_costs() -> None:
+    found = one(race_records(["baseline", "fp16", "fp16+compile", "bf16"]), "recipe")
+    assert found.recipe == "fp16+compile"
+    told = "; ".join(found.details)
+    assert "4.0" in told
+    assert "measured in turns" in told
+    assert "25 % of what is allowed" in told.replace("\u2009", " ")
+    assert "memory: " in told
+    assert "20.0 s of compiling" in told
+    # 8.6 ms a step saved: 11.6 · (1 − 1/4).
+    assert "paid back after 2\u2009400 steps" in told or "paid back after 2\u2009300 steps" in told
+
+
+def test_the_first_of_a_group_is_what_the_others_are_set_against_whoever_else_has_no_ratio() -> None:
+    """One that shares no round with the first has no ratio either, and is not the first for that."""
+    baseline, fast, other = race_records(["baseline", "fp16", "channels-last"])
+    apart = [msgspec.structs.replace(block, round=block.round + 1000) for block in other.blocks]
+    records = [baseline, fast, msgspec.structs.replace(other, blocks=tuple(apart))]
+    found = one(records, "recipe")
+    assert found.headline.startswith("fp16 runs resnet50 2.5")
+    assert "as fast as baseline" in found.headline
+
+
+def test_wrong_answers_are_never_recommended_however_fast() -> None:
+    door = fake_door(step_s=lambda spec: 0.001 if str(spec.recipe) == "bf16" else 0.01)
+    records = race_records(["baseline", "bf16"], door)
+    assert one(records, "recipe").recipe == "baseline"
+    assert "Keep bf16 away" in one(records, "avoid").headline
+
+
+def test_a_throttled_number_carries_no_recommendation() -> None:
+    records = race_records(door=fake_door(throttle=("hw_thermal",)))
+    assert [advice for advice in advice_of(records) if advice.kind in ("recipe", "latency", "throughput")] == []
+
+
+def test_cells_of_a_sweep_are_compared_without_an_interval_and_it_says_so() -> None:
+    found = one(sweep_records(batches=[8, 32]), "recipe")
+    assert found.recipe == "fp16"
+    assert "carries no interval" in found.details[0]
+
+
+def test_batches_for_latency_and_throughput() -> None:
+    # t = 2 ms + 0.3 ms · b: the knee (90 %) at b = 60, latency within 10 % of the lowest up to batch 1.
+    records = sweep_records(recipe="baseline", batches=[1, 4, 16, 64, 128])
+    assert one(records, "latency").batch == 1
+    found = one(records, "throughput")
+    assert found.batch == 64
+    assert any("knee" in detail for detail in found.details)
+
+
+def test_a_flat_latency_takes_the_larger_batch() -> None:
+    door = fake_door(step_s=lambda spec: 0.010 + 1e-5 * (spec.workload.batch or 1))
+    found = one(sweep_records(door, recipe="baseline", batches=[1, 4, 64]), "latency")
+    assert found.batch == 64
+    assert "within 10%" in found.details[0]
+
+
+def test_what_does_not_fit_is_told_with_its_batch() -> None:
+    found = one(sweep_records(recipe=["baseline", "fp16"], batches=[1, 8, 256, 512]), "failed")
+    assert "does not fit from batch 256 on" in found.headline
+    assert found.details == ("baseline: 256, 512", "fp16: 256, 512")
+
+
+def test_a_failed_run_shares_the_subject_of_those_that_ran() -> None:
+    records = sweep_records(recipe="baseline", batches=[1, 256])
+    assert records[1].prepared is None
+    assert len(set(subjects_of(records))) == 1
+
+
+def test_one_record_alone_recommends_nothing() -> None:
+    assert advice_of(sweep_records(recipe="baseline", batches=[8])) == []
+
+
+def test_the_headline_states_the_finding() -> None:
+    def told(records: Sequence[RunRecord]) -> str:
+        return headline(advice_of(records), summarize(records))
+
+    assert re.fullmatch(
+        r"fp16\+compile runs resnet50 (3\.9|4\.0)\d× as fast as baseline on fake cuda device", told(race_records())
+    )
+    assert told([]) == "There is nothing to report yet"
+    assert told([failed_record(), failed_record()]) == "Nothing could be measured: all 2 runs failed"
+    assert "nothing here may be recommended yet" in told(sweep_records(recipe="baseline", batches=[8]))
+
+
+class TestCurves:
+    def test_the_newest_record_at_length_stands_for_its_batch(self) -> None:
+        old, new = sweep_records(recipe="baseline", batches=[8]), sweep_records(recipe="baseline", batches=[8])
+        old = [msgspec.structs.replace(record, created_at=1.0) for record in old]
+        new = [msgspec.structs.replace(record, created_at=2.0) for record in new]
+        records = [*new, *old]
+        (curve,) = curves_of(records, summarize(records))
+        assert [point.record_id for point in curve.points] == [new[0].id]
+
+    @pytest.mark.parametrize("batches", [[1, 64], [1, 2, 4]])
+    def test_no_knee_without_the_points_for_it(self, batches: list[int]) -> None:
+        records = sweep_records(recipe="baseline", batches=batches)
+        (curve,) = curves_of(records, summarize(records))
+        assert curve.knee_batch is None

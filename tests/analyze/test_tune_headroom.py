@@ -1,0 +1,92 @@
+"""The way a search found, as a waterfall that ends where the winner does."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from reported import ceilings_of, race_records
+
+from redline.analyze.headroom import waterfall
+from redline.analyze.summary import summarize
+from redline.analyze.tune.finding import StepGain, TuneFinding, Winner
+from redline.analyze.tune.headroom import TOGETHER, headroom_of
+from redline.record import RunRecord
+from redline.report.contents import contents_of
+
+RECORDS = race_records()
+ROWS = summarize(RECORDS, ceilings_of)
+
+
+def finding(
+    record: RunRecord = RECORDS[2], *, ratio: float = 4.0, gains: tuple[float, ...] = (2.5, 1.6)
+) -> TuneFinding:
+    recipe = str(record.spec.recipe)
+    winner = Winner(recipe=recipe, batch=32, ratio=ratio, low=3.9, high=4.1, record_id=record.id)
+    return TuneFinding(
+        name="mine",
+        state="done",
+        model="resnet50",
+        task="infer",
+        device="cuda:0",
+        device_name="fake cuda device",
+        objective="throughput",
+        winner=winner,
+        ranking=(),
+        steps=tuple(
+            StepGain(step=step, gain=gain, low=None, high=None)
+            for step, gain in zip(("fp16", "compile"), gains, strict=True)
+        ),
+        rejected=(),
+        refused=(),
+        headroom=None,
+        snippet=None,
+        seconds=1.0,
+        compile_seconds=0.0,
+        trials=3,
+    )
+
+
+def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
+    found = headroom_of(finding(), ROWS)
+    assert found is not None
+    row = ROWS[2]
+    assert row.batch is not None
+    assert row.throughput_per_s is not None
+    assert row.roofline is not None
+    assert found.winner_s == pytest.approx(row.batch / row.throughput_per_s)
+    assert found.baseline_s == pytest.approx(4.0 * found.winner_s)
+    assert [bar.label for bar in waterfall(found)] == ["baseline", "fp16", "compile", "fp16+compile", "roofline"]
+    assert found.roofline_s == row.roofline.attainable_s
+    assert waterfall(found)[3].told == "4.00× (3.90–4.10) in all, valid"
+
+
+@pytest.mark.parametrize("gains", [(2.0, 1.6), (3.0, 2.0)])
+def test_what_steps_do_only_together_is_a_bar_of_its_own(gains: tuple[float, float]) -> None:
+    found = headroom_of(finding(gains=gains), ROWS)
+    assert found is not None
+    assert found.steps[-1].name == TOGETHER
+    assert math.prod(step.gain for step in found.steps) == pytest.approx(4.0)
+
+
+def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> None:
+    contents = contents_of(RECORDS, tune=finding(ratio=3.5))
+    (told,) = [each for each in contents.advice if each.kind == "recipe"]
+    assert contents.headline == told.headline
+    assert told.headline == "fp16+compile runs resnet50 3.50× as fast as baseline on fake cuda device"
+    assert "(3.90–4.10) over fresh processes" in told.details[0]
+    assert "without fp16 it takes 2.50× as long" in told.details[1]
+    assert any(detail.startswith("memory:") for detail in told.details)
+
+
+def test_without_ceilings_there_is_no_roofline() -> None:
+    found = headroom_of(finding(), summarize(RECORDS))
+    assert found is not None
+    assert found.roofline_s is None
+
+
+def test_there_is_no_way_without_a_winner_or_to_the_baseline_itself() -> None:
+    assert headroom_of(msgspec.structs.replace(finding(), winner=None), ROWS) is None
+    assert headroom_of(finding(RECORDS[0], ratio=1.0), ROWS) is None
+    assert headroom_of(finding(), ROWS[:1]) is None

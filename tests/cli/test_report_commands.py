@@ -1,0 +1,203 @@
+"""`redline report`, `redline compare` and `--report` from the outside: files, documents, one-line mistakes, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import fake_door, race_records, sweep_records
+from typer.testing import CliRunner, Result
+
+from redline import api
+from redline.cli.main import app
+from redline.launch.fake import FakeDoor
+from redline.record import RunRecord
+from redline.report.export import export_json
+from redline.store import History
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
+    door = fake_door()
+    monkeypatch.setattr(api, "open_door", lambda launch: door)
+    return door
+
+
+@pytest.fixture
+def redline(door: FakeDoor) -> Callable[..., Result]:
+    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def keep(records: list[RunRecord]) -> list[RunRecord]:
+    with History.open() as history:
+        for record in records:
+            history.finish(record)
+    return records
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+class TestReport:
+    def test_writes_the_folder_and_says_where(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        keep(race_records())
+        result = redline("report", "--out", str(tmp_path / "out"))
+        assert result.exit_code == 0
+        assert "fp16+compile runs resnet50" in result.stdout
+        assert (tmp_path / "out" / "dashboard.html").exists()
+
+    def test_json_is_alone_on_stdout(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        keep(race_records())
+        told = document(redline("report", "--last", "--out", str(tmp_path / "out"), "--json"))
+        assert told["records"] == 3
+        assert Path(told["dashboard"]).exists()
+
+    def test_of_a_sweep_by_name(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        keep(race_records(model="another"))
+        assert redline("sweep", "resnet50", "-b", "1,8", "--name", "mine", "--effort", "quick").exit_code == 0
+        told = document(redline("report", "--sweep", "mine", "--out", str(tmp_path / "out"), "--json"))
+        assert told["records"] == 2
+        assert "# sweep mine" in Path(told["markdown"]).read_text()
+
+    @pytest.mark.parametrize(
+        ("arguments", "complaint"),
+        [
+            (("--sweep", "nosuch"), "no sweep 'nosuch'"),
+            (("--tune", "nosuch"), "no tune 'nosuch'"),
+            (("--last", "--sweep", "x"), "one of them"),
+            (("abcdef",), "no record 'abcdef'"),
+        ],
+    )
+    def test_mistakes_are_one_line(
+        self, redline: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], complaint: str
+    ) -> None:
+        result = redline("report", *arguments, "--out", str(tmp_path / "out"))
+        assert result.exit_code == 2
+        assert complaint in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+
+    def test_a_folder_that_cannot_be_is_one_line(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        result = redline("report", "--out", str(tmp_path / "file" / "out"))
+        assert result.exit_code == 2
+        assert "cannot write the report" in result.stderr
+
+    def test_of_an_exported_file(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        exported = tmp_path / "records.json"
+        exported.write_text(export_json(race_records(), raw=True))
+        told = document(redline("report", str(exported), "--out", str(tmp_path / "out"), "--json"))
+        assert told["records"] == 3
+
+    def test_of_a_file_without_raw_records_says_how_to_write_one(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        exported = tmp_path / "rows.json"
+        exported.write_text(export_json(race_records()))
+        result = redline("report", str(exported), "--out", str(tmp_path / "out"))
+        assert result.exit_code == 2
+        assert "--raw" in result.stderr
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"results": []}', '{"results": [], "records": [1]}', "\x00\xff"])
+    def test_other_files_are_one_line(self, redline: Callable[..., Result], tmp_path: Path, text: str) -> None:
+        other = tmp_path / "other.json"
+        other.write_text(text)
+        result = redline("report", str(other), "--out", str(tmp_path / "out"))
+        assert result.exit_code == 2
+        assert len(result.stderr.strip().splitlines()) == 1
+
+    @pytest.mark.parametrize("name", ["<script>|\n# x", "\x1b[31mred\x1b[0m", "=1+1", "[bold]x[/bold]", "z" * 300])
+    def test_a_hostile_name_does_nothing_to_the_terminal(
+        self, redline: Callable[..., Result], tmp_path: Path, name: str
+    ) -> None:
+        keep(race_records(model=name))
+        result = redline("report", "--out", str(tmp_path / "out"))
+        assert result.exit_code == 0
+        assert "\x1b" not in result.stdout
+        assert "".join(name.split())[:20].replace("\x1b", "\ufffd") in "".join(result.stdout.split())
+
+
+class TestBeside:
+    def test_run(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        out = str(tmp_path / "out")
+        result = redline(
+            "run", "resnet50", "-r", "baseline", "-r", "fp16", "-b", "8", "--effort", "quick", "--json", "--report", out
+        )
+        assert result.exit_code == 0
+        assert len(document(result)["results"]) == 2
+        assert "dashboard:" in result.stderr
+        assert (tmp_path / "out" / "recipes.png").exists()
+
+    def test_sweep(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        result = redline("sweep", "resnet50", "-b", "1,8,64", "--effort", "quick", "--report", str(out))
+        assert result.exit_code == 0
+        assert (out / "throughput.png").exists()
+
+    def test_a_dry_run_has_nothing_to_report(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        result = redline("sweep", "resnet50", "-b", "1", "--dry-run", "--report", str(tmp_path / "out"))
+        assert result.exit_code == 2
+        assert "--dry-run" in result.stderr
+
+    def test_the_folder_is_looked_at_before_anything_is_measured(
+        self, redline: Callable[..., Result], tmp_path: Path, door: FakeDoor
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        result = redline("run", "resnet50", "--report", str(tmp_path / "file" / "out"))
+        assert result.exit_code == 2
+        assert door.opened == 0
+
+    def test_a_trace_from_elsewhere_has_no_record(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        result = redline("profile", "--trace", "x.json", "--report", str(tmp_path / "out"))
+        assert result.exit_code == 2
+        assert "--html" in result.stderr
+
+
+class TestCompare:
+    def test_exit_codes_follow_the_verdict(self, redline: Callable[..., Result]) -> None:
+        baseline, fast, same = keep(race_records(["baseline", "fp16", "amp"]))
+        assert redline("compare", baseline.id, fast.id).exit_code == 0
+        assert redline("compare", fast.id, baseline.id).exit_code == 1
+        assert redline("compare", baseline.id, same.id).exit_code == 0
+        (other,) = keep(sweep_records(model="vit_b_16", recipe="baseline", batches=[32]))
+        assert redline("compare", baseline.id, other.id).exit_code == 3
+        (alone,) = keep(sweep_records(recipe="baseline", batches=[32]))
+        assert redline("compare", baseline.id, alone.id).exit_code == 0
+        assert redline("compare", baseline.id, alone.id, "--fail-inconclusive").exit_code == 4
+        (broken,) = keep(sweep_records(recipe="baseline", batches=[256]))
+        assert redline("compare", broken.id, alone.id).exit_code == 5
+
+    def test_json_markdown_and_terminal(self, redline: Callable[..., Result]) -> None:
+        baseline, fast, _ = keep(race_records())
+        told = document(redline("compare", baseline.id, fast.id, "--json"))
+        assert told["verdict"] == "faster"
+        assert told["comparisons"][0]["ratio"] == pytest.approx(2.5, rel=0.05)
+        assert redline("compare", baseline.id, fast.id, "--markdown").stdout.startswith("## ")
+        assert "verdict: faster" in redline("compare", baseline.id, fast.id).stdout
+        assert redline("compare", baseline.id, fast.id, "--markdown", "--json").exit_code == 2
+
+    def test_sweeps_files_and_lists_of_ids(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            redline("sweep", "resnet50", "-b", "1,8", "--name", name, "--effort", "quick")
+        told = document(redline("compare", "one", "two", "--json"))
+        assert {each["verdict"] for each in told["comparisons"]} == {"inconclusive"}
+        door = fake_door()
+        sides = [
+            [record for _ in range(3) for record in sweep_records(door, recipe=recipe, batches=[32])]
+            for recipe in ("baseline", "fp16")
+        ]
+        ids = [",".join(record.id for record in keep(side)) for side in sides]
+        assert document(redline("compare", *ids, "--json"))["verdict"] == "faster"
+        files = [tmp_path / "a.json", tmp_path / "b.json"]
+        for file, side in zip(files, sides, strict=True):
+            file.write_text(export_json(side, raw=True))
+        assert document(redline("compare", *map(str, files), "--json"))["verdict"] == "faster"
+
+    @pytest.mark.parametrize("word", ["nosuch", "abcdef0123", "no/such/file.json"])
+    def test_what_names_nothing_is_one_line(self, redline: Callable[..., Result], word: str) -> None:
+        result = redline("compare", word, word)
+        assert result.exit_code == 2
+        assert len(result.stderr.strip().splitlines()) == 1

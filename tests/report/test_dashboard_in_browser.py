@@ -1,0 +1,325 @@
+"""The dashboard as a person meets it: opened from a file in Chromium."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from reported import ceilings_of, everything, failed_record, race_records, sweep_records
+
+from redline.analyze.headroom import Headroom, HeadroomStep
+from redline.record import RunRecord
+from redline.report.contents import contents_of
+from redline.report.dashboard.page import dashboard
+from redline.report.export import COLUMNS, export_csv
+
+pytestmark = pytest.mark.browser
+
+ALL_CHARTS = {
+    "headroom",
+    "recipes",
+    "throughput",
+    "latency",
+    "memory",
+    "distribution",
+    "cold",
+    "phases",
+    "kernels",
+    "roofline",
+    "telemetry",
+}
+HEADROOM = Headroom(
+    title="resnet50",
+    baseline="baseline",
+    baseline_s=0.012,
+    winner="fp16+compile",
+    steps=(HeadroomStep(name="fp16", gain=2.5, low=2.4, high=2.6), HeadroomStep(name="compile", gain=1.6)),
+    roofline_s=0.001,
+)
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>'\"|`a\nb"
+
+
+def page_of(folder: Path, records: Sequence[RunRecord], **more: Any) -> Path:
+    page = folder / "dashboard.html"
+    headroom = more.pop("headroom", None)
+    contents = dataclasses.replace(contents_of(records, **more), headroom=headroom)
+    page.write_text(dashboard(contents), encoding="utf-8")
+    return page
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page_of(tmp_path_factory.mktemp("full"), everything(), headroom=HEADROOM, ceilings_of=ceilings_of)
+
+
+def draw_all(browser: Any) -> None:
+    for name in browser.ask("return [...document.querySelectorAll('section[data-chart]')].map(s => s.dataset.chart)"):
+        browser.ask("document.getElementById(arguments[0]).scrollIntoView()", f"chart-{name}")
+        browser.until(f"return document.getElementById('chart-{name}').dataset.drawn")
+
+
+def points(browser: Any, chart: str) -> int:
+    """How many numbers plotly was given and shows in this chart."""
+    return browser.ask(
+        "const plot = document.querySelector(`#chart-${arguments[0]} .plot`);"
+        "return (plot.data || []).reduce((sum, trace) => sum + [...trace.x].filter((x, at) => x !== null && trace.y[at] !== null).length, 0)",
+        chart,
+    )
+
+
+def choose(browser: Any, filter: str, value: str) -> None:
+    browser.ask(
+        "const box = [...document.querySelectorAll(`[data-filter=${arguments[0]}] input`)].find(b => b.value === arguments[1]);"
+        "box.click()",
+        filter,
+        value,
+    )
+
+
+def pick(browser: Any, chart: str, name: str, value: str) -> None:
+    browser.ask(
+        "const select = document.querySelector(`#chart-${arguments[0]} select[data-pick=${arguments[1]}]`);"
+        "select.value = arguments[2]; select.dispatchEvent(new Event('change'))",
+        chart,
+        name,
+        value,
+    )
+
+
+def column(browser: Any, name: str) -> list[str]:
+    return browser.ask(
+        "const place = [...document.querySelectorAll('#table th')].findIndex(c => c.dataset.column === arguments[0]);"
+        "return [...document.querySelectorAll('#table tbody tr')].map(row => row.children[place].textContent)",
+        name,
+    )
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390], ids=["desktop", "phone"])
+def test_every_chart_has_data_and_the_console_stays_silent(
+    browser: Any, full_page: Path, dark: bool, width: int
+) -> None:
+    browser.look_like(dark=dark, width=width, height=900)
+    browser.open(full_page)
+    draw_all(browser)
+    drawn = browser.ask("return [...document.querySelectorAll('section[data-chart]')].map(s => s.dataset.chart)")
+    assert set(drawn) == ALL_CHARTS
+    assert {chart for chart in drawn if not points(browser, chart)} == set()
+    assert browser.console() == []
+    # Nothing sticks out of the page sideways.
+    assert browser.ask("return document.documentElement.scrollWidth") <= width
+    background = browser.ask("return getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(14, 17, 21)") is dark
+
+
+def test_the_button_switches_between_light_and_dark(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    draw_all(browser)
+    font = "return document.querySelector('#chart-throughput .plot').layout.font.color"
+    light = browser.ask(font)
+    browser.ask("document.getElementById('chart-throughput').scrollIntoView()")
+    browser.ask("document.getElementById('theme').click()")
+    assert browser.ask("return document.documentElement.dataset.theme") == "dark"
+    browser.until(f"{font} !== '{light}'")
+    browser.ask("document.getElementById('theme').click()")
+
+
+def test_knees_are_marked_where_the_fit_puts_them(browser: Any, tmp_path: Path) -> None:
+    # t = 0.002 + 0.0003·b: 90 % of the limit at b = 9 · 0.002 / 0.0003 = 60.
+    browser.open(page_of(tmp_path, sweep_records(recipe="baseline", batches=[1, 4, 16, 64, 128])))
+    draw_all(browser)
+    (knee,) = browser.ask(
+        "return document.querySelector('#chart-throughput .plot').data.filter(t => t.label === 'knee').map(t => [...t.x])"
+    )
+    assert knee[0] == pytest.approx(60, rel=0.1)
+
+
+def test_filters_narrow_charts_and_table_and_can_be_cleared(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    draw_all(browser)
+    everything_shown = points(browser, "throughput")
+    choose(browser, "model", "vit_b_16")
+    assert set(column(browser, "model")) == {"vit_b_16"}
+    choose(browser, "recipe", "fp16")
+    assert set(column(browser, "recipe")) == {"fp16"}
+    choose(browser, "batch", "64")
+    assert column(browser, "batch") == ["64"]
+    assert "1 of" in browser.ask("return document.getElementById('shown').textContent")
+    draw_all(browser)
+    # One record and its knee: the knee is of the whole curve.
+    assert 1 <= points(browser, "throughput") <= 2 < everything_shown
+    assert browser.ask("return document.getElementById('chart-kernels').dataset.drawn") == "empty"
+    browser.ask("document.getElementById('clear').click()")
+    draw_all(browser)
+    pick(browser, "throughput", "subject", "resnet50 · infer · fake cuda device")
+    assert points(browser, "throughput") == everything_shown
+    assert points(browser, "kernels")
+    assert browser.console() == []
+
+
+def test_a_card_shows_one_subject_or_all_and_its_legend_hides_lines(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    draw_all(browser)
+    one = points(browser, "latency")
+    pick(browser, "latency", "subject", "*")
+    assert points(browser, "latency") > one
+    pick(browser, "latency", "subject", "vit_b_16 · infer · fake cuda device")
+    names = browser.ask(
+        "return [...document.querySelectorAll('#chart-latency .legend button')].map(b => b.textContent)"
+    )
+    assert names == ["baseline", "fp16", "bf16"]
+    browser.ask("document.querySelector('#chart-latency .legend button').click()")
+    hidden = browser.ask(
+        "return document.querySelector('#chart-latency .plot').data.filter(t => t.visible === 'legendonly').length"
+    )
+    assert hidden == 2  # the median and its p95
+    assert browser.console() == []
+
+
+def test_filters_by_task_and_device(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    choose(browser, "task", "train")
+    assert set(column(browser, "task")) == {"train"}
+    choose(browser, "task", "train")
+    choose(browser, "place", "NVIDIA H200")
+    assert set(column(browser, "place")) == {"NVIDIA H200"}
+
+
+def test_columns_sort_both_ways_with_the_unknown_last(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    sort = "document.querySelector('#table th[data-column=throughput_per_s]').click()"
+    browser.ask(sort)
+    down = column(browser, "throughput_per_s")
+    browser.ask(sort)
+    up = column(browser, "throughput_per_s")
+
+    def numbers(cells: Sequence[str]) -> list[float]:
+        return [float(cell.replace("\u2009", "")) for cell in cells if cell != "–"]
+
+    assert numbers(down) == sorted(numbers(down), reverse=True)
+    assert numbers(up) == sorted(numbers(up))
+    assert down[-1] == up[-1] == "–"
+    browser.ask("document.querySelector('#table th[data-column=recipe]').click()")
+    recipes = column(browser, "recipe")
+    assert recipes == sorted(recipes)
+
+
+def test_the_download_is_results_csv_of_what_the_filters_leave(browser: Any, tmp_path: Path) -> None:
+    records = [*sweep_records(batches=[1, 256]), *sweep_records(model="vit_b_16", task="train", batches=[8])]
+    browser.open(page_of(tmp_path, records))
+    choose(browser, "model", "resnet50")
+    browser.ask("document.getElementById('download').click()")
+    got = list(csv.DictReader(io.StringIO(browser.downloaded("redline-results.csv"))))
+    assert list(got[0]) == list(COLUMNS)
+    wanted = {row["record_id"]: row for row in csv.DictReader(io.StringIO(export_csv(records[:4])))}
+    assert {row["record_id"] for row in got} == set(wanted)
+    for row in got:
+        for name, cell in row.items():
+            told = wanted[row["record_id"]][name]
+            try:
+                assert float(cell) == pytest.approx(float(told), rel=1e-5), name
+            except ValueError:
+                assert cell == told, name
+
+
+def test_every_hover_text_carries_the_verdict(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    draw_all(browser)
+    for chart in ALL_CHARTS - {"headroom"}:
+        told = browser.ask(
+            "const plot = document.querySelector(`#chart-${arguments[0]} .plot`);"
+            "return plot.data.filter(t => t.hoverinfo === 'text' && t.meta !== 'guide').flatMap(t => [...t.hovertext]).filter(Boolean)",
+            chart,
+        )
+        assert told
+        assert [text for text in told if "verdict" not in text and "failed" not in text] == [], chart
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        EVIL,
+        "</script><script>document.title='owned'</script>",
+        "a\u2028b\u2029c",
+        "=1+1",
+        "%{x} $\\alpha$ <b>bold</b>",
+        "模型 🚀 \u202egnp.exe",
+        "x" * 300,
+    ],
+)
+def test_a_hostile_name_is_shown_and_does_nothing(browser: Any, tmp_path: Path, name: str) -> None:
+    records = [*sweep_records(model=[name]), *race_records(model=name)]
+    browser.open(page_of(tmp_path, records))
+    draw_all(browser)
+    assert browser.ask("return document.title").startswith("Redline")
+    assert browser.ask("return document.querySelectorAll('img, main script, .plot b').length") == 0
+    assert browser.console() == []
+    assert browser.ask("return document.documentElement.scrollWidth") <= 1440
+    shown = column(browser, "model")
+    assert len(shown) == len(records)
+    assert all(len(cell) <= 60 for cell in shown)
+    browser.ask("document.getElementById('download').click()")
+    rows = list(csv.DictReader(io.StringIO(browser.downloaded("redline-results.csv"))))
+    assert len(rows) == len(records)
+    assert not rows[0]["model"].startswith("=")
+
+
+def test_hostile_recipes_and_failures_are_shown_and_do_nothing(browser: Any, tmp_path: Path) -> None:
+    # plotly would make a link of the one and something italic of the other, in labels, legends and hover texts.
+    names = ['<a href="http://example.com">fp16</a>', "<i>fp16</i>"]
+    odd = [renamed(record, name) for name in names for record in race_records(["baseline", "fp16"])[1:]]
+    browser.open(page_of(tmp_path, [failed_record(message=EVIL), *odd], notes=[EVIL], title=EVIL))
+    draw_all(browser)
+    assert browser.console() == []
+    assert (
+        browser.ask(
+            "return document.querySelectorAll('img, main script, main i, main a, .plot [style*=italic]').length"
+        )
+        == 0
+    )
+    drawn = browser.ask("return document.querySelector('#chart-recipes .plot').textContent")
+    for name in names:
+        assert name in column(browser, "recipe")
+        assert name in drawn
+
+
+def renamed(record: RunRecord, step: str) -> RunRecord:
+    (first, *_) = record.spec.recipe.steps
+    recipe = msgspec.structs.replace(record.spec.recipe, steps=(msgspec.structs.replace(first, name=step),))
+    return msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, recipe=recipe))
+
+
+def test_an_empty_history_is_a_page_that_says_so(browser: Any, tmp_path: Path) -> None:
+    browser.open(page_of(tmp_path, []))
+    assert "No record was found" in browser.ask("return document.body.innerText")
+    assert browser.console() == []
+
+
+def test_one_failed_record_is_a_page_that_says_so(browser: Any, tmp_path: Path) -> None:
+    browser.open(page_of(tmp_path, [failed_record()]))
+    text = browser.ask("return document.body.innerText")
+    assert "Nothing could be measured: the run failed" in text
+    assert "this factory raised" in text
+    assert browser.ask("return document.querySelectorAll('section[data-chart]').length") == 0
+    assert browser.console() == []
+
+
+def test_a_section_without_data_does_not_appear(browser: Any, tmp_path: Path) -> None:
+    browser.open(page_of(tmp_path, race_records()))
+    draw_all(browser)
+    drawn = set(browser.ask("return [...document.querySelectorAll('section[data-chart]')].map(s => s.dataset.chart)"))
+    assert drawn == {"recipes", "distribution", "cold", "telemetry"}
+    assert browser.console() == []
+
+
+def test_the_page_asks_nothing_of_the_network(browser: Any, full_page: Path) -> None:
+    browser.open(full_page)
+    draw_all(browser)
+    fetched = browser.ask("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert [name for name in fetched if not name.startswith(("blob:", "data:", "file:"))] == []

@@ -1,0 +1,253 @@
+"""A report as a folder: what lies in it, and that it can be made anywhere, of anything a history holds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from reported import captured, everything, failed_record, race_records, sweep_records
+
+from redline.errors import SpecError
+from redline.record import RunRecord
+from redline.report.contents import contents_of
+from redline.report.dashboard.page import dashboard
+from redline.report.dashboard.payload import as_json, payload_of
+from redline.report.export import COLUMNS
+from redline.report.folder import write_folder
+from redline.report.markdown import markdown
+from redline.reporting import choose, report_records, write_report
+from redline.store import History
+
+HOSTILE = {
+    "script": "<script>alert(1)</script>",
+    "quotes": "a\"b'c`d",
+    "pipes": "a|b||c",
+    "newlines": "a\nb\r\n# c\n\n- d",
+    "unicode": "模型\u2028🚀\u202e",
+    "formula": "=HYPERLINK(1)",
+    "plus": "+1+1",
+    "at": "@SUM(A1)",
+    "long": "x" * 300,
+    "markdown": "**bold** [link](http://example.com) ![](x) `code` _u_ ~~s~~ <b>",
+    "escape": "\x1b[31mred\x1b[0m\x07",
+    "template": "{{ 7 * 7 }} {% raw %}",
+}
+
+
+def keep(records: list[RunRecord]) -> None:
+    with History.open() as history:
+        for record in records:
+            history.finish(record)
+
+
+def test_the_folder_has_everything_and_the_page_is_small(tmp_path: Path) -> None:
+    files = report_records(everything(), tmp_path / "out")
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    pictures = {"throughput.png", "latency.png", "recipes.png"}
+    assert made == {"dashboard.html", "report.md", "results.csv", "results.json"} | pictures
+    assert {Path(picture).name for picture in files.pictures} == pictures
+    for picture in files.pictures:
+        assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    assert Path(files.dashboard).stat().st_size < 6_000_000
+    rows = list(csv.reader(io.StringIO(Path(files.csv).read_text())))
+    assert rows[0] == list(COLUMNS)
+    assert len(rows) == files.records + 1
+    assert len(json.loads(Path(files.json).read_text())["results"]) == files.records
+
+
+def test_the_markdown_tells_finding_advice_tables_environment_and_method(tmp_path: Path) -> None:
+    text = Path(report_records(everything(), tmp_path).markdown).read_text()
+    assert text.startswith("# ")
+    for part in (
+        "## What to do",
+        "## Results",
+        "## Profiles",
+        "## Environment",
+        "## Method",
+        "![Throughput against batch]",
+    ):
+        assert part in text
+    assert "fp16+compile runs resnet50 4.0" in text.replace("\\", "")
+    assert "measured in turns" in text
+    assert "out of memory" in text
+    assert "too far from strict fp32" in text
+    for place in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
+        assert (tmp_path / place).exists()
+
+
+def test_the_same_records_make_the_same_report(tmp_path: Path) -> None:
+    records = everything()
+    first, again = report_records(records, tmp_path / "a"), report_records(records, tmp_path / "b")
+    for name in ("dashboard", "markdown", "csv", "json"):
+        assert Path(getattr(first, name)).read_bytes() == Path(getattr(again, name)).read_bytes()
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    """From the history alone, in a process in which torch cannot be imported."""
+    keep(everything())
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'torchvision'): sys.modules[name] = None\n"
+        "from redline.cli.main import main\n"
+        "sys.argv = ['redline', 'report', '--out', sys.argv[1]]\n"
+        "main()\n"
+    )
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    with History.open() as history:
+        here = report_records(history.find(newest_first=False), tmp_path / "here")
+    assert (out / "dashboard.html").read_bytes() == Path(here.dashboard).read_bytes()
+    assert "Time by kernel class" in (out / "dashboard.html").read_text()
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_names_are_harmless(name: str, tmp_path: Path) -> None:
+    records = [*race_records(model=name), *sweep_records(model=[name]), failed_record(message=name, model=name)]
+    records = [msgspec.structs.replace(record, notes=(name,)) if record.prepared else record for record in records]
+    contents = contents_of(records, title=name, notes=[name])
+    files = write_folder(contents, tmp_path)
+    _check_html(Path(files.dashboard).read_text(), name)
+    _check_markdown(Path(files.markdown).read_text(), name)
+    _check_csv(Path(files.csv).read_bytes().decode(), len(records))
+    assert json.loads(Path(files.json).read_text())["results"][0]["model"] == name
+
+
+def _check_html(page: str, name: str) -> None:
+    """Only the markup of the template: three scripts of ours, and the data no engine takes for markup."""
+    assert re.findall(r"<script[^>]*>", page) == [
+        '<script type="application/json" id="data">',
+        '<script type="text/plain" id="library">',
+        "<script>",
+    ]
+    data = page.partition('id="data">')[2].partition("</script>")[0]
+    assert not re.search("[<>&\u2028\u2029]", data)
+    assert name in json.loads(data)["columns"]["model"]["texts"]
+    markup = page.partition("<style>")[0] + page.partition("</style>")[2].partition("<script")[0]
+    assert "<b>" not in markup
+    assert "49" not in markup.partition("<title>")[2].partition("</title>")[0] or "{{" not in name
+
+
+def _check_markdown(text: str, name: str) -> None:
+    assert "<script>" not in text
+    assert "<b>" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    # A table keeps its columns, whatever a name holds.
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in tables if " --- " not in line}
+    assert widths <= {12, 13, 5, 8}
+    assert not re.search(r"^(- d|# c)$", text, re.MULTILINE)
+    assert not re.search(r"(?<!\\)\]\(http", text)
+
+
+def _check_csv(text: str, count: int) -> None:
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == count
+    assert len(text.splitlines()) == count + 1
+    for row in rows:
+        for cell in (row["model"], row["failure_message"]):
+            assert not cell.lstrip().startswith(("=", "+", "-", "@"))
+
+
+def test_data_in_the_page_reads_back_as_it_was() -> None:
+    payload = payload_of(contents_of(sweep_records(model=["</script>&\u2028"])))
+    assert json.loads(as_json(payload)) == json.loads(json.dumps(payload))
+
+
+def test_nothing_to_report_is_a_page_and_a_line(tmp_path: Path) -> None:
+    files = write_report(folder=tmp_path / "out")
+    assert files.records == 0
+    assert files.headline == "There is nothing to report yet"
+    assert "No record was found" in Path(files.dashboard).read_text()
+    assert Path(files.csv).read_text().strip() == ",".join(COLUMNS)
+
+
+def test_one_failed_record_alone_says_what_failed(tmp_path: Path) -> None:
+    files = report_records([failed_record()], tmp_path)
+    assert files.headline == "Nothing could be measured: the run failed"
+    assert files.pictures == ()
+    assert "this factory raised" in Path(files.markdown).read_text()
+
+
+def test_records_that_cannot_be_read_are_left_out_and_told_of(tmp_path: Path, own_history: Path) -> None:
+    keep(race_records())
+    with sqlite3.connect(own_history) as database:
+        (spoilt,) = database.execute("select id from records order by id limit 1").fetchone()
+        database.execute("update records set head = x'00' where id = ?", (spoilt,))
+    files = write_report(folder=tmp_path / "out")
+    assert files.records == 2
+    assert any(spoilt in note for note in files.notes)
+    assert spoilt in Path(files.dashboard).read_text()
+    assert spoilt in Path(files.markdown).read_text()
+
+
+def test_records_of_an_older_schema_are_led_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record as an older Redline wrote it: one field less, under another schema."""
+    from redline import record as records
+
+    document = json.loads(msgspec.json.encode({"schema": 1, "results": [], "records": race_records()}).decode())
+    for old in document["records"]:
+        old["schema"] = 0
+        old["marked"] = old.pop("notes")
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(Exception, match="no way from record schema 0 to 1"):
+        choose([str(path)])
+    monkeypatch.setitem(
+        records.MIGRATIONS,
+        0,
+        lambda plain: {**{k: v for k, v in plain.items() if k != "marked"}, "notes": plain["marked"]},
+    )
+    assert write_report([str(path)], tmp_path / "out").records == 3
+
+
+def test_a_trace_that_is_gone_costs_the_kernels_only(tmp_path: Path) -> None:
+    record = captured()
+    assert record.trace is not None
+    gone = msgspec.structs.replace(
+        record, trace=msgspec.structs.replace(record.trace, path=str(tmp_path / "gone.json"))
+    )
+    contents = contents_of([gone])
+    assert contents.profiles == []
+    assert "its trace is not here any more" in contents.notes[0]
+    assert "chart-kernels" not in dashboard(contents)
+    assert "chart-kernels" in dashboard(contents_of([record]))
+
+
+def test_a_title_names_models_and_devices() -> None:
+    assert contents_of(race_records()).title == "resnet50 on fake cuda device"
+    assert contents_of([]).title == "nothing measured yet"
+
+
+def test_what_to_report_on_is_chosen_in_one_way(tmp_path: Path) -> None:
+    first, second = race_records(), race_records(model="vit_b_16")
+    keep([*first, *second])
+    with pytest.raises(SpecError, match="cannot write the report"):
+        write_report(folder=Path(__file__) / "below-a-file")
+    assert {record.spec.workload.model for record in choose(last=True).records} == {"vit_b_16"}
+    # The siblings come along: ratios are against the first of the group.
+    assert [record.id for record in choose([first[1].id]).records] == [record.id for record in first]
+    assert len(choose().records) == 6
+
+
+def test_a_picture_of_odd_names_is_drawn(tmp_path: Path) -> None:
+    odd = sweep_records(model=["$\\alpha$ 模型 %s"], recipe=["baseline"])
+    assert len(report_records(odd, tmp_path).pictures) == 3
+
+
+def test_the_markdown_is_made_of_records_alone() -> None:
+    contents = contents_of(sweep_records())
+    assert markdown(contents, {}) == markdown(contents, {})
+    assert "![" not in markdown(contents, {})
