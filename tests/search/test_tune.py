@@ -230,6 +230,23 @@ class TestBudget:
             assert result.winner is not None
             assert result.winner.ratio > 2
 
+    def test_the_fastest_gets_its_interval_though_rivals_are_close(self, tune: Callable[..., TuneResult]) -> None:
+        """A noisy CPU and three minutes: better one recipe in all heats than four in one."""
+        brings = {"channels-last": 0.75, "compile": 0.7, "cudnn-benchmark": 0.99}
+        noisy = landscape(
+            device_kind="cpu",
+            step_s=lambda spec: 0.08 * math.prod(brings.get(step, 1.0) for step in steps_of(spec)),
+            compile_s=lambda spec: 5.0 if "compile" in steps_of(spec) else 0.0,
+            noise_sigma=0.15,
+            noise_rho=0.5,
+        )
+        result = tune(noisy, budget="3m", without=["fp16", "bf16"], batch=4)
+        assert len(result.tune.finals) >= 3
+        assert result.winner is not None
+        assert result.winner.low is not None
+        assert result.winner.low > 1.05
+        assert result.finding.seconds < 200
+
     def test_more_than_enough_is_not_used_up(self, tune: Callable[..., TuneResult]) -> None:
         assert tune(budget="2h").finding.seconds < 600
 

@@ -25,6 +25,8 @@ BEHIND = 0.005
 MOST_HEATS = 5
 SETTLED = 0.01
 """Half an interval: two recipes closer than this need no further heat to tell them apart."""
+RACE_SHARE = 0.75
+"""Of the time left, for the heats of the last race; the rest is for taking the winner apart."""
 ABLATION_HEATS = 2
 FULL_LOSS_PATH = 20
 
@@ -35,6 +37,7 @@ def decide(tuner: Tuner) -> None:
     finalists = _still_in(tuner, heats) if heats else choose_finalists(tuner)
     race = _race(tuner)
     while finalists and not _is_decided(tuner, heats, finalists):
+        finalists = _with_time_for_all_heats(tuner, finalists, len(heats))
         racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
         if len(racers) < 2 or not _run_final(tuner, race, racers):
             return
@@ -76,6 +79,23 @@ def choose_finalists(tuner: Tuner) -> list[Steps]:
     return [tuner.space.steps_of(each.recipe) for each in near[:FINALISTS]]
 
 
+def _with_time_for_all_heats(tuner: Tuner, finalists: list[Steps], done: int) -> list[Steps]:
+    """Fewer, the slowest going first, where the budget does not hold the heats that are left.
+
+    An interval of the fastest is worth more than one rival more in a single heat.
+    """
+    heats = max(tuner.asked.replicates - done, 1)
+    while len(finalists) > 1 and _heat_s(tuner, [BASELINE, *finalists]) * heats > RACE_SHARE * tuner.left_s:
+        finalists = finalists[:-1]
+    return finalists
+
+
+def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
+    """What a heat of these takes: opening them again, and timing each for its share at most."""
+    timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
+    return sum(_reopening_s(tuner, each) + timed_s for each in racers)
+
+
 def ablate(tuner: Tuner) -> None:
     """What each step of the winner brings: the winner raced against itself without it."""
     chosen = winner_of(tuner.tune, tuner.records)
@@ -101,7 +121,7 @@ def final_measure(*, on_cpu: bool, checks: bool) -> MeasureSpec:
         MeasureSpec.for_effort("quick"),
         block_seconds=0.25 if on_cpu else 0.1,
         min_rounds=6,
-        max_seconds=24.0 if on_cpu else 10.0,
+        max_seconds=15.0 if on_cpu else 10.0,
         warmup_max_seconds=5.0,
         loss_path_steps=FULL_LOSS_PATH,
         check_numerics=checks,
