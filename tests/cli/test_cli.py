@@ -262,7 +262,7 @@ def specs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
     """What would be measured, without measuring it."""
     kept: list[RunSpec] = []
 
-    def keep(specs: Sequence[RunSpec], *, as_json: bool) -> int:
+    def keep(specs: Sequence[RunSpec], *, as_json: bool, report: Path | None) -> int:
         kept[:] = specs
         return 0
 
