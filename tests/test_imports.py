@@ -31,6 +31,12 @@ def test_the_desk_loads_nothing_heavy(module: str) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
+def test_help_loads_no_command_s_body() -> None:
+    code = "import sys, redline.cli.main; print([name for name in ('rich', 'msgspec') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_check_can_fail() -> None:
     code = f"import sys, sqlalchemy; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

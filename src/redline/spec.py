@@ -282,7 +282,7 @@ def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[R
     runs = document.pop("run", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")
-    tables = [_layered(document, run, overrides or {}) for run in runs]
+    tables = [layered(document, run, overrides or {}) for run in runs]
     try:
         return [spec for table in tables for spec in specs_from_table(table, where=str(path))]
     except SpecError as error:
@@ -335,7 +335,7 @@ def _launch_table(rest: dict[str, Any]) -> Any:
     return {**table, "memory_limit_bytes": limit_bytes}
 
 
-def _layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
+def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
     merged: dict[str, Any] = {}
     for name, value in (item for table in tables for item in table.items()):

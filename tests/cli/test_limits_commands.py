@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner, Result
+from invoking import invoke as redline
 
-from redline.cli.main import app
 from redline.limits import flops
 from redline.record import decode
 from redline.store import History, place_of
@@ -18,13 +17,6 @@ from redline.work import Ceilings, OperatorWork, WorkCount
 
 MODELS = Path(__file__).parents[1] / "models" / "misbehaving.py"
 TRACES = Path(__file__).parents[1] / "data" / "traces"
-
-
-def redline(*words: str | Path) -> Result:
-    result = CliRunner().invoke(app, [*map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def document(*words: str | Path) -> dict:  # type: ignore[type-arg]

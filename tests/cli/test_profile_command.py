@@ -6,20 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from invoking import invoke
 from kineto import ADD, GEMM, TraceMaker, training_trace
-from typer.testing import CliRunner, Result
-
-from redline.cli.main import app
+from typer.testing import Result
 
 US = 1000
 MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"
 
 
 def redline(*words: str | Path) -> Result:
-    result = CliRunner().invoke(app, ["profile", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return invoke("profile", *words)
 
 
 @pytest.fixture

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from invoking import document
 from reported import fake_door, race_records, sweep_records
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from redline import api
-from redline.cli.main import app
 from redline.launch.fake import FakeDoor
 from redline.record import RunRecord
 from redline.report.export import export_json
@@ -20,15 +17,8 @@ from redline.store import History
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
-    door = fake_door()
-    monkeypatch.setattr(api, "open_door", lambda launch: door)
-    return door
-
-
-@pytest.fixture
-def redline(door: FakeDoor) -> Callable[..., Result]:
-    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+def door() -> FakeDoor:
+    return fake_door()
 
 
 def keep(records: list[RunRecord]) -> list[RunRecord]:
@@ -36,10 +26,6 @@ def keep(records: list[RunRecord]) -> list[RunRecord]:
         for record in records:
             history.finish(record)
     return records
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
 
 
 class TestReport:

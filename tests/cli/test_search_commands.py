@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from invoking import document
+from typer.testing import Result
 
-from redline import api
-from redline.cli.main import app
 from redline.launch.fake import FakeDoor, Landscape
 from redline.record import Failure
 from redline.spec import RunSpec
+from redline.store import History
 
 MIB = 2**20
 
@@ -30,9 +29,8 @@ def failure(spec: RunSpec) -> Failure | None:
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
-    """Whatever door is asked for is a fake one."""
-    door = FakeDoor(
+def door() -> FakeDoor:
+    return FakeDoor(
         Landscape(
             step_s=lambda spec: 0.002 + 1e-4 * (spec.workload.batch or 1),
             memory_bytes=memory,
@@ -42,17 +40,6 @@ def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
             unknown_models={"nosuch"},
         )
     )
-    monkeypatch.setattr(api, "open_door", lambda launch: door)
-    return door
-
-
-@pytest.fixture
-def redline(door: FakeDoor) -> Callable[..., Result]:
-    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
 
 
 class TestSweep:
@@ -96,6 +83,14 @@ class TestSweep:
         assert (told["name"], told["planned"]) == ("study", 4)
         told = document(redline("sweep", "-f", str(file), "-b", "4", "--name", "mine", "--json"))
         assert (told["name"], told["planned"]) == ("mine", 2)
+
+    def test_a_door_leaves_the_rest_of_a_files_launch(self, redline: Callable[..., Result], tmp_path: Path) -> None:
+        file = tmp_path / "study.toml"
+        file.write_text('[sweep]\nmodel = "resnet50"\nlaunch = { door = "fork", measure_timeout_s = 7.0 }\n')
+        assert redline("sweep", "-f", file, "--door", "spawn").exit_code == 0
+        with History.open() as history:
+            (record,) = history.find()
+        assert (record.spec.launch.door, record.spec.launch.measure_timeout_s) == ("spawn", 7.0)
 
     def test_presets(self, redline: Callable[..., Result]) -> None:
         assert document(redline("sweep", "--preset", "amp-batches", "--dry-run", "--json"))["planned"] == 6

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from invoking import document
+from typer.testing import Result
 
-from redline import api, racing, tuning
-from redline.cli.main import app
+from redline import racing, tuning
 from redline.launch.fake import EXACT, FakeDoor, Landscape
 from redline.launch.fake_recipes import WRONG, steps_of
 from redline.protocol import StepChoice
@@ -42,9 +42,9 @@ def failure(spec: RunSpec) -> Failure | None:
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
-    """Whatever door is asked for is a fake one; bf16 is fastest, and wrong."""
-    door = FakeDoor(
+def door() -> FakeDoor:
+    """bf16 is fastest, and wrong."""
+    return FakeDoor(
         Landscape(
             step_s=step_s,
             failure=failure,
@@ -56,17 +56,6 @@ def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
             unknown_models={"nosuch"},
         )
     )
-    monkeypatch.setattr(api, "open_door", lambda launch: door)
-    return door
-
-
-@pytest.fixture
-def redline(door: FakeDoor) -> Callable[..., Result]:
-    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
 
 
 class TestRace:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
-
 from redline.analyze.summary import summarize
+from redline.cli.document import print_document
 from redline.errors import SpecError
 from redline.report.export import export_csv, export_json
 from redline.report.terminal import detail, listing, make_console
@@ -19,7 +18,7 @@ def show_latest(limit: int, *, as_json: bool) -> None:
         rows = history.rows(limit=limit)
         place = history.place
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode({"records": rows})).decode() + "\n")
+        print_document({"records": rows})
         return
     console = make_console()
     if rows:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
-
 from redline.analyze.profile import Profile
+from redline.cli.document import print_document
 from redline.cli.progress import LiveObserver
 from redline.cli.report import report_beside
 from redline.errors import SpecError, UsageError
@@ -60,7 +59,7 @@ def compare(before: str, after: str, output: Output) -> int:
 
     diff = compare_profiles(before, after)
     if output.as_json:
-        _document(diff)
+        print_document(diff)
     else:
         make_console().print(DiffReport(diff, output.rows))
     return 0
@@ -73,7 +72,7 @@ def show(found: Profile, output: Output) -> None:
         _write(output.csv, kernel_csv(found.kernels))
     page = _page(found, output) if output.opens or output.page else None
     if output.as_json:
-        _document(found)
+        print_document(found)
     else:
         from redline.report.profile import ProfileReport
 
@@ -117,10 +116,6 @@ def open_in_browser(page: Path) -> None:
         import webbrowser
 
         webbrowser.open(page.absolute().as_uri())
-
-
-def _document(document: msgspec.Struct) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
 
 
 def _write(path: Path, text: str) -> None:

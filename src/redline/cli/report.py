@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from rich.text import Text
 
 from redline.analyze.profile import Profile
 from redline.analyze.tune.finding import TuneFinding
+from redline.cli.document import print_document
 from redline.record import RunRecord
 from redline.report.folder import ReportFiles
 from redline.report.one_line import one_line
@@ -23,7 +22,7 @@ def report_and_print(
 ) -> int:
     files = write_report(ids, folder, last=last, sweep=sweep, tune=tune)
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(files)).decode() + "\n")
+        print_document(files)
     else:
         _tell(files, on_stderr=False)
     if opens:

@@ -22,6 +22,7 @@ from redline.report.terminal import make_console
 from redline.search.grid import cells_from_table, preset, read_sweep
 from redline.search.plan import Cell, Plan
 from redline.search.sweep import SweepObserver
+from redline.spec import layered
 
 
 class LiveSweep(LiveObserver, SweepObserver):
@@ -57,7 +58,7 @@ def sweep_table(given: Mapping[str, Any], file: Path | None, preset_name: str | 
     if file is not None and preset_name is not None:
         raise SpecError("give a file or a preset, not both")
     base = read_sweep(file) if file is not None else preset(preset_name) if preset_name is not None else {}
-    return {**base, **given}
+    return layered(base, given)
 
 
 def sweep_and_print(

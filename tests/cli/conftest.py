@@ -1,0 +1,19 @@
+"""The command line before a fake bench: a file of tests says which, as its fixture `door`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from invoking import invoke
+from typer.testing import Result
+
+from redline import api
+from redline.launch.fake import FakeDoor
+
+
+@pytest.fixture
+def redline(door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Whatever door is asked for is that one."""
+    monkeypatch.setattr(api, "open_door", lambda launch: door)
+    return invoke

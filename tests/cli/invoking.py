@@ -1,0 +1,20 @@
+"""The command line called within this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from redline.cli.main import app
+
+
+def invoke(*words: str | Path) -> Result:
+    """A bug comes through as the exception it is. The fork server is shared by all that this process invokes."""
+    return CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
