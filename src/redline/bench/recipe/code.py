@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,3 +47,12 @@ class RecipeCode:
     def bring_in(self, *lines: str) -> None:
         """Imports, each once."""
         self.imports += [line for line in lines if line not in self.imports]
+
+
+def literal(value: Any) -> str:
+    """As a formatter would leave it: texts in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+    return repr(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline.bench.device import resolve_device
@@ -27,6 +29,7 @@ def snippet_of(spec: RunSpec) -> str:
     rendered = environment.get_template(_TEMPLATES[workload.task]).render(
         code=code,
         title=_title(spec),
+        imports=_imports(code),
         contexts=_contexts(code),
         example=example_code(workload),
         optimizer=_OPTIMIZERS[workload.optimizer],
@@ -50,6 +53,15 @@ def code_of(spec: RunSpec) -> RecipeCode:
     if code.is_graphed and spec.workload.optimizer in COUNTS_STEPS and task == "train":
         code.optimizer_options["capturable"] = "True"
     return code
+
+
+def _imports(code: RecipeCode) -> str:
+    """In the order formatters want: Python's own, then torch's; `import` before `from`."""
+    leaves = "tree_leaves, " if code.is_graphed else ""
+    lines = {"import torch", f"from torch.utils._pytree import {leaves}tree_map_only", *code.imports}
+    own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
+    sections = [sorted(section, key=lambda line: (line.startswith("from"), line)) for section in (own, lines - own)]
+    return "\n\n".join("\n".join(section) for section in sections if section)
 
 
 def _contexts(code: RecipeCode) -> list[str]:

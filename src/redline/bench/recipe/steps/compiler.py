@@ -8,7 +8,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
-from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.code import RecipeCode, literal
 from redline.errors import SpecError
 from redline.spec import OptionValue, Step, Task
 
@@ -60,7 +60,7 @@ class Compile(RecipeStep):
             setup.notes[self.name] = "reduce-overhead makes no graphs on a CPU"
 
     def write(self, code: RecipeCode) -> None:
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        settings = ", ".join(f"{name}={literal(value)}" for name, value in self.settings.items())
         if self.settings.get("options", {}).get("freezing"):
             code.imports.append("import torch._inductor.config")
             code.flags.append("torch._inductor.config.freezing = True")
