@@ -55,8 +55,10 @@ def shortcut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tuned(model: nn.Module, inputs: torch.Tensor, steps: list[str], tmp_path: Path) -> redline.TuneResult:
+    """The first of the steps is asked for, and so is tried however little the budget holds."""
+    settings = {"device": "cpu", "budget": "15s", "replicates": 1, "recipes": steps[0]}
     with History.open(tmp_path / "history.sqlite") as history:
-        return redline.tune(model, inputs, steps=steps, device="cpu", budget="2m", replicates=1, history=history)
+        return redline.tune(model, inputs, steps=steps, history=history, **settings)
 
 
 @pytest.mark.usefixtures("shortcut")
