@@ -18,7 +18,8 @@ from statistics import fmean, median, variance
 from redline.analyze.race import CONFIDENCE_AFTER, CONFIDENCE_LATER, pairs_of, verdict_of
 from redline.analyze.statistics import student_t
 from redline.api import NoJournal
-from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
+from redline.launch.landscape import Landscape
 from redline.record import RunRecord
 from redline.search.interleave import measure_together
 from redline.search.race import race

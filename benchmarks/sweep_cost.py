@@ -17,7 +17,8 @@ from typing import Any
 from store_cost import fill
 
 import redline
-from redline.launch.fake import FakeDoor, FakeSession, Landscape
+from redline.launch.fake import FakeDoor, FakeSession
+from redline.launch.landscape import Landscape
 from redline.spec import RunSpec
 from redline.store import History
 

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from redline.api import NoJournal
-from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
+from redline.launch.landscape import Landscape
 from redline.record import Failure, Numerics, RunRecord, TelemetrySample, decode
 from redline.search.interleave import measure_together
 from redline.spec import RunSpec, specs_from_table

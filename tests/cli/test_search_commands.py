@@ -10,7 +10,8 @@ import pytest
 from invoking import document
 from typer.testing import Result
 
-from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
+from redline.launch.landscape import Landscape
 from redline.record import Failure
 from redline.spec import RunSpec
 from redline.store import History

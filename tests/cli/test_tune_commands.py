@@ -12,8 +12,9 @@ from invoking import document
 from typer.testing import Result
 
 from redline import racing, tuning
-from redline.launch.fake import EXACT, FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
 from redline.launch.fake_recipes import WRONG, steps_of
+from redline.launch.landscape import EXACT, Landscape
 from redline.protocol import StepChoice
 from redline.record import Failure
 from redline.search.tune.trials import Trials

@@ -14,7 +14,8 @@ from redline.analyze.bound import bound
 from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import summarize
 from redline.errors import DoorError
-from redline.launch.fake import FakeDoor, FakeSession, Landscape
+from redline.launch.fake import FakeDoor, FakeSession
+from redline.launch.landscape import Landscape
 from redline.record import Block, Failure, Numerics, Prepared, RunRecord
 from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 

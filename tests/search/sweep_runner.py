@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 import redline
-from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
+from redline.launch.landscape import Landscape
 from redline.search.sweep import SweepObserver
 from redline.spec import RunSpec
 from redline.store import History

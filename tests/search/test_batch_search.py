@@ -12,8 +12,9 @@ import pytest
 from redline.analyze.batch import BatchFinding
 from redline.api import NoJournal, find_batch
 from redline.errors import SpecError, UsageError
-from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
 from redline.launch.fake_memory import MemoryOf, MemoryTruth, convolutional, curve, largest_batch
+from redline.launch.landscape import Landscape
 from redline.record import Failure, RunRecord
 from redline.search.batch import MAX_TRIALS, trial_spec
 from redline.spec import RunSpec, WorkloadSpec

@@ -10,7 +10,8 @@ import pytest
 
 from redline.api import NoJournal
 from redline.errors import DoorError, UsageError
-from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
+from redline.launch.landscape import Landscape
 from redline.protocol import Profile
 from redline.record import Block, Failure, RunRecord
 from redline.search.outside import check_device, find_tool, profile_behind

@@ -16,7 +16,8 @@ import pytest
 from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import summarize
 from redline.errors import StoreError
-from redline.launch.fake import FakeDoor, FakeSession, Landscape
+from redline.launch.fake import FakeDoor, FakeSession
+from redline.launch.landscape import Landscape
 from redline.protocol import FailureReply, Measure, OnProgress, Prepare, Progress, Reply, Request
 from redline.record import Block, Closed, Failure, RunRecord
 from redline.search.interleave import Observer, measure_together

@@ -11,7 +11,8 @@ import pytest
 from redline.analyze.race import pairs_of
 from redline.api import NoJournal
 from redline.errors import UsageError
-from redline.launch.fake import FakeDoor, FakeSession, Landscape
+from redline.launch.fake import FakeDoor, FakeSession
+from redline.launch.landscape import Landscape
 from redline.protocol import Measure, OnProgress, Reply, Request
 from redline.record import Failure
 from redline.search.race import EXTENSIONS, HEATS_PER_EXTENSION, Race, RaceObserver, race

@@ -19,7 +19,8 @@ from sweep_runner import CPU_GRID, FAKE_GRID, fake_door
 
 import redline
 from redline.errors import DoorError, UsageError
-from redline.launch.fake import FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
+from redline.launch.landscape import Landscape
 from redline.record import Failure
 from redline.search.sweep import SweepObserver
 from redline.store import History

@@ -16,8 +16,9 @@ from redline.analyze.tune.finding import finding_of
 from redline.analyze.tune.record import TuneRecord, TuneSpec, decode_tune, encode_tune
 from redline.api import NoJournal
 from redline.errors import UsageError
-from redline.launch.fake import EXACT, FakeDoor, Landscape
+from redline.launch.fake import FakeDoor
 from redline.launch.fake_recipes import SPACES, WRONG, RecipeTruth, steps_of
+from redline.launch.landscape import EXACT, Landscape
 from redline.protocol import StepChoice
 from redline.record import Failure
 from redline.search.tune.search import search

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
 
-from redline.launch.fake import EXACT, Landscape
+from redline.launch.landscape import EXACT, Landscape
 from redline.protocol import Relief, StepChoice
 from redline.record import Failure, Numerics
 from redline.spec import RunSpec

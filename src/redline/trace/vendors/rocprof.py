@@ -21,14 +21,19 @@ WHOLE_PROCESS = (
 )
 
 
-@TOOLS.register("rocprof")
-class Rocprof(VendorTool):
-    name = "rocprof"
+class OlderRocprof(VendorTool):
+    """What the tools before rocprofv3 have in common."""
+
     devices: ClassVar[tuple[str, ...]] = ("rocm",)
     also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
     steps: ClassVar[int] = 20
     sees_everything: ClassVar[bool] = True
+
+
+@TOOLS.register("rocprof")
+class Rocprof(OlderRocprof):
+    name = "rocprof"
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         return ("rocprof", "--stats", "-o", str(folder / "results.csv"))

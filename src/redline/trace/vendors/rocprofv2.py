@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from redline.errors import TraceError
-from redline.trace.vendors.rocprof import WHOLE_PROCESS
+from redline.trace.vendors.rocprof import WHOLE_PROCESS, OlderRocprof
 from redline.trace.vendors.tables import dispatches, text_of
-from redline.trace.vendors.tool import TOOLS, VendorTable, VendorTool
+from redline.trace.vendors.tool import TOOLS, VendorTable
 
 
 @TOOLS.register("rocprofv2")
-class Rocprofv2(VendorTool):
+class Rocprofv2(OlderRocprof):
     name = "rocprofv2"
-    devices: ClassVar[tuple[str, ...]] = ("rocm",)
-    also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
-    how_to_get = "install the ROCm package rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
-    steps: ClassVar[int] = 20
-    sees_everything: ClassVar[bool] = True
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         # Its timelines for Perfetto are protobuf; the file plug-in writes the same dispatches as text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -37,9 +38,9 @@ class _Quantized(RecipeStep):
         which = f"{touched} of {total} parameters, {share:.1%} of the weights"
         return f"torchao quantizes linear layers, and those would be {which}"
 
+    @abstractmethod
     def config(self) -> str:
         """The name of torchao's config."""
-        raise NotImplementedError
 
     def apply(self, setup: Setup) -> None:
         import torchao.quantization
