@@ -120,6 +120,20 @@ class TestFindings:
         assert found.snippet is not None
         assert BEST in found.snippet
 
+    def test_who_did_not_race_moves_with_those_who_did(self, history: History) -> None:
+        """The baseline had a bad start, which made all look fast beside it; nobody stands above the winner for that."""
+        doors: list[FakeDoor] = []
+
+        def step_s(spec: RunSpec) -> float:
+            is_disturbed = not spec.recipe.steps and doors[0].clock_s < 20
+            return max(host_s(spec), device_s(spec)) * (1.5 if is_disturbed else 1.0)
+
+        doors.append(FakeDoor(landscape(step_s=step_s)))
+        found = tuned(doors[0], history).finding
+        assert found.winner is not None
+        assert found.ranking[0].recipe == found.winner.recipe
+        assert all(each.ratio <= found.winner.ratio for each in found.ranking)
+
     def test_of_equals_the_simpler_wins(self, tune: Callable[..., TuneResult]) -> None:
         """Where the device is all and compiling brings nothing, nobody should have to compile."""
         flat = landscape(

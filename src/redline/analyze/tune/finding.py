@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
@@ -206,7 +207,8 @@ def _against_baseline(
     if found is not None:
         return found
     base = known.get(BASELINE)
-    ratio = math.exp(base.log_s - known[recipe].log_s) if base is not None else math.nan
+    moved = _moved_by_the_race(heats, tune, known)
+    ratio = math.exp(base.log_s - known[recipe].log_s + moved) if base is not None else math.nan
     doubt = math.exp(ONE_PROCESS_DOUBT)
     return Pair(
         a=BASELINE,
@@ -217,6 +219,23 @@ def _against_baseline(
         verdict=verdict_of(ratio / doubt, ratio * doubt),
         heats=1,
     )
+
+
+def _moved_by_the_race(heats: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]) -> float:
+    """How far the last race moved its recipes, as a logarithm, from where the search saw them against the baseline.
+
+    The search met the baseline in one process at its beginning. What was off about that one is off about all, so that
+    those that did not race move with those that did: else they would stand above a winner that is faster.
+    """
+    base = known.get(BASELINE)
+    raced = {str(record.spec.recipe) for heat in heats for record in heat} & known.keys() - {BASELINE}
+    pairs = {recipe: pair_of(heats, BASELINE, recipe, tune.tune.kind) for recipe in raced}
+    moves = [
+        math.log(pair.ratio) - (base.log_s - known[recipe].log_s)
+        for recipe, pair in pairs.items()
+        if base is not None and pair is not None
+    ]
+    return statistics.fmean(moves) if moves else 0.0
 
 
 def _ranking(
