@@ -16,21 +16,19 @@ the seconds at most.
 from __future__ import annotations
 
 import argparse
-import random
+from collections.abc import Callable
 from random import Random
 from statistics import mean
 
-from redline.analyze.tune.finding import finding_of
-from redline.analyze.tune.record import TuneRecord, TuneSpec
-from redline.api import NoJournal
 from redline.launch.fake import FakeDoor
 from redline.launch.fake_recipes import SPACES, RecipeTruth, steps_of
 from redline.protocol import Measure, Prepare, PreparedReply
-from redline.search.tune.search import search
-from redline.search.tune.space import Space, space_for
-from redline.search.tune.tuner import NoLedger, TuneObserver, Tuner, trial_measure
-from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.search.tune.simulated import loss_of, simulated_space, simulated_spec, tune_simulated
+from redline.search.tune.tuner import trial_measure
+from redline.spec import Recipe, RunSpec
 from redline.units import parse_seconds
+
+Draw = Callable[[Random], RecipeTruth]
 
 BLOCKS = 8
 
@@ -64,45 +62,24 @@ def main() -> None:
     )
 
 
-def one_space(draw: object, seed: int, budget_s: float) -> dict[str, float]:
-    truth: RecipeTruth = draw(Random(seed))  # type: ignore[operator]
-    spec = RunSpec(workload=WorkloadSpec(model="simulated", batch=32), device="cpu" if truth.on_cpu else "cuda:0")
-    space, _ = space_for(TuneSpec(spec=spec), truth.choices)
-    best_s = min(truth.step_s(steps) for steps in space.recipes if truth.is_usable(steps))
-    tuner = tuned(truth, space, spec, seed, budget_s)
-    winner = finding_of(tuner.tune, tuner.records).winner
-    assert winner is not None
-    assert truth.is_usable(space.steps_of(winner.recipe)), winner.recipe
-    all_s, found_s = exhaustive(draw(Random(seed)), space, spec, seed)  # type: ignore[operator]
+def one_space(draw: Draw, seed: int, budget_s: float) -> dict[str, float]:
+    truth = draw(Random(seed))
+    tuner = tune_simulated(truth, seed, budget_s)
+    best_s = min(truth.step_s(steps) for steps in tuner.space.recipes if truth.is_usable(steps))
+    all_s, found_s = exhaustive(draw(Random(seed)), seed)
     return {
-        "recipes": len(space.recipes),
+        "recipes": len(tuner.space.recipes),
         "trials": len(tuner.tune.trials),
         "tune_s": tuner.tune.seconds,
-        "loss": truth.step_s(space.steps_of(winner.recipe)) / best_s - 1,
+        "loss": loss_of(tuner, truth),
         "all_s": all_s,
         "all_loss": found_s / best_s - 1,
     }
 
 
-def tuned(truth: RecipeTruth, space: Space, spec: RunSpec, seed: int, budget_s: float) -> Tuner:
-    door = FakeDoor(truth.landscape(Random(seed)))
-    tuner = Tuner(
-        tune=TuneRecord(name="simulated", tune=TuneSpec(spec=spec)),
-        space=space,
-        door=door,
-        journal=NoJournal(),
-        ledger=NoLedger(),
-        observer=TuneObserver(),
-        clock=lambda: door.clock_s,
-        budget_s=budget_s,
-        order=random.Random(seed),
-    )
-    search(tuner)
-    return tuner
-
-
-def exhaustive(truth: RecipeTruth, space: Space, spec: RunSpec, seed: int) -> tuple[float, float]:
+def exhaustive(truth: RecipeTruth, seed: int) -> tuple[float, float]:
     """Seconds that measuring everything takes, and the true time of what it takes for the best."""
+    space, spec = simulated_space(truth), simulated_spec(truth)
     door = FakeDoor(truth.landscape(Random(seed)))
     measure = trial_measure(on_cpu=truth.on_cpu)
     times: dict[frozenset[str], float] = {}

@@ -33,7 +33,7 @@ from redline.protocol import (
 )
 from redline.record import Environment, RunRecord
 from redline.results import BatchResult, RunResult, SweepResult
-from redline.search.interleave import Journal, Observer, measure_together
+from redline.search.interleave import Journal, NoJournal, Observer, measure_together
 from redline.spec import LaunchSpec, RunSpec, specs_from_table
 from redline.units import parse_seconds
 
@@ -41,16 +41,6 @@ if TYPE_CHECKING:
     from redline.search.batch import BatchObserver
     from redline.search.sweep import SweepObserver
     from redline.store import History
-
-
-class NoJournal:
-    """Keeps nothing."""
-
-    def begin(self, record: RunRecord) -> None: ...
-
-    def append(self, record_id: str, block: Any) -> None: ...
-
-    def finish(self, record: RunRecord) -> None: ...
 
 
 def run(
@@ -359,6 +349,7 @@ def _measured_together(spec: RunSpec) -> RunSpec:
 
 __all__ = [
     "BatchResult",
+    "NoJournal",
     "Progress",
     "RunResult",
     "SweepResult",

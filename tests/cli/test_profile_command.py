@@ -142,3 +142,14 @@ def test_a_model_that_breaks_is_one_line_and_exit_5() -> None:
     assert result.exit_code == 5
     assert "this forward" in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [(["--batch", "8"], "--batch"), (["-r", "fp16"], "--recipe"), (["--wait", "0"], "--wait"), (["--no-shapes"], "--no-shapes")],
+)  # fmt: skip
+def test_what_was_captured_cannot_be_captured_differently(trace: Path, words: list[str], option: str) -> None:
+    for reads in (["--trace", trace], ["--diff", trace, trace]):
+        result = redline(*reads, *words)
+        assert result.exit_code == 2
+        assert f"{option} is about capturing a model, and {reads[0]} reads what was captured" in result.stderr

@@ -178,3 +178,10 @@ def test_presets_are_the_documents_studies() -> None:
     with pytest.raises(UsageError, match="did you mean amp-batches"):
         preset("amp-batchs")
     assert set(PRESETS) == {"fp16-torchscript", "amp-batches"}
+
+
+def test_a_table_of_the_sweep_leaves_the_rest_of_one_at_the_top(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text('[launch]\nclose_timeout_s = 7\n[sweep]\nmodel = "a"\n[sweep.launch]\ndoor = "spawn"\n')
+    (cell,) = cells_from_table(read_sweep(file))
+    assert (cell.launch.door, cell.launch.close_timeout_s) == ("spawn", 7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -12,19 +11,16 @@ import msgspec
 import pytest
 
 import redline
-from redline.analyze.tune.finding import finding_of
-from redline.analyze.tune.record import TuneRecord, TuneSpec, decode_tune, encode_tune
-from redline.api import NoJournal
+from redline.analyze.tune.record import decode_tune, encode_tune
 from redline.errors import UsageError
 from redline.launch.fake import FakeDoor
-from redline.launch.fake_recipes import SPACES, WRONG, RecipeTruth, steps_of
+from redline.launch.fake_recipes import SPACES, WRONG, steps_of
 from redline.launch.landscape import EXACT, Landscape
 from redline.protocol import StepChoice
 from redline.record import Failure
-from redline.search.tune.search import search
-from redline.search.tune.space import space_for
-from redline.search.tune.tuner import NoLedger, TuneObserver, Tuner
-from redline.spec import RunSpec, WorkloadSpec
+from redline.search.tune.simulated import loss_of, tune_simulated
+from redline.search.tune.tuner import TuneObserver
+from redline.spec import RunSpec
 from redline.store import History
 from redline.tuning import TuneResult, kept_tune
 
@@ -413,30 +409,9 @@ class TestAgainstTheTruth:
     @pytest.mark.parametrize("kind", SPACES)
     def test_on_random_spaces_it_ends_next_to_the_best(self, kind: str) -> None:
         """`benchmarks/tune_search.py` does this at length and sets the seconds against measuring everything."""
-        losses = [loss_on(SPACES[kind](Random(seed)), seed) for seed in range(500, 510)]
+        losses = []
+        for seed in range(500, 510):
+            truth = SPACES[kind](Random(seed))
+            losses.append(loss_of(tune_simulated(truth, seed, 3600.0), truth))
         assert sum(loss <= 0.01 for loss in losses) >= 9
         assert all(loss < 0.5 for loss in losses)
-
-
-def loss_on(truth: RecipeTruth, seed: int) -> float:
-    spec = RunSpec(workload=WorkloadSpec(model="simulated", batch=32), device="cpu" if truth.on_cpu else "cuda:0")
-    space, _ = space_for(TuneSpec(spec=spec), truth.choices)
-    door = FakeDoor(truth.landscape(Random(seed)))
-    tuner = Tuner(
-        tune=TuneRecord(name="simulated", tune=TuneSpec(spec=spec)),
-        space=space,
-        door=door,
-        journal=NoJournal(),
-        ledger=NoLedger(),
-        observer=TuneObserver(),
-        clock=lambda: door.clock_s,
-        budget_s=3600.0,
-        order=random.Random(seed),
-    )
-    search(tuner)
-    winner = finding_of(tuner.tune, tuner.records).winner
-    assert winner is not None
-    chosen = space.steps_of(winner.recipe)
-    assert truth.is_usable(chosen)
-    best_s = min(truth.step_s(steps) for steps in space.recipes if truth.is_usable(steps))
-    return truth.step_s(chosen) / best_s - 1

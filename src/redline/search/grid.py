@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import SpecError, UnknownName
-from redline.spec import Recipe, RunSpec, key_of, memory_identity, specs_from_table
+from redline.spec import Recipe, RunSpec, key_of, layered, memory_identity, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
 _DOUBLING = re.compile(r"(\d+)\.\.(\d+)")
@@ -58,7 +58,7 @@ def read_sweep(path: Path) -> dict[str, Any]:
     table = document.pop("sweep", None)
     if not isinstance(table, dict):
         raise SpecError(f"{path} has no [sweep] table")
-    return {**document, **table}
+    return layered(document, table)
 
 
 def cells_from_table(table: Mapping[str, Any], where: str = "sweep") -> list[RunSpec]:

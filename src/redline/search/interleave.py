@@ -45,6 +45,16 @@ class Journal(Protocol):
     def finish(self, record: RunRecord) -> None: ...
 
 
+class NoJournal:
+    """Keeps nothing."""
+
+    def begin(self, record: RunRecord) -> None: ...
+
+    def append(self, record_id: str, block: Block) -> None: ...
+
+    def finish(self, record: RunRecord) -> None: ...
+
+
 class Observer:
     """Is told what happens. Does nothing by itself."""
 

@@ -21,8 +21,12 @@ def profile(
     memory: Annotated[bool, typer.Option("--memory", help="Record allocations too.")] = False,
     stacks: Annotated[bool, typer.Option("--stacks", help="Record Python stacks too.")] = False,
     shapes: Annotated[bool, typer.Option(help="Record the shapes of inputs.")] = True,
-    wait: Annotated[int, typer.Option(help="Steps to let pass before the profiler starts.")] = 1,
-    warmup: Annotated[int, typer.Option(help="Steps under the profiler that are not kept.")] = 2,
+    wait: Annotated[
+        int | None, typer.Option(help="Steps to let pass before the profiler starts; 1 by default.")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Steps under the profiler that are not kept; 2 by default.")
+    ] = None,
     by_shape: Annotated[
         bool, typer.Option("--by-shape", help="Operators apart by the shapes of their inputs.")
     ] = False,
@@ -47,24 +51,34 @@ def profile(
 
     output = Output(as_json=json, rows=rows, sort=sort, page=html, opens=open_, csv=csv, report=report)
     what = what or []
-    if diff is not None:
-        if what or trace:
-            raise UsageError("--diff takes two profiles and nothing else")
-        return compare(*diff, output)
-    if trace:
-        return profile_traces([*trace, *what], output, by_shape=by_shape)
-    if len(what) != 1:
-        raise UsageError("name one model, or --trace FILE…, or --diff A B")
     settings = given | only_set(
-        model=what[0],
         recipe=recipe,
         steps=steps,
         tool=tool,
-        folder=out,
+        out=out,
         memory=memory,
         stacks=stacks,
         wait=wait,
         warmup=warmup,
-        by_shape=by_shape,
+        no_shapes=not shapes,
     )
-    return profile_model({**settings, "shapes": shapes}, output)
+    if diff is not None:
+        if what or trace or by_shape:
+            raise UsageError("--diff takes two profiles and nothing else")
+        _refuse_settings(settings, "--diff")
+        return compare(*diff, output)
+    if trace:
+        _refuse_settings(settings, "--trace")
+        return profile_traces([*trace, *what], output, by_shape=by_shape)
+    if len(what) != 1:
+        raise UsageError("name one model, or --trace FILE…, or --diff A B")
+    settings["folder"] = settings.pop("out", None)
+    settings["shapes"] = not settings.pop("no_shapes", False)
+    return profile_model(only_set(model=what[0], by_shape=by_shape) | settings, output)
+
+
+def _refuse_settings(settings: Given, mode: str) -> None:
+    """What is already captured cannot be captured differently."""
+    if settings:
+        option = next(iter(settings)).replace("_", "-")
+        raise UsageError(f"--{option} is about capturing a model, and {mode} reads what was captured: leave it out")
