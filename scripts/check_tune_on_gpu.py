@@ -117,6 +117,7 @@ def checked(name: str, budget: str, out: Path, door: Door) -> str:
     started = time.perf_counter()
     by_hand = workload["batch"] / float(python("-c", BY_HAND, name))
     hand_s = time.perf_counter() - started
+    print(f"{name}: {by_hand:,.0f}/s by hand, {hand_s:.0f} s", flush=True)
     with LiveTune() as observer:
         result = redline.tune(**workload, device="cuda", budget=budget, observer=observer, door=door)
     print(str(result).partition("without Redline")[0], flush=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from redline.analyze.knee import Saturation, StepTime, saturation
-from redline.analyze.memory import limit_bytes, needed_bytes, peak, resident_bytes, retries_while_timed
+from redline.analyze.memory import fragments, limit_bytes, needed_bytes, peak, resident_bytes, retries_while_timed
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import FailureSummary, RunSummary, summarize
 from redline.record import RunRecord
@@ -211,6 +211,9 @@ def _notes(
     if squeezed:
         told = ", ".join(str(batch) for batch in sorted(set(squeezed)))
         notes.append(f"short of memory at {told}: the allocator gave its cache back while timing, which costs speed")
+    for trial in trials:
+        if trial.failure and trial.is_oom and (told := fragments(trial.failure.message)):
+            notes.append(f"batch {trial.batch} broke on fragments: {told}")
     odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
     if odd is not None and odd.failure is not None and largest is not None:
         notes.append(f"batch {odd.batch} broke for another reason than memory: {odd.failure.message}")
