@@ -26,10 +26,14 @@ class Chosen:
         self.title = title
         self.records: list[RunRecord] = []
         self.notes: list[str] = []
-        self.tune: TuneFinding | None = None
+        self.tunes: list[TuneFinding] = []
+        """The searches that all of their records are here of, newest last."""
 
     def left_out(self, record_id: str, error: RecordError) -> None:
         self.notes.append(f"left out record {record_id}: {error}")
+
+    def left_out_search(self, name: str, error: RecordError) -> None:
+        self.notes.append(f"left out tune {name!r}: {error}")
 
     def add(self, records: Iterable[RunRecord]) -> None:
         known = {record.id for record in self.records}
@@ -67,7 +71,7 @@ def write_report(
 ) -> ReportFiles:
     """Write the report of the chosen records (see `choose`) into a folder, and say what lies where."""
     chosen = choose([what] if isinstance(what, str) else what, last=last, sweep=sweep, tune=tune, history=history)
-    return report_records(chosen.records, folder, title=chosen.title, notes=chosen.notes, tune=chosen.tune)
+    return report_records(chosen.records, folder, title=chosen.title, notes=chosen.notes, tunes=chosen.tunes)
 
 
 def report_records(
@@ -77,15 +81,15 @@ def report_records(
     title: str = "",
     notes: Sequence[str] = (),
     profiles: Sequence[Profile] | None = None,
-    tune: TuneFinding | None = None,
+    tunes: Sequence[TuneFinding] = (),
 ) -> ReportFiles:
-    """`profiles`: those at hand already; None reads the traces that the records name. `tune`: what they were found by."""
+    """`profiles`: those at hand already; None reads the traces that the records name. `tunes`: the searches among them."""
     from redline.report.contents import contents_of
     from redline.report.folder import write_folder
     from redline.store import ceilings_of
 
     contents = contents_of(
-        records, title=title, notes=notes, profiles=profiles, tune=tune, ceilings_of=ceilings_of(records)
+        records, title=title, notes=notes, profiles=profiles, tunes=tunes, ceilings_of=ceilings_of(records)
     )
     return write_folder(contents, Path(folder))
 
@@ -128,7 +132,11 @@ def _from_history(what: Sequence[str], last: bool, sweep: str | None, history: H
         return _sweep(sweep, history)
     chosen = Chosen()
     if last:
-        chosen.add(history.latest_group())
+        group = history.latest_group()
+        searched = _search_of(group, history)
+        if searched is not None:
+            return _tune(searched, history)
+        chosen.add(group)
     elif what:
         files = [Path(word) for word in what if _is_file(word)]
         _add_files(chosen, files)
@@ -138,6 +146,7 @@ def _from_history(what: Sequence[str], last: bool, sweep: str | None, history: H
                 chosen.add(history.group_of(history.load(word)))
     else:
         chosen.add(history.find(newest_first=False, on_unreadable=chosen.left_out))
+    _add_searches(chosen, history)
     return chosen
 
 
@@ -146,9 +155,29 @@ def _tune(name: str, history: History) -> Chosen:
 
     found = kept_tune(name, history)
     chosen = Chosen(title=f"tune {name}")
-    chosen.tune = found.finding
+    chosen.tunes.append(found.finding)
     chosen.add(found.records.values())
     return chosen
+
+
+def _search_of(records: Sequence[RunRecord], history: History) -> str | None:
+    """The search that these were measured for, where it is the latest."""
+    from redline.tuning import kept_searches
+
+    latest = next(kept_searches(history), None)
+    ids = set() if latest is None else set(latest.record_ids)
+    return latest.name if latest is not None and any(record.id in ids for record in records) else None
+
+
+def _add_searches(chosen: Chosen, history: History) -> None:
+    """Those that all of their records are chosen of."""
+    from redline.tuning import TuneResult, kept_searches
+
+    records = {record.id: record for record in chosen.records}
+    for search in reversed(list(kept_searches(history, chosen.left_out_search))):
+        if search.record_ids and all(record_id in records for record_id in search.record_ids):
+            own = {record_id: records[record_id] for record_id in search.record_ids}
+            chosen.tunes.append(TuneResult(search, own).finding)
 
 
 def _sweep(name: str, history: History) -> Chosen:

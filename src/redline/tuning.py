@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from redline.analyze.tune.record import (
     encode_tune,
 )
 from redline.api import ask, checked, opened, specs_of
-from redline.errors import BenchError, SpecError, UsageError
+from redline.errors import BenchError, RecordError, SpecError, UsageError
 from redline.launch.lock import device_lock
 from redline.protocol import AskSnippet, AskSteps, Snippet, StepChoice, StepChoices
 from redline.record import RunRecord
@@ -231,6 +231,19 @@ def kept_tune(name: str, history: History | None = None) -> TuneResult:
             raise UsageError(f"no tune {name!r} in {history.place}{f'; there are {known}' if known else ''}")
         record = decode_tune(body)
         return TuneResult(record, history.load_many(record.record_ids))
+
+
+def kept_searches(
+    history: History, on_unreadable: Callable[[str, RecordError], None] = lambda name, error: None
+) -> Iterator[TuneRecord]:
+    """All searches of a history, newest first."""
+    for row in history.tunes().rows():
+        try:
+            body = history.tunes().load(row.name)
+            if body is not None:
+                yield decode_tune(body)
+        except RecordError as error:
+            on_unreadable(row.name, error)
 
 
 def step_choices(spec: RunSpec, door: Door) -> tuple[StepChoice, ...]:

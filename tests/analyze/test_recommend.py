@@ -13,7 +13,7 @@ from redline.analyze.curves import curves_of
 from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.subject import subjects_of
 from redline.analyze.summary import first_of_each_group, summarize
-from redline.record import RunRecord
+from redline.record import Numerics, RunRecord
 
 
 def advice_of(records: Sequence[RunRecord]) -> list[Advice]:
@@ -75,6 +75,24 @@ def test_batches_for_latency_and_throughput() -> None:
     found = one(records, "throughput")
     assert found.batch == 64
     assert any("knee" in detail for detail in found.details)
+
+
+def test_batches_of_one_recipe_hide_no_faster_one() -> None:
+    records = sweep_records(recipe="baseline", batches=[1, 4, 16, 64, 128]) + race_records()
+    found = one(records, "throughput")
+    assert found.recipe == "fp16+compile"
+    assert found.batch == 32
+    assert found.headline.startswith("For throughput the recipe matters more than the batch: baseline reaches ")
+    assert "'redline batch resnet50 -r fp16+compile'" in found.details[1]
+
+
+def test_a_heat_that_checked_nothing_does_not_stand_for_one_that_did() -> None:
+    checked, later = sweep_records(recipe="fp16", batches=[8]), sweep_records(recipe="fp16", batches=[8])
+    assert later[0].prepared is not None
+    unchecked = msgspec.structs.replace(later[0].prepared, numerics=Numerics(method="unchecked"))
+    records = [*checked, msgspec.structs.replace(later[0], prepared=unchecked)]
+    (curve,) = curves_of(records, summarize(records))
+    assert [row.record_id for row in curve.rows] == [checked[0].id]
 
 
 def test_a_flat_latency_takes_the_larger_batch() -> None:

@@ -45,6 +45,7 @@ def finding(
         seconds=1.0,
         compile_seconds=0.0,
         trials=3,
+        record_ids=tuple(each.id for each in RECORDS),
     )
 
 
@@ -71,13 +72,33 @@ def test_what_steps_do_only_together_is_a_bar_of_its_own(gains: tuple[float, flo
 
 
 def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> None:
-    contents = contents_of(RECORDS, tune=finding(ratio=3.5))
+    contents = contents_of(RECORDS, tunes=[finding(ratio=3.5)])
     (told,) = [each for each in contents.advice if each.kind == "recipe"]
     assert contents.headline == told.headline
     assert told.headline == "fp16+compile runs resnet50 3.50× as fast as baseline on fake cuda device"
     assert "(3.90–4.10) over fresh processes" in told.details[0]
     assert "without fp16 it takes 2.50× as long" in told.details[1]
     assert any(detail.startswith("memory:") for detail in told.details)
+
+
+def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None:
+    other = race_records(model="vit_b_16")
+    records = [*RECORDS, *other]
+    mine = finding(ratio=3.5)
+    older = msgspec.structs.replace(mine, name="older", winner=msgspec.structs.replace(mine.winner, ratio=2.0))
+    contents = contents_of(records, tunes=[older, mine])
+    told = {each.subject.model: each for each in contents.advice if each.kind == "recipe"}
+    assert told["resnet50"].ratio == 3.5
+    assert "measured in turns: " in told["vit_b_16"].details[0], "as its records alone suggest"
+    at_one = msgspec.structs.replace(mine, name="at 1", winner=msgspec.structs.replace(mine.winner, batch=1))
+    several = [each for each in contents_of(records, tunes=[mine, at_one]).advice if each.kind == "recipe"]
+    assert [each.batch for each in several if each.subject.model == "resnet50"] == [32, 1]
+    assert several[0].headline.endswith("at batch 32")
+
+
+def test_a_search_without_a_winner_takes_back_what_its_records_suggest() -> None:
+    contents = contents_of(RECORDS, tunes=[msgspec.structs.replace(finding(), winner=None)])
+    assert not [each for each in contents.advice if each.kind == "recipe"]
 
 
 def test_without_ceilings_there_is_no_roofline() -> None:

@@ -107,6 +107,19 @@ class TestRace:
 
 
 class TestTune:
+    def test_reports_show_its_winner_whichever_way_they_are_asked_for(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        found = document(redline("tune", "resnet50", "--budget", "10m", "--json"))["winner"]
+        redline("run", "resnet50", "-r", "baseline", "-r", "channels-last")
+        for arguments in ([], ["--last"]):
+            if arguments:  # what was measured last is then the search, whole
+                assert redline("tune", "resnet50", "--budget", "10m").exit_code == 0
+            folder = tmp_path / "".join(arguments)
+            told = document(redline("report", *arguments, "-o", str(folder), "--json"))
+            assert told["headline"].startswith(f"{found['recipe']} runs resnet50 ")
+            assert "over fresh processes" in (folder / "report.md").read_text(encoding="utf-8")
+
     def test_reports_the_winner_its_steps_and_the_reasons(self, redline: Callable[..., Result]) -> None:
         result = redline("tune", "resnet50", "--batch", "8", "--budget", "30m")
         assert result.exit_code == 0

@@ -47,15 +47,15 @@ EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='ow
 
 def page_of(folder: Path, records: Sequence[RunRecord], **more: Any) -> Path:
     page = folder / "dashboard.html"
-    headroom = more.pop("headroom", None)
-    contents = dataclasses.replace(contents_of(records, **more), headroom=headroom)
+    headrooms = more.pop("headrooms", ())
+    contents = dataclasses.replace(contents_of(records, **more), headrooms=headrooms)
     page.write_text(dashboard(contents), encoding="utf-8")
     return page
 
 
 @pytest.fixture(scope="module")
 def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return page_of(tmp_path_factory.mktemp("full"), everything(), headroom=HEADROOM, ceilings_of=ceilings_of)
+    return page_of(tmp_path_factory.mktemp("full"), everything(), headrooms=[HEADROOM], ceilings_of=ceilings_of)
 
 
 def draw_all(browser: Any) -> None:
@@ -116,6 +116,25 @@ def test_every_chart_has_data_and_the_console_stays_silent(
     assert browser.ask("return document.documentElement.scrollWidth") <= width
     background = browser.ask("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(14, 17, 21)") is dark
+
+
+def test_several_searches_are_chosen_between_and_filtered(browser: Any, tmp_path: Path) -> None:
+    records = race_records() + race_records(model="vit_b_16")
+    ways = [
+        msgspec.structs.replace(HEADROOM, title=model, record_id=records[place].id, baseline_s=seconds)
+        for model, place, seconds in (("resnet50", 2, 0.012), ("vit_b_16", 5, 0.024))
+    ]
+    browser.open(page_of(tmp_path, records, headrooms=ways))
+    draw_all(browser)
+    highest = "return Math.max(...document.querySelector('#chart-headroom .plot').data[0].y)"
+    assert browser.ask(highest) == pytest.approx(12)
+    pick(browser, "headroom", "search", "1")
+    browser.until(f"{highest} > 20")
+    choose(browser, "model", "resnet50")
+    browser.ask("document.getElementById('chart-headroom').scrollIntoView()")
+    browser.until(f"{highest} < 20")
+    assert browser.ask("return document.querySelector('#chart-headroom select[data-pick=search]').hidden")
+    assert browser.console() == []
 
 
 def test_the_button_switches_between_light_and_dark(browser: Any, full_page: Path) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from reported import captured, everything, failed_record, race_records, sweep_records
 
+from redline.analyze.summary import summarize
 from redline.errors import SpecError
 from redline.record import RunRecord
 from redline.report.contents import contents_of
@@ -240,6 +241,16 @@ def test_what_to_report_on_is_chosen_in_one_way(tmp_path: Path) -> None:
     # The siblings come along: ratios are against the first of the group.
     assert [record.id for record in choose([first[1].id]).records] == [record.id for record in first]
     assert len(choose().records) == 6
+
+
+def test_the_same_measured_again_is_one_line_with_how_far_apart() -> None:
+    records = sweep_records(recipe="baseline", batches=[8]) + sweep_records(recipe="baseline", batches=[8])
+    records += [failed_record("boom", "resnet50")]
+    told = markdown(contents_of(records), {})
+    lines = [line for line in told.splitlines() if line.startswith("| baseline | 8 |")]
+    assert len(lines) == 2, "what failed stays apart"
+    low, high = sorted(row.throughput_per_s for row in summarize(records[:2]) if row.throughput_per_s)
+    assert re.search(rf"\| 2: {low:.0f}[–\d ]*{high:.0f} \|$", lines[0].replace("\u2009", "")), lines[0]
 
 
 def test_a_picture_of_odd_names_is_drawn(tmp_path: Path) -> None:

@@ -212,8 +212,8 @@ def _notes(
         told = ", ".join(str(batch) for batch in sorted(set(squeezed)))
         notes.append(f"short of memory at {told}: the allocator gave its cache back while timing, which costs speed")
     for trial in trials:
-        if trial.failure and trial.is_oom and (told := fragments(trial.failure.message)):
-            notes.append(f"batch {trial.batch} broke on fragments: {told}")
+        if trial.failure and trial.is_oom and (why := fragments(trial.failure.message)):
+            notes.append(f"batch {trial.batch} broke on fragments: {why}")
     odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
     if odd is not None and odd.failure is not None and largest is not None:
         notes.append(f"batch {odd.batch} broke for another reason than memory: {odd.failure.message}")

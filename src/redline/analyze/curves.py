@@ -43,14 +43,16 @@ def curves_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[
         if batch is None:
             continue
         curve = chosen.setdefault((subject, row.recipe), {})
-        if batch not in curve or _rank(record) > _rank(curve[batch][0]):
+        if batch not in curve or standing(record) > standing(curve[batch][0]):
             curve[batch] = (record, row)
     return [_curve(subject, recipe, points) for (subject, recipe), points in chosen.items()]
 
 
-def _rank(record: RunRecord) -> tuple[bool, bool, float, str]:
-    """Which of several records of one batch stands for it: measured at length, then the newest."""
-    return record.failure is None, not is_capture(record), record.created_at, record.id
+def standing(record: RunRecord) -> tuple[bool, bool, bool, float, str]:
+    """Which of several records of one batch stands for it: measured at length, then with its answers checked (the later
+    heats of a race check nothing), then the newest."""
+    is_checked = record.prepared is not None and record.prepared.numerics.method not in ("unchecked", "skipped")
+    return record.failure is None, not is_capture(record), is_checked, record.created_at, record.id
 
 
 def _curve(subject: Subject, recipe: str, points: dict[int, tuple[RunRecord, RunSummary]]) -> Curve:

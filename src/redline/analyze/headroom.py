@@ -38,6 +38,8 @@ class Headroom(Spec):
     verdict: str = ""
     roofline_s: float | None = None
     """The least a step could take on this device; None where it is not known."""
+    record_id: str = ""
+    """Of the winner."""
 
     def __post_init__(self) -> None:
         if not self.baseline_s > 0:

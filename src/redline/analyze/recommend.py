@@ -62,7 +62,7 @@ def recommend(
             advice.append(chosen)
         best = _curve_to_advise(of_subject, chosen)
         if best is not None:
-            advice += _batches(best)
+            advice += _batches(best, _fastest(of_subject))
         advice += _avoid(of_subject)
     return advice
 
@@ -138,7 +138,7 @@ def _interleaved_recipe(
         f"{ratio_text(best)} at batch {best.batch}, measured in turns: "
         f"{rate(best)} against {rate(first)}{_noise_remark(best)}"
     )
-    advice = _advice(subject, "recipe", told, (speed, *_costs(best, first)), best)
+    advice = _advice(subject, "recipe", told, (speed, *costs(best, first)), best)
     return msgspec.structs.replace(advice, **dict(zip(("ratio", "low", "high"), _ratio(best), strict=True)))
 
 
@@ -167,7 +167,7 @@ def _separate_recipe(subject: Subject, curves: Sequence[Curve]) -> Advice | None
         f"about {significant(ratio, 2)}× {first.recipe} ({rate(first)}); they were measured one after the other, "
         f"so this carries no interval: '{_again(best, first)}' gives one{_noise_remark(best)}"
     )
-    return _advice(subject, "recipe", told, (speed, *_costs(best, first)), best)
+    return _advice(subject, "recipe", told, (speed, *costs(best, first)), best)
 
 
 def _again(best: RunSummary, first: RunSummary) -> str:
@@ -175,7 +175,7 @@ def _again(best: RunSummary, first: RunSummary) -> str:
     return f"redline run {best.model}{task} --batch {best.batch} -r {first.recipe} -r {best.recipe}"
 
 
-def _costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
+def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
     """What the faster recipe asks for in return."""
     numerics = best.numerics
     if numerics is not None and numerics.method in ("outputs", "loss-path") and numerics.rel_l2 is not None:
@@ -229,12 +229,19 @@ def _curve_to_advise(curves: Sequence[Curve], chosen: Advice | None) -> Curve | 
     return max(wanted or several, key=fastest, default=None)
 
 
-def _batches(curve: Curve) -> Iterator[Advice]:
+def _fastest(curves: Sequence[Curve]) -> RunSummary | None:
+    """Of all recipes and batches."""
+    sound = [row for curve in curves for row in curve.measured if may_recommend(row)]
+    return max(sound, key=lambda row: row.throughput_per_s or 0.0, default=None)
+
+
+def _batches(curve: Curve, fastest: RunSummary | None) -> Iterator[Advice]:
+    """`fastest`: what nothing that is said of batches may hide."""
     rows = [row for row in curve.measured if may_recommend(row) and row.latency_s is not None]
     if len(rows) < 2:
         return
     yield _for_latency(curve, rows)
-    yield _for_throughput(curve, rows)
+    yield _for_throughput(curve, rows, fastest)
 
 
 def _for_latency(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
@@ -253,9 +260,11 @@ def _for_latency(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
     return _advice(curve.subject, "latency", told, details, best)
 
 
-def _for_throughput(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
+def _for_throughput(curve: Curve, rows: Sequence[RunSummary], of_all: RunSummary | None) -> Advice:
     fastest = max(rows, key=lambda row: row.throughput_per_s or 0.0)
     best = next((row for row in rows if curve.knee_batch and (row.batch or 0) >= curve.knee_batch), fastest)
+    if of_all is not None and (of_all.throughput_per_s or 0.0) > (fastest.throughput_per_s or 0.0):
+        return _not_of_batches(curve, fastest, of_all)
     told = f"For throughput {_do(curve.subject)} at batch {best.batch}: {rate(best)}, {latency_text(best)}"
     details = []
     if curve.knee_batch is not None and curve.limit_per_s is not None:
@@ -271,6 +280,20 @@ def _for_throughput(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
         details.append(f"memory: {format_bytes(held)}")
     details.append(f"with {curve.recipe}{_noise_remark(best)}")
     return _advice(curve.subject, "throughput", told, details, best)
+
+
+def _not_of_batches(curve: Curve, fastest: RunSummary, of_all: RunSummary) -> Advice:
+    """The batches of one recipe say nothing of what another, which is faster, would gain from them."""
+    told = (
+        f"For throughput the recipe matters more than the batch: {curve.recipe} reaches {rate(fastest)} at batch "
+        f"{fastest.batch}, a faster one {rate(of_all)} at batch {of_all.batch}"
+    )
+    task = " --task train" if of_all.task == "train" else ""
+    details = (
+        f"that is {of_all.recipe}{_noise_remark(of_all)}",
+        f"other batches may bring it more: 'redline batch {of_all.model}{task} -r {of_all.recipe}' tells",
+    )
+    return _advice(curve.subject, "throughput", told, details, of_all)
 
 
 # What to keep away from

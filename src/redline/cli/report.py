@@ -36,11 +36,11 @@ def report_beside(
     records: Sequence[RunRecord],
     folder: Path | None,
     profiles: Sequence[Profile] | None = None,
-    tune: TuneFinding | None = None,
+    tunes: Sequence[TuneFinding] = (),
 ) -> None:
     """What `--report DIR` adds to a command that measures; stdout stays the command's own."""
     if folder is not None:
-        _tell(report_records(records, folder, profiles=profiles, tune=tune), on_stderr=True)
+        _tell(report_records(records, folder, profiles=profiles, tunes=tunes), on_stderr=True)
 
 
 def _tell(files: ReportFiles, *, on_stderr: bool) -> None:

@@ -81,7 +81,7 @@ def tune_and_print(given: Mapping[str, Any], *, as_json: bool, report: Path | No
         sys.stdout.write(tune_json(result.finding) + "\n")
     else:
         make_console().print(tune_report(result.finding))
-    report_beside(list(result.records.values()), report, tune=result.finding)
+    report_beside(list(result.records.values()), report, tunes=[result.finding])
     if result.finding.state == "interrupted":
         return EXIT_INTERRUPTED
     return 0 if result.winner is not None else EXIT_FAILED_ROW

@@ -12,7 +12,7 @@ from redline.analyze.profile import Profile, profile_of
 from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.subject import Subject, subjects_of
 from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
-from redline.analyze.tune.advice import with_winner
+from redline.analyze.tune.advice import with_winners
 from redline.analyze.tune.finding import TuneFinding
 from redline.analyze.tune.headroom import headroom_of
 from redline.errors import TraceError
@@ -39,8 +39,8 @@ class Contents:
     profiles: Sequence[Profile]
     notes: Sequence[str]
     """What the reader must know about the report itself: records that could not be read, traces that are gone."""
-    headroom: Headroom | None
-    """The way to the fastest recipe, where someone looked for it."""
+    headrooms: Sequence[Headroom]
+    """The ways to the fastest recipes, where someone looked for them."""
     rooflines: Sequence[RooflineChart]
 
 
@@ -51,19 +51,22 @@ def contents_of(
     finding: str = "",
     notes: Sequence[str] = (),
     profiles: Sequence[Profile] | None = None,
-    tune: TuneFinding | None = None,
+    tunes: Sequence[TuneFinding] = (),
     ceilings_of: CeilingsOf | None = None,
 ) -> Contents:
     """`profiles`: those that are already there; None reads the traces that the records name.
 
-    `tune`: the search that the records were made for, if one was. `ceilings_of`: what is known of the devices' limits; without it nothing is said of headroom. `finding`: the sentence at the top, where whoever asks knows a better one than the records alone suggest.
+    `tunes`: the searches that records were made for, newest last. `ceilings_of`: what is known of the devices' limits;
+    without it nothing is said of headroom. `finding`: the sentence at the top, where whoever asks knows a better one
+    than the records alone suggest.
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     curves = curves_of(records, rows)
     firsts = {group: record.id for group, record in first_of_each_group(records).items()}
     advice = recommend(curves, rows, subjects, firsts)
-    if tune is not None:
-        advice = with_winner(advice, tune)
+    if tunes:
+        by_record = {record.id: subject for record, subject in zip(records, subjects, strict=True)}
+        advice = with_winners(advice, tunes, by_record, {row.record_id: row for row in rows})
     told = list(notes)
     if profiles is None:
         profiles, gone = _profiles(records, ceilings_of)
@@ -79,7 +82,7 @@ def contents_of(
         advice=advice,
         profiles=profiles,
         notes=_first(told),
-        headroom=headroom_of(tune, rows) if tune else None,
+        headrooms=[found for tune in tunes if (found := headroom_of(tune, rows)) is not None],
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
     )
 

@@ -13,6 +13,7 @@ from redline.analyze.subject import Subject, is_capture
 from redline.analyze.summary import RunSummary
 from redline.report.contents import Contents
 from redline.report.dashboard.environment import places_of
+from redline.report.folded import Line, folded
 from redline.report.markdown_text import cell, escaped, table
 from redline.report.method import METHOD
 from redline.report.terminal import bound_word
@@ -87,30 +88,36 @@ def _results(contents: Contents) -> Iterator[str]:
     if not contents.rows:
         return
     yield "## Results"
-    together: dict[Subject, list[RunSummary]] = {}
-    shown = list(zip(contents.subjects, contents.rows, contents.records, strict=True))[-MOST_ROWS:]
-    captures = {record.id for _, _, record in shown if is_capture(record)}
-    for subject, row, _ in shown:
-        together.setdefault(subject, []).append(row)
-    for subject, rows in together.items():
+    together: dict[Subject, list[Line]] = {}
+    every = folded(contents)
+    for line in every[-MOST_ROWS:]:
+        together.setdefault(line.subject, []).append(line)
+    for subject, lines in together.items():
         yield ""
         yield f"### {escaped(str(subject), 200)}"
         yield ""
-        yield from table(_headers(rows), [_result(row, captures) for row in _in_order(rows)])
-        yield from _remarks(rows)
-    if len(contents.rows) > MOST_ROWS:
-        yield f"\n{len(contents.rows) - MOST_ROWS} older records are in `results.csv`."
+        repeated = any(len(line.rates) > 1 for line in lines)
+        rows = [[*_result(line), *([line.told] if repeated else [])] for line in _in_order(lines)]
+        yield from table([*_headers(lines), *(["processes"] if repeated else [])], rows)
+        yield from _remarks([line.row for line in lines])
+    if len(every) > MOST_ROWS:
+        yield f"\n{len(every) - MOST_ROWS} older ones are in `results.csv`."
     yield ""
-    yield "`±` is the 95 % interval of the median within one process; a ratio with an interval was measured in turns."
+    yield (
+        "`±` is the 95 % interval of the median within one process; a ratio with an interval was measured in turns. "
+        "Where the same was measured more than once, the newest that was checked stands for all, and `processes` says "
+        "how many there were and how far apart."
+    )
 
 
-def _headers(rows: Sequence[RunSummary]) -> list[str]:
-    item = next((row.item for row in rows if row.item), "items")
+def _headers(lines: Sequence[Line]) -> list[str]:
+    item = next((line.row.item for line in lines if line.row.item), "items")
     return ["recipe", "batch", f"{item}/s", "±", "p50", "p95", "memory", "vs first", "rel. error", "bound", "verdict"]
 
 
-def _result(row: RunSummary, captures: set[str]) -> list[str]:
-    name = cell(row.recipe) + (" (beside a profile)" if row.record_id in captures else "")
+def _result(line: Line) -> list[str]:
+    row = line.row
+    name = cell(row.recipe) + (" (beside a profile)" if is_capture(line.record) else "")
     batch = "–" if row.batch is None else str(row.batch)
     if row.failure is not None:
         return [name, batch, *["–"] * 8, cell(f"failed: {row.failure.kind} at {row.failure.stage}")]
@@ -174,9 +181,14 @@ def _knees(contents: Contents) -> Iterator[str]:
 
 def _cold_starts(contents: Contents) -> Iterator[str]:
     rows = []
+    told = set()
     for subject, row in zip(contents.subjects, contents.rows, strict=True):
         cold = row.cold_start_s
-        if cold is not None and cold.compile is not None:
+        if cold is None or cold.compile is None:
+            continue
+        start = (subject, row.recipe, row.batch, cold.compile_cache)
+        if start not in told:  # a race opens its recipes again and again
+            told.add(start)
             times = (cold.build, cold.first_call, cold.compile)
             name, batch = cell(str(subject)), "–" if row.batch is None else str(row.batch)
             rows.append([name, cell(row.recipe), batch, *map(format_seconds, times), cold.compile_cache or "–"])
@@ -189,15 +201,17 @@ def _cold_starts(contents: Contents) -> Iterator[str]:
 
 
 def _headroom(contents: Contents) -> Iterator[str]:
-    if contents.headroom is None:
-        return
-    yield f"## Headroom: {escaped(contents.headroom.title, 200)}"
-    yield ""
-    rows = [
-        [cell(bar.label), cell(bar.told), f"{format_seconds(bar.from_s)} → {format_seconds(bar.to_s)}"]
-        for bar in waterfall(contents.headroom)
-    ]
-    yield from table(["step", "gain", "time of a step"], rows, left=2)
+    if contents.headrooms:
+        yield "## Headroom"
+    for headroom in contents.headrooms:
+        yield ""
+        yield f"### {escaped(headroom.title, 200)}"
+        yield ""
+        rows = [
+            [cell(bar.label), cell(bar.told), f"{format_seconds(bar.from_s)} → {format_seconds(bar.to_s)}"]
+            for bar in waterfall(headroom)
+        ]
+        yield from table(["step", "gain", "time of a step"], rows, left=2)
 
 
 def _profiles(contents: Contents) -> Iterator[str]:
@@ -247,9 +261,9 @@ def _environment(contents: Contents) -> Iterator[str]:
         yield from (f"- {name}: {escaped(value, 400)}" for name, value in place.facts)
 
 
-def _in_order(rows: Sequence[RunSummary]) -> list[RunSummary]:
-    recipes = {recipe: place for place, recipe in enumerate(dict.fromkeys(row.recipe for row in rows))}
-    return sorted(rows, key=lambda row: (recipes[row.recipe], row.batch or 0))
+def _in_order(lines: Sequence[Line]) -> list[Line]:
+    recipes = {recipe: place for place, recipe in enumerate(dict.fromkeys(line.row.recipe for line in lines))}
+    return sorted(lines, key=lambda line: (recipes[line.row.recipe], line.row.batch or 0))
 
 
 def _day(seconds: float) -> str:

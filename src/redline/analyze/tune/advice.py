@@ -1,35 +1,63 @@
-"""What a search recommends, in the place of what its single records would suggest."""
+"""What searches recommend, in the place of what their single records would suggest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from redline.analyze.recommend import Advice
+from redline.analyze.recommend import Advice, costs, may_recommend
+from redline.analyze.subject import Subject
+from redline.analyze.summary import RunSummary
 from redline.analyze.tune.finding import BASELINE, TuneFinding, Winner
 
 
-def with_winner(advice: Sequence[Advice], finding: TuneFinding) -> list[Advice]:
-    """The search saw every recipe in several processes: the best of its heats alone would flatter."""
-    winner = finding.winner
-    if winner is None:
-        return [each for each in advice if each.kind != "recipe"]
+def with_winners(
+    advice: Sequence[Advice],
+    tunes: Sequence[TuneFinding],
+    subjects: Mapping[str, Subject],
+    rows: Mapping[str, RunSummary],
+) -> list[Advice]:
+    """A search saw its recipes in several processes: the best of its heats alone would flatter.
 
-    def told(each: Advice) -> Advice:
-        return msgspec.structs.replace(
-            each,
-            headline=_headline(finding, winner),
-            details=(*_details(finding, winner), *(line for line in each.details[1:] if each.recipe == winner.recipe)),
-            recipe=winner.recipe,
-            batch=winner.batch,
-            record_id=winner.record_id,
-            ratio=winner.ratio if winner.recipe != BASELINE else None,
-            low=winner.low,
-            high=winner.high,
-        )
+    `tunes`: newest last; of several about one subject and batch the newest speaks. `subjects` and `rows`: by record.
+    """
+    searched: dict[Subject, dict[int | None, TuneFinding]] = {}
+    for tune in tunes:
+        subject = next((subjects[record_id] for record_id in tune.record_ids if record_id in subjects), None)
+        if subject is not None:
+            searched.setdefault(subject, {})[tune.winner.batch if tune.winner else None] = tune
+    suggested = {each.subject: each for each in advice if each.kind == "recipe"}
+    about = list(dict.fromkeys([*(each.subject for each in advice), *searched]))
+    told: list[Advice] = []
+    for subject in about:
+        if subject in searched:
+            told += _winners(subject, list(searched[subject].values()), rows)
+        elif subject in suggested:
+            told.append(suggested[subject])
+        told += [each for each in advice if each.subject == subject and each.kind != "recipe"]
+    return told
 
-    return [told(each) if each.kind == "recipe" else each for each in advice]
+
+def _winners(subject: Subject, tunes: Sequence[TuneFinding], rows: Mapping[str, RunSummary]) -> list[Advice]:
+    found = [(tune, tune.winner) for tune in tunes if tune.winner is not None]
+    several = len({winner.batch for _, winner in found}) > 1
+    return [_advice(subject, tune, winner, rows, name_batch=several) for tune, winner in found]
+
+
+def _advice(
+    subject: Subject, tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary], *, name_batch: bool
+) -> Advice:
+    return Advice(
+        subject=subject,
+        kind="recipe",
+        headline=_headline(tune, winner) + (f" at batch {winner.batch}" if name_batch else ""),
+        details=(*_details(tune, winner), *_costs(tune, winner, rows)),
+        recipe=winner.recipe,
+        batch=winner.batch,
+        record_id=winner.record_id,
+        ratio=winner.ratio if winner.recipe != BASELINE else None,
+        low=winner.low,
+        high=winner.high,
+    )
 
 
 def _headline(finding: TuneFinding, winner: Winner) -> str:
@@ -49,6 +77,14 @@ def _details(finding: TuneFinding, winner: Winner) -> list[str]:
     for step in finding.steps:
         between = f" ({step.low:.2f}–{step.high:.2f})" if step.low is not None and step.high is not None else ""
         lines.append(f"without {step.step} it takes {step.gain:.2f}×{between} as long")
-    if winner.compile_s:
-        lines.append(f"compiling takes {winner.compile_s:.1f} s")
     return lines
+
+
+def _costs(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
+    """By its first trial, which compiled from cold and checked the answers."""
+    own = [rows[record_id] for record_id in tune.record_ids if record_id in rows]
+    best = next((row for row in own if row.recipe == winner.recipe and may_recommend(row)), None)
+    first = next((row for row in own if row.recipe == BASELINE and may_recommend(row)), None)
+    if best is None or first is None or winner.recipe == BASELINE:
+        return []
+    return list(costs(best, first))

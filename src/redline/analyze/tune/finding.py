@@ -84,6 +84,8 @@ class TuneFinding(Spec):
     compile_seconds: float
     trials: int
     notes: tuple[str, ...] = ()
+    record_ids: tuple[str, ...] = ()
+    """Everything that was measured for it."""
 
 
 def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
@@ -113,6 +115,7 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
         trials=len(tune.trials),
         notes=tune.notes,
+        record_ids=tuple(tune.record_ids),
     )
 
 

@@ -42,6 +42,7 @@ def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | 
         high=winner.high,
         verdict=", ".join(row.verdict.labels),
         roofline_s=limit_s if limit_s is not None and 0 < limit_s < winner_s else None,
+        record_id=winner.record_id,
     )
 
 

@@ -41,7 +41,7 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "telemetry": list(_telemetry(contents.records)),
         "profiles": list(_profiles(contents)),
         "rooflines": msgspec.to_builtins(contents.rooflines),
-        "headroom": _headroom(contents),
+        "headrooms": list(_headrooms(contents)),
     }
 
 
@@ -138,10 +138,11 @@ def _profile(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _headroom(contents: Contents) -> dict[str, Any] | None:
-    if contents.headroom is None:
-        return None
-    return {"title": contents.headroom.title, "bars": msgspec.to_builtins(waterfall(contents.headroom))}
+def _headrooms(contents: Contents) -> Iterator[dict[str, Any]]:
+    numbers = {record.id: number for number, record in enumerate(contents.records)}
+    for found in contents.headrooms:
+        bars = msgspec.to_builtins(waterfall(found))
+        yield {"row": numbers.get(found.record_id), "title": found.title, "bars": bars}
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:

@@ -45,7 +45,7 @@ SECTIONS = (
         "headroom",
         "Headroom",
         "From the baseline to the fastest recipe, what each step took off, and what is left to the roofline.",
-        _filled("headroom"),
+        _filled("headrooms"),
         wide=True,
     ),
     Section(

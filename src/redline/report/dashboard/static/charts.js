@@ -204,9 +204,11 @@ const CHARTS = {
     return { traces, remark, layout: layout({ height: 360, xaxis: axis("seconds since the first timed block"), yaxis: axis(`${title}, ${unit}`, { rangemode: name === "clock_hz" || name === "memory_used_bytes" ? "normal" : "tozero" }) }) };
   },
 
-  headroom() {
-    const bars = PAYLOAD.headroom?.bars;
-    if (!bars) return null;
+  headroom(rows, section, redraw) {
+    const shown = new Set(rows.map((row) => row.number));
+    const searches = PAYLOAD.headrooms.filter((each) => !known(each.row) || shown.has(each.row));
+    if (!searches.length) return null;
+    const { title, bars } = searches[Number(pick(section, "search", searches.map((each, at) => [String(at), each.title]), redraw))];
     const colours = { total: paletteColour(0), gain: paletteColour(2), loss: paletteColour(1), headroom: colour("muted") };
     const lying = isNarrow();
     const [along, across] = [bars.map((_, place) => place), bars.map((bar) => Math.abs(bar.to_s - bar.from_s) * 1e3)];
@@ -220,7 +222,7 @@ const CHARTS = {
     const values = axis("ms per step", { range: [0, most * 1.14] });
     const steps = axis("", { tickvals: along, ticktext: bars.map((bar) => plain(bar.label, 22)), showgrid: false });
     const axes = lying ? { xaxis: values, yaxis: { ...steps, autorange: "reversed" } } : { xaxis: steps, yaxis: values };
-    return { traces: [trace], remark: PAYLOAD.headroom.title ? oneLine(PAYLOAD.headroom.title) : "", layout: layout({ height: lying ? barHeight(bars.length) : 420, ...axes }) };
+    return { traces: [trace], remark: searches.length < 2 ? oneLine(title) : "", layout: layout({ height: lying ? barHeight(bars.length) : 420, ...axes }) };
   },
 
   roofline(rows, section, redraw) {
