@@ -125,6 +125,20 @@ class Numerics(Spec):
     losses: tuple[float | None, ...] = ()
     reference_losses: tuple[float | None, ...] = ()
 
+    @property
+    def is_compared(self) -> bool:
+        """Set against the reference: neither left out nor the reference itself."""
+        return self.method in ("outputs", "loss-path")
+
+    @property
+    def is_left_out(self) -> bool:
+        return self.method in ("unchecked", "skipped")
+
+    @property
+    def is_wrong(self) -> bool:
+        """Found too far away. What nobody looked at is not."""
+        return not self.passed and not self.is_left_out
+
 
 class Memory(Spec):
     """Never one word for all. None where the device has no such figure."""

@@ -178,7 +178,7 @@ def _again(best: RunSummary, first: RunSummary) -> str:
 def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
     """What the faster recipe asks for in return."""
     numerics = best.numerics
-    if numerics is not None and numerics.method in ("outputs", "loss-path") and numerics.rel_l2 is not None:
+    if numerics is not None and numerics.is_compared and numerics.rel_l2 is not None:
         allowed = (
             f", {format_share(numerics.rel_l2 / numerics.tolerance)} of what is allowed" if numerics.tolerance else ""
         )
@@ -301,12 +301,11 @@ def _not_of_batches(curve: Curve, fastest: RunSummary, of_all: RunSummary) -> Ad
 
 def _avoid(curves: Sequence[Curve]) -> Iterator[Advice]:
     for curve in curves:
-        wrong = [row for row in curve.measured if row.numerics and not row.numerics.passed]
-        checked = [row for row in wrong if row.numerics and row.numerics.method not in ("unchecked", "skipped")]
-        if checked:
+        wrong = [row for row in curve.measured if row.numerics and row.numerics.is_wrong]
+        if wrong:
             told = f"Keep {curve.recipe} away from {_work(curve.subject)}: its answers are too far from strict fp32"
-            reason = checked[0].numerics.reason if checked[0].numerics else ""
-            yield _advice(curve.subject, "avoid", told, (reason,) if reason else (), checked[0])
+            reason = wrong[0].numerics.reason if wrong[0].numerics else ""
+            yield _advice(curve.subject, "avoid", told, (reason,) if reason else (), wrong[0])
     broken = [(curve, row) for curve in curves for row in curve.rows if row.failure is not None]
     yield from _too_large([(curve, row) for curve, row in broken if row.failure and row.failure.kind == "oom"])
     for curve in curves:

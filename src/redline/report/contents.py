@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from redline.analyze.curves import Curve, curves_of
@@ -42,6 +43,11 @@ class Contents:
     headrooms: Sequence[Headroom]
     """The ways to the fastest recipes, where someone looked for them."""
     rooflines: Sequence[RooflineChart]
+
+    @cached_property
+    def recipes(self) -> Mapping[str, str]:
+        """By record."""
+        return {row.record_id: row.recipe for row in self.rows}
 
 
 def contents_of(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from redline.analyze.curves import standing
 from redline.analyze.recommend import rate_text
@@ -20,6 +23,7 @@ class Line:
     subject: Subject
     record: RunRecord
     row: RunSummary
+    """Its ratio is left out where it is against another than most ratios of its subject are."""
     rates: tuple[float, ...]
     """Items per second of each of them, in the order in which they were measured."""
 
@@ -35,9 +39,27 @@ class Line:
 def folded(contents: Contents) -> list[Line]:
     """In the order in which things were first measured. What failed, and what ran beside a profile, stays apart."""
     together: dict[Hashable, list[tuple[Subject, RunRecord, RunSummary]]] = {}
+    usual = _usual_firsts(contents)
     for subject, record, row in zip(contents.subjects, contents.records, contents.rows, strict=True):
+        if row.vs_first is not None and _first(row, contents) != usual[subject]:
+            row = msgspec.structs.replace(row, vs_first=None)
         together.setdefault(_same(subject, record, row), []).append((subject, record, row))
     return [_line(each) for each in together.values()]
+
+
+def _usual_firsts(contents: Contents) -> dict[Subject, str]:
+    """What most ratios of a subject are against: an ablation sets recipes against the winner, others against a baseline."""
+    counts: dict[Subject, Counter[str]] = {}
+    for subject, row in zip(contents.subjects, contents.rows, strict=True):
+        if row.vs_first is not None:
+            counts.setdefault(subject, Counter())[_first(row, contents)] += 1
+    return {subject: firsts.most_common(1)[0][0] for subject, firsts in counts.items()}
+
+
+def _first(row: RunSummary, contents: Contents) -> str:
+    """The recipe that its ratio is against."""
+    recipes = contents.recipes
+    return recipes.get(contents.firsts.get(row.group or "", ""), "")
 
 
 def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:

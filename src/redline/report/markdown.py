@@ -145,7 +145,7 @@ def _versus(row: RunSummary) -> str:
 
 def _error(row: RunSummary) -> str:
     numerics = row.numerics
-    if numerics is None or numerics.method in ("unchecked", "skipped"):
+    if numerics is None or numerics.is_left_out:
         return "not checked"
     if numerics.method == "reference":
         return "fp32"

@@ -8,9 +8,10 @@ from typing import Any
 
 from redline.analyze.curves import Curve
 from redline.analyze.knee import SATURATED
-from redline.analyze.subject import Subject
+from redline.analyze.subject import Subject, is_capture
 from redline.analyze.summary import RunSummary
 from redline.report.contents import Contents
+from redline.report.folded import folded
 from redline.report.one_line import one_line
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")
@@ -48,15 +49,13 @@ def _against_batch(
         return None
     shown = sorted(lines, key=lambda curve: -len(curve.points))[:MOST_LINES]
     figure, axes = _figure(8.4, 4.9)
-    several = len({curve.subject for curve in shown}) > 1
+    apart = _what_differs([curve.subject for curve in shown])
     for number, curve in enumerate(shown):
         points = [(row.batch, each) for row in curve.rows if (each := value(row)) is not None]
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        wrong = any(
-            row.numerics and not row.numerics.passed and row.numerics.method != "unchecked" for row in curve.rows
-        )
+        wrong = any(row.numerics and row.numerics.is_wrong for row in curve.rows)
         name = f"{curve.recipe} (numerics ✗)" if wrong else curve.recipe
-        label = f"{name} · {curve.subject}" if several else name
+        label = " · ".join([*apart[curve.subject], name])
         axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=_label(label), markersize=5)
         if knee and curve.knee_batch is not None and curve.limit_per_s is not None:
             axes.plot(
@@ -67,18 +66,30 @@ def _against_batch(
     axes.set_ylabel(unit)
     more = f"; {len(lines) - MOST_LINES} more curves are not shown" if len(lines) > MOST_LINES else ""
     starred = "; a star marks the knee" if knee and any(curve.knee_batch for curve in shown) else ""
-    where = "" if several else f"{_label(str(shown[0].subject), 70)}: "
+    common = [part for part in _parts(shown[0].subject) if part not in apart[shown[0].subject]]
+    where = f"{_label(' · '.join(common), 70)}: " if common else ""
     axes.set_title(f"{where}{title}{starred}{more}", fontsize=10.5, loc="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return _saved(figure, path)
 
 
+def _parts(subject: Subject) -> list[str]:
+    return [part for part in (subject.model, subject.task, subject.setting, subject.device) if part]
+
+
+def _what_differs(subjects: Sequence[Subject]) -> dict[Subject, list[str]]:
+    """Of each subject, the parts that not all have."""
+    common = set.intersection(*(set(_parts(subject)) for subject in subjects))
+    return {subject: [part for part in _parts(subject) if part not in common] for subject in subjects}
+
+
 def _recipes(contents: Contents, path: Path) -> Path | None:
     """The subject and batch with the most recipes: those measured in turns before those that followed each other."""
     groups: dict[tuple[Subject, int | None], dict[str, RunSummary]] = {}
-    for subject, row in zip(contents.subjects, contents.rows, strict=True):
-        if row.throughput_per_s is not None:
-            groups.setdefault((subject, row.batch), {})[row.recipe] = row
+    # What ran beside a profile gives way to what was measured at length.
+    for line in sorted(folded(contents), key=lambda line: not is_capture(line.record)):
+        if line.row.throughput_per_s is not None:
+            groups.setdefault((line.subject, line.row.batch), {})[line.row.recipe] = line.row
     if not groups:
         return None
     (subject, batch), rows = max(groups.items(), key=lambda item: (_in_turns(item[1].values()), len(item[1])))
@@ -86,7 +97,7 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
     figure, axes = _figure(8.4, 1.7 + 0.42 * len(bars))
     for number, row in enumerate(bars):
         assert row.throughput_per_s is not None
-        sound = row.verdict.trusted and (row.numerics is None or row.numerics.passed)
+        sound = row.verdict.trusted and not (row.numerics is not None and row.numerics.is_wrong)
         axes.barh(
             number,
             row.throughput_per_s,
@@ -99,7 +110,7 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
         axes.annotate(
             _bar_text(row), (row.throughput_per_s, number), (6, 0), textcoords="offset points", va="center", fontsize=8
         )
-    axes.set_yticks(range(len(bars)), [_label(row.recipe) for row in bars], fontsize=8.5)
+    axes.set_yticks(range(len(bars)), [_in_two_lines(row.recipe) for row in bars], fontsize=8.5)
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{_label(bars[0].item or 'items')} per second, 95 % interval; hatched: not to be relied on")
@@ -121,7 +132,7 @@ def _error_bars(row: RunSummary) -> list[list[float]] | None:
 def _bar_text(row: RunSummary) -> str:
     ratio = f"{row.vs_first.ratio:.2f}×" if row.vs_first is not None else ""
     doubt = "" if row.verdict.trusted else ", ".join(row.verdict.labels)
-    wrong = "numerics ✗" if row.numerics is not None and not row.numerics.passed else ""
+    wrong = "numerics ✗" if row.numerics is not None and row.numerics.is_wrong else ""
     return "  ".join(part for part in (f"{row.throughput_per_s:,.0f}", ratio, doubt, wrong) if part)
 
 
@@ -152,6 +163,14 @@ def _batch_ticks(axes: Any, batches: set[int]) -> None:
     axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("batch")
+
+
+def _in_two_lines(recipe: str) -> str:
+    """Broken between two steps: what tells long recipes apart may be any of them."""
+    place = recipe.rfind("+", 0, LABEL) + 1
+    if len(recipe) <= LABEL or not place:
+        return _label(recipe)
+    return f"{_label(recipe[:place])}\n{_label(recipe[place:])}"
 
 
 def _label(text: str, longest: int = LABEL) -> str:

@@ -79,7 +79,7 @@ def _cells(name: str, first: str, heats: Sequence[Heat], rows: Sequence[RunSumma
 
 def _error(rows: Sequence[RunSummary]) -> str | Text:
     numerics = next((row.numerics for row in rows if row.numerics is not None), None)
-    if numerics is None or numerics.method in ("reference", "unchecked", "skipped"):
+    if numerics is None or not numerics.is_compared:
         return "–"
     told = "n/a" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"
     return told if numerics.passed else Text(f"{told} ✗", style="red")
@@ -95,9 +95,7 @@ def _spread_note(heats: Sequence[Heat]) -> list[Text]:
 
 def _next_step(heats: Sequence[Heat], names: Sequence[str], rows: Sequence[RunSummary]) -> str:
     sound = [name for name in names if not any(row.failure for row in rows if row.recipe == name)]
-    wrong = {
-        row.recipe for row in rows if row.numerics and not row.numerics.passed and row.numerics.method != "unchecked"
-    }
+    wrong = {row.recipe for row in rows if row.numerics and row.numerics.is_wrong}
     fit = [name for name in sound if name not in wrong]
     if len(sound) < 2:
         return "next: fewer than two recipes ran; 'redline show' has the errors whole"

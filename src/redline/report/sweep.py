@@ -129,7 +129,7 @@ def _status(cell: SweepCell, row: RunSummary | None) -> Text:
         return Text(f"failed: {cell.failure.kind} at {cell.failure.stage}", style="red")
     if row is None:
         return Text(cell.status, style="dim")
-    doubts = [] if row.numerics is None or row.numerics.passed or row.numerics.method == "unchecked" else ["numerics ✗"]
+    doubts = ["numerics ✗"] if row.numerics is not None and row.numerics.is_wrong else []
     bound = [f"{row.bound.label}-bound"] if row.bound.label != "unknown" else []
     return Text(
         ", ".join([*row.verdict.labels, *doubts, *bound]), style=TRUST_STYLE.get(row.verdict.labels[0], "yellow")

@@ -182,7 +182,7 @@ def _error_cell(row: RunSummary) -> Text:
     numerics = row.numerics
     if numerics is None:
         return Text("n/a")
-    if numerics.method == "unchecked":
+    if numerics.is_left_out:
         return Text("not checked", style="dim")
     if numerics.method == "reference":
         return Text("–" if numerics.passed else "not finite", style="" if numerics.passed else "red")
@@ -268,7 +268,7 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
             continue
         if not row.verdict.trusted:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
-        if row.numerics and not row.numerics.passed and row.numerics.method != "unchecked":
+        if row.numerics and row.numerics.is_wrong:
             told.append(Text(f"  {row.recipe}: numerics: {row.numerics.reason}", style="red"))
         elif _is_quantized(row):
             told.append(

@@ -91,7 +91,7 @@ def _ratio(row: Ranked) -> str:
 
 
 def _error(numerics: Numerics | None) -> str:
-    if numerics is None or numerics.method in ("reference", "unchecked", "skipped") or numerics.rel_l2 is None:
+    if numerics is None or not numerics.is_compared or numerics.rel_l2 is None:
         return "–"
     return f"{numerics.rel_l2:.1e}"
 

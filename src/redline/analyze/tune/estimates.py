@@ -74,8 +74,8 @@ def rejection(record: RunRecord, tune: TuneRecord) -> str | None:
 
 def accepts(numerics: Numerics, tolerance: Tolerance) -> bool:
     limit = limit_of(numerics, tolerance)
-    if limit is None or numerics.method in ("reference", "unchecked", "skipped"):
-        return numerics.passed or numerics.method in ("unchecked", "skipped")
+    if limit is None or not numerics.is_compared:
+        return not numerics.is_wrong
     sound = numerics.finite and not numerics.degenerate
     return sound and numerics.rel_l2 is not None and numerics.rel_l2 <= limit
 

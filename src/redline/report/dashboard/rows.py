@@ -39,8 +39,7 @@ EXTRA_COLUMNS = (
 def columns_of(contents: Contents) -> dict[str, Any]:
     """Each column as a list, or as a list of distinct texts with an index per row; columns without a value are left out."""
     table: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *EXTRA_COLUMNS)}
-    recipes = {row.record_id: row.recipe for row in contents.rows}
-    firsts = {group: recipes[record_id] for group, record_id in contents.firsts.items()}
+    firsts = {group: contents.recipes[record_id] for group, record_id in contents.firsts.items()}
     for number, row in enumerate(contents.rows):
         plain = _plain(contents, number, row)
         for name, column in COLUMNS.items():
@@ -83,7 +82,7 @@ def _numerics_state(row: RunSummary) -> str | None:
     numerics = row.numerics
     if numerics is None:
         return None
-    if numerics.method in ("reference", "unchecked", "skipped"):
+    if not numerics.is_compared:
         return numerics.method
     return "passed" if numerics.passed else "failed"
 

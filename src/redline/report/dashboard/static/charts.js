@@ -15,6 +15,7 @@ const CHARTS = {
     const inTurns = [...newest.values()].find((row) => known(row.ratio));
     for (const row of together) if (inTurns && row.group === inTurns.group) newest.set(row.recipe, row);
     const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput_per_s - a.throughput_per_s), MOST_BARS, "recipes");
+    const usual = mostCommon(together.filter((row) => known(row.ratio)).map((row) => row.first_recipe));
     const item = bars[0].item || "items";
     const bar = {
       type: "bar", orientation: "h", x: bars.map((row) => row.throughput_per_s), y: bars.map((_, place) => place),
@@ -32,7 +33,7 @@ const CHARTS = {
     const widest = Math.max(...bars.map((row) => row.throughput_high ?? row.throughput_per_s));
     const labels = {
       type: "scatter", mode: "text", x: bars.map((row) => Math.max(row.throughput_high ?? 0, row.throughput_per_s) + widest * 0.012), y: bars.map((_, place) => place),
-      text: bars.map(barText), textposition: "middle right", hoverinfo: "skip", showlegend: false, cliponaxis: false, textfont: { size: 12, color: colour("ink") },
+      text: bars.map((row) => barText(row, row.first_recipe === usual)), textposition: "middle right", hoverinfo: "skip", showlegend: false, cliponaxis: false, textfont: { size: 12, color: colour("ink") },
     };
     const range = [0, widest * (isNarrow() ? 1.75 : 1.38)];
     return {
@@ -98,7 +99,7 @@ const CHARTS = {
     if (!kept.size) return null;
     const workloads = byWorkload([...kept.keys()].map((number) => ROWS[number]), (list) => [list.length, list[0].batch ?? 0]);
     const together = pickWorkload(section, workloads, redraw).map((row) => kept.get(row.number));
-    const [lines, remark] = limited(together.reverse(), MOST_SERIES, "records");
+    const [lines, remark] = limited(newestOfEach(together.reverse(), (each) => each.about.series, MOST_TWINS), MOST_SERIES, "records");
     const name = namer(lines.map((each) => each.about));
     const traces = lines.map((each, place) => {
       const look = style(each.about);
@@ -126,7 +127,7 @@ const CHARTS = {
       if (!before || (row.compile_s ?? 0) > (before.compile_s ?? 0)) newest.set(key, row);
     }
     const whole = (row) => parts.reduce((sum, [name]) => sum + (row[name] ?? 0), 0);
-    const [bars, remark] = limited([...newest.values()].sort((a, b) => whole(b) - whole(a)), MOST_BARS, "recipes");
+    const [bars, remark] = limited([...newest.values()].sort((a, b) => whole(b) - whole(a)), MOST_STARTS, "recipes");
     const traces = stacked(bars, parts.map(([name, label], place) => ({ label, colour: paletteColour([5, 0, 4, 1][place]), value: (row) => row[name], told: (row) => `${label}: ${seconds(row[name])}${name === "compile_s" && row.compile_cache ? ` (cache ${plain(row.compile_cache)})` : ""}<br>in all ${seconds(whole(row))}<br>importing torch, apart: ${seconds(row.import_s)}<br>verdict: ${plain(row.verdict ?? "")}` })));
     const labels = bars.map(namer(bars)).map((label, at) => `${label}${known(bars[at].batch) ? ` · b${bars[at].batch}` : ""}`);
     return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(bars.length), xaxis: axis("seconds", { rangemode: "tozero" }), yaxis: barAxis(labels) }) };
@@ -250,8 +251,8 @@ const CHARTS = {
   },
 };
 
-function barText(row) {
-  const ratio = known(row.ratio) ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";
+function barText(row, tellsRatio) {
+  const ratio = tellsRatio && known(row.ratio) ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";
   const doubt = row.sound ? (row.trusted ? "" : (row.verdict ?? "").replace(/;/g, ", ")) : "numerics ✗";
   return [figure(row.throughput_per_s, Math.max(3, String(Math.round(row.throughput_per_s)).length)), ratio, doubt].filter(Boolean).map((part) => plain(part)).join("   ");
 }
@@ -260,7 +261,8 @@ function againstBatch(section, rows, redraw, value, { error }) {
   const usable = rows.filter((row) => known(value(row)) && known(row.batch));
   if (!usable.length) return null;
   const measured = pickSubject(section, usable, redraw);
-  const [lines, remark] = limited(batchSeries(measured), MOST_SERIES, "series");
+  const series = batchSeries(measured);
+  const [lines, remark] = limited(withFewSinglePoints(series), MOST_SERIES, "series");
   const name = namer(lines.flat());
   const traces = lines.map((line) => {
     const look = style(line[0]);
@@ -274,7 +276,29 @@ function againstBatch(section, rows, redraw, value, { error }) {
     };
   });
   const doubtful = lines.flat().some((row) => !row.trusted || !row.sound);
-  return { traces, lines, remark: [remark, doubtful ? "Open markers are not to be relied on: noisy, or too far from fp32." : ""].filter(Boolean).join(" ") };
+  return { traces, lines, remark: [remark, lines.length < series.length && !remark ? `${series.length - lines.length} recipes measured at one batch only are under "Recipes compared".` : "", doubtful ? "Open markers are not to be relied on: noisy, or too far from fp32." : ""].filter(Boolean).join(" ") };
+}
+
+// Beside lines, a few points are enough: the fastest, whatever the chart shows of them.
+function withFewSinglePoints(series) {
+  const lines = series.filter((line) => line.length > 1);
+  if (!lines.length) return series;
+  const single = series.filter((line) => line.length === 1).sort((a, b) => (b[0].throughput_per_s ?? 0) - (a[0].throughput_per_s ?? 0));
+  return [...lines, ...single.slice(0, MOST_SINGLE_POINTS)];
+}
+
+function newestOfEach(list, key, most) {
+  const seen = new Map();
+  return list.filter((each) => {
+    seen.set(key(each), (seen.get(key(each)) ?? 0) + 1);
+    return seen.get(key(each)) <= most;
+  });
+}
+
+function mostCommon(values) {
+  const counts = new Map();
+  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
+  return [...counts].sort((one, other) => other[1] - one[1])[0]?.[0];
 }
 
 function stacked(bars, parts) {

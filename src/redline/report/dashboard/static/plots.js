@@ -2,6 +2,9 @@
 
 const MOST_SERIES = 16;
 const MOST_BARS = 30;
+const MOST_STARTS = 16;
+const MOST_SINGLE_POINTS = 3;
+const MOST_TWINS = 2;
 const CONFIG = { displayModeBar: false, responsive: true };
 
 function isNarrow() {
@@ -33,7 +36,14 @@ function layout(more = {}) {
 
 // Rows of horizontal bars: places on the axis, names as their labels, so that two equal names stay two bars.
 function barAxis(labels) {
-  return axis("", { tickvals: labels.map((_, place) => place), ticktext: labels.map((label) => plain(label, isNarrow() ? 20 : 44)), autorange: "reversed", showgrid: false, ticks: "", title: { text: "" } });
+  return axis("", { tickvals: labels.map((_, place) => place), ticktext: labels.map((label) => inTwoLines(label, isNarrow() ? 20 : 44)), autorange: "reversed", showgrid: false, ticks: "", title: { text: "" } });
+}
+// Broken between two steps: what tells long recipes apart may be any of them.
+function inTwoLines(label, most) {
+  const line = oneLine(label);
+  const place = line.lastIndexOf("+", most - 1) + 1;
+  if ([...line].length <= most || !place) return plain(line, most);
+  return `${plain(line.slice(0, place))}<br>${plain(line.slice(place), most)}`;
 }
 function barHeight(bars) {
   return Math.max(140, 34 * bars + 70);
