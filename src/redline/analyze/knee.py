@@ -15,6 +15,10 @@ from redline.spec import Spec
 SATURATED = 0.9
 """The knee is where throughput reaches this fraction of its limit."""
 FEWEST_POINTS = 2
+FEWEST_KEPT = 3
+"""Two points always lie on a line: none is left out when only so many are there."""
+WELL_DESCRIBED = 0.05
+"""A curve that misses a point by more is not the curve of all of them."""
 
 
 class StepTime(Spec):
@@ -55,7 +59,23 @@ class Saturation(Spec):
 
 
 def saturation(points: Sequence[StepTime]) -> Saturation | None:
-    """The curve through device-bound points, by least squares of relative errors; None where two batches are missing.
+    """The curve through device-bound points; None where two batches are missing.
+
+    Below some batch a step takes what its kernels take to start and to end, and hardly less for fewer items. Where one
+    line does not describe all points, the smallest batches are left out: the limit is a matter of the large ones.
+    """
+    kept = sorted(points, key=lambda point: point.batch)
+    found = _fitted(kept)
+    while found is not None and found.misfit > WELL_DESCRIBED:
+        larger = [point for point in kept if point.batch > kept[0].batch]
+        if len({point.batch for point in larger}) < FEWEST_KEPT:
+            break
+        kept, found = larger, _fitted(larger)
+    return found
+
+
+def _fitted(points: Sequence[StepTime]) -> Saturation | None:
+    """By least squares of relative errors.
 
     A step time that does not grow with the batch has no limit to near, and a negative fixed part is noise: it is taken
     as none at all.

@@ -60,6 +60,8 @@ class ColdStartSummary(Spec, frozen=True, kw_only=True, rename={"import_": "impo
 class VersusFirst(Spec, frozen=True, kw_only=True):
     """Against the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
 
+    recipe: str = ""
+    """The first's."""
     ratio: float
     low: float | None
     """None with too few common rounds for an interval; the ratio is then one of medians."""
@@ -184,6 +186,7 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     paired = paired_ratio(first_rounds, own_rounds)
     first_latency, own_latency = _latency(first), _latency(record)
     return VersusFirst(
+        recipe=str(first.spec.recipe),
         ratio=paired.ratio if paired else _ratio_of_medians(first_rounds, own_rounds, common),
         low=paired.low if paired else None,
         high=paired.high if paired else None,

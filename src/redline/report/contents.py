@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from redline.analyze.curves import Curve, curves_of
@@ -33,8 +32,6 @@ class Contents:
     rows: Sequence[RunSummary]
     """One per record, in their order, as are the subjects."""
     subjects: Sequence[Subject]
-    firsts: Mapping[str, str]
-    """Of each group, the id of the record that the others are set against."""
     curves: Sequence[Curve]
     advice: Sequence[Advice]
     profiles: Sequence[Profile]
@@ -43,11 +40,6 @@ class Contents:
     headrooms: Sequence[Headroom]
     """The ways to the fastest recipes, where someone looked for them."""
     rooflines: Sequence[RooflineChart]
-
-    @cached_property
-    def recipes(self) -> Mapping[str, str]:
-        """By record."""
-        return {row.record_id: row.recipe for row in self.rows}
 
 
 def contents_of(
@@ -83,7 +75,6 @@ def contents_of(
         records=records,
         rows=rows,
         subjects=subjects,
-        firsts=firsts,
         curves=curves,
         advice=advice,
         profiles=profiles,

@@ -41,7 +41,7 @@ def folded(contents: Contents) -> list[Line]:
     together: dict[Hashable, list[tuple[Subject, RunRecord, RunSummary]]] = {}
     usual = _usual_firsts(contents)
     for subject, record, row in zip(contents.subjects, contents.records, contents.rows, strict=True):
-        if row.vs_first is not None and _first(row, contents) != usual[subject]:
+        if row.vs_first is not None and row.vs_first.recipe != usual[subject]:
             row = msgspec.structs.replace(row, vs_first=None)
         together.setdefault(_same(subject, record, row), []).append((subject, record, row))
     return [_line(each) for each in together.values()]
@@ -52,14 +52,8 @@ def _usual_firsts(contents: Contents) -> dict[Subject, str]:
     counts: dict[Subject, Counter[str]] = {}
     for subject, row in zip(contents.subjects, contents.rows, strict=True):
         if row.vs_first is not None:
-            counts.setdefault(subject, Counter())[_first(row, contents)] += 1
+            counts.setdefault(subject, Counter())[row.vs_first.recipe] += 1
     return {subject: firsts.most_common(1)[0][0] for subject, firsts in counts.items()}
-
-
-def _first(row: RunSummary, contents: Contents) -> str:
-    """The recipe that its ratio is against."""
-    recipes = contents.recipes
-    return recipes.get(contents.firsts.get(row.group or "", ""), "")
 
 
 def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:

@@ -12,5 +12,5 @@ METHOD = (
     "p95 needs 130 samples and p99 662; with fewer they are not told. Every recipe's answers were compared with strict "
     "fp32 on fixed inputs; one that is too far away is shown and never recommended.",
     "The knee is where throughput reaches 90 % of what larger batches near, by the fit t = a + c·b on batches that the "
-    "device, not the host, limits.",
+    "device, not the host, limits; the smallest are left out where one line does not describe all.",
 )

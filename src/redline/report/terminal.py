@@ -122,7 +122,7 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
         "±": "±",
         **{phase: phase for phase in phases},
         "memory": _memory_header(rows),
-        "versus": f"vs {first.recipe}"[:24],
+        "versus": f"vs {first.vs_first.recipe if first.vs_first else first.recipe}"[:24],
         "error": "rel. error",
         **({"of peak": "of peak", "left": "left"} if any(row.roofline for row in rows) else {}),
         "bound": "bound",

@@ -39,12 +39,11 @@ EXTRA_COLUMNS = (
 def columns_of(contents: Contents) -> dict[str, Any]:
     """Each column as a list, or as a list of distinct texts with an index per row; columns without a value are left out."""
     table: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *EXTRA_COLUMNS)}
-    firsts = {group: contents.recipes[record_id] for group, record_id in contents.firsts.items()}
     for number, row in enumerate(contents.rows):
         plain = _plain(contents, number, row)
         for name, column in COLUMNS.items():
             table[name].append(column(plain))
-        for name, value in _extra(contents, number, row, firsts).items():
+        for name, value in _extra(contents, number, row).items():
             table[name].append(value)
     return {name: _packed(values) for name, values in table.items() if any(value is not None for value in values)}
 
@@ -54,7 +53,7 @@ def _plain(contents: Contents, number: int, row: RunSummary) -> dict[str, Any]:
     return {**plain, "created_at": iso_8601(contents.records[number].created_at)}
 
 
-def _extra(contents: Contents, number: int, row: RunSummary, firsts: dict[str, str]) -> dict[str, Any]:
+def _extra(contents: Contents, number: int, row: RunSummary) -> dict[str, Any]:
     record, subject = contents.records[number], contents.subjects[number]
     latency, cold = row.latency_s, row.cold_start_s
     return {
@@ -73,7 +72,7 @@ def _extra(contents: Contents, number: int, row: RunSummary, firsts: dict[str, s
         "numerics_reason": row.numerics.reason or None if row.numerics else None,
         "trust_reasons": "; ".join((*row.verdict.reasons, *row.verdict.notes)) or None,
         "bound_evidence": row.bound.evidence,
-        "first_recipe": firsts.get(row.group) if row.group and row.vs_first else None,
+        "first_recipe": row.vs_first.recipe if row.vs_first else None,
         "group": row.group,
     }
 
