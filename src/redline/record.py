@@ -237,6 +237,8 @@ class Block(Spec):
     started_at: float = 0.0
     round: int = 0
     """Blocks of sibling sessions with the same round were measured next to each other."""
+    alone: bool = False
+    """Timed before any sibling ran, where siblings were to come."""
     memory: Memory = Memory()
     energy_j: float | None = None
     telemetry: tuple[TelemetrySample, ...] = ()

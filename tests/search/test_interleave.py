@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from redline.analyze.statistics import median_interval, paired_ratio
-from redline.analyze.summary import summarize
+from redline.analyze.summary import RunSummary, summarize
 from redline.errors import StoreError
 from redline.launch.fake import FakeDoor, FakeSession
 from redline.launch.landscape import Landscape
@@ -539,7 +540,9 @@ class TestCtrlC:
         with pytest.raises(KeyboardInterrupt):
             measure_together([spec_of(), spec_of("fp16")], door, journal)
         (record,) = journal.finished.values()
-        assert (str(record.spec.recipe), record.stopped, record.blocks) == ("baseline", "interrupted", ())
+        assert (str(record.spec.recipe), record.stopped) == ("baseline", "interrupted")
+        assert record.blocks
+        assert all(block.alone for block in record.blocks), "what it ran before the second came is kept"
         assert door.sessions[0].is_closed
 
     def test_does_not_make_a_failure_an_interruption(self) -> None:
@@ -588,7 +591,7 @@ class TestCtrlC:
 
         class Full(Notebook):
             def append(self, record_id: str, block: Block) -> None:
-                if block.round == 2:
+                if block.round == 2 and not block.alone:
                     raise StoreError("the disk is full")
                 super().append(record_id, block)
 
@@ -597,6 +600,54 @@ class TestCtrlC:
             measure_together([spec_of(), spec_of("fp16")], door, journal)
         assert [record.stopped for record in journal.finished.values()] == ["interrupted", "interrupted"]
         assert all(session.is_closed for session in door.sessions)
+
+
+class TestCompany:
+    """Processes that take turns on a GPU may change each other; whoever deploys a recipe runs it alone."""
+
+    STEPS = {"baseline": 0.010, "fp16": 0.002}
+
+    def row(self, measure: MeasureSpec = BRIEF, **landscape: Any) -> tuple[RunSummary, RunRecord]:
+        truth = Landscape(**{"step_s": self.STEPS, "noise_sigma": 0.002, **landscape})
+        records, _, _ = together(truth, spec_of("baseline", measure), spec_of("fp16", measure))
+        return summarize(records)[1], records[1]
+
+    @pytest.mark.parametrize("factor", [0.92, 1.05])
+    def test_the_figures_are_those_alone_and_it_is_said(self, factor: float) -> None:
+        row, _ = self.row(in_company={"baseline": 1.0, "fp16": factor})
+        assert row.throughput_per_s == pytest.approx(32 / 0.002, rel=0.005)
+        assert row.latency_s is not None
+        assert row.latency_s.p50 == pytest.approx(0.002, rel=0.005)
+        (note,) = [note for note in row.verdict.notes if "than alone" in note]
+        assert re.search(
+            r"8\.[67]\d? ?% faster" if factor < 1 else r"4\.[78]\d? ?% slower", note.replace("\u2009", " ")
+        ), note
+        assert row.vs_first is not None
+        assert row.vs_first.ratio == pytest.approx(5.0, rel=0.01)
+        low, high = sorted((5.0, 5.0 / factor))
+        assert row.vs_first.low is not None
+        assert row.vs_first.high is not None
+        assert row.vs_first.low <= low < high <= row.vs_first.high, "the ratio in turns is not ruled out"
+
+    def test_without_any_the_turns_count(self) -> None:
+        row, record = self.row()
+        assert not [note for note in row.verdict.notes if "than alone" in note]
+        assert row.latency_s is not None
+        in_turns = [block for block in record.blocks if block.kind == "latency" and not block.alone]
+        assert row.latency_s.n == sum(len(block.samples) for block in in_turns)
+
+    def test_a_single_recipe_and_a_cpu_have_none(self) -> None:
+        (single,), _, _ = together(Landscape(step_s=0.01), spec_of())
+        assert not any(block.alone for block in single.blocks)
+        _, on_cpu = self.row(device_kind="cpu", in_company=0.9)
+        assert not any(block.alone for block in on_cpu.blocks)
+
+    def test_a_session_that_breaks_alone_is_a_failed_row(self) -> None:
+        broken = Failure(stage="measure", kind="crash", message="gone")
+        records, _, _ = together(
+            Landscape(step_s=0.01, failure={"fp16": broken, "*": None}), spec_of(), spec_of("fp16"), spec_of("bf16")
+        )
+        assert [record.stopped for record in records] == ["target", "failed", "target"]
 
 
 class TestInline:
@@ -636,10 +687,11 @@ class TestTheJournal:
             assert journal.blocks[record.id] == list(record.blocks)
             assert journal.finished[record.id] == record
 
-    def test_hears_of_everybody_before_the_first_is_timed(self) -> None:
-        _, _, journal = together(Landscape(step_s=0.02), spec_of(), spec_of("fp16"), spec_of("bf16"))
+    def test_hears_of_everybody_before_the_first_turn(self) -> None:
+        records, _, journal = together(Landscape(step_s=0.02), spec_of(), spec_of("fp16"), spec_of("bf16"))
+        alone = sum(block.alone for record in records for block in record.blocks)
         order = [what for what, _ in journal.entries]
-        assert order[:3] == ["begin"] * 3
+        assert order[: 3 + alone].count("begin") == 3
         assert order[-3:] == ["finish"] * 3
 
     def test_hears_of_a_block_as_soon_as_it_is_measured(self) -> None:

@@ -13,7 +13,7 @@ from redline.api import NoJournal
 from redline.errors import UsageError
 from redline.launch.fake import FakeDoor, FakeSession
 from redline.launch.landscape import Landscape
-from redline.protocol import Measure, OnProgress, Reply, Request
+from redline.protocol import OnProgress, Reply, Request
 from redline.record import Failure
 from redline.search.race import EXTENSIONS, HEATS_PER_EXTENSION, Race, RaceObserver, race
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
@@ -178,24 +178,23 @@ class TestFailures:
 
 
 def test_blocks_are_in_random_order() -> None:
-    seen: list[str] = []
-
-    class Watched(FakeDoor):
-        def open(self, spec: RunSpec | None = None) -> FakeSession:
-            session, ask = super().open(spec), None
-            ask = session.ask
-            assert spec is not None
-            name = str(spec.recipe)
-
-            def asked(request: Request, on_progress: OnProgress | None = None) -> Reply:
-                if isinstance(request, Measure) and request.kind == "throughput":
-                    seen.append(name)
-                return ask(request, on_progress)
-
-            session.ask = asked  # type: ignore[method-assign]
-            return session
-
-    race(specs_of("baseline", "fp16"), Watched(Landscape(step_s=0.01)), NoJournal())
-    rounds = [tuple(seen[at : at + 2]) for at in range(0, len(seen), 2)]
+    rounds = []
+    for heat in race(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), NoJournal()):
+        turns = [
+            (block.started_at, str(record.spec.recipe))
+            for record in heat
+            for block in record.blocks
+            if block.kind == "throughput" and not block.alone
+        ]
+        names = [name for _, name in sorted(turns)]
+        rounds += [tuple(names[at : at + 2]) for at in range(0, len(names), 2)]
     assert {frozenset(each) for each in rounds} == {frozenset({"baseline", "fp16"})}
     assert len(set(rounds)) == 2
+
+
+def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
+    """Alone fp16 is no faster than bf16; in turns it runs 8 % faster than it ever will."""
+    truth = Landscape(step_s={"fp16": 0.002, "bf16": 0.002}, in_company={"fp16": 0.92, "bf16": 1.0}, offset_sigma=0.001)
+    (pair,) = pairs_of(race(specs_of("bf16", "fp16"), FakeDoor(truth), NoJournal()))
+    assert pair.ratio == pytest.approx(1.0, abs=0.01)
+    assert pair.verdict != "faster"

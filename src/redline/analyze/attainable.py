@@ -12,6 +12,7 @@ from itertools import chain
 from statistics import median
 from typing import Literal
 
+from redline.analyze.blocks import timed_blocks
 from redline.record import RunRecord
 from redline.spec import Spec
 from redline.work import PRODUCTS, Ceilings, OperatorKind, OperatorWork, WorkCount
@@ -91,8 +92,7 @@ def operator_time(one: OperatorWork, ceilings: Ceilings) -> tuple[float, Limited
 
 def step_s(record: RunRecord) -> float | None:
     """The median time of a step, without waiting in between."""
-    blocks = [block for block in record.blocks if block.kind == "throughput" and block.samples]
-    samples = list(chain.from_iterable(block.samples for block in blocks))
+    samples = list(chain.from_iterable(block.samples for block in timed_blocks(record, "throughput")))
     return median(samples) if samples else None
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from redline.analyze.blocks import latency_blocks
 from redline.analyze.knee import Saturation, StepTime, saturation
 from redline.analyze.memory import fragments, limit_bytes, needed_bytes, peak, resident_bytes, retries_while_timed
 from redline.analyze.statistics import percentile_ceiling
@@ -110,9 +111,9 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
 
 def p95_ceiling_s(record: RunRecord) -> float | None:
     """An upper bound of p95 that holds for all the batches a search sets against its target at once."""
-    blocks = [block.samples for block in record.blocks if block.kind == "latency" and block.samples]
-    blocks = blocks or [block.samples for block in record.blocks if block.samples]
-    return percentile_ceiling(blocks, 0.95, 1 - (1 - SLO_CONFIDENCE) / SLO_TESTS)
+    return percentile_ceiling(
+        [block.samples for block in latency_blocks(record)], 0.95, 1 - (1 - SLO_CONFIDENCE) / SLO_TESTS
+    )
 
 
 def curve_of(trials: Sequence[BatchTrial]) -> Saturation | None:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Literal
 
 from redline.analyze.attainable import attainable, step_s
+from redline.analyze.blocks import timed_blocks
 from redline.analyze.trust import device_kind
 from redline.record import Block, RunRecord
 from redline.spec import Spec
@@ -111,7 +112,7 @@ def bound_of_counters(bandwidth_share: float | None) -> Bound:
 
 def host_share(record: RunRecord) -> float | None:
     """Host time to issue a step over the time of a step; None where nothing is issued ahead or nothing was kept."""
-    blocks = [block for block in record.blocks if block.kind == "throughput"]
+    blocks = timed_blocks(record, "throughput")
     issue_s = list(chain.from_iterable(_free_issues(block) for block in blocks))
     step_s = list(chain.from_iterable(block.samples for block in blocks))
     if not issue_s or not step_s:

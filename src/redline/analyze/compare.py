@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from redline.analyze.benchmark import Benchmark, benchmark_of, differences, whether_in_turns
+from redline.analyze.blocks import latency_blocks, round_medians_s, timed_blocks
 from redline.analyze.statistics import Ratio, paired_ratio, percentile, student_t
 from redline.analyze.trust import verdict
 from redline.errors import UsageError
@@ -152,7 +153,11 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
 
 def _interval(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> tuple[Basis, Ratio | None]:
     if len(first) == 1 and len(other) == 1:
-        paired = paired_ratio(_rounds(first[0]), _rounds(other[0])) if whether_in_turns(first[0], other[0]) else None
+        paired = (
+            paired_ratio(round_medians_s(first[0]), round_medians_s(other[0]))
+            if whether_in_turns(first[0], other[0])
+            else None
+        )
         return ("turns", paired) if paired else ("single runs", None)
     if min(len(first), len(other)) < FEWEST_REPLICATES:
         return "single runs", None
@@ -247,12 +252,7 @@ def _held_bytes(record: RunRecord) -> int | None:
 
 
 def _p95_s(record: RunRecord) -> float | None:
-    return percentile([sample for block in _latency_blocks(record) for sample in block], 0.95)
-
-
-def _latency_blocks(record: RunRecord) -> list[tuple[float, ...]]:
-    latency = [block.samples for block in record.blocks if block.kind == "latency" and block.samples]
-    return latency or [block.samples for block in record.blocks]
+    return percentile([sample for block in latency_blocks(record) for sample in block.samples], 0.95)
 
 
 def _medians_s(records: Iterable[RunRecord]) -> list[float]:
@@ -261,17 +261,9 @@ def _medians_s(records: Iterable[RunRecord]) -> list[float]:
 
 def _median_s(record: RunRecord) -> float | None:
     """The step as throughput blocks time it: the same clock on both sides, whatever the task."""
-    samples = [sample for block in record.blocks if block.kind == "throughput" for sample in block.samples]
+    samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
     middle = median(samples) if samples and record.failure is None else 0.0
     return middle if middle > 0 else None
-
-
-def _rounds(record: RunRecord) -> dict[int, float]:
-    rounds: dict[int, list[float]] = {}
-    for block in record.blocks:
-        if block.kind == "throughput" and block.samples:
-            rounds.setdefault(block.round, []).extend(block.samples)
-    return {number: median(samples) for number, samples in rounds.items()}
 
 
 def _broken(record: RunRecord) -> str:

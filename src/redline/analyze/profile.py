@@ -8,6 +8,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace
 from redline.analyze.diagnose import Finding, diagnose
 from redline.record import RunRecord
@@ -281,7 +282,7 @@ def _launches_without_work(links: Links) -> int:
 
 def _capture(record: RunRecord, steps: Steps | None) -> Capture:
     spec, prepared, trace = record.spec, record.prepared, record.trace
-    samples = [sample for block in record.blocks if block.kind == "throughput" for sample in block.samples]
+    samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
     return Capture(
         record_id=record.id,
         model=spec.workload.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
@@ -10,11 +11,12 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from redline.analyze.blocks import from_turns_to_alone, latency_blocks, round_medians_s, timed_blocks
 from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, paired_ratio, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.record import Block, BlockKind, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
+from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Spec, Task
 from redline.work import Ceilings
 
@@ -154,7 +156,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
 
 
 def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> RunSummary:
-    blocks = _blocks(record, "throughput")
+    blocks = timed_blocks(record, "throughput")
     items = row.batch
     step_s = _median_step_s(blocks)
     return msgspec.structs.replace(
@@ -184,12 +186,14 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     if not common:
         return None
     paired = paired_ratio(first_rounds, own_rounds)
+    ratio = paired.ratio if paired else _ratio_of_medians(first_rounds, own_rounds, common)
+    moved = math.exp(from_turns_to_alone(first, record))
     first_latency, own_latency = _latency(first), _latency(record)
     return VersusFirst(
         recipe=str(first.spec.recipe),
-        ratio=paired.ratio if paired else _ratio_of_medians(first_rounds, own_rounds, common),
-        low=paired.low if paired else None,
-        high=paired.high if paired else None,
+        ratio=ratio * moved,
+        low=paired.low * min(moved, 1.0) if paired else None,
+        high=paired.high * max(moved, 1.0) if paired else None,
         latency_change=_change(own_latency.p50, first_latency.p50) if own_latency and first_latency else None,
         memory_change=_memory_change(_memory(record), _memory(first)),
     )
@@ -198,14 +202,6 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
 def _ratio_of_medians(first: Mapping[int, float], own: Mapping[int, float], rounds: Iterable[int]) -> float:
     keys = list(rounds)
     return median(first[key] for key in keys) / median(own[key] for key in keys)
-
-
-def round_medians_s(record: RunRecord, kind: BlockKind = "throughput") -> dict[int, float]:
-    """What a record measured in each round: what ratios are made of."""
-    rounds: dict[int, list[float]] = {}
-    for block in _blocks(record, kind):
-        rounds.setdefault(block.round, []).extend(block.samples)
-    return {key: middle for key, samples in rounds.items() if (middle := median(samples)) > 0}
 
 
 def _memory_change(own: Memory | None, first: Memory | None) -> float | None:
@@ -224,7 +220,7 @@ def _change(own: float, first: float) -> float | None:
 
 def _latency(record: RunRecord) -> Latency | None:
     """From latency blocks; where there are none, throughput blocks serve both."""
-    blocks = _blocks(record, "latency") or _blocks(record, "throughput")
+    blocks = latency_blocks(record)
     samples = list(chain.from_iterable(block.samples for block in blocks))
     if not samples:
         return None
@@ -247,7 +243,7 @@ def _phases(record: RunRecord) -> dict[str, float] | None:
     if record.spec.workload.task != "train":
         return None
     pooled: dict[str, list[float]] = {}
-    for block in _blocks(record, "throughput"):
+    for block in timed_blocks(record, "throughput"):
         for phase, samples in block.phases.items():
             pooled.setdefault(phase, []).extend(samples)
     return {phase: median(samples) for phase, samples in pooled.items() if samples} or None
@@ -306,7 +302,3 @@ def _energy_per_item_j(blocks: Sequence[Block], items: int | None) -> float | No
 def _steps(blocks: Iterable[Block]) -> int:
     """Wall time and energy are of whole blocks, so the settling steps count."""
     return sum(len(block.samples) + len(block.settling) for block in blocks)
-
-
-def _blocks(record: RunRecord, kind: BlockKind) -> list[Block]:
-    return [block for block in record.blocks if block.kind == kind and block.samples]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Literal, get_args
 
+from redline.analyze.blocks import shift, timed_blocks
 from redline.analyze.statistics import median_interval, spread
 from redline.record import BlockKind, RunRecord
 from redline.spec import Spec
@@ -56,7 +58,14 @@ def verdict(record: RunRecord) -> Verdict:
     return Verdict(
         labels=labels or ("valid",),
         reasons=tuple(dict.fromkeys(reason for _, reason in doubts)),
-        notes=(*_spread_notes(record), *_throttle_notes(record), *_stop_notes(record), ONE_PROCESS, *record.notes),
+        notes=(
+            *_company_notes(record),
+            *_spread_notes(record),
+            *_throttle_notes(record),
+            *_stop_notes(record),
+            ONE_PROCESS,
+            *record.notes,
+        ),
     )
 
 
@@ -97,6 +106,13 @@ def _spread_notes(record: RunRecord) -> Iterator[str]:
         scatter = spread(list(chain.from_iterable(blocks)))
         if scatter is not None and NOTED_SPREAD < scatter <= NOISY_SPREAD:
             yield f"{kind}: spread {format_share(scatter)} of the mean"
+
+
+def _company_notes(record: RunRecord) -> Iterator[str]:
+    if (moved := shift(record)) is not None:
+        change = math.expm1(-moved)
+        told = f"{format_share(abs(change))} {'faster' if change > 0 else 'slower'}"
+        yield f"in turns with other processes it ran {told} than alone; the figures are those alone"
 
 
 def _throttling(record: RunRecord) -> Iterator[Doubt]:
@@ -144,10 +160,7 @@ def _stop_notes(record: RunRecord) -> Iterator[str]:
 
 def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:
     """The timed blocks of each kind that has any."""
-    series = [
-        (kind, [block.samples for block in record.blocks if block.kind == kind and block.samples])
-        for kind in get_args(BlockKind)
-    ]
+    series = [(kind, [block.samples for block in timed_blocks(record, kind)]) for kind in get_args(BlockKind)]
     return [(kind, blocks) for kind, blocks in series if blocks]
 
 

@@ -35,10 +35,11 @@ _LONG_STEP_FACTOR = 10
 
 
 class FakeWorld:
-    """What all sessions of a door share: the clock and the drift."""
+    """What all sessions of a door share: the clock, the drift and the device, which one of them ran on last."""
 
     def __init__(self, drift_sigma: float, seed: int) -> None:
         self.clock_s = 0.0
+        self.ran_last: object = None
         self.log_drift = 0.0
         self._sigma = drift_sigma
         self._random = np.random.default_rng([seed, 0])
@@ -71,6 +72,7 @@ class FakeBench:
         self._spec: RunSpec | None = None
         self._failure: Failure | None = None
         self._blocks = 0
+        self._had_company = False
 
     def answer(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         if isinstance(request, protocol.Ask):
@@ -108,6 +110,7 @@ class FakeBench:
             if failure is not None:
                 return self._fail(failure)
         self._spec = spec
+        self._world.ran_last = self
         cold_start = record.ColdStart(
             import_s=0.0,
             start_s=truth.start_s,
@@ -145,6 +148,10 @@ class FakeBench:
         self._blocks += 1
         on_host = request.kind == "latency" or _kind_of(_device_of(spec, truth)) == "cpu"
         step_s = look_up(truth.step_s, spec) + (truth.sync_s if request.kind == "latency" else 0.0)
+        self._had_company |= world.ran_last is not self
+        world.ran_last = self
+        if self._had_company:
+            step_s *= look_up(truth.in_company, spec)
         settling, timed = _plan_steps(request, step_s * self._offset * math.exp(world.log_drift))
         times = self._step_times(step_s, settling + timed)
         started_s, wall_s = world.clock_s, float(times.sum())

@@ -37,6 +37,8 @@ class Landscape:
     """Share of steps that hit a hiccup, two to three times as long as the others and sometimes far longer."""
     offset_sigma: float = 0.0
     """Every session gets one offset of its own, as every real process does."""
+    in_company: PerSpec[float] = 1.0
+    """What a step takes, as a factor, from the moment another session of the same device has run in between."""
     memory_bytes: PerSpec[int | MemoryTruth] = 2**28
     """A plain number is what the step needs and what it reserves."""
     memory_limit_bytes: int | None = None

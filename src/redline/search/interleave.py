@@ -30,6 +30,8 @@ from redline.protocol import (
 from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, key_of_record, new_id
 from redline.spec import RunSpec
 
+ALONE_BLOCKS = 3
+"""Before a GPU is shared with siblings: what processes that take turns do to each other shows against these."""
 HOPELESS_AFTER = 0.25
 HOPELESS_FACTOR = 4.0
 """After a quarter of the ceiling, a target that would take four times the ceiling is given up."""
@@ -158,7 +160,7 @@ def measure_together(
             entry = open_entry(spec, group, position, door, journal, observer)
             if entry.record.failure is None:
                 entries.append(entry)
-                keep_still(entry, len(specs))
+                measure_alone_first(entry, journal, len(specs))
             elif entry.record.failure.kind == "oom" and entries:
                 entry.session.close()
                 waiting.append(position)  # alone it may still fit
@@ -203,16 +205,40 @@ def _measure_rounds(entries: list[Entry], order: random.Random, journal: Journal
         visited = list(unfinished)
         if entries[0] not in visited and entries[0].can_go_on():
             visited.append(entries[0])  # ratios are to the first: without it a round says nothing about them
-        order.shuffle(visited)
-        for entry in visited:
+        for entry in in_random_order(visited, order, newest=None if rounds else entries[-1]):
             measure_round(entry, rounds, journal, len(entries))
             observer.measured(entry.record, rounds + 1, entry.interval("throughput"), entry.target)
         rounds += 1
 
 
+def measure_alone_first(entry: Entry, journal: Journal, siblings: int) -> None:
+    """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for."""
+    if siblings > 1 and entry.is_accelerator:
+        for number in range(ALONE_BLOCKS):
+            if entry.record.failure is None:
+                _measure_blocks(entry, number, journal, alone=True)
+    keep_still(entry, siblings)
+
+
+def in_random_order(visited: Sequence[Entry], order: random.Random, *, newest: Entry | None) -> list[Entry]:
+    """`newest`: prepared last and not yet in company; it does not begin, or its first turn would be one more alone."""
+    shuffled = order.sample(list(visited), len(visited))
+    if newest is not None and shuffled[0] is newest:
+        shuffled.append(shuffled.pop(0))
+    return shuffled
+
+
 def measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
-    measure = entry.spec.measure
     entry.session.resume()
+    for block in _measure_blocks(entry, number, journal):
+        entry.blocks.setdefault(block.kind, []).append(block)
+        entry.timed_s += block.wall_s
+    keep_still(entry, siblings)
+
+
+def _measure_blocks(entry: Entry, number: int, journal: Journal, *, alone: bool = False) -> list[Block]:
+    """One of each kind, in the record and in the journal; fewer where the session breaks."""
+    measure, blocks = entry.spec.measure, []
     for kind in entry.kinds:
         request = Measure(kind=kind, seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number)
         reply = entry.session.ask(request)
@@ -220,11 +246,11 @@ def measure_round(entry: Entry, number: int, journal: Journal, siblings: int) ->
             entry.record = msgspec.structs.replace(entry.record, failure=failure_of(reply))
             entry.stopped = "failed"
             break
-        journal.append(entry.record.id, reply.block)
-        entry.blocks.setdefault(kind, []).append(reply.block)
-        entry.record = msgspec.structs.replace(entry.record, blocks=(*entry.record.blocks, reply.block))
-        entry.timed_s += reply.block.wall_s
-    keep_still(entry, siblings)
+        block = msgspec.structs.replace(reply.block, alone=True) if alone else reply.block
+        journal.append(entry.record.id, block)
+        entry.record = msgspec.structs.replace(entry.record, blocks=(*entry.record.blocks, block))
+        blocks.append(block)
+    return blocks
 
 
 def keep_still(entry: Entry, siblings: int) -> None:

@@ -19,7 +19,16 @@ from redline.analyze.statistics import student_t
 from redline.errors import UsageError
 from redline.launch.session import Door
 from redline.record import BlockKind, RunRecord, new_id
-from redline.search.interleave import Entry, Journal, Observer, finish_entry, keep_still, measure_round, open_entry
+from redline.search.interleave import (
+    Entry,
+    Journal,
+    Observer,
+    finish_entry,
+    in_random_order,
+    measure_alone_first,
+    measure_round,
+    open_entry,
+)
 from redline.spec import RunSpec
 
 REPLICATES = 3
@@ -87,7 +96,7 @@ class Race:
                 failure = entry.record.failure
                 if failure is None:
                     entries.append(entry)
-                    keep_still(entry, len(specs))
+                    measure_alone_first(entry, self.journal, len(specs))
                 elif failure.kind == "oom" and entries:
                     entry.session.close()
                     is_crowded = True
@@ -127,8 +136,7 @@ class Race:
         """Until the rounds leave little open, or a heat's share of the time is used up."""
         number = 0
         while running := [entry for entry in entries if entry.stopped is None]:
-            self.order.shuffle(running)
-            for entry in running:
+            for entry in in_random_order(running, self.order, newest=None if number else entries[-1]):
                 measure_round(entry, number, self.journal, len(entries))
                 self.observer.measured(entry.record, number + 1, entry.interval(self.kind), entry.target)
             number += 1

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from redline.analyze.blocks import round_medians_s, timed_blocks
 from redline.analyze.bound import HOST_BOUND_SHARE, host_share
 from redline.analyze.race import kind_measured, log_ratio
 from redline.analyze.statistics import percentile
-from redline.analyze.summary import round_medians_s
 from redline.analyze.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Tolerance, TuneRecord
 from redline.record import BlockKind, Numerics, RunRecord
 from redline.units import format_seconds
@@ -101,7 +101,7 @@ def too_late(record: RunRecord, slo_p95_s: float | None) -> str | None:
     if slo_p95_s is None or not record.blocks:
         return None
     kind = kind_measured(record, "latency")
-    samples = [sample for block in record.blocks if block.kind == kind for sample in block.samples]
+    samples = [sample for block in timed_blocks(record, kind) for sample in block.samples]
     if not samples:
         return None
     p95_s = percentile(samples, 0.95)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from redline.analyze.blocks import latency_blocks
 from redline.analyze.headroom import waterfall
 from redline.analyze.knee import SATURATED
 from redline.analyze.profile import Profile
@@ -74,8 +75,7 @@ def _distributions(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
 
 
 def _latencies(record: RunRecord) -> list[float]:
-    latency = [block.samples for block in record.blocks if block.kind == "latency" and block.samples]
-    return list(chain.from_iterable(latency or [block.samples for block in record.blocks]))
+    return list(chain.from_iterable(block.samples for block in latency_blocks(record)))
 
 
 def _telemetry(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,14 @@ from redline.analyze.statistics import PairedLog
 from redline.analyze.tune.estimates import accepts, numerics_reason, rejection
 from redline.analyze.tune.record import Trial
 from redline.record import new_id
-from redline.search.interleave import Entry, finish_entry, keep_still, measure_round, open_entry
+from redline.search.interleave import (
+    Entry,
+    finish_entry,
+    in_random_order,
+    measure_alone_first,
+    measure_round,
+    open_entry,
+)
 from redline.search.tune.space import Steps
 from redline.search.tune.tuner import Tuner
 
@@ -83,11 +90,13 @@ class Trials:
         )
 
     def _measure(self, entry: Entry) -> None:
-        keep_still(entry, 2)
+        measure_alone_first(entry, self._tuner.journal, 2)
+        newest: Entry | None = entry
         while entry.stopped is None:
-            for each in self._tuner.order.sample([entry, *filter(None, [self._anchor])], 2 if self._anchor else 1):
+            both = [each for each in (entry, self._anchor) if each is not None]
+            for each in in_random_order(both, self._tuner.order, newest=newest):
                 measure_round(each, self._round, self._tuner.journal, 2)
-            self._round += 1
+            self._round, newest = self._round + 1, None
             if self._anchor is not None and self._anchor.record.failure is not None:
                 self._let_go()
             if self._has_seen_enough(entry):
@@ -95,7 +104,7 @@ class Trials:
 
     def _has_seen_enough(self, entry: Entry) -> bool:
         """More looks for those who may win: a recipe clearly behind is not worth them."""
-        rounds = len({block.round for block in entry.record.blocks})
+        rounds = len({block.round for block in entry.record.blocks if not block.alone})
         log = self._against_anchor(entry)
         if rounds < FEWEST_ROUNDS:
             return entry.timed_s >= entry.spec.measure.max_seconds
