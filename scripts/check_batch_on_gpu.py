@@ -1,4 +1,4 @@
-"""The batch finder against the truth, on the GPU at hand: ResNet-50 training with AMP, a transformer, and inference.
+"""The batch finder against the truth, on the GPU at hand: ResNet-50 training with AMP, a transformer, inference of two.
 
     python scripts/check_batch_on_gpu.py [--max-memory 16GiB] [--out FOLDER] [--only NAME]
 
@@ -29,6 +29,7 @@ from redline.units import parse_bytes
 WORKLOADS: dict[str, dict[str, Any]] = {
     "resnet50-train": {"model": "resnet50", "task": "train", "recipes": "amp"},
     "transformer-train": {"model": "transformer", "task": "train", "recipes": "amp-bf16"},
+    "vit_b_16-infer": {"model": "vit_b_16", "task": "infer", "recipes": "fp16"},
     "resnet50-infer": {"model": "resnet50", "task": "infer", "recipes": "fp16"},
 }
 
@@ -52,8 +53,9 @@ def steps(batch):
     torch.cuda.set_per_process_memory_fraction(cap / total, device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     trains = workload.endswith("train")
-    if workload.startswith("resnet50"):
-        model, inputs = torchvision.models.resnet50(), torch.randn(batch, 3, 224, 224, device=device)
+    name = workload.partition("-")[0]
+    if name != "transformer":
+        model, inputs = torchvision.models.get_model(name), torch.randn(batch, 3, 224, 224, device=device)
         targets = torch.randint(0, 1000, (batch,), device=device)
     else:
         model, inputs = Transformer(), torch.randint(0, 8192, (batch, 128), device=device)
@@ -65,7 +67,7 @@ def steps(batch):
             for _ in range(5):
                 model(inputs)
         return torch.cuda.synchronize()
-    dtype = torch.float16 if workload.startswith("resnet50") else torch.bfloat16
+    dtype = torch.float16 if name == "resnet50" else torch.bfloat16
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
     for _ in range(5):
