@@ -32,6 +32,8 @@ from redline.spec import RunSpec
 
 ALONE_BLOCKS = 3
 """Before a GPU is shared with siblings: what processes that take turns do to each other shows against these."""
+FEWEST_ALONE = 2
+"""Where other processes will say the same again."""
 HOPELESS_AFTER = 0.25
 HOPELESS_FACTOR = 4.0
 """After a quarter of the ceiling, a target that would take four times the ceiling is given up."""
@@ -211,12 +213,15 @@ def _measure_rounds(entries: list[Entry], order: random.Random, journal: Journal
         rounds += 1
 
 
-def measure_alone_first(entry: Entry, journal: Journal, siblings: int) -> None:
+def measure_alone_first(
+    entry: Entry, journal: Journal, siblings: int, *, blocks: int = ALONE_BLOCKS, only: BlockKind | None = None
+) -> None:
     """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for."""
+    kinds = entry.kinds if only is None or only not in entry.kinds else (only,)
     if siblings > 1 and entry.is_accelerator:
-        for number in range(ALONE_BLOCKS):
+        for number in range(blocks):
             if entry.record.failure is None:
-                _measure_blocks(entry, number, journal, alone=True)
+                _measure_blocks(entry, kinds, number, journal, alone=True)
     keep_still(entry, siblings)
 
 
@@ -230,16 +235,18 @@ def in_random_order(visited: Sequence[Entry], order: random.Random, *, newest: E
 
 def measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
     entry.session.resume()
-    for block in _measure_blocks(entry, number, journal):
+    for block in _measure_blocks(entry, entry.kinds, number, journal):
         entry.blocks.setdefault(block.kind, []).append(block)
         entry.timed_s += block.wall_s
     keep_still(entry, siblings)
 
 
-def _measure_blocks(entry: Entry, number: int, journal: Journal, *, alone: bool = False) -> list[Block]:
+def _measure_blocks(
+    entry: Entry, kinds: Sequence[BlockKind], number: int, journal: Journal, *, alone: bool = False
+) -> list[Block]:
     """One of each kind, in the record and in the journal; fewer where the session breaks."""
     measure, blocks = entry.spec.measure, []
-    for kind in entry.kinds:
+    for kind in kinds:
         request = Measure(kind=kind, seconds=measure.block_seconds, settle_seconds=measure.settle_seconds, round=number)
         reply = entry.session.ask(request)
         if not isinstance(reply, BlockReply):

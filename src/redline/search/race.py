@@ -20,6 +20,7 @@ from redline.errors import UsageError
 from redline.launch.session import Door
 from redline.record import BlockKind, RunRecord, new_id
 from redline.search.interleave import (
+    FEWEST_ALONE,
     Entry,
     Journal,
     Observer,
@@ -96,7 +97,7 @@ class Race:
                 failure = entry.record.failure
                 if failure is None:
                     entries.append(entry)
-                    measure_alone_first(entry, self.journal, len(specs))
+                    measure_alone_first(entry, self.journal, len(specs), blocks=FEWEST_ALONE, only=self.kind)
                 elif failure.kind == "oom" and entries:
                     entry.session.close()
                     is_crowded = True

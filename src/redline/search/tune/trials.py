@@ -11,6 +11,7 @@ from redline.analyze.tune.estimates import accepts, numerics_reason, rejection
 from redline.analyze.tune.record import Trial
 from redline.record import new_id
 from redline.search.interleave import (
+    FEWEST_ALONE,
     Entry,
     finish_entry,
     in_random_order,
@@ -90,7 +91,7 @@ class Trials:
         )
 
     def _measure(self, entry: Entry) -> None:
-        measure_alone_first(entry, self._tuner.journal, 2)
+        measure_alone_first(entry, self._tuner.journal, 2, blocks=FEWEST_ALONE, only=self._tuner.asked.kind)
         newest: Entry | None = entry
         while entry.stopped is None:
             both = [each for each in (entry, self._anchor) if each is not None]
