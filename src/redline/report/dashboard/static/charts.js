@@ -35,7 +35,7 @@ const CHARTS = {
       type: "scatter", mode: "text", x: bars.map((row) => Math.max(row.throughput_high ?? 0, row.throughput_per_s) + widest * 0.012), y: bars.map((_, place) => place),
       text: bars.map((row) => barText(row, row.first_recipe === usual)), textposition: "middle right", hoverinfo: "skip", showlegend: false, cliponaxis: false, textfont: { size: 12, color: colour("ink") },
     };
-    const range = [0, widest * (isNarrow() ? 1.75 : 1.38)];
+    const range = [0, widest * (isNarrow() ? 2.3 : 1.38)];
     return {
       traces: [bar, labels], remark,
       layout: layout({ height: barHeight(bars.length), showlegend: false, xaxis: axis(`${plain(item)} per second`, { range }), yaxis: barAxis(bars.map((row) => row.recipe)) }),
@@ -216,11 +216,11 @@ const CHARTS = {
     const trace = {
       type: "bar", orientation: lying ? "h" : "v", x: lying ? across : along, y: lying ? along : across, base: bars.map((bar) => Math.min(bar.from_s, bar.to_s) * 1e3),
       marker: { color: bars.map((bar) => colours[bar.kind]), opacity: bars.map((bar) => (bar.kind === "headroom" ? 0.55 : 1)), pattern: { shape: bars.map((bar) => (bar.kind === "headroom" ? "/" : "")), fgcolor: colour("card"), size: 7, solidity: 0.3 } },
-      text: bars.map((bar) => plain(bar.told)), textposition: lying ? "auto" : "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
+      text: bars.map((bar) => plain(lying ? bar.told.replace(/ \(.*?\)/, "") : bar.told)), textposition: lying ? "auto" : "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
       hoverinfo: "text", hovertext: bars.map((bar) => `<b>${plain(bar.label, 70)}</b><br>${plain(bar.told)}<br>${seconds(bar.from_s)} → ${seconds(bar.to_s)}`),
     };
     const most = Math.max(...bars.map((bar) => Math.max(bar.from_s, bar.to_s))) * 1e3;
-    const values = axis("ms per step", { range: [0, most * 1.14] });
+    const values = axis("ms per step", { range: [0, most * (lying ? 1.3 : 1.14)] });
     const steps = axis("", { tickvals: along, ticktext: bars.map((bar) => plain(bar.label, 22)), showgrid: false });
     const axes = lying ? { xaxis: values, yaxis: { ...steps, autorange: "reversed" } } : { xaxis: steps, yaxis: values };
     return { traces: [trace], remark: searches.length < 2 ? oneLine(title) : "", layout: layout({ height: lying ? barHeight(bars.length) : 420, ...axes }) };
