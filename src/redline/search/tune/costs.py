@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from redline.search.tune.rules import prepare_s
 from redline.search.tune.space import Steps
 from redline.search.tune.tuner import Tuner
 
 FIRST_TRIAL_S = 4.0
-TIMED_S = 2.0
 SLOW_SHARE = 0.25
 """A step that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
-FINALISTS = 4
+ALIKE = 3
+"""Of the trials like it, so many of the nearest say what a recipe will take."""
 
 
-def trial_costs(tuner: Tuner) -> dict[Steps, float]:
-    """Seconds that each trial so far took."""
-    return {tuner.space.steps_of(trial.recipe): trial.cost_s for trial in tuner.tune.trials}
+class Costs:
+    """What trials took so far, and what others will take by that."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self._choices = tuner.space.by_step
+        self._known: dict[Steps, float] = {}
+        self._paid_first: set[Steps] = set()
+        """Those that met a step first, and may have paid for it once and for all: kernels loaded, caches filled."""
+        sound, met = tuner.seen(), set[str]()
+        for trial in tuner.tune.trials:
+            steps = tuner.space.steps_of(trial.recipe)
+            if steps not in sound:
+                continue  # what broke says nothing about what it takes to the end
+            if steps - met and steps not in self._known:
+                self._paid_first.add(steps)
+            met |= steps
+            self._known[steps] = min(trial.cost_s, self._known.get(steps, trial.cost_s))
+        self._met = frozenset(met)
+
+    def expected_s(self, steps: Steps) -> float:
+        """As trials like it took that paid for no first time, and what steps take to prepare that were never there."""
+        fresh_s = sum(prepare_s(self._choices[step]) for step in steps - self._met)
+        return fresh_s + (self._as_others(steps) if self._known else FIRST_TRIAL_S)
+
+    def reopening_s(self, steps: Steps) -> float:
+        """What was compiled before is in the cache; what was not will take as long as those like it did."""
+        expected_s = self.expected_s(steps)
+        return min(expected_s, warm_s(self._known[steps])) if steps in self._known else expected_s
+
+    def _as_others(self, steps: Steps) -> float:
+        slow = self._slow(steps)
+        apart = min(len(slow ^ self._slow(other)) for other in self._known)
+        alike = [other for other in self._known if len(slow ^ self._slow(other)) == apart]  # who compiles is like who compiles
+        settled = [other for other in alike if other not in self._paid_first]
+        if not settled:
+            return min(self._known[other] for other in alike)
+        nearest = sorted(settled, key=lambda other: len(steps ^ other))[:ALIKE]
+        return median(self._known[other] for other in nearest)
+
+    def _slow(self, steps: Steps) -> Steps:
+        return frozenset(step for step in steps if prepare_s(self._choices[step]) > 0)
 
 
-def expected_cost(steps: Steps, tuner: Tuner, known: dict[Steps, float]) -> float:
-    """That of the most similar trial, and what steps take to prepare that no trial has had yet."""
-    met = frozenset(step for recipe in known for step in recipe)
-    fresh_s = sum(prepare_s(tuner.space.by_step[step]) for step in steps - met)
-    if not known:
-        return FIRST_TRIAL_S + fresh_s
-    slow = {step for step in steps if prepare_s(tuner.space.by_step[step]) > 0}
-
-    def distance(other: Steps) -> tuple[int, int]:
-        # Who compiles is like who compiles.
-        return len(slow ^ {step for step in other if prepare_s(tuner.space.by_step[step]) > 0}), len(steps ^ other)
-
-    nearest = min(distance(other) for other in known)
-    alike = [seconds for other, seconds in known.items() if distance(other) == nearest]
-    return sum(alike) / len(alike) + fresh_s
-
-
-def is_affordable(steps: Steps, cost_s: float, tuner: Tuner, left_s: float) -> bool:
-    if any(tuner.space.by_step[step].is_slow_to_prepare for step in steps):
-        return cost_s <= SLOW_SHARE * left_s
-    return cost_s <= left_s
-
-
-def reserve_s(tuner: Tuner) -> float:
-    """What the last race and the ablation will want, with caches that are warm by then."""
-    known = tuner.seen()
-    if not known:
-        return 0.0
-    best = sorted(known.values(), key=lambda each: each.log_s)[:FINALISTS]
-    heat_s = sum(warm_cost(each.cost_s) for each in best)
-    steps = len(tuner.space.steps_of(best[0].recipe))
-    return min(heat_s * tuner.asked.replicates + warm_cost(best[0].cost_s) * steps, tuner.budget_s / 2)
-
-
-def warm_cost(cost_s: float) -> float:
+def warm_s(cost_s: float) -> float:
     """Opening it again: what it took beyond a plain trial was mostly compiling, and that is in the cache now."""
     return min(cost_s, FIRST_TRIAL_S + 0.25 * cost_s)

@@ -8,7 +8,8 @@ import numpy as np
 
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
-from redline.search.tune.costs import expected_cost, is_affordable, reserve_s, trial_costs
+from redline.search.tune.costs import SLOW_SHARE, Costs
+from redline.search.tune.finalists import ablation_s, race_s
 from redline.search.tune.proof import prove_fastest
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.trials import Trials
@@ -38,7 +39,9 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
     """The recipe to try next, and the improvement it promises."""
     seen, tried = tuner.seen(), tuner.tried()
     gains = beliefs.promises(seen, tuner.fastest_log_s())
-    blame, costs, left_s = Blame(seen, tuner.broken()), trial_costs(tuner), tuner.left_s - reserve_s(tuner)
+    blame, costs = Blame(seen, tuner.broken()), Costs(tuner)
+    room_s = tuner.left_s - race_s(tuner, costs)
+    full_s = room_s - ablation_s(tuner, costs)
     best: tuple[float, Steps, float] | None = None
     looked_at = 0
     for place in np.argsort(-gains, kind="stable"):
@@ -49,9 +52,12 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
         if gain < WORTH_A_TRIAL:
             continue
         looked_at += 1
-        cost_s = expected_cost(steps, tuner, costs)
+        cost_s = costs.expected_s(steps)
+        left_s = room_s if gain >= 0.05 else full_s
+        if any(tuner.space.by_step[step].is_slow_to_prepare for step in steps):
+            left_s *= SLOW_SHARE
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
-        if is_worth_it and is_affordable(steps, cost_s, tuner, left_s) and (best is None or gain / cost_s > best[0]):
+        if is_worth_it and cost_s <= left_s and (best is None or gain / cost_s > best[0]):
             best = (gain / cost_s, steps, gain)
     return None if best is None else (best[1], best[2])
 
