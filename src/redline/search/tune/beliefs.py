@@ -10,7 +10,7 @@ to be shorter, and steps that relieve the device cannot show what they are worth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -63,6 +63,18 @@ class Gaussian:
         return product
 
 
+@dataclass(frozen=True)
+class Belief:
+    """About every recipe, under one amount of meddling: mean and standard deviation of the logarithm."""
+
+    weight: float
+    process: Gaussian
+    observed: tuple[NDArray[np.intp], Floats]
+    """Which recipes, and how uncertain what was seen of each is, as a variance."""
+    mean: Floats
+    sd: Floats
+
+
 class Beliefs:
     """Over every recipe of a space."""
 
@@ -111,14 +123,51 @@ class Beliefs:
             hosts = host_mean[:, None] + host_sd[:, None] * others
         surprise = self._surprises(seen)
         gains = np.zeros(len(self.recipes))
-        for weight, mean, sd in self._believe_device(seen):
-            misled = DOUBT_SHARE * (1 - surprise)
-            likely = ((1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD)))
-            for share, width in likely:
-                times = mean[:, None] + width[:, None] * z
+        for belief in self._believe_device(seen):
+            for share, width in _widths(belief.sd, surprise):
+                times = belief.mean[:, None] + width[:, None] * z
                 times = times if hosts is None else np.maximum(times, hosts)
-                gains += weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
+                gains += belief.weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
         return gains
+
+    def futures(self, seen: Mapping[Steps, Estimate], fastest: float, places: Sequence[int], count: int) -> Floats:
+        """What some recipes may bring, drawn together: recipes that share steps share their luck.
+
+        A row for each recipe, a column for each of about so many draws. Always the same ones.
+        """
+        chosen, random = np.array(places, dtype=np.intp), np.random.default_rng(0)
+        surprise = self._surprises(seen)[chosen]
+        seen_hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
+        host_mean, host_sd = (
+            self._believe_host(seen_hosts) if self.host_is_seen and seen_hosts else (np.array(-np.inf), np.array(0.0))
+        )
+        drawn = []
+        for belief in self._believe_device(seen):
+            many = max(round(belief.weight * count), 1)
+            together = _factor(self._covariance(belief, chosen)) @ random.standard_normal((len(chosen), many))
+            (_, plain), (misled, doubted), (_, surprised) = _widths(belief.sd[chosen], surprise)
+            luck = random.random((len(chosen), many))
+            width = np.where(
+                luck < surprise[:, None],
+                surprised[:, None],
+                np.where(luck < (surprise + misled)[:, None], doubted[:, None], plain[:, None]),
+            )
+            times = belief.mean[chosen][:, None] + together / plain[:, None] * width
+            if host_mean.ndim:
+                hosts = host_mean[chosen][:, None] + host_sd[chosen][:, None] * random.standard_normal(many)
+                times = np.maximum(times, hosts)
+            drawn.append(np.maximum(fastest - times, 0.0))
+        futures: Floats = np.concatenate(drawn, axis=1)
+        return futures
+
+    def _covariance(self, belief: Belief, chosen: NDArray[np.intp]) -> Floats:
+        """Of some recipes with each other, after all that was seen."""
+        process, (places, noises) = belief.process, belief.observed
+        steps, families = self._steps[chosen], self._families[chosen]
+        prior = process.kernel(steps, steps, families, families)
+        across = process.kernel(steps, self._steps[places], families, self._families[places])
+        left: Floats = prior - across @ np.linalg.solve(self._among(process, places) + np.diag(noises), across.T)
+        return left
 
     def _surprises(self, seen: Mapping[Steps, Estimate]) -> Floats:
         """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
@@ -129,8 +178,8 @@ class Beliefs:
         chances: Floats = 1 - (1 - SURPRISE_RATE) ** counts
         return chances
 
-    def _believe_device(self, seen: Mapping[Steps, Estimate]) -> list[tuple[float, Floats, Floats]]:
-        """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
+    def _believe_device(self, seen: Mapping[Steps, Estimate]) -> list[Belief]:
+        """One for each amount of meddling."""
         free = [(self.index[recipe], each) for recipe, each in seen.items() if not each.is_host_bound]
         bound = [(self.index[recipe], each) for recipe, each in seen.items() if each.is_host_bound]
         places = np.array([at for at, _ in free], dtype=np.intp)
@@ -146,8 +195,9 @@ class Beliefs:
                 continue
             sites = self._censored(process, places, values, noises, bound)
             together = [np.concatenate([old, new]) for old, new in zip((places, values, noises), sites, strict=True)]
-            mean, sd = self._posterior(process, together[0].astype(np.intp), together[1], together[2])
-            believed.append((float(weight), mean, sd))
+            at = together[0].astype(np.intp)
+            mean, sd = self._posterior(process, at, together[1], together[2])
+            believed.append(Belief(float(weight), process, (at, together[2]), mean, sd))
         return believed
 
     def _weights(self, processes: list[Gaussian], places: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
@@ -220,6 +270,18 @@ class Beliefs:
                 found.append((float(place), value, 1 / precision))
         columns = np.array(found, dtype=np.float64).reshape(len(found), 3)
         return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def _widths(sd: Floats, surprise: Floats) -> tuple[tuple[Floats, Floats], ...]:
+    """How wide what is believed may really be, each with its chance: as it seems, misled, or surprised."""
+    misled = DOUBT_SHARE * (1 - surprise)
+    return (1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD))
+
+
+def _factor(covariance: Floats) -> Floats:
+    """A root of it. Recipes that all but repeat others make it singular, hence the little that is added."""
+    factor: Floats = np.linalg.cholesky(covariance + RESIDUAL_SD**2 * np.eye(len(covariance)))
+    return factor
 
 
 def _truncated(mean: float, sd: float, above: float) -> tuple[float, float]:

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from redline.search.tune.beliefs import Beliefs
+from redline.search.tune.beliefs import Beliefs, Floats
 from redline.search.tune.blame import Blame
 from redline.search.tune.costs import SLOW_SHARE, Costs
 from redline.search.tune.finalists import ablation_s, race_s
+from redline.search.tune.plan import Candidate, best_first, crowded_out
 from redline.search.tune.proof import prove_fastest
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.trials import Trials
@@ -19,8 +20,12 @@ WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
 USUAL_SHARE = 0.01
 """Of the budget: a trial that takes more of it must promise more."""
+PROMISING = 0.05
+"""Who promises this much may have the seconds that were meant for telling what each step brings."""
 LOOKED_AT = 300
 """Of those that promise most, so many are weighed against their cost."""
+FUTURES = 256
+"""Draws by which plans are compared."""
 
 
 def explore(tuner: Tuner) -> None:
@@ -37,12 +42,25 @@ def explore(tuner: Tuner) -> None:
 
 def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
     """The recipe to try next, and the improvement it promises."""
-    seen, tried = tuner.seen(), tuner.tried()
-    gains = beliefs.promises(seen, tuner.fastest_log_s())
-    blame, costs = Blame(seen, tuner.broken()), Costs(tuner)
+    seen, fastest = tuner.seen(), tuner.fastest_log_s()
+    blame = Blame(seen, tuner.broken())
+    candidates = _candidates(tuner, beliefs, beliefs.promises(seen, fastest), blame)
+    if not candidates:
+        return None
+    chosen = max(candidates, key=lambda each: each.density)
+    if rivals := crowded_out(candidates):
+        futures = beliefs.futures(seen, fastest, [each.place for each in candidates], FUTURES)
+        chances = np.array([blame.chance(each.steps) for each in candidates])
+        chosen = best_first(candidates, rivals, futures * chances[:, None])
+    return chosen.steps, chosen.gain
+
+
+def _candidates(tuner: Tuner, beliefs: Beliefs, gains: Floats, blame: Blame) -> list[Candidate]:
+    """Those that are worth their seconds and can be had with what is left."""
+    tried, costs = tuner.tried(), Costs(tuner)
     room_s = tuner.left_s - race_s(tuner, costs)
-    full_s = room_s - ablation_s(tuner, costs)
-    best: tuple[float, Steps, float] | None = None
+    spare_s = room_s - ablation_s(tuner, costs)
+    found: list[Candidate] = []
     looked_at = 0
     for place in np.argsort(-gains, kind="stable"):
         steps = beliefs.recipes[place]
@@ -53,13 +71,13 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
             continue
         looked_at += 1
         cost_s = costs.expected_s(steps)
-        left_s = room_s if gain >= 0.05 else full_s
+        own_s = room_s if gain >= PROMISING else spare_s
         if any(tuner.space.by_step[step].is_slow_to_prepare for step in steps):
-            left_s *= SLOW_SHARE
+            own_s *= SLOW_SHARE
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
-        if is_worth_it and cost_s <= left_s and (best is None or gain / cost_s > best[0]):
-            best = (gain / cost_s, steps, gain)
-    return None if best is None else (best[1], best[2])
+        if is_worth_it and cost_s <= own_s:
+            found.append(Candidate(int(place), steps, gain, cost_s, own_s))
+    return found
 
 
 def is_done_with(steps: Steps, tried: set[Steps], tuner: Tuner) -> bool:
