@@ -5,7 +5,7 @@
 Spaces are drawn by `redline.launch.fake_recipes`: steps of real names or of none anybody knows, with effects between a
 quarter and four times, 40 % of the pairs meddling with each other (5 %, one in ten 20 %), a quirk of 0.4 % per recipe,
 a host that may be the limit, recipes that fail (half of the spaces) or give wrong numbers and are a third faster for it
-(40 %), compiling that costs 8–40 s cold and 2–6 s warm, a slow mode of six times that, and a first use of each step
+(40 %), compiling that costs 8–40 s cold and 3–8 s warm, a slow mode of six times that, and a first use of each step
 that costs up to 1.5 s once (cudnn-benchmark 4–12 s, as on an H200). The machine has noise of
 0.3–1.5 % per step with correlation up to 0.6 (CPU: four times that), drift, and offsets between processes of 0.1–0.8 %.
 

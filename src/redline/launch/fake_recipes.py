@@ -201,7 +201,7 @@ def _drawn(chance: Random, choices: list[StepChoice], *, on_cpu: bool) -> Recipe
         failing=tuple(_parts(chance, choices, 0.5)),
         wrong=tuple(_parts(chance, choices, 0.4)),
         cold_compile_s=chance.uniform(8.0, 40.0),
-        warm_compile_s=chance.uniform(2.0, 6.0),
+        warm_compile_s=chance.uniform(3.0, 8.0),
         build_s=chance.uniform(0.5, 3.0),
         first_use_s={choice.step: _first_use_s(chance, choice.family) for choice in choices},
     )

@@ -32,11 +32,11 @@ class Costs:
                 self._paid_first.add(steps)
             met |= steps
             self._known[steps] = min(trial.cost_s, self._known.get(steps, trial.cost_s))
-        self._met = frozenset(met)
+        self._met = {self._kind(step) for step in met}
 
     def expected_s(self, steps: Steps) -> float:
         """As trials like it took that paid for no first time, and what steps take to prepare that were never there."""
-        fresh_s = sum(prepare_s(self._choices[step]) for step in steps - self._met)
+        fresh_s = sum(prepare_s(self._choices[step]) for step in steps if self._kind(step) not in self._met)
         return fresh_s + (self._as_others(steps) if self._known else FIRST_TRIAL_S)
 
     def reopening_s(self, steps: Steps) -> float:
@@ -45,17 +45,21 @@ class Costs:
         return min(expected_s, warm_s(self._known[steps])) if steps in self._known else expected_s
 
     def _as_others(self, steps: Steps) -> float:
-        slow = self._slow(steps)
-        apart = min(len(slow ^ self._slow(other)) for other in self._known)
-        alike = [other for other in self._known if len(slow ^ self._slow(other)) == apart]  # who compiles is like who compiles
+        prepared = self._prepared(steps)
+        apart = {other: len(prepared ^ self._prepared(other)) for other in self._known}
+        alike = [other for other in self._known if apart[other] == min(apart.values())]
         settled = [other for other in alike if other not in self._paid_first]
         if not settled:
             return min(self._known[other] for other in alike)
         nearest = sorted(settled, key=lambda other: len(steps ^ other))[:ALIKE]
         return median(self._known[other] for other in nearest)
 
-    def _slow(self, steps: Steps) -> Steps:
-        return frozenset(step for step in steps if prepare_s(self._choices[step]) > 0)
+    def _prepared(self, steps: Steps) -> set[tuple[str, bool]]:
+        """Who compiles is like who compiles, in whichever mode."""
+        return {self._kind(step) for step in steps if prepare_s(self._choices[step]) > 0}
+
+    def _kind(self, step: str) -> tuple[str, bool]:
+        return self._choices[step].family, self._choices[step].is_slow_to_prepare
 
 
 def warm_s(cost_s: float) -> float:
