@@ -164,6 +164,7 @@ REPLIES = [
                 needs=(StepNeed(beside="amp", wants="fused-optimizer", reason="scaling asks the host"),),
                 refusal="no compiler",
                 quantizes=True,
+                leaves_program=True,
                 is_slow_to_prepare=True,
             ),
         )

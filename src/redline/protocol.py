@@ -215,6 +215,8 @@ class StepChoice(Spec):
     """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
     quantizes: bool = False
     """Never tried unless asked for."""
+    leaves_program: bool = False
+    """What was compiled without it serves with it too: a recipe that only adds it finds the caches warm."""
     is_slow_to_prepare: bool = False
     """Minutes rather than seconds: only for those who have them."""
 

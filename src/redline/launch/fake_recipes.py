@@ -22,8 +22,7 @@ from redline.spec import RunSpec
 Steps = frozenset[str]
 
 WRONG = Numerics(rel_l2=0.7, finite=True, floor=1e-3, tolerance=4e-3, reason="error 0.7 is above the tolerance 0.004")
-_WARM = frozenset({"graphs", "cudnn-benchmark", "fused-optimizer"})
-"""Steps that leave the compiled graph as it is."""
+_LEAVE_PROGRAM = frozenset({"graphs", "cudnn-benchmark", "fused-optimizer"})
 
 
 @dataclass
@@ -81,9 +80,9 @@ class RecipeTruth:
         compiling = [choice for choice in self.choices if choice.step in steps and choice.family == "compiler"]
         if not compiling:
             return 0.0
-        graph = steps - _WARM
-        is_warm = graph in self._compiled
-        self._compiled.add(graph)
+        program = frozenset(choice.step for choice in self.choices if choice.step in steps and not choice.leaves_program)
+        is_warm = program in self._compiled
+        self._compiled.add(program)
         slow = 6.0 if compiling[0].is_slow_to_prepare and not is_warm else 1.0
         return (self.warm_compile_s if is_warm else self.cold_compile_s) * slow
 
@@ -248,7 +247,14 @@ def _family(steps: tuple[str, ...], family: str, relieves: Relief = "device") ->
 def _choice(
     step: str, family: str, relieves: Relief = "device", excludes: tuple[str, ...] = (), *, is_slow: bool = False
 ) -> StepChoice:
-    return StepChoice(step=step, family=family, relieves=relieves, excludes=excludes, is_slow_to_prepare=is_slow)
+    return StepChoice(
+        step=step,
+        family=family,
+        relieves=relieves,
+        excludes=excludes,
+        leaves_program=step in _LEAVE_PROGRAM,
+        is_slow_to_prepare=is_slow,
+    )
 
 
 _FAILURE = Failure(stage="compile", kind="compile", message="these steps do not go together")

@@ -94,6 +94,8 @@ class RecipeStep(ABC):
     """What may stand behind the colon."""
     offered: ClassVar[tuple[str | None, ...]] = (None,)
     """The arguments a tuner tries; None is the step without one."""
+    leaves_program: ClassVar[bool] = False
+    """A compiler sees the same program with and without it, and finds in its cache what it made for the other."""
     slow_to_prepare: ClassVar[frozenset[str | None]] = frozenset()
     """Those of the arguments that take minutes to compile; None is the step without one."""
 

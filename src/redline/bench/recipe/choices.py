@@ -31,6 +31,7 @@ def _choice(
         needs=step.needs.get(task, ()),
         refusal=step.refusal(device, task) or step.irrelevance(model, task) or step.caution(task),
         quantizes=step.quantizes,
+        leaves_program=step.leaves_program,
         is_slow_to_prepare=argument in step.slow_to_prepare,
     )
 

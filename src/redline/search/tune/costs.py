@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 
 from redline.search.tune.rules import prepare_s
@@ -9,57 +10,76 @@ from redline.search.tune.space import Steps
 from redline.search.tune.tuner import Tuner
 
 FIRST_TRIAL_S = 4.0
-SLOW_SHARE = 0.25
-"""A step that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
 ALIKE = 3
 """Of the trials like it, so many of the nearest say what a recipe will take."""
 
+Kind = frozenset[tuple[str, bool]]
+"""How a recipe is prepared: who compiles is like who compiles, whatever the mode, unless that one takes minutes."""
+
 
 class Costs:
-    """What trials took so far, and what others will take by that."""
+    """What trials took so far, and what other recipes will take by that.
+
+    Some things are paid once and must not be charged to whoever comes later: the first use of a step, whose kernels and
+    libraries come from disk, and the first compilation of a program, which is in a cache then. What a trial took that
+    broke before its end says nothing.
+    """
 
     def __init__(self, tuner: Tuner) -> None:
         self._choices = tuner.space.by_step
         self._known: dict[Steps, float] = {}
         self._paid_first: set[Steps] = set()
-        """Those that met a step first, and may have paid for it once and for all: kernels loaded, caches filled."""
-        sound, met = tuner.seen(), set[str]()
+        """Those that were the first with one of their steps."""
+        self._cold: dict[Steps, Steps] = {}
+        """Of each program the recipe that was the first to have it compiled."""
+        met: set[str] = set()
         for trial in tuner.tune.trials:
             steps = tuner.space.steps_of(trial.recipe)
-            if steps not in sound:
-                continue  # what broke says nothing about what it takes to the end
-            if steps - met and steps not in self._known:
+            if steps not in tuner.seen() or steps in self._known:
+                continue
+            self._known[steps] = trial.cost_s
+            self._cold.setdefault(self._program(steps), steps)
+            if steps - met:
                 self._paid_first.add(steps)
             met |= steps
-            self._known[steps] = min(trial.cost_s, self._known.get(steps, trial.cost_s))
-        self._met = {self._kind(step) for step in met}
+        recipes = {str(record.spec.recipe) for record in tuner.records.values() if record.prepared is not None}
+        self._compiled = {self._program(tuner.space.steps_of(recipe)) for recipe in recipes}
 
     def expected_s(self, steps: Steps) -> float:
-        """As trials like it took that paid for no first time, and what steps take to prepare that were never there."""
-        fresh_s = sum(prepare_s(self._choices[step]) for step in steps if self._kind(step) not in self._met)
-        return fresh_s + (self._as_others(steps) if self._known else FIRST_TRIAL_S)
+        """To open this recipe, for the first time or again, to check it and to time it."""
+        kind, program = self._kind(steps), self._program(steps)
+        alike = [other for other in self._known if self._kind(other) == kind]
+        if not kind and alike:
+            return self._middle(steps, alike)
+        cold = [other for other in alike if self._cold[self._program(other)] == other]
+        if program not in self._compiled:
+            return self._middle(steps, cold) if cold else self._never_met_s(steps)
+        warm = [other for other in alike if other not in cold]
+        first = self._cold.get(program)
+        if warm:
+            return self._middle(steps, warm)
+        return warm_s(self._known[first] if first is not None else self._never_met_s(steps))
 
-    def reopening_s(self, steps: Steps) -> float:
-        """What was compiled before is in the cache; what was not will take as long as those like it did."""
-        expected_s = self.expected_s(steps)
-        return min(expected_s, warm_s(self._known[steps])) if steps in self._known else expected_s
-
-    def _as_others(self, steps: Steps) -> float:
-        prepared = self._prepared(steps)
-        apart = {other: len(prepared ^ self._prepared(other)) for other in self._known}
-        alike = [other for other in self._known if apart[other] == min(apart.values())]
-        settled = [other for other in alike if other not in self._paid_first]
+    def _middle(self, steps: Steps, others: Iterable[Steps]) -> float:
+        """The median of the nearest that paid for no first use; where all did, the cheapest."""
+        settled = [other for other in others if other not in self._paid_first]
         if not settled:
-            return min(self._known[other] for other in alike)
+            return min(self._known[other] for other in others)
         nearest = sorted(settled, key=lambda other: len(steps ^ other))[:ALIKE]
         return median(self._known[other] for other in nearest)
 
-    def _prepared(self, steps: Steps) -> set[tuple[str, bool]]:
-        """Who compiles is like who compiles, in whichever mode."""
-        return {self._kind(step) for step in steps if prepare_s(self._choices[step]) > 0}
+    def _never_met_s(self, steps: Steps) -> float:
+        """A plain trial, and what experience says about preparing in a way that no trial has had yet."""
+        plain = [other for other in self._known if not self._kind(other)]
+        plain_s = self._middle(steps, plain) if plain else FIRST_TRIAL_S
+        return plain_s + sum(prepare_s(self._choices[step]) for step in steps)
 
-    def _kind(self, step: str) -> tuple[str, bool]:
-        return self._choices[step].family, self._choices[step].is_slow_to_prepare
+    def _kind(self, steps: Iterable[str]) -> Kind:
+        choices = (self._choices[step] for step in steps)
+        return frozenset((choice.family, choice.is_slow_to_prepare) for choice in choices if prepare_s(choice) > 0)
+
+    def _program(self, steps: Steps) -> Steps:
+        return frozenset(step for step in steps if not self._choices[step].leaves_program)
 
 
 def warm_s(cost_s: float) -> float:

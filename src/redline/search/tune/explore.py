@@ -8,7 +8,7 @@ import numpy as np
 
 from redline.search.tune.beliefs import Beliefs, Floats
 from redline.search.tune.blame import Blame
-from redline.search.tune.costs import SLOW_SHARE, Costs
+from redline.search.tune.costs import Costs
 from redline.search.tune.finalists import ablation_s, race_s
 from redline.search.tune.plan import Candidate, best_first, crowded_out
 from redline.search.tune.proof import prove_fastest
@@ -22,6 +22,8 @@ USUAL_SHARE = 0.01
 """Of the budget: a trial that takes more of it must promise more."""
 PROMISING = 0.05
 """Who promises this much may have the seconds that were meant for telling what each step brings."""
+SLOW_SHARE = 0.25
+"""A step that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
 LOOKED_AT = 300
 """Of those that promise most, so many are weighed against their cost."""
 FUTURES = 256

@@ -34,7 +34,7 @@ def choose_finalists(tuner: Tuner) -> list[Steps]:
 def race_s(tuner: Tuner, costs: Costs) -> float:
     """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
     racers = {BASELINE, *choose_finalists(tuner)}
-    return min(tuner.asked.replicates * sum(map(costs.reopening_s, racers)), RACE_SHARE * tuner.budget_s)
+    return min(tuner.asked.replicates * sum(map(costs.expected_s, racers)), RACE_SHARE * tuner.budget_s)
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:
@@ -44,4 +44,4 @@ def ablation_s(tuner: Tuner, costs: Costs) -> float:
         return 0.0
     steps = tuner.space.steps_of(leader.recipe)
     racers = [steps, *(without for _, without in tuner.space.less_one(steps))]
-    return min(sum(map(costs.reopening_s, racers)), ABLATION_SHARE * tuner.budget_s)
+    return min(sum(map(costs.expected_s, racers)), ABLATION_SHARE * tuner.budget_s)

@@ -77,7 +77,7 @@ def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
     """What a heat of these takes: opening them again, and timing each for its share at most."""
     timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
     costs = Costs(tuner)
-    return sum(costs.reopening_s(each) + timed_s for each in racers)
+    return sum(costs.expected_s(each) + timed_s for each in racers)
 
 
 def ablate(tuner: Tuner) -> None:
@@ -137,7 +137,7 @@ def _run_heat(tuner: Tuner, race: Race, racers: Sequence[Steps], number: int, pl
     tuner.observer.heat(number + 1, planned, [tuner.space.text(each) for each in racers])
     known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
     specs = [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
-    expected_s, started_s = sum(map(Costs(tuner).reopening_s, racers)), tuner.clock()
+    expected_s, started_s = sum(map(Costs(tuner).expected_s, racers)), tuner.clock()
     records = race.run_heat(specs)
     tuner.heat_scale = max(1.0, (tuner.clock() - started_s) / expected_s)
     tuner.records.update((record.id, record) for record in records)
@@ -219,7 +219,7 @@ def _affordable(tuner: Tuner, racers: Sequence[Steps]) -> list[Steps]:
     """As many of them, from the first on, as the budget still holds."""
     costs, left_s, found = Costs(tuner), tuner.left_s, []
     for steps in racers:
-        left_s -= costs.reopening_s(steps) * tuner.heat_scale
+        left_s -= costs.expected_s(steps) * tuner.heat_scale
         if left_s < 0:
             break
         found.append(steps)

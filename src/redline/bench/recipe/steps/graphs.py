@@ -17,6 +17,7 @@ class Graphs(RecipeStep):
     summary = "the whole step in one CUDA graph: the forward, or forward, loss, backward and optimizer"
     stage = GRAPHS
     relieves = "host"
+    leaves_program = True
     # These make graphs of their own, and a graph cannot be recorded inside another.
     excludes = frozenset({"compile:reduce-overhead", "compile:max-autotune", "torchscript"})
 
