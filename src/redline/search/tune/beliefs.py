@@ -146,7 +146,7 @@ class Beliefs:
             many = max(round(belief.weight * count), 1)
             together = _factor(self._covariance(belief, chosen)) @ random.standard_normal((len(chosen), many))
             (_, plain), (misled, doubted), (_, surprised) = _widths(belief.sd[chosen], surprise)
-            luck = random.random((len(chosen), many))
+            luck = random.random(many)
             width = np.where(
                 luck < surprise[:, None],
                 surprised[:, None],

@@ -10,6 +10,8 @@ from redline.search.tune.space import Steps
 from redline.search.tune.tuner import Tuner
 
 FIRST_TRIAL_S = 4.0
+WARM_SHARE = 0.25
+"""Of what compiling took, when it is found in the cache: reading it, and loading what was made."""
 ALIKE = 3
 """Of the trials like it, so many of the nearest say what a recipe will take."""
 
@@ -58,7 +60,8 @@ class Costs:
         first = self._cold.get(program)
         if warm:
             return self._middle(steps, warm)
-        return warm_s(self._known[first] if first is not None else self._never_met_s(steps))
+        plain_s, cold_s = self._plain_s(steps), self._never_met_s(steps) if first is None else self._known[first]
+        return plain_s + WARM_SHARE * max(cold_s - plain_s, 0.0)
 
     def _middle(self, steps: Steps, others: Iterable[Steps]) -> float:
         """The median of the nearest that paid for no first use; where all did, the cheapest."""
@@ -70,9 +73,12 @@ class Costs:
 
     def _never_met_s(self, steps: Steps) -> float:
         """A plain trial, and what experience says about preparing in a way that no trial has had yet."""
+        return self._plain_s(steps) + sum(prepare_s(self._choices[step]) for step in steps)
+
+    def _plain_s(self, steps: Steps) -> float:
+        """With nothing to compile."""
         plain = [other for other in self._known if not self._kind(other)]
-        plain_s = self._middle(steps, plain) if plain else FIRST_TRIAL_S
-        return plain_s + sum(prepare_s(self._choices[step]) for step in steps)
+        return self._middle(steps, plain) if plain else FIRST_TRIAL_S
 
     def _kind(self, steps: Iterable[str]) -> Kind:
         choices = (self._choices[step] for step in steps)
@@ -80,8 +86,3 @@ class Costs:
 
     def _program(self, steps: Steps) -> Steps:
         return frozenset(step for step in steps if not self._choices[step].leaves_program)
-
-
-def warm_s(cost_s: float) -> float:
-    """Opening it again: what it took beyond a plain trial was mostly compiling, and that is in the cache now."""
-    return min(cost_s, FIRST_TRIAL_S + 0.25 * cost_s)
