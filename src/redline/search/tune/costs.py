@@ -32,36 +32,53 @@ class Costs:
         self._known: dict[Steps, float] = {}
         self._paid_first: set[Steps] = set()
         """Those that were the first with one of their steps."""
-        self._cold: dict[Steps, Steps] = {}
-        """Of each program the recipe that was the first to have it compiled."""
+        self._cold: set[Steps] = set()
+        """Those that were the first to have their program compiled."""
+        self._compiled: set[Steps] = set()
         met: set[str] = set()
         for trial in tuner.tune.trials:
             steps = tuner.space.steps_of(trial.recipe)
-            if steps not in tuner.seen() or steps in self._known:
-                continue
-            self._known[steps] = trial.cost_s
-            self._cold.setdefault(self._program(steps), steps)
-            if steps - met:
-                self._paid_first.add(steps)
-            met |= steps
+            if steps in tuner.seen() and steps not in self._known:
+                self._known[steps] = trial.cost_s
+                self._paid_first |= {steps} if steps - met else set()
+                self._cold |= {steps} if self._program(steps) not in self._compiled else set()
+                met |= steps
+            record = tuner.records.get(trial.record_id)
+            if record is not None and record.prepared is not None:
+                self._compiled.add(self._program(steps))
         recipes = {str(record.spec.recipe) for record in tuner.records.values() if record.prepared is not None}
-        self._compiled = {self._program(tuner.space.steps_of(recipe)) for recipe in recipes}
+        self._compiled |= {self._program(tuner.space.steps_of(recipe)) for recipe in recipes}
 
     def expected_s(self, steps: Steps) -> float:
-        """To open this recipe, for the first time or again, to check it and to time it."""
-        kind, program = self._kind(steps), self._program(steps)
-        alike = [other for other in self._known if self._kind(other) == kind]
-        if not kind and alike:
-            return self._middle(steps, alike)
-        cold = [other for other in alike if self._cold[self._program(other)] == other]
-        if program not in self._compiled:
-            return self._middle(steps, cold) if cold else self._never_met_s(steps)
-        warm = [other for other in alike if other not in cold]
-        first = self._cold.get(program)
+        """To open this recipe, now for the first time or again, to check it and to time it."""
+        is_warm = self._program(steps) in self._compiled
+        return self._warm_s(steps) if is_warm or not self._kind(steps) else self._cold_s(steps)
+
+    def _warm_s(self, steps: Steps) -> float:
+        """The same once its program has been compiled."""
+        warm = [other for other in self._alike(steps) if other not in self._cold]
+        if not self._kind(steps):
+            return self._plain_s(steps)
         if warm:
             return self._middle(steps, warm)
-        plain_s, cold_s = self._plain_s(steps), self._never_met_s(steps) if first is None else self._known[first]
-        return plain_s + WARM_SHARE * max(cold_s - plain_s, 0.0)
+        plain_s = self._plain_s(steps)
+        return plain_s + WARM_SHARE * max(self._cold_s(steps) - plain_s, 0.0)
+
+    def _cold_s(self, steps: Steps) -> float:
+        """By others that had to compile; else a plain trial, and what experience says about compiling."""
+        cold = [other for other in self._alike(steps) if other in self._cold]
+        own = [other for other in cold if self._program(other) == self._program(steps)]
+        if cold:
+            return self._known[own[0]] if own else self._middle(steps, cold)
+        return self._plain_s(steps) + sum(prepare_s(self._choices[step]) for step in steps)
+
+    def _plain_s(self, steps: Steps) -> float:
+        """With nothing to compile."""
+        plain = [other for other in self._known if not self._kind(other)]
+        return self._middle(steps, plain) if plain else FIRST_TRIAL_S
+
+    def _alike(self, steps: Steps) -> list[Steps]:
+        return [other for other in self._known if self._kind(other) == self._kind(steps)]
 
     def _middle(self, steps: Steps, others: Iterable[Steps]) -> float:
         """The median of the nearest that paid for no first use; where all did, the cheapest."""
@@ -70,15 +87,6 @@ class Costs:
             return min(self._known[other] for other in others)
         nearest = sorted(settled, key=lambda other: len(steps ^ other))[:ALIKE]
         return median(self._known[other] for other in nearest)
-
-    def _never_met_s(self, steps: Steps) -> float:
-        """A plain trial, and what experience says about preparing in a way that no trial has had yet."""
-        return self._plain_s(steps) + sum(prepare_s(self._choices[step]) for step in steps)
-
-    def _plain_s(self, steps: Steps) -> float:
-        """With nothing to compile."""
-        plain = [other for other in self._known if not self._kind(other)]
-        return self._middle(steps, plain) if plain else FIRST_TRIAL_S
 
     def _kind(self, steps: Iterable[str]) -> Kind:
         choices = (self._choices[step] for step in steps)

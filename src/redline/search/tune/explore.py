@@ -20,7 +20,7 @@ WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
 USUAL_SHARE = 0.01
 """Of the budget: a trial that takes more of it must promise more."""
-PROMISING = 0.05
+PROMISING = 0.02
 """Who promises this much may have the seconds that were meant for telling what each step brings."""
 SLOW_SHARE = 0.25
 """A step that takes minutes to prepare is tried only when it takes no more than this share of what is left."""

@@ -33,8 +33,8 @@ def choose_finalists(tuner: Tuner) -> list[Steps]:
 
 def race_s(tuner: Tuner, costs: Costs) -> float:
     """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
-    racers = {BASELINE, *choose_finalists(tuner)}
-    return min(tuner.asked.replicates * sum(map(costs.expected_s, racers)), RACE_SHARE * tuner.budget_s)
+    heat_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
+    return min(tuner.asked.replicates * heat_s, RACE_SHARE * tuner.budget_s)
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:
