@@ -80,7 +80,9 @@ class RecipeTruth:
         compiling = [choice for choice in self.choices if choice.step in steps and choice.family == "compiler"]
         if not compiling:
             return 0.0
-        program = frozenset(choice.step for choice in self.choices if choice.step in steps and not choice.leaves_program)
+        program = frozenset(
+            choice.step for choice in self.choices if choice.step in steps and not choice.leaves_program
+        )
         is_warm = program in self._compiled
         self._compiled.add(program)
         slow = 6.0 if compiling[0].is_slow_to_prepare and not is_warm else 1.0

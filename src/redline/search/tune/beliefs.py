@@ -10,7 +10,7 @@ to be shorter, and steps that relieve the device cannot show what they are worth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -116,51 +116,18 @@ class Beliefs:
         Averaged over how much steps may meddle with each other, each weighed by how well it explains what was seen.
         """
         z, others = self._z
-        hosts: Floats | None = None
-        seen_hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
-        if self.host_is_seen and seen_hosts:
-            host_mean, host_sd = self._believe_host(seen_hosts)
-            hosts = host_mean[:, None] + host_sd[:, None] * others
-        surprise = self._surprises(seen)
+        host = self.believe_host(seen)
+        hosts = None if host is None else host[0][:, None] + host[1][:, None] * others
+        surprise = self.surprises(seen)
         gains = np.zeros(len(self.recipes))
-        for belief in self._believe_device(seen):
-            for share, width in _widths(belief.sd, surprise):
+        for belief in self.believe_device(seen):
+            for share, width in widths(belief.sd, surprise):
                 times = belief.mean[:, None] + width[:, None] * z
                 times = times if hosts is None else np.maximum(times, hosts)
                 gains += belief.weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
         return gains
 
-    def futures(self, seen: Mapping[Steps, Estimate], fastest: float, places: Sequence[int], count: int) -> Floats:
-        """What some recipes may bring, drawn together: recipes that share steps share their luck.
-
-        A row for each recipe, a column for each of about so many draws. Always the same ones.
-        """
-        chosen, random = np.array(places, dtype=np.intp), np.random.default_rng(0)
-        surprise = self._surprises(seen)[chosen]
-        seen_hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
-        host_mean, host_sd = (
-            self._believe_host(seen_hosts) if self.host_is_seen and seen_hosts else (np.array(-np.inf), np.array(0.0))
-        )
-        drawn = []
-        for belief in self._believe_device(seen):
-            many = max(round(belief.weight * count), 1)
-            together = _factor(self._covariance(belief, chosen)) @ random.standard_normal((len(chosen), many))
-            (_, plain), (misled, doubted), (_, surprised) = _widths(belief.sd[chosen], surprise)
-            luck = random.random(many)
-            width = np.where(
-                luck < surprise[:, None],
-                surprised[:, None],
-                np.where(luck < (surprise + misled)[:, None], doubted[:, None], plain[:, None]),
-            )
-            times = belief.mean[chosen][:, None] + together / plain[:, None] * width
-            if host_mean.ndim:
-                hosts = host_mean[chosen][:, None] + host_sd[chosen][:, None] * random.standard_normal(many)
-                times = np.maximum(times, hosts)
-            drawn.append(np.maximum(fastest - times, 0.0))
-        futures: Floats = np.concatenate(drawn, axis=1)
-        return futures
-
-    def _covariance(self, belief: Belief, chosen: NDArray[np.intp]) -> Floats:
+    def covariance(self, belief: Belief, chosen: NDArray[np.intp]) -> Floats:
         """Of some recipes with each other, after all that was seen."""
         process, (places, noises) = belief.process, belief.observed
         steps, families = self._steps[chosen], self._families[chosen]
@@ -169,7 +136,7 @@ class Beliefs:
         left: Floats = prior - across @ np.linalg.solve(self._among(process, places) + np.diag(noises), across.T)
         return left
 
-    def _surprises(self, seen: Mapping[Steps, Estimate]) -> Floats:
+    def surprises(self, seen: Mapping[Steps, Estimate]) -> Floats:
         """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
         shown = self._steps[[self.index[recipe] for recipe, each in seen.items() if not each.is_host_bound]]
         unseen = (shown.T @ shown == 0).astype(np.float64)
@@ -178,7 +145,7 @@ class Beliefs:
         chances: Floats = 1 - (1 - SURPRISE_RATE) ** counts
         return chances
 
-    def _believe_device(self, seen: Mapping[Steps, Estimate]) -> list[Belief]:
+    def believe_device(self, seen: Mapping[Steps, Estimate]) -> list[Belief]:
         """One for each amount of meddling."""
         free = [(self.index[recipe], each) for recipe, each in seen.items() if not each.is_host_bound]
         bound = [(self.index[recipe], each) for recipe, each in seen.items() if each.is_host_bound]
@@ -207,9 +174,13 @@ class Beliefs:
         normed: Floats = weights / weights.sum()
         return normed
 
-    def _believe_host(self, seen: Mapping[Steps, Estimate]) -> tuple[Floats, Floats]:
-        places = np.array([self.index[recipe] for recipe in seen], dtype=np.intp)
-        values = np.array([each.host_log_s for each in seen.values()], dtype=np.float64)
+    def believe_host(self, seen: Mapping[Steps, Estimate]) -> tuple[Floats, Floats] | None:
+        """Mean and standard deviation of the logarithm; None where the host cannot be told from the device."""
+        known = {self.index[recipe]: each.host_log_s for recipe, each in seen.items() if each.host_log_s is not None}
+        if not self.host_is_seen or not known:
+            return None
+        places = np.array(list(known), dtype=np.intp)
+        values = np.array(list(known.values()), dtype=np.float64)
         prior = self._steps @ self._host
         prior = prior - prior[places].mean() + values.mean()
         process = Gaussian(self._host_variances, self._family_variances * 0.1, HOST_PAIR_SD**2, prior)
@@ -272,16 +243,10 @@ class Beliefs:
         return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
-def _widths(sd: Floats, surprise: Floats) -> tuple[tuple[Floats, Floats], ...]:
+def widths(sd: Floats, surprise: Floats) -> tuple[tuple[Floats, Floats], ...]:
     """How wide what is believed may really be, each with its chance: as it seems, misled, or surprised."""
     misled = DOUBT_SHARE * (1 - surprise)
     return (1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD))
-
-
-def _factor(covariance: Floats) -> Floats:
-    """A root of it. Recipes that all but repeat others make it singular, hence the little that is added."""
-    factor: Floats = np.linalg.cholesky(covariance + RESIDUAL_SD**2 * np.eye(len(covariance)))
-    return factor
 
 
 def _truncated(mean: float, sd: float, above: float) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from redline.search.tune.beliefs import Beliefs, Floats
 from redline.search.tune.blame import Blame
 from redline.search.tune.costs import Costs
 from redline.search.tune.finalists import ablation_s, race_s
+from redline.search.tune.futures import futures_of
 from redline.search.tune.plan import Candidate, best_first, crowded_out
 from redline.search.tune.proof import prove_fastest
 from redline.search.tune.space import BASELINE, Steps
@@ -26,8 +27,6 @@ SLOW_SHARE = 0.25
 """A step that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
 LOOKED_AT = 300
 """Of those that promise most, so many are weighed against their cost."""
-FUTURES = 256
-"""Draws by which plans are compared."""
 
 
 def explore(tuner: Tuner) -> None:
@@ -51,7 +50,7 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
         return None
     chosen = max(candidates, key=lambda each: each.density)
     if rivals := crowded_out(candidates):
-        futures = beliefs.futures(seen, fastest, [each.place for each in candidates], FUTURES)
+        futures = futures_of([each.place for each in candidates], beliefs, seen, fastest)
         chances = np.array([blame.chance(each.steps) for each in candidates])
         chosen = best_first(candidates, rivals, futures * chances[:, None])
     return chosen.steps, chosen.gain

@@ -81,18 +81,34 @@ def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
 
 
 def ablate(tuner: Tuner) -> None:
-    """What each step of the winner brings: the winner raced against itself without it."""
+    """What each step of the winner brings: the winner raced against itself without it.
+
+    Where there is no time for all, for as many as can be had: those first that take least.
+    """
     chosen = winner_of(tuner.tune, tuner.records)
     if chosen is None or chosen == tuner.space.text(BASELINE):
         return
     race = _race(tuner)
     for number in range(len(tuner.tune.ablations), ABLATION_HEATS):
         unsettled = [steps for steps in _ablated(tuner, chosen) if not _gain_is_settled(tuner, chosen, steps)]
-        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *unsettled])
+        costs = Costs(tuner)
+        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *sorted(unsettled, key=costs.expected_s)])
         if len(racers) < 2:
             return
         records = _run_heat(tuner, race, racers, number, ABLATION_HEATS)
         tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
+
+
+def untold_steps(tuner: Tuner) -> list[str]:
+    """Steps of the winner that there was no time to leave out once."""
+    chosen = winner_of(tuner.tune, tuner.records)
+    if chosen is None:
+        return []
+    told = {gain.step for gain in gains_of(chosen, tuner.tune, tuner.records)}
+    heats = heats_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
+    asked = {str(record.spec.recipe) for heat in heats for record in heat} | set(map(tuner.space.text, tuner.broken()))
+    without = tuner.space.less_one(tuner.space.steps_of(chosen))
+    return [step for step, rest in without if step not in told and tuner.space.text(rest) not in asked]
 
 
 def final_spec(tuner: Tuner, steps: Steps, *, first: bool, batch: int | None = None) -> RunSpec:
