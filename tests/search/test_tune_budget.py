@@ -6,20 +6,16 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
-from test_tune_space import seen
 
 from redline.analyze.tune.estimates import Estimate
 from redline.analyze.tune.finding import finding_of
 from redline.analyze.tune.record import Trial, TuneSpec
 from redline.launch.fake_recipes import RecipeTruth
 from redline.protocol import StepChoice
-from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.costs import Costs
 from redline.search.tune.finalists import ablation_s, choose_finalists, race_s
-from redline.search.tune.futures import futures_of
-from redline.search.tune.plan import Candidate, best_first, crowded_out
+from redline.search.tune.plan import Candidate, first_of
 from redline.search.tune.rules import COLD_COMPILE_S, SLOW_PREPARE_S
 from redline.search.tune.simulated import loss_of, tune_simulated
 from redline.search.tune.space import BASELINE, Space, Steps
@@ -136,57 +132,27 @@ class TestReserve:
         assert (race_s(tuner, Costs(tuner)), ablation_s(tuner, Costs(tuner))) == (10.0, 5.0)
 
 
-def candidate(place: int, gain: float, cost_s: float, room_s: float) -> Candidate:
-    return Candidate(place, frozenset({f"s{place}"}), gain, cost_s, room_s)
+def candidate(name: str, gain: float, cost_s: float, room_s: float = 32.0) -> Candidate:
+    return Candidate(steps(name), gain, cost_s, room_s)
 
 
-class TestPlan:
-    """Eight cheap recipes, of which four seconds each fit into half a minute, and one that would take all of it."""
+class TestWhoGoesFirst:
+    CHEAP = candidate("amp-bf16", 0.05, 4.0)
 
-    CHEAP = tuple(candidate(place, 0.05, 4.0, 32.0) for place in range(8))
-    DEAR = candidate(8, 0.2, 30.0, 32.0)
+    def test_most_improvement_per_second_where_all_fit(self) -> None:
+        dear = candidate("compile", 0.2, 28.0)
+        assert first_of([dear, self.CHEAP]) is self.CHEAP
 
-    def test_whoever_is_left_out_by_a_cheaper_one_is_weighed_against_it(self) -> None:
-        assert crowded_out([*self.CHEAP, self.DEAR]) == [self.DEAR]
-        roomy = candidate(8, 0.2, 30.0, 40.0)
-        assert crowded_out([*self.CHEAP, roomy]) == []
-        duller = candidate(8, 0.04, 30.0, 32.0)
-        assert crowded_out([*self.CHEAP, duller]) == []
+    def test_a_cheap_one_does_not_cost_the_chance_of_a_far_better_one(self) -> None:
+        dear, dearer = candidate("compile", 0.2, 29.0), candidate("compile:reduce-overhead", 0.25, 31.0)
+        assert first_of([self.CHEAP, dear]) is dear
+        assert first_of([self.CHEAP, dear, dearer]) is dearer
 
-    def test_looks_at_the_same_thing_are_worth_one(self) -> None:
-        alike = np.tile(np.where(np.arange(64) < 8, 0.4, 0.0), (8, 1))
-        futures = np.vstack([alike, np.full(64, 0.2)])
-        assert best_first([*self.CHEAP, self.DEAR], [self.DEAR], futures) is self.DEAR
+    def test_a_little_more_is_not_worth_all_that_is_left(self) -> None:
+        assert first_of([candidate("compile", 0.08, 30.0), self.CHEAP]) is self.CHEAP
 
-    def test_chances_of_their_own_add_up(self) -> None:
-        apart = np.array([np.where(np.arange(64) // 8 == place, 0.4, 0.0) for place in range(8)])
-        futures = np.vstack([apart, np.full(64, 0.2)])
-        assert best_first([*self.CHEAP, self.DEAR], [self.DEAR], futures) is self.CHEAP[0]
-
-
-class TestFutures:
-    @pytest.fixture
-    def beliefs(self) -> Beliefs:
-        return Beliefs(Space(CHOICES), on_cpu=False)
-
-    def draws(self, beliefs: Beliefs, *texts: str) -> np.ndarray:
-        known = seen(baseline=1.0, amp=0.5)
-        return futures_of([beliefs.index[steps(text)] for text in texts], beliefs, known, math.log(0.5))
-
-    def test_on_average_they_are_what_is_promised(self, beliefs: Beliefs) -> None:
-        texts = ("amp+compile", "amp+channels-last", "amp+compile+fused-optimizer")
-        promised = beliefs.promises(seen(baseline=1.0, amp=0.5), math.log(0.5))
-        for text, drawn in zip(texts, self.draws(beliefs, *texts), strict=True):
-            assert drawn.mean() == pytest.approx(promised[beliefs.index[steps(text)]], rel=0.25)
-
-    def test_who_shares_steps_shares_luck(self, beliefs: Beliefs) -> None:
-        texts = ("amp+compile", "amp+compile+fused-optimizer", "amp+channels-last")
-        together = np.corrcoef(self.draws(beliefs, *texts))
-        assert together[0, 1] > 0.8
-        assert together[0, 1] > together[0, 2] + 0.3
-
-    def test_are_the_same_every_time(self, beliefs: Beliefs) -> None:
-        assert np.array_equal(self.draws(beliefs, "amp+compile", "tf32"), self.draws(beliefs, "amp+compile", "tf32"))
+    def test_what_may_use_more_of_the_budget_is_not_crowded_out(self) -> None:
+        assert first_of([candidate("compile", 0.2, 30.0, room_s=40.0), self.CHEAP]) is self.CHEAP
 
 
 def like_an_h200() -> RecipeTruth:

@@ -63,18 +63,6 @@ class Gaussian:
         return product
 
 
-@dataclass(frozen=True)
-class Belief:
-    """About every recipe, under one amount of meddling: mean and standard deviation of the logarithm."""
-
-    weight: float
-    process: Gaussian
-    observed: tuple[NDArray[np.intp], Floats]
-    """Which recipes, and how uncertain what was seen of each is, as a variance."""
-    mean: Floats
-    sd: Floats
-
-
 class Beliefs:
     """Over every recipe of a space."""
 
@@ -116,27 +104,23 @@ class Beliefs:
         Averaged over how much steps may meddle with each other, each weighed by how well it explains what was seen.
         """
         z, others = self._z
-        host = self.believe_host(seen)
-        hosts = None if host is None else host[0][:, None] + host[1][:, None] * others
-        surprise = self.surprises(seen)
+        hosts: Floats | None = None
+        seen_hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
+        if self.host_is_seen and seen_hosts:
+            host_mean, host_sd = self._believe_host(seen_hosts)
+            hosts = host_mean[:, None] + host_sd[:, None] * others
+        surprise = self._surprises(seen)
         gains = np.zeros(len(self.recipes))
-        for belief in self.believe_device(seen):
-            for share, width in widths(belief.sd, surprise):
-                times = belief.mean[:, None] + width[:, None] * z
+        for weight, mean, sd in self._believe_device(seen):
+            misled = DOUBT_SHARE * (1 - surprise)
+            likely = ((1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD)))
+            for share, width in likely:
+                times = mean[:, None] + width[:, None] * z
                 times = times if hosts is None else np.maximum(times, hosts)
-                gains += belief.weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
+                gains += weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
         return gains
 
-    def covariance(self, belief: Belief, chosen: NDArray[np.intp]) -> Floats:
-        """Of some recipes with each other, after all that was seen."""
-        process, (places, noises) = belief.process, belief.observed
-        steps, families = self._steps[chosen], self._families[chosen]
-        prior = process.kernel(steps, steps, families, families)
-        across = process.kernel(steps, self._steps[places], families, self._families[places])
-        left: Floats = prior - across @ np.linalg.solve(self._among(process, places) + np.diag(noises), across.T)
-        return left
-
-    def surprises(self, seen: Mapping[Steps, Estimate]) -> Floats:
+    def _surprises(self, seen: Mapping[Steps, Estimate]) -> Floats:
         """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
         shown = self._steps[[self.index[recipe] for recipe, each in seen.items() if not each.is_host_bound]]
         unseen = (shown.T @ shown == 0).astype(np.float64)
@@ -145,8 +129,8 @@ class Beliefs:
         chances: Floats = 1 - (1 - SURPRISE_RATE) ** counts
         return chances
 
-    def believe_device(self, seen: Mapping[Steps, Estimate]) -> list[Belief]:
-        """One for each amount of meddling."""
+    def _believe_device(self, seen: Mapping[Steps, Estimate]) -> list[tuple[float, Floats, Floats]]:
+        """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
         free = [(self.index[recipe], each) for recipe, each in seen.items() if not each.is_host_bound]
         bound = [(self.index[recipe], each) for recipe, each in seen.items() if each.is_host_bound]
         places = np.array([at for at, _ in free], dtype=np.intp)
@@ -162,9 +146,8 @@ class Beliefs:
                 continue
             sites = self._censored(process, places, values, noises, bound)
             together = [np.concatenate([old, new]) for old, new in zip((places, values, noises), sites, strict=True)]
-            at = together[0].astype(np.intp)
-            mean, sd = self._posterior(process, at, together[1], together[2])
-            believed.append(Belief(float(weight), process, (at, together[2]), mean, sd))
+            mean, sd = self._posterior(process, together[0].astype(np.intp), together[1], together[2])
+            believed.append((float(weight), mean, sd))
         return believed
 
     def _weights(self, processes: list[Gaussian], places: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
@@ -174,13 +157,9 @@ class Beliefs:
         normed: Floats = weights / weights.sum()
         return normed
 
-    def believe_host(self, seen: Mapping[Steps, Estimate]) -> tuple[Floats, Floats] | None:
-        """Mean and standard deviation of the logarithm; None where the host cannot be told from the device."""
-        known = {self.index[recipe]: each.host_log_s for recipe, each in seen.items() if each.host_log_s is not None}
-        if not self.host_is_seen or not known:
-            return None
-        places = np.array(list(known), dtype=np.intp)
-        values = np.array(list(known.values()), dtype=np.float64)
+    def _believe_host(self, seen: Mapping[Steps, Estimate]) -> tuple[Floats, Floats]:
+        places = np.array([self.index[recipe] for recipe in seen], dtype=np.intp)
+        values = np.array([each.host_log_s for each in seen.values()], dtype=np.float64)
         prior = self._steps @ self._host
         prior = prior - prior[places].mean() + values.mean()
         process = Gaussian(self._host_variances, self._family_variances * 0.1, HOST_PAIR_SD**2, prior)
@@ -241,12 +220,6 @@ class Beliefs:
                 found.append((float(place), value, 1 / precision))
         columns = np.array(found, dtype=np.float64).reshape(len(found), 3)
         return columns[:, 0], columns[:, 1], columns[:, 2]
-
-
-def widths(sd: Floats, surprise: Floats) -> tuple[tuple[Floats, Floats], ...]:
-    """How wide what is believed may really be, each with its chance: as it seems, misled, or surprised."""
-    misled = DOUBT_SHARE * (1 - surprise)
-    return (1 - surprise - misled, sd), (misled, DOUBT_FACTOR * sd), (surprise, np.hypot(sd, SURPRISE_SD))
 
 
 def _truncated(mean: float, sd: float, above: float) -> tuple[float, float]:

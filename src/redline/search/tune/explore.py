@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 
-from redline.search.tune.beliefs import Beliefs, Floats
+from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
 from redline.search.tune.costs import Costs
 from redline.search.tune.finalists import ablation_s, race_s
-from redline.search.tune.futures import futures_of
-from redline.search.tune.plan import Candidate, best_first, crowded_out
+from redline.search.tune.plan import Candidate, first_of
 from redline.search.tune.proof import prove_fastest
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.trials import Trials
@@ -43,22 +42,17 @@ def explore(tuner: Tuner) -> None:
 
 def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
     """The recipe to try next, and the improvement it promises."""
-    seen, fastest = tuner.seen(), tuner.fastest_log_s()
-    blame = Blame(seen, tuner.broken())
-    candidates = _candidates(tuner, beliefs, beliefs.promises(seen, fastest), blame)
+    candidates = _candidates(tuner, beliefs)
     if not candidates:
         return None
-    chosen = max(candidates, key=lambda each: each.density)
-    if rivals := crowded_out(candidates):
-        futures = futures_of([each.place for each in candidates], beliefs, seen, fastest)
-        chances = np.array([blame.chance(each.steps) for each in candidates])
-        chosen = best_first(candidates, rivals, futures * chances[:, None])
-    return chosen.steps, chosen.gain
+    first = first_of(candidates)
+    return first.steps, first.gain
 
 
-def _candidates(tuner: Tuner, beliefs: Beliefs, gains: Floats, blame: Blame) -> list[Candidate]:
+def _candidates(tuner: Tuner, beliefs: Beliefs) -> list[Candidate]:
     """Those that are worth their seconds and can be had with what is left."""
-    tried, costs = tuner.tried(), Costs(tuner)
+    seen, tried, costs = tuner.seen(), tuner.tried(), Costs(tuner)
+    gains, blame = beliefs.promises(seen, tuner.fastest_log_s()), Blame(seen, tuner.broken())
     room_s = tuner.left_s - race_s(tuner, costs)
     spare_s = room_s - ablation_s(tuner, costs)
     found: list[Candidate] = []
@@ -77,7 +71,7 @@ def _candidates(tuner: Tuner, beliefs: Beliefs, gains: Floats, blame: Blame) -> 
             own_s *= SLOW_SHARE
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
         if is_worth_it and cost_s <= own_s:
-            found.append(Candidate(int(place), steps, gain, cost_s, own_s))
+            found.append(Candidate(steps, gain, cost_s, own_s))
     return found
 
 
