@@ -107,8 +107,15 @@ class TestCosts:
         assert costs.expected_s(steps("amp+tf32+compile+graphs")) == 24.0, "another program"
 
     def test_what_broke_says_nothing(self) -> None:
-        costs = Costs(after(("baseline", 4.0), ("amp+compile", 0.5), broken="amp+compile"))
+        tried = [("baseline", 4.0), ("amp+compile", 0.5)]
+        costs = Costs(after(*tried, broken="amp+compile"))
         assert costs.expected_s(steps("amp+compile:reduce-overhead")) == 4.0 + COLD_COMPILE_S
+
+    def test_nor_does_what_follows_it_in_the_same_program(self) -> None:
+        """It may have found what the broken one left in the cache, or not."""
+        tried = [("baseline", 4.0), ("amp+compile", 0.5), ("amp+compile+graphs", 8.0)]
+        costs = Costs(after(*tried, broken="amp+compile"))
+        assert costs.expected_s(steps("tf32+compile")) == 4.0 + COLD_COMPILE_S
 
 
 class TestReserve:

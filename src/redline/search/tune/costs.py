@@ -36,16 +36,19 @@ class Costs:
         """Those that were the first to have their program compiled."""
         self._compiled: set[Steps] = set()
         met: set[str] = set()
+        unsure: set[Steps] = set()
         for trial in tuner.tune.trials:
             steps = tuner.space.steps_of(trial.recipe)
-            if steps in tuner.seen() and steps not in self._known:
+            program, record = self._program(steps), tuner.records.get(trial.record_id)
+            if steps in tuner.seen() and steps not in self._known and program not in unsure:
                 self._known[steps] = trial.cost_s
                 self._paid_first |= {steps} if steps - met else set()
-                self._cold |= {steps} if self._program(steps) not in self._compiled else set()
+                self._cold |= {steps} if program not in self._compiled else set()
                 met |= steps
-            record = tuner.records.get(trial.record_id)
             if record is not None and record.prepared is not None:
-                self._compiled.add(self._program(steps))
+                self._compiled.add(program)
+            elif self._kind(steps):
+                unsure.add(program)  # it broke before or after it was compiled: nobody knows what is in the cache
         recipes = {str(record.spec.recipe) for record in tuner.records.values() if record.prepared is not None}
         self._compiled |= {self._program(tuner.space.steps_of(recipe)) for recipe in recipes}
 
