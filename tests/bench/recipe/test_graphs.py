@@ -149,6 +149,8 @@ def test_a_tuner_is_told_of_the_same_need() -> None:
         graphed(f"graphs+{need.beside}", "train")
     graphed(f"graphs+{need.beside}+{need.wants}", "train")
     assert told["infer"]["graphs"].needs == ()
+    unchanged = {step for step, choice in told["train"].items() if choice.leaves_program}
+    assert unchanged == {"graphs", "fused-optimizer", "cudnn-benchmark"}
 
 
 def test_what_cannot_be_recorded_is_refused_with_the_reason() -> None:
