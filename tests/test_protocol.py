@@ -48,6 +48,7 @@ from redline.protocol import (
     SqueezeReply,
     StepChoice,
     StepChoices,
+    StepNeed,
     TraceReply,
     receive_frame,
     receive_reply,
@@ -160,8 +161,10 @@ REPLIES = [
                 family="compiler",
                 relieves="both",
                 excludes=("torchscript",),
+                needs=(StepNeed(beside="amp", wants="fused-optimizer", reason="scaling asks the host"),),
                 refusal="no compiler",
                 quantizes=True,
+                leaves_program=True,
                 is_slow_to_prepare=True,
             ),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -184,6 +184,21 @@ class Health(Spec, tag=True):
     devices: tuple[DeviceInfo, ...] = ()
 
 
+class StepNeed(Spec):
+    """What a step asks for once another stands in the recipe too."""
+
+    beside: str
+    """The other, as `name` or `name:argument`."""
+    wants: str
+    """What must then stand there as well."""
+    reason: str
+    """Why, and what to do about it."""
+
+    def is_met(self, names: Collection[str]) -> bool:
+        """In a recipe of steps that are called this."""
+        return self.beside not in names or self.wants in names
+
+
 class StepChoice(Spec):
     """One step as the tuner may put it into a recipe."""
 
@@ -194,10 +209,14 @@ class StepChoice(Spec):
     relieves: Relief = "device"
     excludes: tuple[str, ...] = ()
     """Steps (`compile`, or only `compile:reduce-overhead`) it cannot stand beside; both sides of an exclusion tell it."""
+    needs: tuple[StepNeed, ...] = ()
+    """For the task that was asked about."""
     refusal: str | None = None
     """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
     quantizes: bool = False
     """Never tried unless asked for."""
+    leaves_program: bool = False
+    """What was compiled without it serves with it too: a recipe that only adds it finds the caches warm."""
     is_slow_to_prepare: bool = False
     """Minutes rather than seconds: only for those who have them."""
 

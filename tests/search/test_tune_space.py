@@ -10,7 +10,7 @@ import pytest
 from redline.analyze.tune.estimates import Estimate
 from redline.analyze.tune.record import TuneSpec
 from redline.errors import UsageError
-from redline.protocol import StepChoice
+from redline.protocol import StepChoice, StepNeed
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
 from redline.search.tune.space import BASELINE, Space, Steps, space_for
@@ -45,6 +45,22 @@ class TestSpace:
         assert not any({"fp16", "tf32"} <= recipe for recipe in space.recipes)
         assert not any({"graphs", "compile:reduce-overhead"} <= recipe for recipe in space.recipes)
         assert all(space.is_valid(recipe) for recipe in space.recipes)
+
+    def test_holds_no_recipe_without_what_its_steps_need(self) -> None:
+        need = StepNeed(beside="amp", wants="fused", reason="scaling asks the host; add fused")
+        choices = (*CHOICES[:4], StepChoice(step="graphs", family="graphs", needs=(need,)))
+        fused = StepChoice(step="fused", family="optimizer")
+        space, _ = space_for(asked(), (*choices, fused))
+        lacking = [each for each in space.recipes if {"amp", "graphs"} <= each and "fused" not in each]
+        assert not lacking
+        assert {steps("amp+graphs+fused"), steps("amp+fused"), steps("fp16+graphs")} <= set(space.recipes)
+        assert not space.is_valid(steps("amp+compile+graphs"))
+        # The recipe less what it needs is none, so that nobody asks what that step brings.
+        assert [step for step, _ in space.less_one(steps("amp+graphs+fused"))] == ["amp", "graphs"]
+        with pytest.raises(UsageError, match="recipe amp\\+graphs: graphs: scaling asks the host; add fused"):
+            space.steps_of("amp+graphs")
+        without, _ = space_for(asked(without=("fused",)), (*choices, fused))
+        assert steps("amp+graphs") not in without.recipes
 
     def test_says_why_a_step_is_not_tried(self) -> None:
         _, refused = space_for(asked(), CHOICES)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.choices import step_choices
 from redline.bench.recipe.compose import apply_recipe, steps_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.workload.graphed import GraphedInference, GraphedTraining, make_step
@@ -136,6 +137,20 @@ def test_gradient_scaling_needs_an_optimizer_that_decides_on_the_gpu() -> None:
     assert "fused-optimizer" in str(caught.value)
     graphed("graphs+amp+fused-optimizer", "train")
     graphed("graphs+amp", "infer")
+
+
+def test_a_tuner_is_told_of_the_same_need() -> None:
+    told = {
+        task: {choice.step: choice for choice in step_choices(workload(task).model, ReplayingCpu(), task)}
+        for task in ("infer", "train")
+    }
+    (need,) = told["train"]["graphs"].needs
+    with pytest.raises(BenchError, match=need.reason):
+        graphed(f"graphs+{need.beside}", "train")
+    graphed(f"graphs+{need.beside}+{need.wants}", "train")
+    assert told["infer"]["graphs"].needs == ()
+    unchanged = {step for step, choice in told["train"].items() if choice.leaves_program}
+    assert unchanged == {"graphs", "fused-optimizer", "cudnn-benchmark"}
 
 
 def test_what_cannot_be_recorded_is_refused_with_the_reason() -> None:

@@ -14,7 +14,7 @@ from redline.bench.device.base import Device
 from redline.bench.recipe.code import RecipeCode
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
-from redline.protocol import Relief
+from redline.protocol import Relief, StepNeed
 from redline.registry import Registry
 from redline.spec import OptionValue, Step, Task
 
@@ -86,12 +86,16 @@ class RecipeStep(ABC):
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
     excludes: ClassVar[frozenset[str]] = frozenset()
     """Steps that cannot stand in the same recipe, as `name` or `name:argument`; saying it on one side is enough."""
+    needs: ClassVar[dict[Task, tuple[StepNeed, ...]]] = {}
+    """By task: steps that must stand beside it once some other does. A recipe without them is refused, and never tried."""
     number_format: ClassVar[str | None] = None
     """The number format it computes in, where it changes that: what the numerics are judged against."""
     arguments: ClassVar[tuple[str, ...]] = ()
     """What may stand behind the colon."""
     offered: ClassVar[tuple[str | None, ...]] = (None,)
     """The arguments a tuner tries; None is the step without one."""
+    leaves_program: ClassVar[bool] = False
+    """A compiler sees the same program with and without it, and finds in its cache what it made for the other."""
     slow_to_prepare: ClassVar[frozenset[str | None]] = frozenset()
     """Those of the arguments that take minutes to compile; None is the step without one."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from redline.bench.device.base import Device
@@ -26,8 +28,10 @@ def _choice(
         family=step.family or step.name,
         relieves=step.relieves,
         excludes=tuple(sorted(str(other.step) for other in among if exclude_each_other(step, other))),
+        needs=step.needs.get(task, ()),
         refusal=step.refusal(device, task) or step.irrelevance(model, task) or step.caution(task),
         quantizes=step.quantizes,
+        leaves_program=step.leaves_program,
         is_slow_to_prepare=argument in step.slow_to_prepare,
     )
 
@@ -35,6 +39,12 @@ def _choice(
 def exclude_each_other(one: RecipeStep, other: RecipeStep) -> bool:
     """One name stands in a recipe once."""
     return one.name == other.name or bool(names_of(one) & other.excludes or names_of(other) & one.excludes)
+
+
+def unmet_need(step: RecipeStep, recipe: Sequence[RecipeStep], task: Task) -> str | None:
+    """Why this step cannot stand in this recipe, with what is missing; None where nothing is."""
+    names = {name for other in recipe for name in names_of(other)}
+    return next((need.reason for need in step.needs.get(task, ()) if not need.is_met(names)), None)
 
 
 def names_of(step: RecipeStep) -> set[str]:

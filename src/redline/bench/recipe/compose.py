@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import STEPS, RecipeStep, Setup
-from redline.bench.recipe.choices import exclude_each_other
+from redline.bench.recipe.choices import exclude_each_other, unmet_need
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe, Task
@@ -35,7 +35,11 @@ def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
     """Strict fp32 first, then each step in its turn; a step the device cannot do is refused with the reason."""
     steps = steps_of(recipe, workload.task)
     for step in steps:
-        reason = step.refusal(device, workload.task) or step.irrelevance(workload.model, workload.task)
+        reason = (
+            step.refusal(device, workload.task)
+            or step.irrelevance(workload.model, workload.task)
+            or unmet_need(step, steps, workload.task)
+        )
         if reason:
             raise BenchError("unsupported", f"{step.name}: {reason}")
     device.allow_tf32(False)

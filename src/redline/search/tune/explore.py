@@ -8,7 +8,9 @@ import numpy as np
 
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
-from redline.search.tune.costs import expected_cost, is_affordable, reserve_s, trial_costs
+from redline.search.tune.costs import Costs
+from redline.search.tune.finalists import ablation_s, race_s
+from redline.search.tune.plan import Candidate, first_of
 from redline.search.tune.proof import prove_fastest
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.trials import Trials
@@ -18,6 +20,10 @@ WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
 USUAL_SHARE = 0.01
 """Of the budget: a trial that takes more of it must promise more."""
+PROMISING = 0.02
+"""Who promises this much may have the seconds that were meant for telling what each step brings."""
+SLOW_SHARE = 0.25
+"""A step that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
 LOOKED_AT = 300
 """Of those that promise most, so many are weighed against their cost."""
 
@@ -36,10 +42,20 @@ def explore(tuner: Tuner) -> None:
 
 def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
     """The recipe to try next, and the improvement it promises."""
-    seen, tried = tuner.seen(), tuner.tried()
-    gains = beliefs.promises(seen, tuner.fastest_log_s())
-    blame, costs, left_s = Blame(seen, tuner.broken()), trial_costs(tuner), tuner.left_s - reserve_s(tuner)
-    best: tuple[float, Steps, float] | None = None
+    candidates = _candidates(tuner, beliefs)
+    if not candidates:
+        return None
+    first = first_of(candidates)
+    return first.steps, first.gain
+
+
+def _candidates(tuner: Tuner, beliefs: Beliefs) -> list[Candidate]:
+    """Those that are worth their seconds and can be had with what is left."""
+    seen, tried, costs = tuner.seen(), tuner.tried(), Costs(tuner)
+    gains, blame = beliefs.promises(seen, tuner.fastest_log_s()), Blame(seen, tuner.broken())
+    room_s = tuner.left_s - race_s(tuner, costs)
+    spare_s = room_s - ablation_s(tuner, costs)
+    found: list[Candidate] = []
     looked_at = 0
     for place in np.argsort(-gains, kind="stable"):
         steps = beliefs.recipes[place]
@@ -49,11 +65,14 @@ def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
         if gain < WORTH_A_TRIAL:
             continue
         looked_at += 1
-        cost_s = expected_cost(steps, tuner, costs)
+        cost_s = costs.expected_s(steps)
+        own_s = room_s if gain >= PROMISING else spare_s
+        if any(tuner.space.by_step[step].is_slow_to_prepare for step in steps):
+            own_s *= SLOW_SHARE
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
-        if is_worth_it and is_affordable(steps, cost_s, tuner, left_s) and (best is None or gain / cost_s > best[0]):
-            best = (gain / cost_s, steps, gain)
-    return None if best is None else (best[1], best[2])
+        if is_worth_it and cost_s <= own_s:
+            found.append(Candidate(steps, gain, cost_s, own_s))
+    return found
 
 
 def is_done_with(steps: Steps, tried: set[Steps], tuner: Tuner) -> bool:

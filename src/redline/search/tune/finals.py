@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -12,14 +11,12 @@ from redline.analyze.tune.estimates import rejection
 from redline.analyze.tune.finding import NEAR_ENOUGH, gains_of, heats_of, log_over, winner_of
 from redline.record import RunRecord
 from redline.search.race import Race
-from redline.search.tune.beliefs import PROCESS_SD
-from redline.search.tune.costs import FINALISTS, expected_cost, trial_costs, warm_cost
+from redline.search.tune.costs import Costs
+from redline.search.tune.finalists import choose_finalists
 from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.tuner import Tuner
 from redline.spec import MeasureSpec, RunSpec
 
-NEAR = 0.03
-"""Within this of the fastest, a recipe goes to the last race, and doubt about both is added to it."""
 BEHIND_AFTER_ONE = 0.03
 BEHIND = 0.005
 MOST_HEATS = 5
@@ -65,20 +62,6 @@ def simplify(tuner: Tuner) -> None:
         ablate(tuner)
 
 
-def choose_finalists(tuner: Tuner) -> list[Steps]:
-    """Those that could be the fastest for all that is known, the fastest first."""
-    known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
-    if not known:
-        return []
-    best = known[0]
-
-    def doubt(error: float) -> float:
-        return 2 * math.sqrt(error**2 + best.error**2 + 2 * PROCESS_SD**2)
-
-    near = [each for each in known if each.log_s <= best.log_s + min(NEAR, doubt(each.error)) + 1e-12]
-    return [tuner.space.steps_of(each.recipe) for each in near[:FINALISTS]]
-
-
 def _with_time_for_all_heats(tuner: Tuner, finalists: list[Steps], done: int) -> list[Steps]:
     """Fewer, the slowest going first, where the budget does not hold the heats that are left.
 
@@ -93,22 +76,39 @@ def _with_time_for_all_heats(tuner: Tuner, finalists: list[Steps], done: int) ->
 def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
     """What a heat of these takes: opening them again, and timing each for its share at most."""
     timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
-    return sum(_reopening_s(tuner, each) + timed_s for each in racers)
+    costs = Costs(tuner)
+    return sum(costs.expected_s(each) + timed_s for each in racers)
 
 
 def ablate(tuner: Tuner) -> None:
-    """What each step of the winner brings: the winner raced against itself without it."""
+    """What each step of the winner brings: the winner raced against itself without it.
+
+    Where there is no time for all, for as many as can be had: those first that take least.
+    """
     chosen = winner_of(tuner.tune, tuner.records)
     if chosen is None or chosen == tuner.space.text(BASELINE):
         return
     race = _race(tuner)
     for number in range(len(tuner.tune.ablations), ABLATION_HEATS):
         unsettled = [steps for steps in _ablated(tuner, chosen) if not _gain_is_settled(tuner, chosen, steps)]
-        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *unsettled])
+        costs = Costs(tuner)
+        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *sorted(unsettled, key=costs.expected_s)])
         if len(racers) < 2:
             return
         records = _run_heat(tuner, race, racers, number, ABLATION_HEATS)
         tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
+
+
+def untold_steps(tuner: Tuner) -> list[str]:
+    """Steps of the winner that there was no time to leave out once."""
+    chosen = winner_of(tuner.tune, tuner.records)
+    if chosen is None:
+        return []
+    told = {gain.step for gain in gains_of(chosen, tuner.tune, tuner.records)}
+    heats = heats_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
+    asked = {str(record.spec.recipe) for heat in heats for record in heat} | set(map(tuner.space.text, tuner.broken()))
+    without = tuner.space.less_one(tuner.space.steps_of(chosen))
+    return [step for step, rest in without if step not in told and tuner.space.text(rest) not in asked]
 
 
 def final_spec(tuner: Tuner, steps: Steps, *, first: bool, batch: int | None = None) -> RunSpec:
@@ -153,7 +153,7 @@ def _run_heat(tuner: Tuner, race: Race, racers: Sequence[Steps], number: int, pl
     tuner.observer.heat(number + 1, planned, [tuner.space.text(each) for each in racers])
     known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
     specs = [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
-    expected_s, started_s = sum(_reopening_s(tuner, each) for each in racers), tuner.clock()
+    expected_s, started_s = sum(map(Costs(tuner).expected_s, racers)), tuner.clock()
     records = race.run_heat(specs)
     tuner.heat_scale = max(1.0, (tuner.clock() - started_s) / expected_s)
     tuner.records.update((record.id, record) for record in records)
@@ -233,16 +233,10 @@ def _gain_is_settled(tuner: Tuner, chosen: str, without: Steps) -> bool:
 
 def _affordable(tuner: Tuner, racers: Sequence[Steps]) -> list[Steps]:
     """As many of them, from the first on, as the budget still holds."""
-    left_s, found = tuner.left_s, []
+    costs, left_s, found = Costs(tuner), tuner.left_s, []
     for steps in racers:
-        left_s -= _reopening_s(tuner, steps) * tuner.heat_scale
+        left_s -= costs.expected_s(steps) * tuner.heat_scale
         if left_s < 0:
             break
         found.append(steps)
     return found
-
-
-def _reopening_s(tuner: Tuner, steps: Steps) -> float:
-    """What was compiled before is in the cache; what was not will take as long as those like it did."""
-    costs = trial_costs(tuner)
-    return warm_cost(costs[steps]) if steps in costs else expected_cost(steps, tuner, costs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from redline.analyze.tune.finding import winner_of
 from redline.search.tune.batches import choose_batch
 from redline.search.tune.explore import explore
-from redline.search.tune.finals import ablate, decide, simplify
+from redline.search.tune.finals import ablate, decide, simplify, untold_steps
 from redline.search.tune.proof import prove
 from redline.search.tune.tuner import Tuner
 
@@ -30,6 +30,7 @@ def search(tuner: Tuner) -> None:
             tuner.observer.stage("what each step brings")
             ablate(tuner)
             simplify(tuner)
+            _note_untold_steps(tuner)
             choose_batch(tuner)
         tuner.keep(state="done")
     except KeyboardInterrupt:
@@ -40,4 +41,11 @@ def _note_a_short_race(tuner: Tuner) -> None:
     heats, planned = len(tuner.tune.finals), tuner.asked.replicates
     if heats < planned and winner_of(tuner.tune, tuner.records) not in (None, "baseline"):
         note = f"the budget ended before the last race had its {planned} heats (it had {heats}): give it more"
+        tuner.keep(notes=(*tuner.tune.notes, note))
+
+
+def _note_untold_steps(tuner: Tuner) -> None:
+    steps = untold_steps(tuner)
+    if steps:
+        note = f"the budget ended before it was known what these bring: {', '.join(steps)}; give it more"
         tuner.keep(notes=(*tuner.tune.notes, note))

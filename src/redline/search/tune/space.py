@@ -1,4 +1,4 @@
-"""Every recipe that may be tried: at most one step of each family, none beside what it excludes."""
+"""Every recipe that may be tried: at most one step of each family, none beside what it excludes or without what it needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from redline.analyze.tune.record import Refused, TuneSpec
 from redline.errors import SpecError, UnknownName
-from redline.protocol import StepChoice
+from redline.protocol import StepChoice, StepNeed
 from redline.spec import Recipe
 
 Steps = frozenset[str]
@@ -53,6 +53,10 @@ class Space:
         return {name: tuple(choice for choice in self.choices if choice.family == name) for name in names}
 
     @cached_property
+    def _needs(self) -> dict[str, tuple[StepNeed, ...]]:
+        return {choice.step: choice.needs for choice in self.choices if choice.needs}
+
+    @cached_property
     def recipes(self) -> tuple[Steps, ...]:
         """All valid ones, those with fewer steps first; the baseline is the first."""
         found: list[Steps] = []
@@ -72,11 +76,17 @@ class Space:
         unknown = sorted(steps - self.by_step.keys())
         if unknown:
             raise UnknownName("step", unknown[0], self.by_step, hint="not among those that can be tried here")
-        if not self.is_valid(steps):
+        if not self._fit_together(steps):
             raise SpecError(f"recipe {text}: its steps exclude each other")
+        lacking = self._lacking(steps)
+        if lacking is not None:
+            raise SpecError(f"recipe {text}: {lacking}")
         return steps
 
     def is_valid(self, steps: Steps) -> bool:
+        return self._fit_together(steps) and self._lacking(steps) is None
+
+    def _fit_together(self, steps: Steps) -> bool:
         chosen = [self.by_step[step] for step in sorted(steps)]
         return all(self._fits(chosen[:place], choice) for place, choice in enumerate(chosen))
 
@@ -92,12 +102,22 @@ class Space:
 
     def _grown(self, chosen: list[StepChoice], families: list[tuple[StepChoice, ...]], more: int) -> Iterator[Steps]:
         if more == 0:
-            yield frozenset(choice.step for choice in chosen)
+            steps = frozenset(choice.step for choice in chosen)
+            if self._lacking(steps) is None:
+                yield steps
             return
         for place, family in enumerate(families[: len(families) - more + 1]):
             for choice in family:
                 if self._fits(chosen, choice):
                     yield from self._grown([*chosen, choice], families[place + 1 :], more - 1)
+
+    def _lacking(self, steps: Steps) -> str | None:
+        """Why some step cannot do without one that is not there; None where all have what they need."""
+        if not self._needs.keys() & steps:
+            return None
+        names = {name for step in steps for name in _names(self.by_step[step])}
+        needs = ((step, need) for step in sorted(steps) for need in self._needs.get(step, ()))
+        return next((f"{step}: {need.reason}" for step, need in needs if not need.is_met(names)), None)
 
     def _fits(self, chosen: Iterable[StepChoice], new: StepChoice) -> bool:
         return all(

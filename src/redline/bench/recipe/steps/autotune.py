@@ -16,6 +16,7 @@ class CudnnBenchmark(RecipeStep):
     summary = "let cuDNN (MIOpen on AMD) time its convolution algorithms and keep the fastest"
     stage = FLAGS
     family = "autotune"
+    leaves_program = True
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if not device.is_accelerator:

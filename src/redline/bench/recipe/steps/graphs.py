@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import GRAPHS, STEPS, RecipeStep, Setup
 from redline.bench.recipe.code import RecipeCode
-from redline.errors import BenchError
+from redline.protocol import StepNeed
 from redline.spec import Task
 
 
@@ -15,19 +17,25 @@ class Graphs(RecipeStep):
     summary = "the whole step in one CUDA graph: the forward, or forward, loss, backward and optimizer"
     stage = GRAPHS
     relieves = "host"
+    leaves_program = True
     # These make graphs of their own, and a graph cannot be recorded inside another.
     excludes = frozenset({"compile:reduce-overhead", "compile:max-autotune", "torchscript"})
+
+    needs: ClassVar[dict[Task, tuple[StepNeed, ...]]] = {
+        "train": (
+            StepNeed(
+                beside="amp",
+                wants="fused-optimizer",
+                reason="GradScaler asks the host whether to skip a step, which a graph cannot; add fused-optimizer, "
+                "which decides on the GPU, or use amp-bf16, which needs no scaling",
+            ),
+        )
+    }
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return device.graph_refusal()
 
     def apply(self, setup: Setup) -> None:
-        if setup.task == "train" and setup.scales_gradients and not setup.optimizer_options.get("fused"):
-            raise BenchError(
-                "unsupported",
-                "graphs: GradScaler asks the host whether to skip a step, which a graph cannot; add fused-optimizer, "
-                "which decides on the GPU, or use amp-bf16, which needs no scaling",
-            )
         setup.is_graphed = True
 
     def write(self, code: RecipeCode) -> None:

@@ -14,6 +14,7 @@ class FusedOptimizer(RecipeStep):
     family = "optimizer"
     relieves = "both"
     tasks = ("train",)
+    leaves_program = True
 
     def apply(self, setup: Setup) -> None:
         setup.optimizer_options["fused"] = True

@@ -1,0 +1,220 @@
+"""How a short budget is spent: what trials will cost, what the end of the search needs, and who goes first."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from redline.analyze.tune.estimates import Estimate
+from redline.analyze.tune.finding import finding_of
+from redline.analyze.tune.record import Trial, TuneSpec
+from redline.launch.fake_recipes import RecipeTruth
+from redline.protocol import StepChoice
+from redline.search.tune.costs import Costs
+from redline.search.tune.finalists import ablation_s, choose_finalists, race_s
+from redline.search.tune.plan import Candidate, first_of
+from redline.search.tune.rules import COLD_COMPILE_S, SLOW_PREPARE_S
+from redline.search.tune.simulated import loss_of, tune_simulated
+from redline.search.tune.space import BASELINE, Space, Steps
+from redline.search.tune.tuner import Tuner
+from redline.spec import Recipe, RunSpec, WorkloadSpec
+
+GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
+CHOICES = (
+    StepChoice(step="amp", family="precision"),
+    StepChoice(step="amp-bf16", family="precision"),
+    StepChoice(step="tf32", family="tf32"),
+    StepChoice(step="channels-last", family="layout"),
+    StepChoice(step="compile", family="compiler", relieves="both"),
+    StepChoice(step="compile:reduce-overhead", family="compiler", relieves="both"),
+    StepChoice(step="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True),
+    StepChoice(step="graphs", family="graphs", relieves="host", excludes=GRAPHED, leaves_program=True),
+    StepChoice(step="fused-optimizer", family="optimizer", relieves="both", leaves_program=True),
+    StepChoice(step="cudnn-benchmark", family="autotune", leaves_program=True),
+)
+
+
+def steps(text: str) -> Steps:
+    return frozenset(text.split("+")) - {"baseline"}
+
+
+def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, broken: str = "", **given: Any) -> Tuner:
+    """A search that has made these trials: recipe and seconds. All were sound but one."""
+    sound = [recipe for recipe, _ in trials if recipe != broken]
+    estimates = {
+        steps(recipe): Estimate(
+            recipe=recipe,
+            record_id=recipe,
+            log_s=math.log((times_s or {}).get(recipe, 1.0)),
+            error=0.002,
+            host_log_s=None,
+            is_host_bound=False,
+            cost_s=0.0,
+        )
+        for recipe in sound
+    }
+    fastest = min(estimates.values(), key=lambda each: each.log_s, default=None)
+    stub = SimpleNamespace(
+        space=Space(CHOICES),
+        tune=SimpleNamespace(
+            trials=[Trial(recipe=recipe, record_id=recipe, cost_s=seconds) for recipe, seconds in trials]
+        ),
+        records={
+            recipe: SimpleNamespace(spec=SimpleNamespace(recipe=Recipe.parse(recipe)), prepared=True)
+            for recipe in sound
+        },
+        seen=lambda: estimates,
+        may_win=lambda each: True,
+        leader=lambda: fastest,
+        asked=TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m"))),
+        budget_s=given.get("budget_s", 600.0),
+    )
+    return cast(Tuner, stub)
+
+
+class TestCosts:
+    def test_before_anything_was_tried_experience_speaks(self) -> None:
+        costs = Costs(after())
+        assert costs.expected_s(steps("amp+compile")) - costs.expected_s(steps("amp")) == COLD_COMPILE_S
+
+    def test_what_is_paid_once_is_not_charged_again(self) -> None:
+        """The first process with cudnn-benchmark took 13 seconds longer; its neighbours will not."""
+        tried = [("baseline", 4.0), ("amp+channels-last+graphs+cudnn-benchmark", 17.0)]
+        costs = Costs(after(*tried))
+        assert costs.expected_s(steps("amp-bf16+channels-last+graphs+cudnn-benchmark")) == 4.0
+        assert costs.expected_s(steps("amp+channels-last+graphs+cudnn-benchmark")) == 4.0
+        assert costs.expected_s(steps("amp+compile+graphs")) == 4.0 + COLD_COMPILE_S
+
+    def test_the_middle_of_those_most_like_it(self) -> None:
+        tried = [("baseline", 4.0), ("amp+graphs", 9.0), ("amp", 3.0), ("graphs", 3.5), ("amp+tf32+graphs", 30.0)]
+        assert Costs(after(*tried)).expected_s(steps("tf32")) == 3.5
+
+    def test_who_compiles_is_like_who_compiles_in_whichever_mode(self) -> None:
+        costs = Costs(after(("baseline", 4.0), ("amp+compile", 24.0)))
+        assert costs.expected_s(steps("amp+channels-last+compile")) == 24.0
+        assert costs.expected_s(steps("amp+compile:reduce-overhead")) == 24.0
+        assert costs.expected_s(steps("amp+compile:max-autotune")) == 4.0 + SLOW_PREPARE_S
+
+    def test_a_program_that_was_compiled_is_in_the_cache(self) -> None:
+        tried = [("baseline", 4.0), ("amp+compile", 24.0)]
+        assert Costs(after(*tried)).expected_s(steps("amp+compile+graphs")) == pytest.approx(4.0 + 0.25 * 20.0)
+        costs = Costs(after(*tried, ("amp+compile+graphs", 8.0)))
+        assert costs.expected_s(steps("amp+compile+graphs+cudnn-benchmark")) == 8.0
+        assert costs.expected_s(steps("amp+compile")) == 8.0, "opened again"
+        assert costs.expected_s(steps("amp+tf32+compile+graphs")) == 24.0, "another program"
+
+    def test_what_broke_says_nothing(self) -> None:
+        tried = [("baseline", 4.0), ("amp+compile", 0.5)]
+        costs = Costs(after(*tried, broken="amp+compile"))
+        assert costs.expected_s(steps("amp+compile:reduce-overhead")) == 4.0 + COLD_COMPILE_S
+
+    def test_nor_does_what_follows_it_in_the_same_program(self) -> None:
+        """It may have found what the broken one left in the cache, or not."""
+        tried = [("baseline", 4.0), ("amp+compile", 0.5), ("amp+compile+graphs", 8.0)]
+        costs = Costs(after(*tried, broken="amp+compile"))
+        assert costs.expected_s(steps("tf32+compile")) == 4.0 + COLD_COMPILE_S
+
+
+class TestReserve:
+    TRIED = (("baseline", 4.0), ("amp", 5.0), ("amp+graphs", 5.0), ("amp+tf32", 5.0), ("tf32", 5.0))
+
+    def test_the_last_race_is_for_those_who_may_win(self) -> None:
+        clear = {"baseline": 1.0, "amp": 0.5, "amp+graphs": 0.4, "amp+tf32": 0.6, "tf32": 0.9}
+        tuner = after(*self.TRIED, times_s=clear)
+        assert choose_finalists(tuner) == [steps("amp+graphs")]
+        assert race_s(tuner, Costs(tuner)) == pytest.approx(3 * (5.0 + 5.0), rel=0.2)
+        close = after(*self.TRIED, times_s={**clear, "amp+tf32": 0.4, "amp": 0.401})
+        assert len(choose_finalists(close)) == 3
+        assert race_s(close, Costs(close)) == pytest.approx(3 * 4 * 5.0, rel=0.2)
+
+    def test_the_ablation_opens_the_fastest_and_it_less_one_step_each(self) -> None:
+        tuner = after(*self.TRIED, times_s={"amp+tf32": 0.5})
+        assert ablation_s(tuner, Costs(tuner)) == pytest.approx(3 * 5.0, rel=0.2)
+
+    def test_neither_takes_all_of_a_short_budget(self) -> None:
+        tuner = after(*self.TRIED, times_s={"amp+graphs": 0.5}, budget_s=20.0)
+        assert (race_s(tuner, Costs(tuner)), ablation_s(tuner, Costs(tuner))) == (10.0, 5.0)
+
+
+def candidate(name: str, gain: float, cost_s: float, room_s: float = 32.0) -> Candidate:
+    return Candidate(steps(name), gain, cost_s, room_s)
+
+
+class TestWhoGoesFirst:
+    CHEAP = candidate("amp-bf16", 0.05, 4.0)
+
+    def test_most_improvement_per_second_where_all_fit(self) -> None:
+        dear = candidate("compile", 0.2, 28.0)
+        assert first_of([dear, self.CHEAP]) is self.CHEAP
+
+    def test_a_cheap_one_does_not_cost_the_chance_of_a_far_better_one(self) -> None:
+        dear, dearer = candidate("compile", 0.2, 29.0), candidate("compile:reduce-overhead", 0.25, 31.0)
+        assert first_of([self.CHEAP, dear]) is dear
+        assert first_of([self.CHEAP, dear, dearer]) is dearer
+
+    def test_a_little_more_is_not_worth_all_that_is_left(self) -> None:
+        assert first_of([candidate("compile", 0.08, 30.0), self.CHEAP]) is self.CHEAP
+
+    def test_what_may_use_more_of_the_budget_is_not_crowded_out(self) -> None:
+        assert first_of([candidate("compile", 0.2, 30.0, room_s=40.0), self.CHEAP]) is self.CHEAP
+
+
+def like_an_h200() -> RecipeTruth:
+    """ResNet-50's training step as it was seen: seconds of trials, a costly first use, compile on top worth a seventh."""
+    return RecipeTruth(
+        choices=CHOICES,
+        device_s=0.05,
+        host_s=0.02,
+        on_cpu=False,
+        effects={
+            "amp": -1.2,
+            "amp-bf16": -1.05,
+            "tf32": 0.0,
+            "channels-last": -0.3,
+            "graphs": -0.02,
+            "compile": -0.13,
+            "compile:reduce-overhead": -0.1,
+            "compile:max-autotune": -0.15,
+            "fused-optimizer": -0.1,
+            "cudnn-benchmark": -0.08,
+        },
+        host_effects={"amp": 0.3, "amp-bf16": 0.3, "graphs": -3.0, "compile": -0.3, "compile:reduce-overhead": -2.5},
+        pairs={},
+        quirk=lambda _: 0.0,
+        failing=(),
+        wrong=(),
+        cold_compile_s=21.0,
+        warm_compile_s=6.0,
+        build_s=2.0,
+        first_use_s={"cudnn-benchmark": 10.0},
+    )
+
+
+class TestShortSearches:
+    @pytest.mark.parametrize("budget_s", [120.0, 150.0, 300.0])
+    def test_two_minutes_are_enough_to_try_the_compiler(self, budget_s: float) -> None:
+        truth = like_an_h200()
+        tuner = tune_simulated(truth, 1, budget_s)
+        assert loss_of(tuner, truth) < 0.03
+        assert len(tuner.tune.finals) >= 3, "and the last race had its heats"
+        assert tuner.tune.seconds <= budget_s
+
+    def test_what_there_was_no_time_to_tell_is_named(self) -> None:
+        short, long = (tune_simulated(like_an_h200(), 1, budget_s) for budget_s in (150.0, 1800.0))
+        (note,) = (note for note in short.tune.notes if "what these bring" in note)
+        found = finding_of(short.tune, short.records)
+        assert found.winner is not None
+        told = {gain.step for gain in found.steps}
+        untold = set(note.partition(": ")[2].partition(";")[0].split(", "))
+        assert untold
+        assert told | untold == set(found.winner.recipe.split("+"))
+        assert not told & untold
+        assert not any("what these bring" in note for note in long.tune.notes)
+
+    def test_the_baseline_alone_has_no_steps_to_tell(self) -> None:
+        tuner = after(("baseline", 4.0))
+        assert tuner.space.less_one(BASELINE) == []
+        assert ablation_s(tuner, Costs(tuner)) == 4.0
