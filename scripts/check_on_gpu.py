@@ -1,7 +1,9 @@
 """Redline against a plain device-event loop over the same model, on the GPU at hand.
 
 Runs `redline run` through the fork door. Then, for every recipe, a fresh process prepares the same spec and times the
-same model object in turns: by Redline's blocks and by a bare PyTorch loop. Prints the medians and their ratios.
+same model object in turns: by Redline's blocks and by a bare PyTorch loop. Prints the medians and their ratios; what the
+command said and what its blocks say must each lie within 2 % of the bare loop, for every row that is not host-bound.
+Exits 1 when one does not.
 
     python scripts/check_on_gpu.py [--model resnet50] [--batch 32] [--out FOLDER]
 """
@@ -21,11 +23,12 @@ from redline.cli.progress import LiveObserver
 from redline.report.export import export_json
 
 RECIPES = ["baseline", "amp+channels-last+compile", "fp16+channels-last+compile:reduce-overhead"]
+WITHIN = 0.02
 TURNS = 6
 STEPS = 150
 
 
-def main() -> None:
+def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--model", default="resnet50")
     arguments.add_argument("--batch", type=int, default=32)
@@ -34,7 +37,7 @@ def main() -> None:
     given = arguments.parse_args()
     if given.in_turns:
         print(json.dumps(in_turns(given.model, given.batch, given.in_turns)))
-        return
+        return 0
     with LiveObserver() as observer:
         result = redline.run(given.model, recipes=RECIPES, batch=given.batch, device="cuda", observer=observer)
     print(result)
@@ -42,14 +45,23 @@ def main() -> None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "run.json").write_text(export_json(result.records))
         (given.out / "run.txt").write_text(str(result))
-    print(f"{'recipe':<44} {'run ms':>8} {'block ms':>9} {'plain ms':>9} {'block/plain':>12} {'run/plain':>10}  bound")
+    print(
+        f"    {'recipe':<44} {'run ms':>8} {'block ms':>9} {'plain ms':>9} {'block/plain':>12} {'run/plain':>10}  bound"
+    )
+    missed = 0
     for row in result:
         block_s, plain_s = own_process(given.model, given.batch, row.recipe)
         run_s = row.batch / row.throughput_per_s
+        met = max(abs(run_s / plain_s - 1), abs(block_s / plain_s - 1)) <= WITHIN
+        missed += not met and row.bound.label != "host"
         print(
-            f"{row.recipe:<44} {run_s * 1e3:>8.3f} {block_s * 1e3:>9.3f} {plain_s * 1e3:>9.3f} "
+            f"{'ok ' if met else 'NOT'} {row.recipe:<44} {run_s * 1e3:>8.3f} {block_s * 1e3:>9.3f} {plain_s * 1e3:>9.3f} "
             f"{block_s / plain_s:>12.4f} {run_s / plain_s:>10.4f}  {row.bound.label}: {row.bound.evidence}"
         )
+        for note in row.verdict.notes:
+            if "than alone" in note:
+                print(f"    {note}")
+    return 1 if missed else 0
 
 
 def own_process(model: str, batch: int, recipe: str) -> tuple[float, float]:
@@ -95,4 +107,4 @@ def plain_loop(model, x, autocast_dtype) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
