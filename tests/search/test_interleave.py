@@ -21,6 +21,7 @@ from redline.launch.fake import FakeDoor, FakeSession
 from redline.launch.landscape import Landscape
 from redline.protocol import FailureReply, Measure, OnProgress, Prepare, Progress, Reply, Request
 from redline.record import Block, Closed, Failure, RunRecord
+from redline.report.terminal import run_table_text
 from redline.search.interleave import Observer, measure_together
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
@@ -619,6 +620,7 @@ class TestCompany:
         assert row.latency_s is not None
         assert row.latency_s.p50 == pytest.approx(0.002, rel=0.005)
         (note,) = [note for note in row.verdict.notes if "than alone" in note]
+        assert f"fp16: {note}" in run_table_text([row])
         assert re.search(
             r"8\.[67]\d? ?% faster" if factor < 1 else r"4\.[78]\d? ?% slower", note.replace("\u2009", " ")
         ), note

@@ -32,6 +32,8 @@ NOTED_THROTTLE = {
 
 ONE_PROCESS = "the interval is within one process; another process may sit a few percent apart"
 
+IN_COMPANY = "in turns with other processes it ran"
+
 Doubt = tuple[TrustLabel, str]
 
 
@@ -112,7 +114,7 @@ def _company_notes(record: RunRecord) -> Iterator[str]:
     if (moved := shift(record)) is not None:
         change = math.expm1(-moved)
         told = f"{format_share(abs(change))} {'faster' if change > 0 else 'slower'}"
-        yield f"in turns with other processes it ran {told} than alone; the figures are those alone"
+        yield f"{IN_COMPANY} {told} than alone; the figures are those alone"
 
 
 def _throttling(record: RunRecord) -> Iterator[Doubt]:

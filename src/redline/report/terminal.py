@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
+from redline.analyze.trust import IN_COMPANY
 from redline.protocol import HealthItem, ModelNames
 from redline.record import QUANTIZED_FORMATS
 from redline.report.limit_cells import limit_cells, limit_lines, limit_remarks
@@ -275,7 +276,9 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
                 Text(f"  {row.recipe}: quantized: only a check on your own data tells whether the model bears it")
             )
         told += [
-            Text(f"  {row.recipe}: {note}", style="dim") for note in row.verdict.notes if "without a ratio" in note
+            Text(f"  {row.recipe}: {note}", style="dim")
+            for note in row.verdict.notes
+            if "without a ratio" in note or note.startswith(IN_COMPANY)
         ]
     return told
 
