@@ -16,8 +16,8 @@ from typing import Literal
 import msgspec
 
 from redline.analyze.benchmark import Benchmark, benchmark_of, differences, whether_in_turns
-from redline.analyze.blocks import latency_blocks, round_medians_s, timed_blocks
-from redline.analyze.statistics import Ratio, paired_ratio, percentile, student_t
+from redline.analyze.blocks import latency_blocks, ratio_in_turns, timed_blocks
+from redline.analyze.statistics import Ratio, percentile, student_t
 from redline.analyze.trust import verdict
 from redline.errors import UsageError
 from redline.record import RunRecord
@@ -153,11 +153,7 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
 
 def _interval(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> tuple[Basis, Ratio | None]:
     if len(first) == 1 and len(other) == 1:
-        paired = (
-            paired_ratio(round_medians_s(first[0]), round_medians_s(other[0]))
-            if whether_in_turns(first[0], other[0])
-            else None
-        )
+        paired = ratio_in_turns(first[0], other[0]) if whether_in_turns(first[0], other[0]) else None
         return ("turns", paired) if paired else ("single runs", None)
     if min(len(first), len(other)) < FEWEST_REPLICATES:
         return "single runs", None

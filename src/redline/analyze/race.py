@@ -12,7 +12,7 @@ from itertools import combinations
 from statistics import fmean, variance
 from typing import Literal
 
-from redline.analyze.blocks import from_turns_to_alone, round_medians_s
+from redline.analyze.blocks import round_medians_s
 from redline.analyze.statistics import PairedLog, paired_log, student_t
 from redline.record import BlockKind, RunRecord
 from redline.spec import Spec
@@ -139,20 +139,13 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput"
     """Of two records measured in turns, by their common rounds; of two that followed each other, by their middles."""
     rounds = [round_medians_s(record, kind_measured(record, kind)) for record in (first, other)]
     if first.group is not None and first.group == other.group:
-        return _as_alone(paired_log(*rounds), from_turns_to_alone(first, other))
+        return paired_log(*rounds)
     if not all(len(times) > 0 for times in rounds):
         return None
     logs = [[math.log(seconds) for seconds in times.values()] for times in rounds]
     errors = [variance(values) / len(values) if len(values) > 1 else 0.0 for values in logs]
     count = min(len(values) for values in logs)
     return PairedLog(mean=fmean(logs[0]) - fmean(logs[1]), error=math.sqrt(sum(errors)), rounds=count)
-
-
-def _as_alone(log: PairedLog | None, moved: float) -> PairedLog | None:
-    """Led back to both running alone; how far it was moved is in doubt by half."""
-    if log is None or not moved:
-        return log
-    return PairedLog(mean=log.mean + moved, error=math.hypot(log.error, moved / 2), rounds=log.rounds)
 
 
 def _log_in(heat: Heat, a: str, b: str, kind: BlockKind) -> PairedLog | None:

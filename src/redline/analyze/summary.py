@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
@@ -11,10 +10,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from redline.analyze.blocks import from_turns_to_alone, latency_blocks, round_medians_s, timed_blocks
+from redline.analyze.blocks import latency_blocks, ratio_in_turns, round_medians_s, timed_blocks
 from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
-from redline.analyze.statistics import median_interval, paired_ratio, percentile
+from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.trust import Verdict, verdict
 from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Spec, Task
@@ -185,15 +184,13 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     common = first_rounds.keys() & own_rounds.keys()
     if not common:
         return None
-    paired = paired_ratio(first_rounds, own_rounds)
-    ratio = paired.ratio if paired else _ratio_of_medians(first_rounds, own_rounds, common)
-    moved = math.exp(from_turns_to_alone(first, record))
+    paired = ratio_in_turns(first, record)
     first_latency, own_latency = _latency(first), _latency(record)
     return VersusFirst(
         recipe=str(first.spec.recipe),
-        ratio=ratio * moved,
-        low=paired.low * min(moved, 1.0) if paired else None,
-        high=paired.high * max(moved, 1.0) if paired else None,
+        ratio=paired.ratio if paired else _ratio_of_medians(first_rounds, own_rounds, common),
+        low=paired.low if paired else None,
+        high=paired.high if paired else None,
         latency_change=_change(own_latency.p50, first_latency.p50) if own_latency and first_latency else None,
         memory_change=_memory_change(_memory(record), _memory(first)),
     )

@@ -114,7 +114,7 @@ def _company_notes(record: RunRecord) -> Iterator[str]:
     if (moved := shift(record)) is not None:
         change = math.expm1(-moved)
         told = f"{format_share(abs(change))} {'faster' if change > 0 else 'slower'}"
-        yield f"{IN_COMPANY} {told} than alone; the figures are those alone"
+        yield f"{IN_COMPANY} {told} than alone (or the device drifted); its times are led back to those alone"
 
 
 def _throttling(record: RunRecord) -> Iterator[Doubt]:

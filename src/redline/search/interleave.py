@@ -216,7 +216,10 @@ def _measure_rounds(entries: list[Entry], order: random.Random, journal: Journal
 def measure_alone_first(
     entry: Entry, journal: Journal, siblings: int, *, blocks: int = ALONE_BLOCKS, only: BlockKind | None = None
 ) -> None:
-    """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for."""
+    """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for.
+
+    `only`: of this kind alone; the other is led back by it.
+    """
     kinds = entry.kinds if only is None or only not in entry.kinds else (only,)
     if siblings > 1 and entry.is_accelerator:
         for number in range(blocks):
@@ -233,9 +236,10 @@ def in_random_order(visited: Sequence[Entry], order: random.Random, *, newest: E
     return shuffled
 
 
-def measure_round(entry: Entry, number: int, journal: Journal, siblings: int) -> None:
+def measure_round(entry: Entry, number: int, journal: Journal, siblings: int, *, alone: bool = False) -> None:
+    """`alone`: siblings are to come, but none has run yet. On a CPU that is no state of the device."""
     entry.session.resume()
-    for block in _measure_blocks(entry, entry.kinds, number, journal):
+    for block in _measure_blocks(entry, entry.kinds, number, journal, alone=alone and entry.is_accelerator):
         entry.blocks.setdefault(block.kind, []).append(block)
         entry.timed_s += block.wall_s
     keep_still(entry, siblings)

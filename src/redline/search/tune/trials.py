@@ -15,6 +15,7 @@ from redline.search.interleave import (
     Entry,
     finish_entry,
     in_random_order,
+    keep_still,
     measure_alone_first,
     measure_round,
     open_entry,
@@ -91,12 +92,16 @@ class Trials:
         )
 
     def _measure(self, entry: Entry) -> None:
-        measure_alone_first(entry, self._tuner.journal, 2, blocks=FEWEST_ALONE, only=self._tuner.asked.kind)
+        is_alone = self._anchor is None
+        if is_alone:
+            keep_still(entry, 2)
+        else:
+            measure_alone_first(entry, self._tuner.journal, 2, blocks=FEWEST_ALONE)
         newest: Entry | None = entry
         while entry.stopped is None:
             both = [each for each in (entry, self._anchor) if each is not None]
             for each in in_random_order(both, self._tuner.order, newest=newest):
-                measure_round(each, self._round, self._tuner.journal, 2)
+                measure_round(each, self._round, self._tuner.journal, 2, alone=is_alone)
             self._round, newest = self._round + 1, None
             if self._anchor is not None and self._anchor.record.failure is not None:
                 self._let_go()
@@ -105,7 +110,7 @@ class Trials:
 
     def _has_seen_enough(self, entry: Entry) -> bool:
         """More looks for those who may win: a recipe clearly behind is not worth them."""
-        rounds = len({block.round for block in entry.record.blocks if not block.alone})
+        rounds = max((len(blocks) for blocks in entry.blocks.values()), default=0)
         log = self._against_anchor(entry)
         if rounds < FEWEST_ROUNDS:
             return entry.timed_s >= entry.spec.measure.max_seconds
