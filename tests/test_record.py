@@ -180,6 +180,7 @@ def whole_record(**changes: Any) -> RunRecord:
         wall_s=0.26,
         started_at=1.7e9,
         round=3,
+        alone=True,
         memory=memory,
         energy_j=150.25,
         telemetry=(look, look),

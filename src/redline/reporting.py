@@ -153,8 +153,8 @@ def _from_history(what: Sequence[str], last: bool, sweep: str | None, history: H
 def _tune(name: str, history: History) -> Chosen:
     from redline.tuning import kept_tune
 
-    found = kept_tune(name, history)
     chosen = Chosen(title=f"tune {name}")
+    found = kept_tune(name, history, chosen.left_out)
     chosen.tunes.append(found.finding)
     chosen.add(found.records.values())
     return chosen

@@ -193,7 +193,7 @@ def tune_spec(
         choices = step_choices(spec, door)
         space, refused = space_for(asked, choices)
         for seed in asked.seeds:
-            space.steps_of(seed)
+            space.checked(seed)
         quantizing = tuple(choice.step for choice in choices if choice.quantizes)
         record = kept or TuneRecord(
             name=called, tune=asked, created_at=time.time(), refused=tuple(refused), quantizing=quantizing
@@ -221,7 +221,9 @@ def tune_spec(
     return result
 
 
-def kept_tune(name: str, history: History | None = None) -> TuneResult:
+def kept_tune(
+    name: str, history: History | None = None, on_unreadable: Callable[[str, RecordError], None] | None = None
+) -> TuneResult:
     """A search from the history, as it stood when it was last written."""
     with ExitStack() as stack:
         history = history or stack.enter_context(_history())
@@ -230,7 +232,8 @@ def kept_tune(name: str, history: History | None = None) -> TuneResult:
             known = ", ".join(row.name for row in history.tunes().rows()[:5])
             raise UsageError(f"no tune {name!r} in {history.place}{f'; there are {known}' if known else ''}")
         record = decode_tune(body)
-        return TuneResult(record, history.load_many(record.record_ids))
+        told = {} if on_unreadable is None else {"on_unreadable": on_unreadable}
+        return TuneResult(record, history.load_many(record.record_ids, **told))
 
 
 def kept_searches(

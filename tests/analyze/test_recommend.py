@@ -86,6 +86,16 @@ def test_batches_of_one_recipe_hide_no_faster_one() -> None:
     assert "'redline batch resnet50 -r fp16+compile'" in found.details[1]
 
 
+def test_a_hair_faster_is_no_reason_to_forget_the_batches() -> None:
+    door = fake_door(
+        step_s=lambda spec: (0.002 + 3e-4 * (spec.workload.batch or 1)) * (0.99 if spec.recipe.steps else 1)
+    )
+    records = sweep_records(door, recipe="baseline", batches=[1, 4, 16, 64, 128]) + sweep_records(
+        door, recipe="channels-last", batches=[128]
+    )
+    assert one(records, "throughput").recipe == "baseline"
+
+
 def test_a_heat_that_checked_nothing_does_not_stand_for_one_that_did() -> None:
     checked, later = sweep_records(recipe="fp16", batches=[8]), sweep_records(recipe="fp16", batches=[8])
     assert later[0].prepared is not None

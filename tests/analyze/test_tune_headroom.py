@@ -101,6 +101,34 @@ def test_a_search_without_a_winner_takes_back_what_its_records_suggest() -> None
     assert not [each for each in contents.advice if each.kind == "recipe"]
 
 
+def test_a_search_that_was_cut_short_does_not_speak_before_one_that_ended() -> None:
+    short = msgspec.structs.replace(finding(RECORDS[0], ratio=1.0), name="short", state="interrupted")
+    told = [each for each in contents_of(RECORDS, tunes=[finding(ratio=3.5), short]).advice if each.kind == "recipe"]
+    assert [each.ratio for each in told] == [3.5]
+    alone = [each for each in contents_of(RECORDS, tunes=[short]).advice if each.kind == "recipe"]
+    assert not alone, "nothing was tried that could have beaten the baseline"
+
+
+def test_what_others_measured_is_recommended_beside_a_search_that_found_nothing() -> None:
+    nothing = msgspec.structs.replace(finding(), winner=None, record_ids=(RECORDS[0].id,))
+    (told,) = [each for each in contents_of(RECORDS, tunes=[nothing]).advice if each.kind == "recipe"]
+    assert told.recipe == "fp16+compile"
+
+
+def test_a_winner_without_a_baseline_has_no_ratio() -> None:
+    (told,) = [each for each in contents_of(RECORDS, tunes=[finding(ratio=math.nan)]).advice if each.kind == "recipe"]
+    assert told.ratio is None
+    assert "nan" not in told.headline + " ".join(told.details)
+
+
+def test_costs_of_another_batch_are_not_told() -> None:
+    found = finding()
+    assert found.winner is not None
+    elsewhere = msgspec.structs.replace(found, winner=msgspec.structs.replace(found.winner, batch=512))
+    (told,) = [each for each in contents_of(RECORDS, tunes=[elsewhere]).advice if each.kind == "recipe"]
+    assert not [line for line in told.details if line.startswith("memory:")]
+
+
 def test_without_ceilings_there_is_no_roofline() -> None:
     found = headroom_of(finding(), summarize(RECORDS))
     assert found is not None

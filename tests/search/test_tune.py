@@ -16,7 +16,7 @@ from redline.errors import UsageError
 from redline.launch.fake import FakeDoor
 from redline.launch.fake_recipes import SPACES, WRONG, steps_of
 from redline.launch.landscape import EXACT, Landscape
-from redline.protocol import StepChoice
+from redline.protocol import StepChoice, StepNeed
 from redline.record import Failure
 from redline.search.tune.simulated import loss_of, tune_simulated
 from redline.search.tune.tuner import TuneObserver
@@ -390,6 +390,25 @@ class TestCtrlC:
         again = tuned(door, history, resume=True)
         assert door.clock_s == 0
         assert again.finding.winner == done.finding.winner
+
+    def test_goes_on_after_recipes_that_would_no_longer_be_tried(self, history: History) -> None:
+        """A rule that came later, or a device that tells of more: what was learned without it is no reason to stop."""
+        done = tuned(FakeDoor(landscape()), history, name="study")
+        tried = next(
+            trial
+            for trial in done.tune.trials
+            if "channels-last+graphs" in trial.recipe and "compile" not in trial.recipe
+        )
+        needs = tuple(
+            msgspec.structs.replace(
+                choice, needs=(StepNeed(beside="channels-last", wants="compile", reason="graphs want it"),)
+            )
+            if choice.step == "graphs"
+            else choice
+            for choice in CHOICES
+        )
+        again = tuned(FakeDoor(landscape(choices=needs)), history, name="study", resume=True)
+        assert tried.recipe in {trial.recipe for trial in again.tune.trials}
 
     def test_another_workload_is_not_resumed_by_the_same_name(self, history: History) -> None:
         tuned(FakeDoor(landscape()), history, name="study")

@@ -68,9 +68,10 @@ def saturation(points: Sequence[StepTime]) -> Saturation | None:
     found = _fitted(kept)
     while found is not None and found.misfit > WELL_DESCRIBED:
         larger = [point for point in kept if point.batch > kept[0].batch]
-        if len({point.batch for point in larger}) < FEWEST_KEPT:
+        without = _fitted(larger) if len({point.batch for point in larger}) >= FEWEST_KEPT else None
+        if without is None:
             break
-        kept, found = larger, _fitted(larger)
+        kept, found = larger, without
     return found
 
 

@@ -22,6 +22,8 @@ AdviceKind = Literal["recipe", "latency", "throughput", "avoid", "failed"]
 
 FLAT_LATENCY = 1.10
 """Batches whose latency is within this factor of the lowest cost next to nothing in latency."""
+CLEARLY_FASTER = 1.03
+"""What followed each other carries no interval: a smaller difference is none."""
 DISQUALIFYING = frozenset({"invalid", "throttled", "shared-gpu", "no-steady-state"})
 """Doubts about a number that no recommendation may rest on; `noisy` is said beside it."""
 
@@ -263,7 +265,7 @@ def _for_latency(curve: Curve, rows: Sequence[RunSummary]) -> Advice:
 def _for_throughput(curve: Curve, rows: Sequence[RunSummary], of_all: RunSummary | None) -> Advice:
     fastest = max(rows, key=lambda row: row.throughput_per_s or 0.0)
     best = next((row for row in rows if curve.knee_batch and (row.batch or 0) >= curve.knee_batch), fastest)
-    if of_all is not None and (of_all.throughput_per_s or 0.0) > (fastest.throughput_per_s or 0.0):
+    if of_all is not None and (of_all.throughput_per_s or 0.0) > CLEARLY_FASTER * (fastest.throughput_per_s or 0.0):
         return _not_of_batches(curve, fastest, of_all)
     told = f"For throughput {_do(curve.subject)} at batch {best.batch}: {rate(best)}, {latency_text(best)}"
     details = []

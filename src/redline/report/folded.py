@@ -26,6 +26,8 @@ class Line:
     """Its ratio is left out where it is against another than most ratios of its subject are."""
     rates: tuple[float, ...]
     """Items per second of each of them, in the order in which they were measured."""
+    measured_at: float
+    """The newest of them."""
 
     @property
     def told(self) -> str:
@@ -66,4 +68,4 @@ def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:
 def _line(measured: Sequence[tuple[Subject, RunRecord, RunSummary]]) -> Line:
     subject, record, row = max(measured, key=lambda each: standing(each[1]))
     rates = tuple(each.throughput_per_s for _, _, each in measured if each.throughput_per_s is not None)
-    return Line(subject, record, row, rates)
+    return Line(subject, record, row, rates, max(each.created_at for _, each, _ in measured))

@@ -90,7 +90,10 @@ def _results(contents: Contents) -> Iterator[str]:
     yield "## Results"
     together: dict[Subject, list[Line]] = {}
     every = folded(contents)
-    for line in every[-MOST_ROWS:]:
+    newest = sorted(line.measured_at for line in every)[-MOST_ROWS:]
+    for line in every:
+        if line.measured_at < newest[0]:
+            continue
         together.setdefault(line.subject, []).append(line)
     for subject, lines in together.items():
         yield ""

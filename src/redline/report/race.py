@@ -12,6 +12,7 @@ from rich.text import Text
 
 from redline.analyze.race import TIME_BAND, Heat, Pair, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.trust import IN_COMPANY
 from redline.report.export import export_json
 from redline.report.terminal import make_table
 from redline.units import format_share, significant
@@ -43,7 +44,9 @@ def race_report(heats: Sequence[Heat]) -> RenderableType:
     pairs = [pair for pair in pairs_of(heats) if pair.a != names[0]]
     told = [Text(f"  {pair_line(pair)}", style=VERDICT_STYLE[pair.verdict]) for pair in pairs]
     told += [Text(f"  {row.recipe}: {row.failure.message}", style="red") for row in rows if row.failure]
-    return Group(table, *told, *_spread_note(heats), Text(_next_step(heats, names, rows), style="bold"))
+    return Group(
+        table, *told, *_company_notes(rows), *_spread_note(heats), Text(_next_step(heats, names, rows), style="bold")
+    )
 
 
 def pair_line(pair: Pair) -> str:
@@ -83,6 +86,11 @@ def _error(rows: Sequence[RunSummary]) -> str | Text:
         return "–"
     told = "n/a" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"
     return told if numerics.passed else Text(f"{told} ✗", style="red")
+
+
+def _company_notes(rows: Sequence[RunSummary]) -> list[Text]:
+    told = {row.recipe: note for row in rows for note in row.verdict.notes if note.startswith(IN_COMPANY)}
+    return [Text(f"  {recipe}: {note}", style="dim") for recipe, note in told.items()]
 
 
 def _spread_note(heats: Sequence[Heat]) -> list[Text]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from redline.analyze.recommend import Advice, costs, may_recommend
@@ -18,21 +19,24 @@ def with_winners(
 ) -> list[Advice]:
     """A search saw its recipes in several processes: the best of its heats alone would flatter.
 
-    `tunes`: newest last; of several about one subject and batch the newest speaks. `subjects` and `rows`: by record.
+    `tunes`: newest last; of several that asked the same about one subject and batch, one that ended speaks before one
+    that was cut short, then the newest. `subjects` and `rows`: by record.
     """
-    searched: dict[Subject, dict[int | None, TuneFinding]] = {}
-    for tune in tunes:
+    searched: dict[Subject, dict[tuple[int | None, str], TuneFinding]] = {}
+    for tune in sorted(tunes, key=lambda tune: tune.state == "done"):
         subject = next((subjects[record_id] for record_id in tune.record_ids if record_id in subjects), None)
         if subject is not None:
-            searched.setdefault(subject, {})[tune.winner.batch if tune.winner else None] = tune
+            batch = tune.winner.batch if tune.winner else None
+            searched.setdefault(subject, {})[batch, tune.objective] = tune
     suggested = {each.subject: each for each in advice if each.kind == "recipe"}
     about = list(dict.fromkeys([*(each.subject for each in advice), *searched]))
     told: list[Advice] = []
     for subject in about:
-        if subject in searched:
-            told += _winners(subject, list(searched[subject].values()), rows)
-        elif subject in suggested:
-            told.append(suggested[subject])
+        own = suggested.get(subject)
+        winners = _winners(subject, list(searched[subject].values()), rows) if subject in searched else []
+        # A search that found nothing speaks for what it measured, and for nothing else.
+        measured = {record_id for tune in searched.get(subject, {}).values() for record_id in tune.record_ids}
+        told += winners or ([own] if own is not None and own.record_id not in measured else [])
         told += [each for each in advice if each.subject == subject and each.kind != "recipe"]
     return told
 
@@ -40,6 +44,7 @@ def with_winners(
 def _winners(subject: Subject, tunes: Sequence[TuneFinding], rows: Mapping[str, RunSummary]) -> list[Advice]:
     found = [(tune, tune.winner) for tune in tunes if tune.winner is not None]
     several = len({winner.batch for _, winner in found}) > 1
+    found = [(tune, winner) for tune, winner in found if winner.recipe != BASELINE or tune.state == "done"]
     return [_advice(subject, tune, winner, rows, name_batch=several) for tune, winner in found]
 
 
@@ -54,7 +59,7 @@ def _advice(
         recipe=winner.recipe,
         batch=winner.batch,
         record_id=winner.record_id,
-        ratio=winner.ratio if winner.recipe != BASELINE else None,
+        ratio=winner.ratio if winner.recipe != BASELINE and math.isfinite(winner.ratio) else None,
         low=winner.low,
         high=winner.high,
     )
@@ -63,13 +68,15 @@ def _advice(
 def _headline(finding: TuneFinding, winner: Winner) -> str:
     if winner.recipe == BASELINE:
         return f"Nothing that was tried beats the baseline of {finding.model}"
+    if not math.isfinite(winner.ratio):
+        return f"{winner.recipe} is the fastest that was found for {finding.model}; the baseline itself has no time"
     does = "trains" if finding.task == "train" else "runs"
     where = finding.device_name or finding.device
     return f"{winner.recipe} {does} {finding.model} {winner.ratio:.2f}× as fast as {BASELINE} on {where}"
 
 
 def _details(finding: TuneFinding, winner: Winner) -> list[str]:
-    if winner.low is None or winner.high is None:
+    if winner.low is None or winner.high is None or not math.isfinite(winner.ratio):
         proof = "seen in one process only: the budget ended before others could be asked"
     else:
         proof = f"{winner.ratio:.2f}× ({winner.low:.2f}–{winner.high:.2f}) over fresh processes, measured in turns"
@@ -81,10 +88,11 @@ def _details(finding: TuneFinding, winner: Winner) -> list[str]:
 
 
 def _costs(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
-    """By its first trial, which compiled from cold and checked the answers."""
+    """By its first trial, which compiled from cold and checked the answers; nothing of another batch."""
     own = [rows[record_id] for record_id in tune.record_ids if record_id in rows]
-    best = next((row for row in own if row.recipe == winner.recipe and may_recommend(row)), None)
-    first = next((row for row in own if row.recipe == BASELINE and may_recommend(row)), None)
+    there = [row for row in own if row.batch == winner.batch and may_recommend(row)]
+    best = next((row for row in there if row.recipe == winner.recipe), None)
+    first = next((row for row in there if row.recipe == BASELINE), None)
     if best is None or first is None or winner.recipe == BASELINE:
         return []
     return list(costs(best, first))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
+from redline.analyze.trust import IN_COMPANY
 from redline.analyze.tune.estimates import Estimate, Records, estimates, rejection, unproven
 from redline.analyze.tune.record import Refused, TuneRecord, TuneState
 from redline.record import Numerics, RunRecord
@@ -114,9 +115,14 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         seconds=tune.seconds,
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
         trials=len(tune.trials),
-        notes=tune.notes,
+        notes=(*tune.notes, *_company_notes(winner, rows)),
         record_ids=tuple(tune.record_ids),
     )
+
+
+def _company_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> list[str]:
+    notes = rows[winner.record_id].verdict.notes if winner is not None else ()
+    return [f"{winner.recipe}: {note}" for note in notes if winner is not None and note.startswith(IN_COMPANY)]
 
 
 def winner_of(tune: TuneRecord, records: Records) -> str | None:

@@ -89,7 +89,7 @@ def _firsts(tuner: Tuner) -> list[tuple[Steps, str]]:
     firsts = [(BASELINE, "what all are set against")] if BASELINE not in tried else []
     if leader is not None:
         firsts.append((tuner.space.steps_of(leader.recipe), "the fastest so far, opened again"))
-    seeds = [tuner.space.steps_of(seed) for seed in tuner.asked.seeds]
+    seeds = [tuner.space.checked(seed) for seed in tuner.asked.seeds]
     return firsts + [(seed, "asked for") for seed in dict.fromkeys(seeds) if seed not in tried and seed != BASELINE]
 
 

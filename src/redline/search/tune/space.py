@@ -70,17 +70,22 @@ class Space:
         order = {choice.step: place for place, choice in enumerate(_in_reading_order(self.families))}
         return "+".join(sorted(steps, key=lambda step: order[step])) or "baseline"
 
+    def checked(self, text: str) -> Steps:
+        """The recipe of a text that someone asks for; mistakes in it are told in one line."""
+        steps = self.steps_of(text)
+        lacking = self._lacking(steps)
+        if lacking is not None:
+            raise SpecError(f"recipe {text}: {lacking}")
+        return steps
+
     def steps_of(self, text: str) -> Steps:
-        """The recipe of a text; mistakes in it are told in one line."""
+        """The recipe of a text. What was tried before may lack what its steps need: that is how it was learned."""
         steps = frozenset(str(step) for step in Recipe.parse(text).steps)
         unknown = sorted(steps - self.by_step.keys())
         if unknown:
             raise UnknownName("step", unknown[0], self.by_step, hint="not among those that can be tried here")
         if not self._fit_together(steps):
             raise SpecError(f"recipe {text}: its steps exclude each other")
-        lacking = self._lacking(steps)
-        if lacking is not None:
-            raise SpecError(f"recipe {text}: {lacking}")
         return steps
 
     def is_valid(self, steps: Steps) -> bool:

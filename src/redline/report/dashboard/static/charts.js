@@ -209,7 +209,9 @@ const CHARTS = {
     const shown = new Set(rows.map((row) => row.number));
     const searches = PAYLOAD.headrooms.filter((each) => !known(each.row) || shown.has(each.row));
     if (!searches.length) return null;
-    const { title, bars } = searches[Number(pick(section, "search", searches.map((each, at) => [String(at), each.title]), redraw))];
+    const key = (each) => String(PAYLOAD.headrooms.indexOf(each));
+    const chosen = pick(section, "search", searches.map((each) => [key(each), each.title]), redraw);
+    const { title, bars } = searches.find((each) => key(each) === chosen);
     const colours = { total: paletteColour(0), gain: paletteColour(2), loss: paletteColour(1), headroom: colour("muted") };
     const lying = isNarrow();
     const [along, across] = [bars.map((_, place) => place), bars.map((bar) => Math.abs(bar.to_s - bar.from_s) * 1e3)];
