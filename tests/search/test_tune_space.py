@@ -58,7 +58,7 @@ class TestSpace:
         # The recipe less what it needs is none, so that nobody asks what that step brings.
         assert [step for step, _ in space.less_one(steps("amp+graphs+fused"))] == ["amp", "graphs"]
         with pytest.raises(UsageError, match="recipe amp\\+graphs: graphs: scaling asks the host; add fused"):
-            space.steps_of("amp+graphs")
+            space.checked("amp+graphs")
         without, _ = space_for(asked(without=("fused",)), (*choices, fused))
         assert steps("amp+graphs") not in without.recipes
 
