@@ -64,6 +64,7 @@ NAMES = [
     "top1_agreement",
     "numerics_passed",
     "tolerance",
+    "loss_steps",
     "ratio",
     "ratio_low",
     "ratio_high",

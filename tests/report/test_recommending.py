@@ -1,4 +1,4 @@
-"""What the last line of a run's report may recommend."""
+"""What a run's report says below its table, and what its last line may recommend."""
 
 from __future__ import annotations
 
@@ -49,3 +49,11 @@ def test_a_quantized_recipe_is_shown_and_never_recommended(recipe: str, number_f
     assert f"{recipe}: quantized: only a check on your own data tells whether the model bears it" in text
     alone = as_text(RunReport([row("baseline", None), row(recipe, 9.0, number_format)]))
     assert "next: only quantized recipes are faster than the first here" in alone
+
+
+def test_a_spread_worth_noting_stands_below_the_table() -> None:
+    note = "latency: spread 7 % of the mean"
+    noted = msgspec.structs.replace(row("fp16", 2.0, "fp16"), verdict=Verdict(labels=("valid",), notes=(note,)))
+    lines = as_text(RunReport([row("baseline", None), noted])).splitlines()
+    assert f"  fp16: {note}" in [line.rstrip() for line in lines]
+    assert next(line for line in lines if line.startswith("fp16")).rstrip().endswith("valid, noted")

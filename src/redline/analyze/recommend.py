@@ -186,7 +186,8 @@ def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
         )
         agreement = numerics.top1_agreement
         top1 = f"; the same first choice on {agreement:.1%} of the inputs" if agreement is not None else ""
-        yield f"accuracy: {numerics.rel_l2:.1e} away from strict fp32{allowed}{top1}"
+        after = f" over {numerics.steps} steps" if numerics.steps is not None else ""
+        yield f"accuracy: {numerics.rel_l2:.1e} away from strict fp32{after}{allowed}{top1}"
     own, other = held_bytes(best), held_bytes(first)
     if own is not None and other:
         yield f"memory: {format_bytes(own)} against {format_bytes(other)} ({own / other - 1:+.0%})"

@@ -34,6 +34,8 @@ ONE_PROCESS = "the interval is within one process; another process may sit a few
 
 IN_COMPANY = "in turns with other processes it ran"
 
+SPREAD = "spread"
+
 Doubt = tuple[TrustLabel, str]
 
 
@@ -100,14 +102,14 @@ def _noise(record: RunRecord) -> Iterator[Doubt]:
                 )
         scatter = spread(list(chain.from_iterable(blocks)))
         if scatter is not None and scatter > NOISY_SPREAD:
-            yield "noisy", f"{kind}: spread {format_share(scatter)} of the mean, over {format_share(NOISY_SPREAD)}"
+            yield "noisy", f"{kind}: {SPREAD} {format_share(scatter)} of the mean, over {format_share(NOISY_SPREAD)}"
 
 
 def _spread_notes(record: RunRecord) -> Iterator[str]:
     for kind, blocks in _series(record):
         scatter = spread(list(chain.from_iterable(blocks)))
         if scatter is not None and NOTED_SPREAD < scatter <= NOISY_SPREAD:
-            yield f"{kind}: spread {format_share(scatter)} of the mean"
+            yield f"{kind}: {SPREAD} {format_share(scatter)} of the mean"
 
 
 def _company_notes(record: RunRecord) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Contents:
     notes: Sequence[str]
     """What the reader must know about the report itself: records that could not be read, traces that are gone."""
     headrooms: Sequence[Headroom]
-    """The ways to the fastest recipes, where someone looked for them."""
+    """The ways to the fastest recipes, where someone looked for them; the best known first."""
     rooflines: Sequence[RooflineChart]
 
 
@@ -79,7 +79,10 @@ def contents_of(
         advice=advice,
         profiles=profiles,
         notes=_first(told),
-        headrooms=[found for tune in tunes if (found := headroom_of(tune, rows)) is not None],
+        headrooms=sorted(
+            [found for tune in tunes if (found := headroom_of(tune, rows)) is not None],
+            key=lambda headroom: -len(headroom.steps),
+        ),
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
     )
 

@@ -111,6 +111,7 @@ COLUMNS: dict[str, _Column] = {
     "top1_agreement": _at("numerics", "top1_agreement"),
     "numerics_passed": _at("numerics", "passed"),
     "tolerance": _at("numerics", "tolerance"),
+    "loss_steps": _at("numerics", "steps"),
     "ratio": _at("vs_first", "ratio"),
     "ratio_low": _at("vs_first", "low"),
     "ratio_high": _at("vs_first", "high"),

@@ -12,6 +12,7 @@ from redline.analyze.curves import standing
 from redline.analyze.recommend import rate_text
 from redline.analyze.subject import Subject, is_capture
 from redline.analyze.summary import RunSummary
+from redline.analyze.tune.finding import BASELINE
 from redline.record import RunRecord
 from redline.report.contents import Contents
 
@@ -50,12 +51,17 @@ def folded(contents: Contents) -> list[Line]:
 
 
 def _usual_firsts(contents: Contents) -> dict[Subject, str]:
-    """What most ratios of a subject are against: an ablation sets recipes against the winner, others against a baseline."""
+    """The baseline where any ratio of a subject is against it: an ablation sets its recipes against the winner.
+
+    Else what most are against.
+    """
     counts: dict[Subject, Counter[str]] = {}
     for subject, row in zip(contents.subjects, contents.rows, strict=True):
         if row.vs_first is not None:
             counts.setdefault(subject, Counter())[row.vs_first.recipe] += 1
-    return {subject: firsts.most_common(1)[0][0] for subject, firsts in counts.items()}
+    return {
+        subject: BASELINE if BASELINE in firsts else firsts.most_common(1)[0][0] for subject, firsts in counts.items()
+    }
 
 
 def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:

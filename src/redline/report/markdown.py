@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 
 from redline import __version__
+from redline.analyze.accuracy import error_text
 from redline.analyze.headroom import waterfall
 from redline.analyze.recommend import held_bytes, rate_text, ratio_text
 from redline.analyze.subject import Subject, is_capture
@@ -134,7 +135,7 @@ def _result(line: Line) -> list[str]:
         format_seconds(latency.p95 if latency else None),
         format_bytes(held_bytes(row)),
         _versus(row),
-        _error(row),
+        error_text(row.numerics, with_steps=True),
         bound_word(row),
         cell(", ".join(row.verdict.labels)),
     ]
@@ -144,16 +145,6 @@ def _versus(row: RunSummary) -> str:
     if row.vs_first is None:
         return "–"
     return ratio_text(row) if row.vs_first.low is not None else f"{row.vs_first.ratio:.2f}× (few rounds)"
-
-
-def _error(row: RunSummary) -> str:
-    numerics = row.numerics
-    if numerics is None or numerics.is_left_out:
-        return "not checked"
-    if numerics.method == "reference":
-        return "fp32"
-    told = f"{numerics.rel_l2:.1e}" if numerics.rel_l2 is not None else "not finite"
-    return told if numerics.passed else f"{told} ✗"
 
 
 def _remarks(rows: Sequence[RunSummary]) -> Iterator[str]:

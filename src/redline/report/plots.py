@@ -108,12 +108,16 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
             error_kw={"capsize": 3, "elinewidth": 1},
         )
         axes.annotate(
-            _bar_text(row), (row.throughput_per_s, number), (6, 0), textcoords="offset points", va="center", fontsize=8
+            _bar_text(row), (_bar_end(row), number), (6, 0), textcoords="offset points", va="center", fontsize=8
         )
     axes.set_yticks(range(len(bars)), [_in_two_lines(row.recipe) for row in bars], fontsize=8.5)
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
-    axes.set_xlabel(f"{_label(bars[0].item or 'items')} per second, 95 % interval; hatched: not to be relied on")
+    first = next((row.vs_first.recipe for row in bars if row.vs_first is not None), None)
+    against = f"; × against {_label(first, 40)}" if first is not None else ""
+    axes.set_xlabel(
+        f"{_label(bars[0].item or 'items')} per second, 95 % interval{against}\nhatched: not to be relied on"
+    )
     axes.set_title(_label(f"{subject}{f' · batch {batch}' if batch else ''}", 90), fontsize=10.5, loc="left")
     return _saved(figure, path)
 
@@ -127,6 +131,12 @@ def _error_bars(row: RunSummary) -> list[list[float]] | None:
     if interval is None or speed is None:
         return None
     return [[max(0.0, speed - interval.low)], [max(0.0, interval.high - speed)]]
+
+
+def _bar_end(row: RunSummary) -> float:
+    """Where the error bar ends, so that no text lies on it."""
+    high = row.throughput_interval.high if row.throughput_interval is not None else 0.0
+    return max(row.throughput_per_s or 0.0, high)
 
 
 def _bar_text(row: RunSummary) -> str:

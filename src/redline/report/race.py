@@ -10,11 +10,12 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from redline.analyze.accuracy import farthest
 from redline.analyze.race import TIME_BAND, Heat, Pair, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import IN_COMPANY
 from redline.report.export import export_json
-from redline.report.terminal import make_table
+from redline.report.terminal import error_cell, make_table
 from redline.units import format_share, significant
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
@@ -76,16 +77,8 @@ def _cells(name: str, first: str, heats: Sequence[Heat], rows: Sequence[RunSumma
         str(len(rates)),
         ratio,
         Text(pair.verdict, style=VERDICT_STYLE[pair.verdict]) if pair else "–",
-        _error(rows),
+        error_cell(farthest(row.numerics for row in rows)),
     ]
-
-
-def _error(rows: Sequence[RunSummary]) -> str | Text:
-    numerics = next((row.numerics for row in rows if row.numerics is not None), None)
-    if numerics is None or not numerics.is_compared:
-        return "–"
-    told = "n/a" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"
-    return told if numerics.passed else Text(f"{told} ✗", style="red")
 
 
 def _company_notes(rows: Sequence[RunSummary]) -> list[Text]:

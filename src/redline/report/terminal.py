@@ -12,10 +12,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from redline.analyze.accuracy import error_text
 from redline.analyze.summary import RunSummary
-from redline.analyze.trust import IN_COMPANY
+from redline.analyze.trust import IN_COMPANY, SPREAD
 from redline.protocol import HealthItem, ModelNames
-from redline.record import QUANTIZED_FORMATS
+from redline.record import QUANTIZED_FORMATS, Numerics
 from redline.report.limit_cells import limit_cells, limit_lines, limit_remarks
 from redline.store import Row
 from redline.units import format_bytes, format_seconds, format_share, significant
@@ -157,7 +158,7 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         **{name: format_seconds(phases.get(name)) for name in ("forward", "backward", "optimizer")},
         "memory": _memory_cell(row),
         "versus": _ratio_cell(row),
-        "error": _error_cell(row),
+        "error": error_cell(row.numerics),
         **limit_cells(row),
         "bound": _bound_cell(row),
         "trust": _trust_cell(row),
@@ -179,20 +180,10 @@ def _ratio_cell(row: RunSummary) -> str:
     return f"{versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
 
 
-def _error_cell(row: RunSummary) -> Text:
-    numerics = row.numerics
-    if numerics is None:
-        return Text("n/a")
-    if numerics.is_left_out:
-        return Text("not checked", style="dim")
-    if numerics.method == "reference":
-        return Text("–" if numerics.passed else "not finite", style="" if numerics.passed else "red")
-    if not numerics.finite:
-        return Text("not finite ✗", style="red")
-    if numerics.degenerate:
-        return Text("no signal ✗", style="red")
-    told = f"{numerics.rel_l2:.1e}" if numerics.rel_l2 is not None else "inf"
-    return Text(told) if numerics.passed else Text(f"{told} ✗", style="red")
+def error_cell(numerics: Numerics | None, *, with_steps: bool = False) -> Text:
+    told = error_text(numerics, with_steps=with_steps)
+    dim = numerics is None or not numerics.is_compared
+    return Text(told, style="red" if told.endswith("✗") else "dim" if dim else "")
 
 
 def bound_word(row: RunSummary) -> str:
@@ -211,9 +202,8 @@ def _trust_cell(row: RunSummary) -> Text:
     told = ", ".join(row.verdict.labels)
     if row.verdict.labels == ("noisy",) and all(reason.startswith("latency:") for reason in row.verdict.reasons):
         told = "noisy (latency)"  # the throughput beside it is sound
-    spread = next((note for note in row.verdict.notes if "spread" in note), None)
-    if row.verdict.trusted and spread:
-        told = f"valid, noted: {spread}"
+    if row.verdict.trusted and any(SPREAD in note for note in row.verdict.notes):
+        told = "valid, noted"  # how wide it scatters stands below the table
     return Text(told, style=TRUST_STYLE.get(row.verdict.labels[0], "yellow"))
 
 
@@ -278,7 +268,7 @@ def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
         told += [
             Text(f"  {row.recipe}: {note}", style="dim")
             for note in row.verdict.notes
-            if "without a ratio" in note or note.startswith(IN_COMPANY)
+            if "without a ratio" in note or note.startswith(IN_COMPANY) or (row.verdict.trusted and SPREAD in note)
         ]
     return told
 

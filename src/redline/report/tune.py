@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.tune.finding import Ranked, TuneFinding, Winner
-from redline.record import Numerics
 from redline.report.race import VERDICT_STYLE
-from redline.report.terminal import make_table
+from redline.report.terminal import error_cell, make_table
 from redline.units import significant
 
 SHOWN = 12
@@ -77,7 +76,7 @@ def _ranking(found: TuneFinding) -> Table:
             Text(row.recipe, style="bold" if is_winner else ""),
             _ratio(row),
             Text(row.verdict, style=VERDICT_STYLE[row.verdict]),
-            _error(row.numerics),
+            error_cell(row.numerics, with_steps=True),
             "–" if row.compile_s is None else f"{row.compile_s:.1f}",
             Text(note, style="green" if is_winner else "dim"),
         )
@@ -88,12 +87,6 @@ def _ratio(row: Ranked) -> str:
     if row.recipe == "baseline":
         return "–"
     return f"{row.ratio:.2f}×" + (f" ({row.low:.2f}–{row.high:.2f})" if row.low and row.high else "")
-
-
-def _error(numerics: Numerics | None) -> str:
-    if numerics is None or not numerics.is_compared or numerics.rel_l2 is None:
-        return "–"
-    return f"{numerics.rel_l2:.1e}"
 
 
 def _winner(found: TuneFinding, winner: Winner) -> Text:

@@ -1,4 +1,4 @@
-"""resnet18, training, batch 256: amp-bf16+tf32+channels-last+compile+fused-optimizer+graphs+cudnn-benchmark.
+"""resnet18, training, batch 256: amp-bf16+channels-last+compile+fused-optimizer+graphs+cudnn-benchmark.
 
 Plain PyTorch: nothing of Redline is needed.
 
@@ -24,7 +24,7 @@ def prepare_inputs(*args, **kwargs):
 
 def make_training_step(model, loss, args, kwargs, targets):
     """A function that takes prepared inputs and targets, does one step and returns the loss."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     model = model.to("cuda").train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

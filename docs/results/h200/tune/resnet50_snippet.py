@@ -1,4 +1,4 @@
-"""resnet50, inference, batch 32: fp16+channels-last+fold-bn+compile:freeze+graphs+cudnn-benchmark.
+"""resnet50, inference, batch 32: fp16+channels-last+fold-bn+compile+graphs.
 
 Plain PyTorch: nothing of Redline is needed.
 
@@ -10,7 +10,6 @@ Plain PyTorch: nothing of Redline is needed.
 from typing import Any
 
 import torch
-import torch._inductor.config
 import torch.fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -112,14 +111,12 @@ def prepare_inputs(*args, **kwargs):
 def optimise(model, *args, **kwargs):
     """A function to call in place of the model, on prepared inputs of the same shapes."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
-    torch._inductor.config.freezing = True
     args, kwargs = prepare_inputs(*args, **kwargs)
     model = model.to("cuda").eval()
     fold_batchnorms(model, args, kwargs)
     model = model.to(torch.float16)
     model = model.to(memory_format=torch.channels_last)
-    model = torch.compile(model, dynamic=False, options={"freezing": True})
+    model = torch.compile(model, dynamic=False)
 
     @torch.inference_mode()
     def call(*args, **kwargs):

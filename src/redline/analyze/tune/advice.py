@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
+from redline.analyze.accuracy import farthest
 from redline.analyze.recommend import Advice, costs, may_recommend
 from redline.analyze.subject import Subject
 from redline.analyze.summary import RunSummary
@@ -88,11 +91,12 @@ def _details(finding: TuneFinding, winner: Winner) -> list[str]:
 
 
 def _costs(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
-    """By its first trial, which compiled from cold and checked the answers; nothing of another batch."""
+    """By its first trial, which compiled from cold, and the longest check of its answers; nothing of another batch."""
     own = [rows[record_id] for record_id in tune.record_ids if record_id in rows]
     there = [row for row in own if row.batch == winner.batch and may_recommend(row)]
     best = next((row for row in there if row.recipe == winner.recipe), None)
     first = next((row for row in there if row.recipe == BASELINE), None)
     if best is None or first is None or winner.recipe == BASELINE:
         return []
-    return list(costs(best, first))
+    checked = farthest(row.numerics for row in there if row.recipe == winner.recipe)
+    return list(costs(msgspec.structs.replace(best, numerics=checked), first))

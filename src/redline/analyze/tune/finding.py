@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from redline.analyze.accuracy import farthest
 from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.trust import IN_COMPANY
@@ -256,6 +257,9 @@ def _ranking(
     shown = {recipe: each.record_id for recipe, each in known.items()}
     for record in (record for heat in heats for record in heat if record.blocks):
         shown.setdefault(str(record.spec.recipe), record.id)
+    checks: dict[str, list[Numerics | None]] = {}
+    for record in _all(tune, records):
+        checks.setdefault(str(record.spec.recipe), []).append(rows[record.id].numerics)
     ranked = []
     for recipe, record_id in shown.items():
         pair, row = _against_baseline(recipe, heats, tune, known), rows[record_id]
@@ -268,7 +272,7 @@ def _ranking(
                 low=pair.low,
                 high=pair.high,
                 verdict=pair.verdict,
-                numerics=row.numerics,
+                numerics=farthest(checks[recipe]),
                 compile_s=_first_compile_s(recipe, tune, records),
                 bound=row.bound.label,
                 note=late or unproven(recipe, tune) or lost,

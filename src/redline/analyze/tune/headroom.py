@@ -7,10 +7,14 @@ from collections.abc import Sequence
 
 from redline.analyze.headroom import Headroom, HeadroomStep
 from redline.analyze.summary import RunSummary
-from redline.analyze.tune.finding import BASELINE, TuneFinding
+from redline.analyze.tune.finding import BASELINE, TuneFinding, Winner
 
 TOGETHER = "together"
-"""What the steps bring, or take from each other, only in company."""
+"""What the steps bring only in company: each alone was left out without it showing."""
+TWICE = "counted twice"
+"""The steps need each other: leaving out one takes from the others what they bring."""
+OTHERS = "the other steps"
+"""What nobody measured apart, for want of time."""
 WORTH_A_BAR = 0.01
 
 
@@ -37,7 +41,7 @@ def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | 
         baseline=BASELINE,
         baseline_s=winner_s * winner.ratio,
         winner=winner.recipe,
-        steps=tuple(_steps(finding, winner.ratio)),
+        steps=tuple(_steps(finding, winner)),
         low=winner.low,
         high=winner.high,
         verdict=", ".join(row.verdict.labels),
@@ -46,10 +50,13 @@ def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | 
     )
 
 
-def _steps(finding: TuneFinding, whole: float) -> list[HeadroomStep]:
+def _steps(finding: TuneFinding, winner: Winner) -> list[HeadroomStep]:
     steps = [HeadroomStep(name=each.step, gain=each.gain, low=each.low, high=each.high) for each in finding.steps]
-    rest = whole / math.prod(step.gain for step in steps)
-    return [*steps, HeadroomStep(name=TOGETHER, gain=rest)] if abs(math.log(rest)) > WORTH_A_BAR else steps
+    rest = winner.ratio / math.prod(step.gain for step in steps)
+    if abs(math.log(rest)) <= WORTH_A_BAR:
+        return steps
+    all_known = {step.name for step in steps} >= set(winner.recipe.split("+"))
+    return [*steps, HeadroomStep(name=OTHERS if not all_known else TOGETHER if rest > 1 else TWICE, gain=rest)]
 
 
 def _step_s(row: RunSummary, objective: str) -> float | None:

@@ -7,15 +7,18 @@ const CHARTS = {
     // Rows measured in turns first, then the most recipes, then the largest batch.
     const weight = (list) => [list.some((row) => known(row.ratio_low)) ? 1 : 0, distinct(list.map((row) => row.recipe)).length, list[0].batch ?? 0];
     const together = pickWorkload(section, byWorkload(measured, weight), redraw);
+    // An ablation sets its recipes against the winner; one picture has one measure.
+    const firsts = together.filter((row) => known(row.ratio)).map((row) => row.first_recipe);
+    const usual = firsts.includes("baseline") ? "baseline" : mostCommon(firsts);
+    const tellsRatio = (row) => known(row.ratio) && row.first_recipe === usual;
     const newest = new Map();
     for (const row of together) {
       const before = newest.get(row.recipe);
-      if (!before || (known(row.ratio) && !known(before.ratio)) || (known(row.ratio) === known(before.ratio) && better(row, before))) newest.set(row.recipe, row);
+      if (!before || (tellsRatio(row) && !tellsRatio(before)) || (tellsRatio(row) === tellsRatio(before) && better(row, before))) newest.set(row.recipe, row);
     }
-    const inTurns = [...newest.values()].find((row) => known(row.ratio));
-    for (const row of together) if (inTurns && row.group === inTurns.group) newest.set(row.recipe, row);
+    const inTurns = [...newest.values()].find(tellsRatio);
+    for (const row of together) if (inTurns && row.group === inTurns.group && !tellsRatio(newest.get(row.recipe))) newest.set(row.recipe, row);
     const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput_per_s - a.throughput_per_s), MOST_BARS, "recipes");
-    const usual = mostCommon(together.filter((row) => known(row.ratio)).map((row) => row.first_recipe));
     const item = bars[0].item || "items";
     const bar = {
       type: "bar", orientation: "h", x: bars.map((row) => row.throughput_per_s), y: bars.map((_, place) => place),
@@ -33,12 +36,12 @@ const CHARTS = {
     const widest = Math.max(...bars.map((row) => row.throughput_high ?? row.throughput_per_s));
     const labels = {
       type: "scatter", mode: "text", x: bars.map((row) => Math.max(row.throughput_high ?? 0, row.throughput_per_s) + widest * 0.012), y: bars.map((_, place) => place),
-      text: bars.map((row) => barText(row, row.first_recipe === usual)), textposition: "middle right", hoverinfo: "skip", showlegend: false, cliponaxis: false, textfont: { size: 12, color: colour("ink") },
+      text: bars.map((row) => barText(row, tellsRatio(row))), textposition: "middle right", hoverinfo: "skip", showlegend: false, cliponaxis: false, textfont: { size: 12, color: colour("ink") },
     };
     const range = [0, widest * (isNarrow() ? 2.3 : 1.38)];
     return {
       traces: [bar, labels], remark,
-      layout: layout({ height: barHeight(bars.length), showlegend: false, xaxis: axis(`${plain(item)} per second`, { range }), yaxis: barAxis(bars.map((row) => row.recipe)) }),
+      layout: layout({ height: barHeight(bars.length), showlegend: false, xaxis: axis(`${plain(item)} per second${usual ? `; × against ${plain(usual, 40)}` : ""}`, { range }), yaxis: barAxis(bars.map((row) => row.recipe)) }),
     };
   },
 
@@ -218,7 +221,7 @@ const CHARTS = {
     const trace = {
       type: "bar", orientation: lying ? "h" : "v", x: lying ? across : along, y: lying ? along : across, base: bars.map((bar) => Math.min(bar.from_s, bar.to_s) * 1e3),
       marker: { color: bars.map((bar) => colours[bar.kind]), opacity: bars.map((bar) => (bar.kind === "headroom" ? 0.55 : 1)), pattern: { shape: bars.map((bar) => (bar.kind === "headroom" ? "/" : "")), fgcolor: colour("card"), size: 7, solidity: 0.3 } },
-      text: bars.map((bar) => plain(lying ? bar.told.replace(/ \(.*?\)/, "") : bar.told)), textposition: lying ? "auto" : "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
+      text: bars.map((bar) => (lying ? plain(bar.told.replace(/ \(.*?\)/, "")) : plain(bar.told).replace(/ (?=\(|in all|left)/g, "<br>"))), textposition: lying ? "auto" : "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
       hoverinfo: "text", hovertext: bars.map((bar) => `<b>${plain(bar.label, 70)}</b><br>${plain(bar.told)}<br>${seconds(bar.from_s)} → ${seconds(bar.to_s)}`),
     };
     const most = Math.max(...bars.map((bar) => Math.max(bar.from_s, bar.to_s))) * 1e3;
@@ -254,7 +257,7 @@ const CHARTS = {
 };
 
 function barText(row, tellsRatio) {
-  const ratio = tellsRatio && known(row.ratio) ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";
+  const ratio = tellsRatio ? `${row.ratio.toFixed(2)}×${known(row.ratio_low) && !isNarrow() ? ` (${row.ratio_low.toFixed(2)}–${row.ratio_high.toFixed(2)})` : ""}` : "";
   const doubt = row.sound ? (row.trusted ? "" : (row.verdict ?? "").replace(/;/g, ", ")) : "numerics ✗";
   return [figure(row.throughput_per_s, Math.max(3, String(Math.round(row.throughput_per_s)).length)), ratio, doubt].filter(Boolean).map((part) => plain(part)).join("   ");
 }

@@ -57,6 +57,8 @@ function element(tag, attributes = {}, text = null) {
 }
 
 // What the rows have in common need not be said with each of them.
+// Errors grow along a path of losses: rows compare only where it was as long.
+const errorText = (row) => `${known(row.rel_l2) ? row.rel_l2.toExponential(1) : "not finite"}${known(row.loss_steps) ? ` in ${row.loss_steps} steps` : ""}`;
 const SEVERAL_PLACES = distinct(ROWS.map((row) => row.place)).length > 1;
 // What a series is called beside others: the recipe, and whatever else tells them apart.
 function namer(rows, without = []) {
@@ -82,7 +84,7 @@ function rowTold(row) {
   if (known(row.latency_p50_s)) lines.push(`p50 ${seconds(row.latency_p50_s)}, p95 ${seconds(row.latency_p95_s)}, n ${row.samples}`);
   if (known(row.ratio)) lines.push(`${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""} against ${plain(row.first_recipe ?? "the first", 40)}`);
   if (known(row.held_bytes)) lines.push(`memory ${bytes(row.held_bytes)}`);
-  if (known(row.rel_l2) && row.numerics_state !== "reference") lines.push(`rel. error ${row.rel_l2.toExponential(1)}${row.sound ? "" : " ✗ too far"}`);
+  if (known(row.rel_l2) && row.numerics_state !== "reference") lines.push(`rel. error ${errorText(row)}${row.sound ? "" : " ✗ too far"}`);
   lines.push(`verdict: ${plain(row.verdict ?? "")}; bound: ${plain(row.bound ?? "")}`, `record ${plain(row.record_id)}`);
   return lines.join("<br>");
 }

@@ -4,7 +4,7 @@ const PAGE = 50;
 const TABLE = [
   { name: "model", label: "model", text: true },
   { name: "task", label: "task", text: true, tight: true },
-  { name: "recipe", label: "recipe", text: true },
+  { name: "recipe", label: "recipe", text: true, wide: true },
   { name: "batch", label: "batch", show: (row) => row.batch ?? "–" },
   { name: "throughput_per_s", label: "items/s", show: (row) => (known(row.throughput_per_s) ? figure(row.throughput_per_s, 4) : "–") },
   { name: "half_width", label: "±", show: (row) => (known(row.throughput_low) ? percent((row.throughput_high - row.throughput_low) / 2 / row.throughput_per_s) : "–") },
@@ -12,9 +12,9 @@ const TABLE = [
   { name: "latency_p50_s", label: "p50", show: (row) => (known(row.latency_p50_s) ? seconds(row.latency_p50_s) : "–") },
   { name: "latency_p95_s", label: "p95", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p95_s)) },
   { name: "latency_p99_s", label: "p99", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p99_s)) },
-  { name: "ratio", label: "vs first", show: (row) => (known(row.ratio) ? `${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""}` : "–") },
+  { name: "ratio", label: "vs first", show: (row) => (known(row.ratio) ? `${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""}${[null, undefined, "baseline"].includes(row.first_recipe) ? "" : ` of ${cut(row.first_recipe, 14)}`}` : "–") },
   { name: "held_bytes", label: "memory", show: (row) => (known(row.held_bytes) ? bytes(row.held_bytes) : "–") },
-  { name: "rel_l2", label: "rel. error", show: (row) => (row.numerics_state === "failed" ? `${known(row.rel_l2) ? row.rel_l2.toExponential(1) : "not finite"} ✗` : row.numerics_state === "passed" ? row.rel_l2?.toExponential(1) ?? "0" : row.numerics_state === "reference" ? "fp32" : "–") },
+  { name: "rel_l2", label: "rel. error", show: (row) => (row.numerics_state === "reference" ? "fp32" : ["passed", "failed"].includes(row.numerics_state) ? `${errorText(row)}${row.sound ? "" : " ✗"}` : "–") },
   { name: "bound", label: "bound", text: true, tight: true },
   { name: "setting", label: "setting", text: true },
   { name: "place", label: "device", text: true, tight: true },
@@ -84,13 +84,13 @@ function drawTable(rows) {
 function tableRow(row) {
   const line = element("tr", { "data-record": row.record_id });
   for (const column of TABLE) {
-    const classes = [column.text ? "text" : "", column.tight ? "tight" : ""].filter(Boolean).join(" ");
+    const classes = ["text", "tight", "wide"].filter((name) => column[name]).join(" ");
     const cell = element("td", classes ? { class: classes } : {});
     if (column.name === "verdict") cell.append(...verdictChips(row));
     else {
       const told = column.show ? column.show(row) : row[column.name] ?? "–";
       cell.textContent = column.text ? cut(told, 60) : told;
-      if (known(row[column.name])) cell.title = column.name === "bound" ? row.bound_evidence ?? "" : oneLine(row[column.name]);
+      if (known(row[column.name])) cell.title = column.name === "bound" ? row.bound_evidence ?? "" : column.name === "ratio" ? `against ${oneLine(row.first_recipe ?? "the first")}` : oneLine(row[column.name]);
     }
     line.append(cell);
   }
