@@ -30,7 +30,7 @@ class RunResult(Sequence["RunSummary"]):
         return self.rows[index]
 
     def __str__(self) -> str:
-        from redline.report.terminal import run_table_text
+        from redline.report.run import run_table_text
 
         return run_table_text(self.rows)
 

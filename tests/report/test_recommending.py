@@ -9,7 +9,8 @@ from redline.analyze.bound import Bound
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.record import Numerics
-from redline.report.terminal import RunReport, as_text
+from redline.report.run import RunReport
+from redline.report.terminal import as_text
 
 
 def row(recipe: str, ratio: float | None, number_format: str = "fp32", *, passed: bool = True) -> RunSummary:

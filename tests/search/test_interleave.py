@@ -21,7 +21,7 @@ from redline.launch.fake import FakeDoor, FakeSession
 from redline.launch.landscape import Landscape
 from redline.protocol import FailureReply, Measure, OnProgress, Prepare, Progress, Reply, Request
 from redline.record import Block, Closed, Failure, RunRecord
-from redline.report.terminal import run_table_text
+from redline.report.run import run_table_text
 from redline.search.interleave import Observer, measure_together
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History

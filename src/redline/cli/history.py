@@ -9,7 +9,8 @@ from redline.analyze.summary import summarize
 from redline.cli.document import print_document
 from redline.errors import SpecError
 from redline.report.export import export_csv, export_json
-from redline.report.terminal import detail, listing, make_console
+from redline.report.history import detail, listing
+from redline.report.terminal import make_console
 from redline.store import History, ceilings_of
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from redline import api
 from redline.cli.document import print_document
 from redline.errors import UsageError
-from redline.report.terminal import health_report, make_console, model_listing
+from redline.report.inventory import health_report, model_listing
+from redline.report.terminal import make_console
 
 
 def show_models(pattern: str | None, *, as_json: bool) -> None:

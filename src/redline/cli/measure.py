@@ -13,7 +13,8 @@ from redline.cli.report import report_beside
 from redline.record import RunRecord
 from redline.report.export import export_json
 from redline.report.folder import check_folder
-from redline.report.terminal import RunReport, make_console
+from redline.report.run import RunReport
+from redline.report.terminal import make_console
 from redline.spec import LaunchSpec, RunSpec, specs_from_table
 
 

@@ -12,12 +12,12 @@ from redline.analyze.headroom import waterfall
 from redline.analyze.recommend import held_bytes, rate_text, ratio_text
 from redline.analyze.subject import Subject, is_capture
 from redline.analyze.summary import RunSummary
+from redline.report.cells import bound_word
 from redline.report.contents import Contents
 from redline.report.dashboard.environment import places_of
 from redline.report.folded import Line, folded
 from redline.report.markdown_text import cell, escaped, table
 from redline.report.method import METHOD
-from redline.report.terminal import bound_word
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 MOST_ROWS = 400

@@ -14,8 +14,9 @@ from redline.analyze.accuracy import farthest
 from redline.analyze.race import TIME_BAND, Heat, Pair, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import IN_COMPANY
+from redline.report.cells import error_cell
 from redline.report.export import export_json
-from redline.report.terminal import error_cell, make_table
+from redline.report.terminal import make_table
 from redline.units import format_share, significant
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}

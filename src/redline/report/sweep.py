@@ -12,7 +12,8 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
-from redline.report.terminal import TRUST_STYLE, make_table
+from redline.report.cells import TRUST_STYLE
+from redline.report.terminal import make_table
 from redline.units import format_share, significant
 
 NO_RATIOS = (

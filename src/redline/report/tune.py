@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.tune.finding import Ranked, TuneFinding, Winner
+from redline.report.cells import error_cell
 from redline.report.race import VERDICT_STYLE
-from redline.report.terminal import error_cell, make_table
+from redline.report.terminal import make_table
 from redline.units import significant
 
 SHOWN = 12

@@ -1,0 +1,82 @@
+"""The history as a list, and everything about one of its records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from redline.analyze.summary import RunSummary
+from redline.report.limit_cells import limit_lines
+from redline.report.run import run_table
+from redline.report.terminal import make_table
+from redline.store import Row
+from redline.units import format_bytes, format_seconds
+
+
+def listing(rows: Sequence[Row]) -> Table:
+    table = make_table(None)
+    for header in ("id", "when", "model", "task", "batch", "recipe", "device", "status"):
+        table.add_column(header, overflow="fold", justify="right" if header == "batch" else "left")
+    for row in rows:
+        when = datetime.fromtimestamp(row.created_at).strftime("%Y-%m-%d %H:%M")
+        batch = str(row.batch) if row.batch else "–"
+        cells = (row.id, when, row.model, row.task, batch, row.recipe, row.device_name or row.device, row.status)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def detail(row: RunSummary, record: Any) -> RenderableType:
+    """Everything about one record, in plain words."""
+    lines: list[tuple[str, str]] = [("record", record.id), ("key", record.key or "n/a")]
+    if (prepared := record.prepared) is not None:
+        environment, workload = prepared.environment, prepared.workload
+        versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+        lines += [
+            ("device", f"{environment.device.name} ({row.device}), driver {environment.device.driver or 'n/a'}"),
+            ("host", f"{environment.cpu}, {environment.logical_cores} cores, {environment.threads} threads"),
+            ("versions", f"python {environment.python}, {versions}"),
+            ("model", f"{workload.class_name} from {workload.source}, {workload.parameters:,} parameters"),
+            ("inputs", ", ".join(workload.input_shapes)),
+            (
+                "warm-up",
+                f"{len(prepared.warmup.samples)} steps in {prepared.warmup.seconds:.1f} s: {prepared.warmup.reason}",
+            ),
+            ("numerics", prepared.numerics.reason),
+        ]
+        lines += [("note", note) for note in workload.notes]
+        lines += [(f"step {name}", note) for name, note in prepared.recipe_notes.items()]
+    lines += [("stopped", f"{record.stopped or 'running'} after {len(record.blocks)} blocks")]
+    lines += _latency_lines(row) + _memory_lines(row) + limit_lines(row)
+    lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
+    lines += [("because", reason) for reason in row.verdict.reasons] + [("note", note) for note in row.verdict.notes]
+    grid = Table.grid(padding=(0, 2))
+    for name, value in lines:
+        grid.add_row(Text(name, style="dim"), Text(value))
+    failure = [Text(record.failure.traceback, style="red")] if record.failure and record.failure.traceback else []
+    return Group(run_table([row]), grid, *failure)
+
+
+def _latency_lines(row: RunSummary) -> list[tuple[str, str]]:
+    if (latency := row.latency_s) is None:
+        return []
+    tails = ", ".join(
+        f"{name} {format_seconds(getattr(latency, name))}" for name in ("p50", "p90", "p95", "p99", "mean", "std")
+    )
+    return [("latency", f"{tails} ({latency.n} samples, {latency.clock} clock)")]
+
+
+def _memory_lines(row: RunSummary) -> list[tuple[str, str]]:
+    if (memory := row.memory) is None:
+        return []
+    figures = (
+        ("allocated", memory.peak_allocated_bytes),
+        ("reserved", memory.peak_reserved_bytes),
+        ("context and libraries", memory.context_bytes),
+        ("resident on the host", memory.peak_rss_bytes),
+    )
+    return [("peak memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in figures if value is not None))]

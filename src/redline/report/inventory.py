@@ -1,0 +1,33 @@
+"""What there is: models by name, and how the machine does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from redline.protocol import HealthItem, ModelNames
+from redline.report.terminal import make_table
+
+
+def model_listing(names: ModelNames) -> RenderableType:
+    table = make_table(None)
+    for header in ("model", "source", "kind"):
+        table.add_column(header)
+    for model in names.models:
+        table.add_row(Text(model.name), model.source, model.kind)
+    return Group(table, f"{len(names.models)} models", *(Text(line, style="dim") for line in names.missing))
+
+
+def health_report(items: Sequence[HealthItem]) -> Table:
+    table = make_table(None)
+    table.add_column("")
+    table.add_column("what", no_wrap=True)
+    table.add_column("seen", overflow="fold")
+    table.add_column("how to mend it", overflow="fold")
+    signs = {True: Text("ok", style="green"), False: Text("✗", style="red"), None: Text("–", style="dim")}
+    for item in items:
+        table.add_row(signs[item.ok], Text(item.name), Text(item.seen), Text(item.mend))
+    return table

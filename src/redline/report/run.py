@@ -1,0 +1,199 @@
+"""The report of a run: aligned numbers with units, rounded to what their interval supports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from redline.analyze.summary import RunSummary
+from redline.report.cells import bound_cell, error_cell, trust_cell
+from redline.report.limit_cells import limit_cells, limit_remarks
+from redline.report.run_remarks import next_step, remarks
+from redline.report.terminal import as_text, make_table
+from redline.units import format_seconds, format_share, significant
+
+EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
+"""What a narrow terminal does without, in this order. Trust is never hidden."""
+
+FOLDED = {"recipe": 24, "trust": 14}
+"""Columns whose text may go on in the next line, and the width below which that is no longer readable."""
+
+GAP = 3
+
+
+def run_table_text(rows: Sequence[RunSummary]) -> str:
+    return as_text(RunReport(rows))
+
+
+class RunReport:
+    """One table per workload, what to know about single rows below, the next step last."""
+
+    def __init__(self, rows: Sequence[RunSummary]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for _, together in groupby(self._rows, key=_workload):
+            group = list(together)
+            yield fitting_table(group, console)
+            if any(row.cold_start_s for row in group):
+                yield cold_start_table(group)
+            yield from remarks(group)
+            yield from limit_remarks(group)
+        yield Text(next_step(self._rows), style="bold")
+
+
+def fitting_table(rows: Sequence[RunSummary], console: Console) -> Table:
+    """The table with as many columns as the terminal has room for."""
+    hidden: list[str] = []
+    for column in EXPENDABLE:
+        if _needed_width(rows, hidden) <= console.width:
+            break
+        if column in _columns(rows):
+            hidden.append(column)
+    table = run_table(rows, hidden)
+    if hidden:
+        table.caption = f"not shown in this width: {', '.join(hidden)}"
+    return table
+
+
+def _needed_width(rows: Sequence[RunSummary], hidden: Collection[str]) -> int:
+    needed = 0
+    for name, header in _columns(rows).items():
+        if name not in hidden:
+            texts = [header, *(str(_row_cells(row).get(name, "–")) for row in rows)]
+            needed += min(max(map(len, texts)), FOLDED.get(name, 1000)) + GAP
+    return needed
+
+
+def run_table(rows: Sequence[RunSummary], hidden: Collection[str] = ()) -> Table:
+    columns = {name: header for name, header in _columns(rows).items() if name not in hidden}
+    table = make_table(_title(rows))
+    for name, header in columns.items():
+        if name in FOLDED:
+            table.add_column(header, overflow="fold")
+        else:
+            table.add_column(Text(header), justify="left" if name == "bound" else "right", no_wrap=True)
+    for row in rows:
+        cells = _row_cells(row)
+        table.add_row(*(cells.get(name, "–") for name in columns))
+    return table
+
+
+def _row_cells(row: RunSummary) -> dict[str, str | Text]:
+    return _failed_cells(row) if row.failure else _cells(row)
+
+
+def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
+    """Names of the columns and what stands above them."""
+    first = rows[0]
+    item = next((row.item for row in rows if row.item), "item")
+    phases = ("forward", "backward", "optimizer") if first.task == "train" else ()
+    return {
+        "recipe": "recipe",
+        "throughput": f"{item}/s",
+        "p50 ms": "p50 ms",
+        "p95 ms": "p95 ms",
+        "±": "±",
+        **{phase: phase for phase in phases},
+        "memory": _memory_header(rows),
+        "versus": f"vs {first.vs_first.recipe if first.vs_first else first.recipe}"[:24],
+        "error": "rel. error",
+        **({"of peak": "of peak", "left": "left"} if any(row.roofline for row in rows) else {}),
+        "bound": "bound",
+        "trust": "trust",
+    }
+
+
+def cold_start_table(rows: Sequence[RunSummary]) -> Table:
+    table = make_table(Text("cold start, apart", style="dim"))
+    table.add_column("recipe", overflow="fold", min_width=12)
+    for header in ("import", "worker", "build", "first call", "compiling", "cache"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        if (cold := row.cold_start_s) is not None:
+            times = (cold.import_, cold.start, cold.build, cold.first_call, cold.compile)
+            told = ["–" if value is None else format_seconds(value) for value in times]
+            table.add_row(Text(row.recipe), *told, cold.compile_cache or "–")
+    return table
+
+
+def _cells(row: RunSummary) -> dict[str, str | Text]:
+    latency = row.latency_s
+    half_width = row.throughput_interval.half_width if row.throughput_interval else None
+    phases = row.phases_s or {}
+    return {
+        "recipe": Text(row.recipe),
+        "throughput": _rounded(row.throughput_per_s, half_width),
+        "p50 ms": _milliseconds(latency.p50 if latency else None, half_width),
+        "p95 ms": _milliseconds(latency.p95 if latency else None, half_width),
+        "±": format_share(half_width),
+        **{name: format_seconds(phases.get(name)) for name in ("forward", "backward", "optimizer")},
+        "memory": _memory_cell(row),
+        "versus": _ratio_cell(row),
+        "error": error_cell(row.numerics),
+        **limit_cells(row),
+        "bound": bound_cell(row),
+        "trust": trust_cell(row),
+    }
+
+
+def _failed_cells(row: RunSummary) -> dict[str, str | Text]:
+    assert row.failure is not None
+    told = Text(f"failed: {row.failure.kind} at {row.failure.stage}", style="red")
+    return {"recipe": Text(row.recipe), "trust": told}
+
+
+def _ratio_cell(row: RunSummary) -> str:
+    versus = row.vs_first
+    if versus is None:
+        return "–" if row.group else ""
+    if versus.low is None or versus.high is None:
+        return f"{versus.ratio:.2f}× (few rounds)"
+    return f"{versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
+
+
+def _memory_cell(row: RunSummary) -> str:
+    memory = row.memory
+    if memory is None:
+        return "n/a"
+    value = memory.peak_reserved_bytes if memory.peak_reserved_bytes is not None else memory.peak_rss_bytes
+    return "n/a" if value is None else significant(value / 1e6, 3 if value < 1e8 else 4)
+
+
+def _memory_header(rows: Iterable[RunSummary]) -> str:
+    on_device = any(row.memory and row.memory.peak_reserved_bytes is not None for row in rows)
+    return "reserved MB" if on_device else "RSS MB"
+
+
+def _milliseconds(value: float | None, half_width: float | None) -> str:
+    return "n/a" if value is None else _rounded(value * 1e3, half_width)
+
+
+def _rounded(value: float | None, half_width: float | None) -> str:
+    """As many digits as the interval supports, and one more."""
+    if value is None:
+        return "n/a"
+    digits = 3 if half_width is None or half_width > 0.02 else 4
+    return significant(value, digits) if value < 10**digits else significant(round(value), len(str(round(value))))
+
+
+def _title(rows: Sequence[RunSummary]) -> Text:
+    first = rows[0]
+    where = next((row.device_name for row in rows if row.device_name), None)
+    batch = next((row.batch for row in rows if row.batch), None)
+    parts = [
+        first.model,
+        first.task,
+        f"batch {batch}" if batch else "",
+        f"{where} ({first.device})" if where else first.device,
+    ]
+    return Text(" · ".join(part for part in parts if part), style="bold")
+
+
+def _workload(row: RunSummary) -> tuple[Any, ...]:
+    return row.model, row.task, row.device, row.group or row.batch
