@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,6 +169,15 @@ def test_every_wording_of_no_memory_is_understood(message: str) -> None:
     assert kind_of(wrapped, "compile") == "oom"
 
 
+def test_onednn_says_no_more_than_that_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("could not create a primitive")
+    monkeypatch.setattr("redline.bench.failure.is_near_private_limit", lambda: False)
+    assert not is_out_of_memory(error)
+    monkeypatch.setattr("redline.bench.failure.is_near_private_limit", lambda: True)
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
 @pytest.mark.parametrize(
     "message",
     ["CUDA error: an illegal memory access", "out of resource: shared memory", "CUBLAS_STATUS_EXECUTION_FAILED"],
@@ -205,3 +216,35 @@ class TestFingerprint:
         assert fingerprint_of(WorkloadSpec(model=f"{tmp_path}/net.py:make"))
         with pytest.raises(UsageError):
             fingerprint_of(WorkloadSpec(model=f"{tmp_path}/nowhere.py:make"))
+
+
+THREADS_AND_A_PEAK = """
+import threading
+from redline.bench.process import peak_private_bytes, private_bytes, restart_private_peak
+
+def allocate():
+    thread = threading.Thread(target=bytearray, args=(1000,))
+    thread.start()
+    thread.join()
+
+allocate()
+restart_private_peak()
+before = private_bytes()
+allocate()
+quiet = peak_private_bytes() - before
+held = bytearray(50 << 20)
+del held
+print(quiet, peak_private_bytes() - before)
+restart_private_peak()
+print(peak_private_bytes() - private_bytes())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_private_peak_is_what_was_held_and_not_what_threads_mapped() -> None:
+    """The C library maps 128 MiB for a thread and gives half back at once; none of it is held."""
+    told = subprocess.run([sys.executable, "-c", THREADS_AND_A_PEAK], capture_output=True, text=True, check=True).stdout
+    quiet, peak, restarted = map(int, told.split())
+    assert quiet < 2 << 20
+    assert 50 << 20 <= peak < 54 << 20
+    assert restarted < 2 << 20

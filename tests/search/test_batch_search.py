@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redline.analyze.batch import BatchFinding
+from redline.analyze.batch import BatchFinding, BatchTrial, supported_knee
 from redline.api import NoJournal, find_batch
 from redline.errors import SpecError, UsageError
 from redline.launch.fake import FakeDoor
 from redline.launch.fake_memory import MemoryOf, MemoryTruth, convolutional, curve, largest_batch
 from redline.launch.landscape import Landscape
 from redline.record import Failure, RunRecord
+from redline.report.batch import found_report
+from redline.report.terminal import as_text
 from redline.search.batch import MAX_TRIALS, trial_spec
 from redline.spec import RunSpec, WorkloadSpec
 
@@ -98,6 +100,8 @@ class TestLargest:
         )
         assert found.max_batch == 64
         assert max(trial.batch for trial in found.trials) == 64
+        assert found.max_batch_below is None or found.max_batch_below > 1000, "how far one looked is no bound"
+        assert "≥ 64" in as_text(found_report([found]))
 
     def test_a_squeezed_trial_is_marked(self) -> None:
         memory = curve(lambda batch: 40 * MIB * batch, ease=1.3)
@@ -136,8 +140,26 @@ class TestKnee:
         assert found.knee_batch is None
         assert any("still grows" in note for note in found.notes)
 
+    def test_where_the_times_lie_on_no_curve_there_is_none(self) -> None:
+        rates = {8: 0.97e6, 569: 35.7e6, 80_624: 5e6, 9_065_534: 22e6, 73_499_497: 14.7e6}
+        told = supported_knee([BatchTrial(batch=each, fits=True, throughput_per_s=rates[each]) for each in rates])
+        assert isinstance(told, str)
+        assert "lie on no one curve" in told
+
+    def test_none_is_claimed_below_the_smallest_that_ran(self) -> None:
+        """Training is never tried below 2: speed that is flat from there on says nothing of 1."""
+        landscape = Landscape(step_s=step_times(0.0, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
+        found = find(landscape, task="train")
+        assert found.knee_batch == min(trial.batch for trial in found.trials) == 2
+
 
 class TestLatencyTarget:
+    def test_where_none_keeps_it_nothing_that_breaks_it_is_recommended(self) -> None:
+        landscape = Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=curve(lambda batch: 8 * MIB * batch))
+        found = find(landscape, slo_p95="1ms")
+        assert found.knee_batch is not None
+        assert "next: no batch keeps the latency target" in as_text(found_report([found]))
+
     def test_is_kept_with_confidence_and_not_missed_by_much(self) -> None:
         """Over many searches the true p95 of the batch found is over the target in fewer than one of twenty."""
         chance = Random(5)

@@ -100,6 +100,16 @@ def test_without_a_capacity_only_trying_tells() -> None:
     assert ooms(tried) <= 6
 
 
+def test_a_figure_above_the_capacity_of_what_ran_is_not_believed() -> None:
+    room = Room(capacity_bytes=1000, resident_bytes=900)
+    tried = [Tried(batch=8, needed_bytes=1010), Tried(batch=9, needed_bytes=1020)]
+    assert bounds(tried, room) == Bounds(fits=9, upper=math.inf)
+    assert not bounds(tried, room).settled
+    batch = next_batch(tried, room)
+    assert batch is not None
+    assert batch > 9
+
+
 def test_bounds_tell_how_much_is_known() -> None:
     room = Room(capacity_bytes=1000)
     assert bounds([], room) == Bounds(fits=None, upper=math.inf)

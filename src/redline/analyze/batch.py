@@ -23,6 +23,10 @@ SLO_CONFIDENCE = 0.95
 SLO_TESTS = 8
 """At most so many batches are set against the target; the doubt is shared out among them."""
 CLEARLY_FASTER = 1.03
+FEWEST_BATCHES = 3
+"""Two points always lie on a line: a knee drawn through them would claim what nobody saw."""
+LARGEST_MISFIT = 0.2
+"""Points further than this from t = a + c·b are not described by it."""
 
 
 class BatchTrial(Spec):
@@ -144,6 +148,23 @@ def knee_of(trials: Sequence[BatchTrial]) -> float | None:
     return curve.knee(host_s=host_s)
 
 
+def supported_knee(trials: Sequence[BatchTrial]) -> float | str:
+    """The knee where the points bear one; else why there is none."""
+    batches = sorted({trial.batch for trial in trials if trial.fits})
+    curve, knee = curve_of(trials), knee_of(trials)
+    if len(batches) < FEWEST_BATCHES:
+        return f"fewer than {FEWEST_BATCHES} batches ran"
+    if len({trial.batch for trial in device_bound(trials)}) < 2:
+        return "fewer than two batches were limited by the device alone"
+    if curve is None or knee is None:
+        return "a step took no longer for more items"
+    if curve.misfit > LARGEST_MISFIT:
+        return f"the times lie on no one curve, up to {curve.misfit:.0%} off it"
+    if knee > batches[-1]:
+        return f"throughput still grows at {batches[-1]}, at {curve.reached(batches[-1]):.0%} of its limit"
+    return knee
+
+
 def within_target(trial: BatchTrial, slo_p95_s: float) -> bool:
     return trial.latency_p95_ceiling_s is not None and trial.latency_p95_ceiling_s <= slo_p95_s
 
@@ -168,7 +189,8 @@ def finding(
     rows: list[RunSummary] = summarize(records)
     first = rows[0]
     largest = max((trial.batch for trial in trials if trial.fits), default=None)
-    knee = knee_of(trials)
+    smallest = min((trial.batch for trial in trials if trial.fits), default=1)
+    knee = supported_knee(trials)
     best = best_under(trials, slo_p95_s) if slo_p95_s is not None else None
     return BatchFinding(
         model=first.model,
@@ -180,7 +202,8 @@ def finding(
         limit_bytes=next((trial.limit_bytes for trial in trials if trial.limit_bytes), None),
         max_batch=largest,
         max_batch_below=math.ceil(upper) if math.isfinite(upper) else None,
-        knee_batch=math.ceil(knee) if knee is not None and largest is not None and knee <= largest else None,
+        # What no batch was small enough to show is not claimed for one that nobody tried.
+        knee_batch=None if isinstance(knee, str) else max(math.ceil(knee), smallest),
         slo_p95_s=slo_p95_s,
         slo_batch=best.batch if best else None,
         ooms=sum(trial.is_oom for trial in trials),
@@ -193,19 +216,16 @@ def finding(
 def _notes(
     trials: Sequence[BatchTrial],
     largest: int | None,
-    knee: float | None,
+    knee: float | str,
     slo_p95_s: float | None,
     best: BatchTrial | None,
 ) -> list[str]:
     notes = []
-    curve = curve_of(trials)
     if largest is None:
         last = trials[-1].failure
         notes.append(f"no batch ran; {trials[-1].batch} ended with: {last.message if last else 'nothing timed'}")
-    elif curve is None or knee is None:
-        notes.append("no knee: fewer than two batches were limited by the device alone")
-    elif knee > largest:
-        notes.append(f"no knee: throughput still grows at {largest}, at {curve.reached(largest):.0%} of its limit")
+    elif isinstance(knee, str):
+        notes.append(f"no knee: {knee}")
     if slo_p95_s is not None and best is None and largest is not None:
         notes.append("no batch was within the latency target with 95 % confidence")
     squeezed = [trial.batch for trial in trials if trial.fits and trial.allocator_retries]

@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from redline.analyze.batch import BatchTrial, curve_of, knee_of
+from redline.analyze.batch import BatchTrial, curve_of, supported_knee
 from redline.analyze.memory import needed_bytes, retries_while_timed
 from redline.analyze.subject import Subject, batch_of, is_capture, subjects_of
 from redline.analyze.summary import FailureSummary, RunSummary
 from redline.record import RunRecord
 from redline.spec import Spec
-
-FEWEST_BATCHES = 3
-"""Two points always lie on a line: a knee drawn through them would claim what nobody saw."""
-LARGEST_MISFIT = 0.2
-"""Points further than this from t = a + c·b are not described by it."""
 
 
 class Curve(Spec):
@@ -87,10 +82,8 @@ def _point(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
 
 
 def _knee(points: Sequence[BatchTrial]) -> tuple[int | None, float | None]:
-    fitting = [point.batch for point in points if point.fits]
-    if len(fitting) < FEWEST_BATCHES:
-        return None, None
-    curve, knee = curve_of(points), knee_of(points)
-    if curve is None or knee is None or curve.misfit > LARGEST_MISFIT or not fitting[0] <= knee <= fitting[-1]:
+    curve, knee = curve_of(points), supported_knee(points)
+    smallest = min((point.batch for point in points if point.fits), default=0)
+    if curve is None or isinstance(knee, str) or knee < smallest:
         return None, None
     return math.ceil(knee), curve.limit_per_s

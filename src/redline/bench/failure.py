@@ -6,6 +6,7 @@ import traceback
 
 import torch
 
+from redline.bench.process import is_near_private_limit
 from redline.errors import BenchError, UsageError
 from redline.record import Failure, FailureKind
 
@@ -26,6 +27,8 @@ _OOM_WORDINGS = (
     "cudnn_status_not_initialized",
     "unable to find a valid cudnn algorithm",
 )
+# oneDNN says no more than this, whatever the reason.
+_ONEDNN_WORDINGS = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
 _TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
 
@@ -58,7 +61,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """torch's own error, and the wordings of those below it; the cause may sit under a compiler's wrapper."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    if any(wording in str(error).lower() for wording in _OOM_WORDINGS):
+    said = str(error).lower()
+    if any(wording in said for wording in _OOM_WORDINGS):
+        return True
+    if any(said.startswith(wording) for wording in _ONEDNN_WORDINGS) and is_near_private_limit():
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import mmap
 import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from redline.errors import BenchError
@@ -15,6 +19,10 @@ from redline.units import format_bytes
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 _STATUS = Path("/proc/self/status")
+NEAR_LIMIT = 0.85
+_FILLING: list[mmap.mmap] = []
+_MOST_FILLING = 16 * 2**40
+"""Of the 128 TiB that an address space has."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -67,13 +75,44 @@ def private_bytes() -> int | None:
     return _status_bytes().get("VmData")
 
 
+def restart_private_peak() -> None:
+    """Let `peak_private_bytes` count from here.
+
+    The mark of the address space cannot be taken back, but reached: an empty mapping that nobody may touch, and that
+    counts neither as held nor against the limit, fills what is missing to it. Else a mark from long ago hides what
+    comes: the C library maps 128 MiB and gives half of it back at once for every thread that first allocates.
+    """
+    _let_a_thread_allocate()
+    figures = _status_bytes()
+    missing = figures.get("VmPeak", 0) - figures.get("VmSize", 0)
+    if missing > 0 and sum(map(len, _FILLING)) + missing < _MOST_FILLING:
+        # Refused where the person limits the address space: the old mark then stands.
+        with contextlib.suppress(OSError):
+            _FILLING.append(mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0))
+
+
+@functools.cache
+def _let_a_thread_allocate() -> None:
+    """So that the thread which later watches the device finds its memory mapped."""
+    thread = threading.Thread(target=bytearray, args=(1 << 16,))
+    thread.start()
+    thread.join()
+
+
 def peak_private_bytes() -> int | None:
-    """The most it has held since it began. The kernel keeps no such mark, but one of the whole address space, of which
-    everything that is not private stays as it is once the libraries are loaded."""
+    """The most it has held since it began, or since the peak was restarted. The kernel keeps no such mark, but one of the
+    whole address space, of which everything that is not private stays as it is once the libraries are loaded."""
     figures = _status_bytes()
     if not {"VmPeak", "VmSize", "VmData"} <= figures.keys():
         return None
     return figures["VmPeak"] - figures["VmSize"] + figures["VmData"]
+
+
+def is_near_private_limit() -> bool:
+    """Whether this process has come so close to its limit that what broke probably broke on it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    peak = peak_private_bytes()
+    return limit != resource.RLIM_INFINITY and peak is not None and peak >= NEAR_LIMIT * limit
 
 
 def _status_bytes() -> dict[str, int]:

@@ -144,14 +144,27 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
     if not running:
         return "next: no batch ran at all; 'redline show' has the errors whole"
     best = max(running, key=lambda found: found.max_batch or 0)
-    if best.slo_batch is not None:
-        return f"next: batch {best.slo_batch} with {best.recipe} keeps the latency target"
+    if best.slo_p95_s is not None:
+        return _next_under_target(running)
     if best.knee_batch is not None:
         return (
             f"next: with {best.recipe}, batch {best.knee_batch} already has {SATURATED:.0%} of the speed; "
             f"more only pays if you need it"
         )
     return f"next: 'redline run {best.model} --batch {best.max_batch} -r {best.recipe}' measures it at length"
+
+
+def _next_under_target(running: Sequence[BatchFinding]) -> str:
+    """Of the recipes that keep the target, the one that is fastest there."""
+    keeping = [found for found in running if found.slo_batch is not None]
+    if not keeping:
+        return "next: no batch keeps the latency target; a faster recipe may ('redline tune --slo-p95 …' looks for one)"
+    best = max(keeping, key=_rate_under_target)
+    return f"next: batch {best.slo_batch} with {best.recipe} keeps the latency target"
+
+
+def _rate_under_target(found: BatchFinding) -> float:
+    return max((trial.throughput_per_s or 0.0 for trial in found.trials if trial.batch == found.slo_batch), default=0.0)
 
 
 def _number(value: int | None) -> str:

@@ -107,7 +107,7 @@ def find_batch(
         find_knee(search)
     if search.largest and slo_p95_s is not None:
         find_under_target(search, slo_p95_s)
-    upper = bounds(search.tried, search.room, most).upper
+    upper = bounds(search.tried, search.room).upper  # how far one asked to look is no bound
     return finding(search.records, search.trials, upper=upper, slo_p95_s=slo_p95_s)
 
 

@@ -32,6 +32,8 @@ MARGIN, LEAST_MARGIN = 0.05, 0.008
 """Stay this much under the aim: of the way left, and of the batch."""
 APART = 0.8
 """Two batches closer than this draw a line of little but rounding."""
+BLIND = 1.25
+"""Where figures say nothing, the batch is multiplied by this."""
 BACK = 0.6
 """After a failure that nothing announced: this part of the gap."""
 BENDS = 1.02
@@ -104,6 +106,8 @@ def _aim(points: Sequence[_Point], room: Room) -> float:
     if room.capacity_bytes is None:
         return 2 * batch
     free = room.capacity_bytes - needed
+    if free <= 0:  # it ran, so that the figure is off: only trying tells
+        return BLIND * batch
     sure = batch + free * batch / (needed - _base(points[-1], room))
     if len(points) == 1:
         return batch + FIRST_STEP * (sure - batch)
@@ -146,7 +150,7 @@ def _line(points: Sequence[_Point], room: Room) -> float:
         return math.inf
     before, last = points[-2:]
     rise = last.needed - before.needed
-    if rise <= 0:
+    if rise <= 0 or last.needed >= room.capacity_bytes:
         return math.inf
     return last.batch + (room.capacity_bytes - last.needed) * (last.batch - before.batch) / rise
 

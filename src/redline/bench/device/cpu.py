@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
-from redline.bench.process import limit_private_memory, peak_private_bytes, private_bytes
+from redline.bench.process import limit_private_memory, peak_private_bytes, private_bytes, restart_private_peak
 from redline.errors import UsageError
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
@@ -51,6 +51,8 @@ class CpuDevice(Device):
 
     def reset_peaks(self) -> None:
         reset_peak_rss()
+        if self._limit_bytes is not None:  # a worker of its own, whose address space is ours to fill
+            restart_private_peak()
 
     def memory(self) -> Memory:
         return Memory(
