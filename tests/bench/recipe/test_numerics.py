@@ -448,6 +448,17 @@ def test_randomness_is_noticed_whatever_it_is_called(thinned: Callable[[Tensor],
     assert judge_training("baseline", workload, other_random_order).passed
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_of_ones_own_is_told_in_the_models_bits_and_that_is_allowed_for(seed: int) -> None:
+    """Over a few steps a loss hardly moves by more than bf16 can tell."""
+    torch.manual_seed(seed)
+    workload = workload_of(nn.Linear(16, 10), torch.randn(6, 16), task="train")
+    workload.loss = lambda output: output.pow(2).mean()
+    assert judge_training("bf16", workload, steps=5).passed
+    assert judge_training("fp16", workload, steps=5).passed
+    assert not judge_training("bf16", workload, never_steps, steps=5).passed
+
+
 def test_the_reference_leaves_the_model_as_it_was() -> None:
     workload = trains()
     before = {name: value.clone() for name, value in workload.model.state_dict().items()}

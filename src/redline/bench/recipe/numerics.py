@@ -87,17 +87,17 @@ class LossReference:
     """How far another seed moves it, where the model draws random numbers."""
     number_format: str
     seed: int
-    run: Callable[[TrainingStep], list[float]] = field(repr=False)
+    run: Callable[[TrainingStep], torch.Tensor] = field(repr=False)
 
     @classmethod
     def of(
         cls, workload: Workload, device: Device, number_format: str, seed: int, steps: int, optimizer: OptimizerName
     ) -> LossReference:
-        def path(step: TrainingStep, seed: int = seed) -> list[float]:
+        def path(step: TrainingStep, seed: int = seed) -> torch.Tensor:
             torch.manual_seed(seed)
             with step.context():
                 # Cloned: a graph's next replay overwrites its loss.
-                return torch.stack([step().float().clone() for _ in range(steps)]).tolist()
+                return torch.stack([step().clone() for _ in range(steps)]).detach()
 
         def strict() -> TrainingStep:
             return TrainingStep(_strict(workload, device), optimizer)
@@ -105,18 +105,19 @@ class LossReference:
         torch.manual_seed(seed)
         fresh = _random_state(device)
         with unchanged_afterwards(workload.model):
-            losses = path(strict())
+            losses = _values(path(strict()))
         draws_random_numbers = not torch.equal(fresh, _random_state(device))
         with rounded_weights(workload.model, number_format):
-            floor = path_difference(path(strict()), losses)
+            floor = path_difference(_values(path(strict())), losses)
         seed_floor = None
         if draws_random_numbers:
             with unchanged_afterwards(workload.model):
-                seed_floor = path_difference(path(strict(), seed + 1), losses)
+                seed_floor = path_difference(_values(path(strict(), seed + 1)), losses)
         return cls(losses, floor, seed_floor, number_format, seed, path)
 
     def judge(self, step: TrainingStep, setup: Setup) -> Numerics:
-        losses = self.run(step)
+        path = self.run(step)
+        losses, floor = _values(path), max(self.floor, self._told_in(path.dtype))
         finite = all(map(math.isfinite, losses))
         found = Difference(
             rel_l2=path_difference(losses, self.losses),
@@ -125,13 +126,18 @@ class LossReference:
             finite=finite,
             degenerate=_travelled(self.losses) < SMALLEST_SIGNAL * abs(self.losses[0]),
         )
-        verdict = judged(found, self.floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path")
-        if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > self.floor:
+        verdict = judged(found, floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path")
+        if not verdict.passed and finite and self.seed_floor is not None and self.seed_floor > floor:
             # A compiler draws dropout masks in another order: as far apart as two seeds is still sound.
             verdict = judged(
                 found, self.seed_floor, self.number_format, SMALLEST_LOSS_TOLERANCE, "loss-path", "another seed"
             )
         return self._with_paths(verdict, losses)
+
+    def _told_in(self, dtype: torch.dtype) -> float:
+        """How far losses move at most by being told in fewer bits: a loss of the person's own stays in the model's format."""
+        half_unit = torch.finfo(dtype).eps / 2
+        return path_difference([loss * (1 + half_unit) for loss in self.losses], self.losses)
 
     def as_numerics(self) -> Numerics:
         finite = all(map(math.isfinite, self.losses))
@@ -228,6 +234,11 @@ def path_difference(losses: Sequence[float], reference: Sequence[float]) -> floa
         return math.inf
     apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, reference, strict=True)))
     return _ratio(apart, _travelled(reference))
+
+
+def _values(path: torch.Tensor) -> list[float]:
+    values: list[float] = path.float().tolist()
+    return values
 
 
 def _travelled(losses: Sequence[float]) -> float:
