@@ -11,6 +11,7 @@ from reported import fake_door, numerics, race_records, sweep_records
 from redline.analyze.recommend import Advice
 from redline.record import Numerics, RunRecord
 from redline.report.contents import contents_of
+from redline.report.dashboard.tiles import tiles_of
 from redline.spec import RunSpec
 
 # t = 2 ms + 0.3 ms · b: the knee (90 %) at b = 60.
@@ -80,6 +81,13 @@ class TestThroughput:
         assert found.batch == 4
         assert found.details[-1].startswith("batch 16 ran at ")
         assert found.details[-1].endswith("but that number is throttled")
+
+    def test_the_figure_at_the_top_of_the_page_is_of_the_same_rows(self) -> None:
+        contents = contents_of(
+            [*sweep_records(recipe="baseline", batches=[2]), *searched("baseline"), *searched("fp16")]
+        )
+        (tile,) = [tile for tile in tiles_of(contents) if tile.label == "Highest throughput"]
+        assert tile.about == "resnet50 with baseline at batch 128"
 
 
 class TestLatency:

@@ -12,7 +12,7 @@ from redline.analyze.curves import Curve
 from redline.analyze.recommend.advice import Advice, held_bytes, noise_remark, rate, rate_text, ratio_text, work
 from redline.analyze.recommend.avoid import what_to_avoid
 from redline.analyze.recommend.batches import batches_to_use
-from redline.analyze.recommend.evidence import Evidence, may_recommend
+from redline.analyze.recommend.evidence import Evidence, may_recommend, recommendable
 from redline.analyze.recommend.recipes import costs, recipe_to_use
 from redline.analyze.subject import Subject
 from redline.analyze.summary import RunSummary
@@ -29,6 +29,7 @@ __all__ = [
     "rate_text",
     "ratio_text",
     "recommend",
+    "recommendable",
     "work",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,13 +19,38 @@ CLEARLY_FASTER = 1.03
 BASELINE = str(Recipe())
 
 
-def may_recommend(row: RunSummary) -> bool:
-    """Measured, believable, and with the right answers."""
-    return _is_believable(row) and row.numerics is not None and row.numerics.passed
+def may_recommend(row: RunSummary, proven: Collection[str] = ()) -> bool:
+    """Measured, believable, and with the right answers.
+
+    `proven`: recipes whose answers are known from other batches, for rows that only timed. Numerics hardly depend on the
+    batch.
+    """
+    is_right = row.numerics is not None and row.numerics.passed
+    return _is_believable(row) and (is_right or (_is_unchecked(row) and row.recipe in proven))
+
+
+def proven_recipes(rows: Sequence[RunSummary]) -> set[str]:
+    """Of one subject: found right and never wrong. The baseline is what the others are held against."""
+    checks = [(row.recipe, row.numerics) for row in rows if row.numerics is not None]
+    right = {recipe for recipe, numerics in checks if numerics.passed}
+    return (right | {BASELINE}) - {recipe for recipe, numerics in checks if numerics.is_wrong}
+
+
+def recommendable(rows: Sequence[RunSummary], subjects: Sequence[Subject]) -> list[RunSummary]:
+    """Those that a recommendation may rest on. `subjects`: one per row."""
+    rows_of: dict[Subject, list[RunSummary]] = {}
+    for row, subject in zip(rows, subjects, strict=True):
+        rows_of.setdefault(subject, []).append(row)
+    proven = {subject: proven_recipes(own) for subject, own in rows_of.items()}
+    return [row for row, subject in zip(rows, subjects, strict=True) if may_recommend(row, proven[subject])]
 
 
 def _is_believable(row: RunSummary) -> bool:
     return row.throughput_per_s is not None and not DISQUALIFYING & set(row.verdict.labels)
+
+
+def _is_unchecked(row: RunSummary) -> bool:
+    return row.numerics is not None and row.numerics.is_left_out
 
 
 def per_s(row: RunSummary) -> float:
@@ -44,8 +69,7 @@ class Evidence:
     """By record."""
 
     def may_recommend(self, row: RunSummary) -> bool:
-        """Also what only timed, where another batch of the recipe was checked: numerics hardly depend on the batch."""
-        return may_recommend(row) or (_is_believable(row) and _is_unchecked(row) and row.recipe in self._proven)
+        return may_recommend(row, self._proven)
 
     def is_unproven(self, row: RunSummary) -> bool:
         """Good enough, were its answers known to be right."""
@@ -75,11 +99,4 @@ class Evidence:
 
     @cached_property
     def _proven(self) -> set[str]:
-        """Recipes that were found right and never wrong; the baseline is what the others are held against."""
-        checks = [(row.recipe, row.numerics) for row in self.rows if row.numerics is not None]
-        right = {recipe for recipe, numerics in checks if numerics.passed}
-        return (right | {BASELINE}) - {recipe for recipe, numerics in checks if numerics.is_wrong}
-
-
-def _is_unchecked(row: RunSummary) -> bool:
-    return row.numerics is not None and row.numerics.is_left_out
+        return proven_recipes(self.rows)
