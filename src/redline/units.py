@@ -72,6 +72,14 @@ def format_bytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def exact_bytes(value: int) -> str:
+    """As `parse_bytes` reads it back to the byte: 16GiB, 14GB, or the plain count."""
+    for unit in ("GiB", "GB", "MiB", "MB"):
+        if value and value % _BYTES[unit.lower()] == 0:
+            return f"{value // _BYTES[unit.lower()]}{unit}"
+    return str(value)
+
+
 def format_count(value: float | None) -> str:
     """A number of things with k, M, G, T or P: 4.09 G."""
     if value is None:

@@ -19,7 +19,8 @@ from redline.record import Numerics, RunRecord
 def advice_of(records: Sequence[RunRecord]) -> list[Advice]:
     rows = summarize(records)
     firsts = {group: record.id for group, record in first_of_each_group(records).items()}
-    return recommend(curves_of(records, rows), rows, subjects_of(records), firsts)
+    specs = {record.id: record.spec for record in records}
+    return recommend(curves_of(records, rows), rows, subjects_of(records), firsts, specs)
 
 
 def one(records: Sequence[RunRecord], kind: str) -> Advice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from reported import ceilings_of, race_records
 from redline.analyze.headroom import waterfall
 from redline.analyze.summary import summarize
 from redline.analyze.tune.finding import StepGain, TuneFinding, Winner
-from redline.analyze.tune.headroom import OTHERS, TOGETHER, TWICE, headroom_of
+from redline.analyze.tune.headroom import ALL, OTHERS, TOGETHER, TWICE, headroom_of
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 
@@ -49,6 +50,11 @@ def finding(
     )
 
 
+def with_interval(found: TuneFinding, low: float | None, high: float | None, **changes: Any) -> TuneFinding:
+    assert found.winner is not None
+    return msgspec.structs.replace(found, winner=msgspec.structs.replace(found.winner, low=low, high=high, **changes))
+
+
 def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
     found = headroom_of(finding(), ROWS)
     assert found is not None
@@ -63,9 +69,7 @@ def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
     assert waterfall(found)[3].told == "4.00× (3.90–4.10) in all, valid"
 
 
-@pytest.mark.parametrize(
-    ("gains", "name"), [((2.0, 1.6), TOGETHER), ((3.0, 2.0), TWICE), ((2.5,), OTHERS), ((), OTHERS)]
-)
+@pytest.mark.parametrize(("gains", "name"), [((2.0, 1.6), TOGETHER), ((3.0, 2.0), TWICE), ((2.5,), OTHERS), ((), ALL)])
 def test_what_single_steps_do_not_explain_is_a_bar_of_its_own(gains: tuple[float, ...], name: str) -> None:
     found = headroom_of(finding(gains=gains), ROWS)
     assert found is not None
@@ -81,6 +85,46 @@ def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> Non
     assert "(3.90–4.10) over fresh processes" in told.details[0]
     assert "without fp16 it takes 2.50× as long" in told.details[1]
     assert any(detail.startswith("memory:") for detail in told.details)
+
+
+@pytest.mark.parametrize(("low", "high", "verdict"), [(0.18, 52.23, "inconclusive"), (0.99, 1.02, "same")])
+def test_a_gain_that_may_be_none_is_not_told_as_one(low: float, high: float, verdict: str) -> None:
+    contents = contents_of(RECORDS, tunes=[with_interval(finding(ratio=3.05), low, high)])
+    (told,) = [each for each in contents.advice if each.kind == "recipe"]
+    assert told.headline == "Stay with baseline for resnet50: nothing that was tried is clearly faster"
+    assert contents.headline == told.headline
+    assert told.details == (
+        f"next best: fp16+compile, 3.05× ({low:.2f}–{high:.2f}) over fresh processes, measured in turns: {verdict}",
+    )
+    assert (told.recipe, told.record_id, told.ratio) == ("baseline", RECORDS[0].id, None)
+    (way,) = contents.headrooms
+    assert way.verdict == f"valid, {verdict}"
+
+
+def test_what_one_process_showed_is_told_as_that() -> None:
+    alone = with_interval(finding(ratio=3.05), None, None)
+    contents = contents_of(RECORDS, tunes=[alone])
+    (told,) = [each for each in contents.advice if each.kind == "recipe"]
+    assert contents.headline == (
+        "fp16+compile ran resnet50 3.05× as fast as baseline on fake cuda device in one process: "
+        "whether it does in others is not known"
+    )
+    assert told.details[0].startswith("3.05×, seen in one process only")
+    assert told.details[0].endswith(": inconclusive")
+    assert told.ratio is None, "no figure at the top of the page"
+    assert contents.headrooms[0].verdict == "valid, inconclusive, seen in one process only"
+    hardly = with_interval(finding(ratio=1.03), None, None)
+    assert contents_of(RECORDS, tunes=[hardly]).headline.startswith("Stay with baseline")
+
+
+def test_what_is_decided_stands_before_what_is_not() -> None:
+    mine = finding(ratio=3.5)
+    unsure = with_interval(msgspec.structs.replace(mine, name="at 1"), 0.5, 9.0, batch=1)
+    contents = contents_of(RECORDS, tunes=[unsure, mine])
+    told = [each for each in contents.advice if each.kind == "recipe"]
+    assert [(each.recipe, each.batch) for each in told] == [("fp16+compile", 32), ("baseline", 1)]
+    assert contents.headline.startswith("fp16+compile runs resnet50 3.50× as fast")
+    assert "for resnet50 at batch 1: " in told[1].headline
 
 
 def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None:

@@ -61,7 +61,8 @@ def contents_of(
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     curves = curves_of(records, rows)
     firsts = {group: record.id for group, record in first_of_each_group(records).items()}
-    advice = recommend(curves, rows, subjects, firsts)
+    specs = {record.id: record.spec for record in records}
+    advice = recommend(curves, rows, subjects, firsts, specs)
     if tunes:
         by_record = {record.id: subject for record, subject in zip(records, subjects, strict=True)}
         advice = with_winners(advice, tunes, by_record, {row.record_id: row for row in rows})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from redline.analyze.headroom import Headroom, HeadroomStep
 from redline.analyze.summary import RunSummary
+from redline.analyze.tune.certainty import winner_verdict
 from redline.analyze.tune.finding import BASELINE, TuneFinding, Winner
 
 TOGETHER = "together"
@@ -15,6 +16,8 @@ TWICE = "counted twice"
 """The steps need each other: leaving out one takes from the others what they bring."""
 OTHERS = "the other steps"
 """What nobody measured apart, for want of time."""
+ALL = "all steps"
+"""The same where no step at all was measured apart."""
 WORTH_A_BAR = 0.01
 
 
@@ -44,10 +47,17 @@ def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | 
         steps=tuple(_steps(finding, winner)),
         low=winner.low,
         high=winner.high,
-        verdict=", ".join(row.verdict.labels),
+        verdict=", ".join([*row.verdict.labels, *_doubts(finding, winner)]),
         roofline_s=limit_s if limit_s is not None and 0 < limit_s < winner_s else None,
         record_id=winner.record_id,
     )
+
+
+def _doubts(finding: TuneFinding, winner: Winner) -> list[str]:
+    """What the ratio leaves open, beside what is to be said of the winner's own time."""
+    verdict = winner_verdict(finding, winner)
+    only = ["seen in one process only"] if winner.low is None else []
+    return [*([verdict] if verdict != "faster" else []), *only]
 
 
 def _steps(finding: TuneFinding, winner: Winner) -> list[HeadroomStep]:
@@ -55,8 +65,15 @@ def _steps(finding: TuneFinding, winner: Winner) -> list[HeadroomStep]:
     rest = winner.ratio / math.prod(step.gain for step in steps)
     if abs(math.log(rest)) <= WORTH_A_BAR:
         return steps
-    all_known = {step.name for step in steps} >= set(winner.recipe.split("+"))
-    return [*steps, HeadroomStep(name=OTHERS if not all_known else TOGETHER if rest > 1 else TWICE, gain=rest)]
+    return [*steps, HeadroomStep(name=_name_of_rest(rest, steps, winner), gain=rest)]
+
+
+def _name_of_rest(rest: float, steps: Sequence[HeadroomStep], winner: Winner) -> str:
+    if not steps:
+        return ALL
+    if not {step.name for step in steps} >= set(winner.recipe.split("+")):
+        return OTHERS
+    return TOGETHER if rest > 1 else TWICE
 
 
 def _step_s(row: RunSummary, objective: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from redline.analyze.recommend import Advice, may_recommend, rate
+from redline.analyze.recommend import Advice, rate, recommendable
 from redline.analyze.summary import RunSummary
 from redline.report.contents import Contents
 from redline.spec import Spec
@@ -36,14 +36,14 @@ def _speed_up(advice: Sequence[Advice], rows: dict[str, RunSummary]) -> Tile | N
 
 
 def _fastest(contents: Contents) -> Tile | None:
-    rows = _believed([row for row in contents.rows if may_recommend(row)])
+    rows = _believed(recommendable(contents.rows, contents.subjects))
     best = max(rows, key=lambda row: row.throughput_per_s or 0.0, default=None)
     return _tile("Highest throughput", rate(best), _where(best), best) if best else None
 
 
 def _quickest(contents: Contents) -> Tile | None:
-    inference = [row for row in contents.rows if row.task == "infer" and row.latency_s is not None]
-    rows = _believed([row for row in inference if may_recommend(row)])
+    sound = recommendable(contents.rows, contents.subjects)
+    rows = _believed([row for row in sound if row.task == "infer" and row.latency_s is not None])
     best = min(rows, key=lambda row: row.latency_s.p50 if row.latency_s else 0.0, default=None)
     if best is None or best.latency_s is None:
         return None

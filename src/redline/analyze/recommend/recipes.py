@@ -1,0 +1,138 @@
+"""Which recipe to use, and what it asks for in return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from redline.analyze.recommend.advice import (
+    Advice,
+    advise,
+    held_bytes,
+    noise_remark,
+    rate,
+    ratio_of,
+    ratio_text,
+    work,
+)
+from redline.analyze.recommend.evidence import BASELINE, CLEARLY_FASTER, Evidence, may_recommend, per_s
+from redline.analyze.summary import RunSummary
+from redline.units import format_bytes, format_seconds, format_share, significant
+
+
+def recipe_to_use(evidence: Evidence) -> Advice | None:
+    rows, firsts = evidence.rows, evidence.firsts
+    first_rows = {row.group: row for row in rows if row.group and firsts.get(row.group) == row.record_id}
+    measured = {group: row for group, row in first_rows.items() if row.throughput_per_s}
+    return _interleaved_recipe(evidence, measured) or _separate_recipe(evidence)
+
+
+def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) -> Advice | None:
+    """The best ratio of all groups that were measured in turns: only those carry an interval."""
+    subject = evidence.subject
+    rivals = [row for row in evidence.rows if row.vs_first and row.vs_first.low is not None]
+    if not rivals:
+        return None
+    # Only what was checked itself: of the heats of a race, which check but once, the luckiest would speak.
+    sound = [row for row in rivals if may_recommend(row) and row.group in firsts]
+    best = max(sound, key=lambda row: ratio_of(row)[0], default=None)
+    if best is None or ratio_of(best)[1] <= 1:
+        first = next((row for row in firsts.values() if may_recommend(row)), None)
+        if first is None:
+            return None
+        told = f"Stay with {first.recipe} for {work(subject)}: nothing that keeps the numerics was clearly faster"
+        details = () if best is None else (f"next best: {best.recipe}, {ratio_text(best)} of its speed",)
+        return advise(subject, "recipe", told, details, first)
+    assert best.group is not None
+    first = firsts[best.group]
+    ratio = ratio_of(best)[0]
+    does = "trains" if subject.task == "train" else "runs"
+    told = (
+        f"{best.recipe} {does} {subject.model} {significant(ratio, 3)}× as fast as {first.recipe} on {subject.device}"
+    )
+    speed = (
+        f"{ratio_text(best)} at batch {best.batch}, measured in turns: "
+        f"{rate(best)} against {rate(first)}{noise_remark(best)}"
+    )
+    advice = advise(subject, "recipe", told, (speed, *costs(best, first)), best)
+    return msgspec.structs.replace(advice, **dict(zip(("ratio", "low", "high"), ratio_of(best), strict=True)))
+
+
+def _separate_recipe(evidence: Evidence) -> Advice | None:
+    """The fastest at the largest batch that the most recipes share; rows that followed each other carry no interval."""
+    by_batch: dict[int, list[RunSummary]] = {}
+    for curve in evidence.curves:
+        for row in curve.measured:
+            if row.batch is not None:
+                by_batch.setdefault(row.batch, []).append(row)
+    shared = {batch: rows for batch, rows in by_batch.items() if len(rows) > 1}
+    if not shared:
+        return None
+    batch = max(shared, key=lambda each: (len(shared[each]), each))
+    best = max((row for row in shared[batch] if evidence.may_recommend(row)), key=per_s, default=None)
+    if best is None:
+        return None
+    subject = evidence.subject
+    first = next((row for row in shared[batch] if row.recipe == BASELINE), shared[batch][0])
+    unproven = [row for row in shared[batch] if evidence.is_unproven(row) and per_s(row) > CLEARLY_FASTER * per_s(best)]
+    if best.recipe == first.recipe:
+        told = f"Stay with {best.recipe} for {work(subject)}: it is the fastest here that is known to keep the numerics"
+        details = [f"{rate(best)} at batch {batch}{noise_remark(best)}"]
+    else:
+        told = f"{best.recipe} is the fastest for {work(subject)} on {subject.device}: {rate(best)} at batch {batch}"
+        details = [_speed(evidence, best, first), *costs(best, first)]
+    return advise(subject, "recipe", told, [*details, *_not_checked(evidence, best, unproven)], best)
+
+
+def _speed(evidence: Evidence, best: RunSummary, first: RunSummary) -> str:
+    again = _in_turns(evidence, first, best)
+    gives_one = f": '{again}' gives one" if again else ""
+    return (
+        f"about {significant(per_s(best) / per_s(first), 2)}× {first.recipe} ({rate(first)}); they were measured one "
+        f"after the other, so this carries no interval{gives_one}{noise_remark(best)}"
+    )
+
+
+def _not_checked(evidence: Evidence, best: RunSummary, faster: Sequence[RunSummary]) -> Iterator[str]:
+    for row in faster:
+        again = _in_turns(evidence, best, row)
+        told = f"{row.recipe} ran at {rate(row)}, but {evidence.why_not(row)}"
+        yield f"{told}: '{again}' checks them" if again else told
+
+
+def _in_turns(evidence: Evidence, first: RunSummary, other: RunSummary) -> str | None:
+    batch = evidence.asked_batch(other)
+    return evidence.command("run", other, batch=batch, recipes=(first.recipe, other.recipe))
+
+
+def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
+    """What the faster recipe asks for in return."""
+    numerics = best.numerics
+    if numerics is not None and numerics.is_compared and numerics.rel_l2 is not None:
+        allowed = (
+            f", {format_share(numerics.rel_l2 / numerics.tolerance)} of what is allowed" if numerics.tolerance else ""
+        )
+        agreement = numerics.top1_agreement
+        top1 = f"; the same first choice on {agreement:.1%} of the inputs" if agreement is not None else ""
+        after = f" over {numerics.steps} steps" if numerics.steps is not None else ""
+        yield f"accuracy: {numerics.rel_l2:.1e} away from strict fp32{after}{allowed}{top1}"
+    own, other = held_bytes(best), held_bytes(first)
+    if own is not None and other:
+        yield f"memory: {format_bytes(own)} against {format_bytes(other)} ({own / other - 1:+.0%})"
+    yield from _start_cost(best, first)
+
+
+def _start_cost(best: RunSummary, first: RunSummary) -> Iterator[str]:
+    compile_s = best.cold_start_s.compile if best.cold_start_s else None
+    if not compile_s or not best.throughput_per_s or not first.throughput_per_s or not best.batch:
+        return
+    saved_s = best.batch / first.throughput_per_s - best.batch / best.throughput_per_s
+    cache = best.cold_start_s.compile_cache if best.cold_start_s else None
+    told = f"start: {format_seconds(compile_s)} of compiling" + (f" (cache {cache})" if cache else "")
+    yield f"{told}, paid back after {_about(compile_s / saved_s)} steps" if saved_s > 0 else told
+
+
+def _about(count: float) -> str:
+    """With two digits: nobody can say it more exactly."""
+    return significant(float(f"{count:.2g}"), max(2, len(str(round(count)))))
