@@ -265,3 +265,12 @@ def test_mistakes_are_told_in_one_line(settings: dict[str, Any], words: str) -> 
 def test_an_unknown_model_is_told_before_anything_runs() -> None:
     with pytest.raises(UsageError, match="unknown model"):
         find(Landscape(step_s=0.01, unknown_models={"m"}))
+
+
+def test_the_next_step_measures_the_same_thing() -> None:
+    landscape = Landscape(step_s=step_times(0.1, 1e-5), memory_bytes=curve(lambda batch: 64 * MIB * batch))
+    found = find(landscape, task="train", image_size=32)
+    assert found.knee_batch is None
+    text = as_text(found_report([found])).replace("\n", " ")
+    for word in (f"--batch {found.max_batch}", "--task train", "--image-size 32", "--max-memory 16GiB"):
+        assert word in text

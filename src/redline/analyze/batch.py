@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from redline.analyze.blocks import latency_blocks
+from redline.analyze.command_line import command_line
 from redline.analyze.knee import Saturation, StepTime, saturation
 from redline.analyze.memory import fragments, limit_bytes, needed_bytes, peak, resident_bytes, retries_while_timed
 from redline.analyze.statistics import percentile_ceiling
@@ -83,6 +84,8 @@ class BatchFinding(Spec):
     saturation: Saturation | None = None
     trials: tuple[BatchTrial, ...] = ()
     notes: tuple[str, ...] = ()
+    at_length: str | None = None
+    """The command that measures the largest batch at length; None where there is none to be typed."""
 
 
 def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
@@ -210,6 +213,7 @@ def finding(
         saturation=curve_of(trials),
         trials=tuple(trials),
         notes=tuple(_notes(trials, largest, knee, slo_p95_s, best)),
+        at_length=command_line("run", records[0].spec, batch=largest) if largest is not None else None,
     )
 
 

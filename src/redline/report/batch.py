@@ -151,7 +151,9 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
             f"next: with {best.recipe}, batch {best.knee_batch} already has {SATURATED:.0%} of the speed; "
             f"more only pays if you need it"
         )
-    return f"next: 'redline run {best.model} --batch {best.max_batch} -r {best.recipe}' measures it at length"
+    if best.at_length is None:
+        return f"next: measure batch {best.max_batch} at length"
+    return f"next: '{best.at_length}' measures it at length"
 
 
 def _next_under_target(running: Sequence[BatchFinding]) -> str:
