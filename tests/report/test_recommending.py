@@ -58,3 +58,15 @@ def test_a_spread_worth_noting_stands_below_the_table() -> None:
     lines = as_text(RunReport([row("baseline", None), noted])).splitlines()
     assert f"  fp16: {note}" in [line.rstrip() for line in lines]
     assert next(line for line in lines if line.startswith("fp16")).rstrip().endswith("valid, noted")
+
+
+def test_a_ratio_that_the_speeds_beside_it_deny_is_told_apart() -> None:
+    def text(speed: float) -> str:
+        baseline, other = row("baseline", None), row("compile", 1.4)
+        other = msgspec.structs.replace(
+            other, throughput_per_s=speed, vs_first=msgspec.structs.replace(other.vs_first, recipe="baseline")
+        )
+        return as_text(RunReport([baseline, other]))
+
+    assert "5.90× by its speed in all, 1.40× in turns" in text(59.0)
+    assert "in turns" not in text(14.1)

@@ -10,6 +10,9 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import IN_COMPANY, SPREAD
 from redline.record import QUANTIZED_FORMATS
 
+APART = 1.05
+"""Two ways to the same ratio differ by this factor on a machine that keeps its pace, and not by more."""
+
 
 def remarks(rows: Sequence[RunSummary]) -> list[Text]:
     """Why rows failed, why numbers are not to be trusted, why numerics did not pass."""
@@ -27,12 +30,28 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
             told.append(
                 Text(f"  {row.recipe}: quantized: only a check on your own data tells whether the model bears it")
             )
+        told += _contradiction(row, rows)
         told += [
             Text(f"  {row.recipe}: {note}", style="dim")
             for note in row.verdict.notes
             if "without a ratio" in note or note.startswith(IN_COMPANY) or (row.verdict.trusted and SPREAD in note)
         ]
     return told
+
+
+def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
+    """Ratios compare rounds, the column beside them pools all: where the pace changes in between they say two things."""
+    versus = row.vs_first
+    first = next((each for each in rows if versus is not None and each.recipe == versus.recipe), None)
+    if versus is None or versus.low is None or versus.high is None or first is None:
+        return []
+    if row.throughput_per_s is None or not first.throughput_per_s:
+        return []
+    pooled = row.throughput_per_s / first.throughput_per_s
+    if versus.low / APART <= pooled <= versus.high * APART:
+        return []
+    said = f"{pooled:.2f}× by its speed in all, {versus.ratio:.2f}× in turns"
+    return [Text(f"  {row.recipe}: {said}: the machine changed pace between rounds, rely on neither", style="yellow")]
 
 
 def next_step(rows: Sequence[RunSummary]) -> str:
