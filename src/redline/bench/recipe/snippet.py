@@ -57,8 +57,7 @@ def code_of(spec: RunSpec) -> RecipeCode:
 
 def _imports(code: RecipeCode) -> str:
     """In the order formatters want: Python's own, then torch's; `import` before `from`."""
-    leaves = "tree_leaves, " if code.is_graphed else ""
-    lines = {"import torch", f"from torch.utils._pytree import {leaves}tree_map_only", *code.imports}
+    lines = {"import torch", "from torch.utils._pytree import tree_map_only", *code.imports}
     own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
     sections = [sorted(section, key=lambda line: (line.startswith("from"), line)) for section in (own, lines - own)]
     return "\n\n".join("\n".join(section) for section in sections if section)
