@@ -13,7 +13,6 @@ from redline.launch.inline import InlineDoor
 from redline.protocol import AskSnippet, Snippet
 from redline.spec import RunSpec, Spec, Task, specs_from_table
 
-
 _HANDED_OVER = "yours"
 """Under this name the bench is shown a model of the caller's."""
 

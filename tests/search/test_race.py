@@ -204,7 +204,10 @@ def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
     ("recipes", "told"),
     [
         (("channels-last+fold-bn", "fold-bn+channels-last"), "fold-bn\\+channels-last is in the race twice, the other"),
-        (("baseline", "fp16+graphs", "graphs+fp16"), "graphs\\+fp16 is in the race twice, the other time as fp16\\+graphs"),
+        (
+            ("baseline", "fp16+graphs", "graphs+fp16"),
+            "graphs\\+fp16 is in the race twice, the other time as fp16\\+graphs",
+        ),
         (("fp16", "fp16"), "fp16 is in the race twice$"),
         (("fp16",), "two different recipes"),
     ],

@@ -148,7 +148,7 @@ def test_a_recipe_that_would_change_nothing_about_a_model_is_refused(text: str, 
     with pytest.raises(UsageError, match=told):
         redline.recipe(text, device="cpu").apply(model)
     assert all(module.training for module in model.modules()), "looking leaves the model's mode alone"
-    with pytest.raises(UsageError, match="a recipe is applied to a torch.nn.Module, got str"):
+    with pytest.raises(UsageError, match=r"applied to a torch\.nn\.Module, got str"):
         redline.recipe(text, device="cpu").apply("resnet18")
 
 
