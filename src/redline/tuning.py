@@ -82,9 +82,28 @@ class TuneResult:
 
     def apply(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """The winner applied to a model in this process, for inputs like these or like those of the search."""
-        if not args and not kwargs:
-            args, kwargs = _arguments(self.inputs)
+        from redline.recipes import arguments_of
+
+        if not args and not kwargs and self.tune.tune.spec.workload.task == "infer":
+            args, kwargs = arguments_of(self._inputs_or("apply(model, inputs)"))
         return self.plain.apply(model, *args, **kwargs)
+
+    def training_step(
+        self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any
+    ) -> Callable[[Any, Any], Any]:
+        """The winner of a search for training: a function of inputs and targets that does one whole step.
+
+        Made for inputs like these, a dict of keywords among others; None: those of the search.
+        """
+        if inputs is None:
+            inputs = self._inputs_or("training_step(model, loss, inputs, targets)")
+        return self.plain.training_step(model, loss, inputs, targets)
+
+    def _inputs_or(self, call: str) -> Any:
+        if self.inputs is None:
+            name = call.partition("(")[0]
+            raise UsageError(f"{name} needs example inputs, as the recipe is made for their shape: {call}")
+        return self.inputs
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints, as plain values."""
@@ -347,17 +366,6 @@ def _check(given: Any | None, *, allow_quantized: bool, task: str) -> str | None
     if artifact is None:
         raise UsageError("the check cannot be pickled: give it as 'file.py:function'")
     return f"pickle:{artifact}"
-
-
-def _arguments(inputs: Any | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """As a model is called with what a person handed over: the same reading as on the bench."""
-    if inputs is None:
-        raise UsageError("apply needs example inputs, as the recipe is made for their shape: apply(model, inputs)")
-    if isinstance(inputs, Mapping):
-        return (), {str(key): value for key, value in inputs.items()}
-    if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
-        return tuple(inputs), {}
-    return (inputs,), {}
 
 
 def _history() -> History:

@@ -12,6 +12,7 @@ from invoking import document
 from typer.testing import Result
 
 from redline import racing, tuning
+from redline.errors import UsageError
 from redline.launch.fake import FakeDoor
 from redline.launch.fake_recipes import WRONG, steps_of
 from redline.launch.landscape import EXACT, Landscape
@@ -240,6 +241,28 @@ class TestFromPython:
             ("fp16+channels-last",),
             {"task": "infer", "optimizer": "sgd", "device": "cuda:0"},
         )
+
+    def test_a_winner_for_training_is_a_training_step(self, door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+        result = tuning.tune("resnet50", task="train", door=door, budget="30m", clock=lambda: door.clock_s)
+        made: list[Any] = []
+
+        class Plain:
+            def apply(self, *args: Any, **kwargs: Any) -> str:
+                raise UsageError("this recipe is for train: call training_step() instead")
+
+            def training_step(self, *given: Any) -> str:
+                made.append(given)
+                return "step"
+
+        monkeypatch.setattr("redline.recipes.recipe", lambda *args, **settings: Plain())
+        with pytest.raises(UsageError, match=r"call training_step\(\)"):
+            result.apply("model")
+        with pytest.raises(UsageError, match=r"needs example inputs.*training_step\(model, loss, inputs, targets\)"):
+            result.training_step("model", "loss", None, "targets")
+        result.inputs = {"image": "tensor"}
+        assert result.training_step("model", "loss", None, "targets") == "step"
+        assert result.training_step("model", "loss", "other", "targets") == "step"
+        assert made == [("model", "loss", {"image": "tensor"}, "targets"), ("model", "loss", "other", "targets")]
 
     def test_the_document_is_what_json_prints(self, door: FakeDoor, tmp_path: Path) -> None:
         result = tuning.tune("resnet50", door=door, budget="30m", clock=lambda: door.clock_s)

@@ -198,3 +198,20 @@ def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
     (pair,) = pairs_of(race(specs_of("bf16", "fp16"), FakeDoor(truth), NoJournal()))
     assert pair.ratio == pytest.approx(1.0, abs=0.01)
     assert pair.verdict != "faster"
+
+
+@pytest.mark.parametrize(
+    ("recipes", "told"),
+    [
+        (("channels-last+fold-bn", "fold-bn+channels-last"), "fold-bn\\+channels-last is in the race twice, the other"),
+        (
+            ("baseline", "fp16+graphs", "graphs+fp16"),
+            "graphs\\+fp16 is in the race twice, the other time as fp16\\+graphs",
+        ),
+        (("fp16", "fp16"), "fp16 is in the race twice$"),
+        (("fp16",), "two different recipes"),
+    ],
+)
+def test_the_same_steps_in_another_order_are_the_same_recipe(recipes: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        raced(Landscape(step_s=0.01), *recipes)

@@ -30,7 +30,7 @@ from redline.search.interleave import (
     measure_round,
     open_entry,
 )
-from redline.spec import RunSpec
+from redline.spec import RunSpec, WorkloadSpec
 
 REPLICATES = 3
 EXTENSIONS = 2
@@ -205,11 +205,15 @@ def race(
 
 
 def check_racers(specs: Sequence[RunSpec], replicates: int) -> None:
-    names = [str(spec.recipe) for spec in specs]
-    if len(set(names)) < 2:
+    written: dict[tuple[WorkloadSpec, str], str] = {}
+    for spec in specs:
+        text, racer = str(spec.recipe), (spec.workload, spec.recipe.canonical())
+        if racer in written:
+            otherwise = f", the other time as {written[racer]}" if written[racer] != text else ""
+            raise UsageError(f"recipe {text} is in the race twice{otherwise}")
+        written[racer] = text
+    if len({name for _, name in written}) < 2:
         raise UsageError("a race needs at least two different recipes: -r A -r B")
-    if len(set(names)) < len(names):
-        raise UsageError(f"recipe {next(name for name in names if names.count(name) > 1)} is in the race twice")
     if replicates < 1:
         raise UsageError(f"replicates must be 1 or more, got {replicates}")
 

@@ -98,6 +98,28 @@ def test_structures_go_in_and_come_out(order: tuple[str, str]) -> None:
 
 
 @needs_onnx
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")])
+def test_keywords_go_by_name_whatever_their_order(order: tuple[str, str]) -> None:
+    class Apart(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, scales: dict[str, Tensor], sign: float = 1.0) -> Tensor:
+            return sign * (x * scales["a"] - 2 * y * scales["b"])
+
+    x, y, a, b = torch.randn(4, 2, 3)
+    given: dict[str, Any] = {"x": x, "y": y, "scales": {"a": a, "b": b}}
+    expected = Apart()(**given)
+    example = {name: given[name] for name in (*order, "scales")}
+    fast: Any = OnnxModel(Apart().eval(), (), {**example, "sign": 1.0})
+    torch.testing.assert_close(fast(sign=1.0, **given), expected)
+    torch.testing.assert_close(fast(scales={"b": b, "a": a}, y=y, x=x, sign=1.0), expected)
+    with pytest.raises(TypeError, match=r"made for 0 positional inputs and the keywords .* called with 0 and \['x'\]"):
+        fast(x=x)
+    with pytest.raises(TypeError, match="called with 1 and"):
+        fast(x, y=y, scales=given["scales"], sign=1.0)
+    with pytest.raises(ValueError, match=r"made for an input that is 1\.0"):
+        fast(sign=-1.0, **given)
+
+
+@needs_onnx
 def test_threads_follow_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +37,14 @@ def snippet(recipe: str, task: str = "infer", model: str = "resnet18", **workloa
     )
 
 
+@pytest.fixture
+def anything_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has every device and every package."""
+    monkeypatch.setattr("redline.bench.recipe.snippet.refuse_impossible", lambda *args: None)
+
+
 @pytest.mark.parametrize(("task", "step"), [(task, step) for task, steps in ALL_STEPS.items() for step in steps])
-def test_every_step_writes_sound_code(task: str, step: str) -> None:
+def test_every_step_writes_sound_code(task: str, step: str, anything_goes: None) -> None:
     code = snippet(step, task)
     ast.parse(code)
     assert "import redline" not in code
@@ -86,6 +95,116 @@ def test_a_recipe_for_one_task_says_so_when_asked_for_the_other() -> None:
         redline.recipe("baseline", device="cpu").training_step(None, None, (), None)
     with pytest.raises(UsageError, match="for train: call training_step"):
         redline.recipe("baseline", task="train", device="cpu").apply(None)
+
+
+def test_inputs_by_keyword_train_too() -> None:
+    class Pair(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, *, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.layer(left - right)
+            return logits
+
+    torch.manual_seed(0)
+    inputs, targets = {"left": torch.randn(4, 4), "right": torch.randn(4, 4)}, torch.tensor([0, 1, 2, 0])
+    recipe = redline.recipe("baseline", task="train", device="cpu")
+    step = recipe.training_step(Pair(), torch.nn.functional.cross_entropy, inputs, targets)
+    losses = [float(step(inputs, targets)) for _ in range(12)]
+    assert losses[-1] < losses[0]
+    single = recipe.training_step(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, inputs["left"], targets)
+    assert float(single(inputs["left"], targets)) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("graphs", "^graphs: cpu has no graphs to record work into; a GPU has$"),
+        ("tf32", "^tf32: TF32 is a format of NVIDIA Ampere and later GPUs, not of cpu$"),
+        ("tensorrt", "^tensorrt: TensorRT runs on NVIDIA GPUs, not on cpu$"),
+        ("onnx+compile", "^recipe onnx\\+compile: compile and onnx exclude each other$"),
+        ("foo", "^unknown recipe step 'foo'[^\\n]*$"),
+        ("fused-optimizer", "^step fused-optimizer is for train, not for infer$"),
+    ],
+)
+def test_what_cannot_be_had_here_is_refused_in_one_line(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        redline.recipe(text, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("int8", r"^int8: torchao quantizes linear layers, and those would be 0 of 4 parameters, 0.0% of the weights$"),
+        ("sdpa:flash", "^sdpa: the model never calls scaled_dot_product_attention$"),
+        ("fold-bn", "^fold-bn: the model has no BatchNorm$"),
+    ],
+)
+def test_a_recipe_that_would_change_nothing_about_a_model_is_refused(text: str, told: str) -> None:
+    if text == "int8":
+        pytest.importorskip("torchao")
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 5))
+    with pytest.raises(UsageError, match=told):
+        redline.recipe(text, device="cpu").apply(model)
+    assert all(module.training for module in model.modules()), "looking leaves the model's mode alone"
+    with pytest.raises(UsageError, match=r"applied to a torch\.nn\.Module, got str"):
+        redline.recipe(text, device="cpu").apply("resnet18")
+
+
+def test_a_model_in_training_mode_is_looked_at_as_it_will_be() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).train()
+    fast = redline.recipe("fold-bn", device="cpu").apply(model, torch.randn(2, 3, 8, 8))
+    assert fast(torch.randn(2, 3, 8, 8)).shape == (2, 8, 6, 6)
+    assert isinstance(model[1], torch.nn.Identity)
+
+
+class FakeGraph:
+    """As much of a CUDA graph as can be had without a GPU: what was recorded keeps the tensors it was recorded with."""
+
+    def replay(self) -> None: ...
+
+
+@pytest.fixture
+def recording_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+
+
+@pytest.mark.parametrize("task", ["infer", "train"])
+def test_a_recorded_graph_takes_keywords_by_name(task: str, anything_goes: None, recording_nowhere: None) -> None:
+    namespace: dict[str, Any] = {"__name__": "snippet"}
+    exec(snippet("graphs", task), namespace)
+    read: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Reads(torch.nn.Linear):
+        def forward(self, *, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            read.append((left, right))
+            return super().forward(left - right)
+
+    left, right, targets = torch.randn(2, 4), torch.randn(2, 4), torch.tensor([0, 1])
+    example, swapped = {"left": left, "right": right}, {"right": right + 1, "left": left + 1}
+    if task == "infer":
+        fast = namespace["optimise"](Reads(4, 3), **example)
+        fast(**swapped)
+    else:
+        fast = namespace["make_training_step"](Reads(4, 3), torch.nn.functional.cross_entropy, (), example, targets)
+        fast((), swapped, targets)
+    assert torch.equal(read[-1][0], left + 1)
+    assert torch.equal(read[-1][1], right + 1)
+    with pytest.raises(TypeError, match="called with"):
+        fast(left=left) if task == "infer" else fast((), {"left": left}, targets)
+
+
+def test_the_threads_of_a_measurement_on_a_cpu_are_those_of_its_timing() -> None:
+    workload = WorkloadSpec(model="resnet18", batch=2)
+    assert "    torch.set_num_threads(3)\n" in snippet_of(RunSpec(workload=workload, device="cpu", threads=3))
+    assert "set_num_threads" not in snippet_of(RunSpec(workload=workload, device="cpu"))
 
 
 def test_a_hostile_name_stays_inside_the_docstring() -> None:

@@ -222,6 +222,17 @@ def test_torchscript_says_why_it_cannot() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_torchscript_finishes_its_sentence_about_inputs_by_keyword_only() -> None:
+    class ByKeyword(nn.Linear):
+        def forward(self, *, image: Tensor) -> Tensor:
+            return super().forward(image)
+
+    told = r"^torchscript cannot trace it: 'image' is not in forward\(\) method's arguments, valid arguments name are \[.*\]$"
+    with pytest.raises(BenchError, match=told) as caught:
+        applied("torchscript", ByKeyword(4, 3), image=torch.randn(2, 4))
+    assert caught.value.kind == "compile"
+
+
 def test_running_out_of_memory_while_tracing_is_no_failure_of_the_tracer() -> None:
     class Hungry(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import STEPS, RecipeStep, Setup
 from redline.bench.recipe.choices import exclude_each_other, unmet_need
@@ -31,17 +33,22 @@ def number_format_of(recipe: Recipe, task: Task) -> str:
     return max((name for name in formats if name), key=_COARSENESS.index, default="fp32")
 
 
-def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
-    """Strict fp32 first, then each step in its turn; a step the device cannot do is refused with the reason."""
-    steps = steps_of(recipe, workload.task)
+def refuse_impossible(steps: list[RecipeStep], task: Task, device: Device, model: nn.Module | None) -> None:
+    """Raise why the first step that cannot be had here cannot; without a model, what can be said without one."""
     for step in steps:
         reason = (
-            step.refusal(device, workload.task)
-            or step.irrelevance(workload.model, workload.task)
-            or unmet_need(step, steps, workload.task)
+            step.refusal(device, task)
+            or (step.irrelevance(model, task) if model is not None else None)
+            or unmet_need(step, steps, task)
         )
         if reason:
             raise BenchError("unsupported", f"{step.name}: {reason}")
+
+
+def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
+    """Strict fp32 first, then each step in its turn; a step the device cannot do is refused with the reason."""
+    steps = steps_of(recipe, workload.task)
+    refuse_impossible(steps, workload.task, device, workload.model)
     device.allow_tf32(False)
     setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
     for step in steps:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import nn
 
-from redline.bench.device import resolve_device
+from redline.bench.device import open_device, resolve_device
 from redline.bench.recipe.code import RecipeCode
-from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe.compose import refuse_impossible, steps_of
 from redline.bench.workload.build import example_code
 from redline.bench.workload.graphed import COUNTS_STEPS
+from redline.bench.workload.sources.live import HANDED_OVER
 from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
-from redline.spec import RunSpec, Task
+from redline.errors import BenchError
+from redline.spec import RunSpec, Task, WorkloadSpec
 
 _TEMPLATES: dict[Task, str] = {"infer": "inference.py.j2", "train": "training.py.j2"}
 _OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def snippet_of(spec: RunSpec) -> str:
-    """The code, with a short timing of its own where the model can be had without Redline."""
+    """The code, with a short timing of its own where the model can be had without Redline.
+
+    It is refused where a run would be: what the device cannot do, and what would change nothing about a model that was
+    handed over for it.
+    """
+    device = open_device(resolve_device(spec.device))
+    with _handed_over(spec.workload) as model:
+        refuse_impossible(steps_of(spec.recipe, spec.workload.task), spec.workload.task, device, model)
     code = code_of(spec)
     # What is rendered is code, not a page: nothing is escaped, and names go in as literals.
     environment = Environment(
@@ -34,9 +46,29 @@ def snippet_of(spec: RunSpec) -> str:
         example=example_code(workload),
         optimizer=_OPTIMIZERS[workload.optimizer],
         optimizer_options={**OPTIMIZER_SETTINGS[workload.optimizer], **code.optimizer_options},
+        threads=spec.threads if code.device == "cpu" else None,
         initial_scale=INITIAL_GRADIENT_SCALE,
     )
     return rendered.rstrip() + "\n"
+
+
+@contextmanager
+def _handed_over(workload: WorkloadSpec) -> Iterator[nn.Module | None]:
+    """The live model in the mode its task wants, which is its owner's again afterwards; None where there is none."""
+    parts = HANDED_OVER.get(workload.artifact or "", ())
+    if not parts:
+        yield None
+        return
+    model = parts[0]
+    if not isinstance(model, nn.Module):
+        raise BenchError("unsupported", f"a recipe is applied to a torch.nn.Module, got {type(model).__name__}")
+    modes = {module: module.training for module in model.modules()}
+    model.train(workload.task == "train")
+    try:
+        yield model
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def code_of(spec: RunSpec) -> RecipeCode:
@@ -57,8 +89,7 @@ def code_of(spec: RunSpec) -> RecipeCode:
 
 def _imports(code: RecipeCode) -> str:
     """In the order formatters want: Python's own, then torch's; `import` before `from`."""
-    leaves = "tree_leaves, " if code.is_graphed else ""
-    lines = {"import torch", f"from torch.utils._pytree import {leaves}tree_map_only", *code.imports}
+    lines = {"import torch", "from torch.utils._pytree import tree_map_only", *code.imports}
     own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
     sections = [sorted(section, key=lambda line: (line.startswith("from"), line)) for section in (own, lines - own)]
     return "\n\n".join("\n".join(section) for section in sections if section)

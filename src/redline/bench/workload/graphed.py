@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.failure import is_out_of_memory
 from redline.bench.recipe.base import Setup
+from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.step import InferenceStep, Mark, TrainingStep, no_mark
 from redline.errors import BenchError
@@ -34,7 +35,8 @@ class Recording:
         self._setup = setup
         given = setup.args, setup.kwargs
         setup.args, setup.kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, given)
-        self._inputs = _tensors(setup)
+        self._form = CallForm(setup.args, setup.kwargs)
+        self._inputs = self._form.tensors(setup.args, setup.kwargs)
         try:
             self._replay, self.output = setup.device.record_graph(work, WARMUPS)
         except RuntimeError as error:
@@ -47,7 +49,7 @@ class Recording:
 
     def replay(self) -> None:
         """With the inputs the setup has now."""
-        for own, given in zip(self._inputs, _tensors(self._setup), strict=True):
+        for own, given in zip(self._inputs, self._form.tensors(self._setup.args, self._setup.kwargs), strict=True):
             own.copy_(given)
         self._replay()
 
@@ -116,7 +118,3 @@ def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | Trainin
     if setup.task == "infer":
         return GraphedInference(setup) if setup.is_graphed else InferenceStep(setup)
     return GraphedTraining(setup, optimizer) if setup.is_graphed else TrainingStep(setup, optimizer)
-
-
-def _tensors(setup: Setup) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves((setup.args, setup.kwargs)) if isinstance(leaf, torch.Tensor)]

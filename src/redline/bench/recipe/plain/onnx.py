@@ -7,7 +7,9 @@ import tempfile
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from redline.bench.recipe.plain.calling import CallForm
 
 
 class OnnxModel:
@@ -22,7 +24,8 @@ class OnnxModel:
         with torch.no_grad():
             # The leaves say what to make room for at each call; those that are no tensors stay as they are.
             self.leaves, self.structure = tree_flatten(model(*args, **kwargs))
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self.form = CallForm(args, kwargs)
+        given = self.form.tensors(args, kwargs)
         self.device = given[0].device
         self.stream: Any = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.no_grad():
@@ -59,7 +62,7 @@ class OnnxModel:
         return session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [leaf.contiguous() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [tensor.contiguous() for tensor in self.form.tensors(args, kwargs)]
         leaves = [self.room_for(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         binding = self.session.io_binding()

@@ -7,6 +7,7 @@ from typing import ClassVar
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import GRAPHS, STEPS, RecipeStep, Setup
 from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.plain.calling import CallForm
 from redline.protocol import StepNeed
 from redline.spec import Task
 
@@ -40,3 +41,5 @@ class Graphs(RecipeStep):
 
     def write(self, code: RecipeCode) -> None:
         code.is_graphed = True
+        code.bring_in("from torch.utils._pytree import tree_flatten")
+        code.carry(CallForm)

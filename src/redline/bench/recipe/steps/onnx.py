@@ -11,6 +11,7 @@ from redline.bench.failure import is_out_of_memory, one_line
 from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
 from redline.bench.recipe.code import RecipeCode
 from redline.bench.recipe.extras import missing_extra
+from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.plain.onnx import OnnxModel
 from redline.errors import BenchError
 from redline.spec import Task
@@ -63,9 +64,9 @@ class OnnxRuntime(RecipeStep):
             "import os",
             "import tempfile",
             "from typing import Any",
-            "from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten",
+            "from torch.utils._pytree import tree_flatten, tree_unflatten",
         )
-        code.carry(OnnxModel)
+        code.carry(CallForm, OnnxModel)
         code.model_lines.append("model = OnnxModel(model, args, kwargs)")
         code.notes.append(f"Needs onnx, onnxscript and onnxruntime{'-gpu' if code.device == 'cuda' else ''}.")
 

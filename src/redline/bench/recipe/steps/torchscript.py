@@ -35,10 +35,10 @@ class TorchScript(RecipeStep):
                         strict=False,
                         check_trace=False,  # the numerics check compares far more than a second trace would
                     )
-                except (RuntimeError, TypeError) as error:
+                except (RuntimeError, TypeError, NameError) as error:
                     if is_out_of_memory(error):
                         raise  # a failure of another kind, known by its own error
-                    raise BenchError("compile", f"torchscript cannot trace it: {_first_line(error)}") from error
+                    raise BenchError("compile", f"torchscript cannot trace it: {_beginning(error)}") from error
                 setup.model = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
 
     def write(self, code: RecipeCode) -> None:
@@ -54,5 +54,11 @@ class TorchScript(RecipeStep):
         ]
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _beginning(error: Exception) -> str:
+    """Its first line, and those after it as long as one ends in a comma: torch.jit breaks its sentences there."""
+    told: list[str] = []
+    for line in filter(None, map(str.strip, str(error).splitlines())):
+        told.append(line)
+        if not line.endswith(","):
+            break
+    return " ".join(told) or type(error).__name__

@@ -1,0 +1,30 @@
+"""Calls of something that was made for one example: the same inputs, by place and by name."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+
+class CallForm:
+    """How the example was called. Later calls may write their keywords, and the keys of dicts, in any order."""
+
+    def __init__(self, args: tuple, kwargs: dict) -> None:
+        leaves, self.structure = tree_flatten((args, kwargs))
+        self.count, self.names = len(args), list(kwargs)
+        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        plain = (bool, int, float, str, type(None))
+        self.fixed = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, plain)}
+
+    def tensors(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+        """The tensors of a call in the order of the example's."""
+        if len(args) != self.count or kwargs.keys() != set(self.names):
+            raise TypeError(
+                f"made for {self.count} positional inputs and the keywords {self.names}, "
+                f"called with {len(args)} and {list(kwargs)}"
+            )
+        leaves = self.structure.flatten_up_to((args, kwargs))
+        for place, value in self.fixed.items():
+            if type(leaves[place]) is not type(value) or leaves[place] != value:
+                raise ValueError(f"made for an input that is {value!r}, which a later call cannot change")
+        return [leaves[place] for place in self.places]
