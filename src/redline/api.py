@@ -34,7 +34,7 @@ from redline.protocol import (
 from redline.record import Environment, RunRecord
 from redline.results import BatchResult, RunResult, SweepResult
 from redline.search.interleave import Journal, NoJournal, Observer, measure_together
-from redline.spec import LaunchSpec, RunSpec, specs_from_table
+from redline.spec import LaunchSpec, RunSpec, layered, specs_from_table
 from redline.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def find_batch(
     `slo_p95` in seconds or as a text such as "20ms"; `settings` are those of `run`, `max_memory` among them. Several
     recipes are searched one after the other.
     """
-    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **{"effort": "quick", **settings})
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **layered({"effort": "quick"}, settings))
     return find_batch_specs(
         specs,
         slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,

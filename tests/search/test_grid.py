@@ -17,7 +17,7 @@ from redline.search.grid import (
     preset,
     read_sweep,
 )
-from redline.spec import RunSpec
+from redline.spec import MeasureSpec, RunSpec, layered
 
 
 def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:
@@ -178,6 +178,13 @@ def test_presets_are_the_documents_studies() -> None:
     with pytest.raises(UsageError, match="did you mean amp-batches"):
         preset("amp-batchs")
     assert set(PRESETS) == {"fp16-torchscript", "amp-batches"}
+
+
+def test_a_flag_for_the_effort_is_over_the_files_wherever_that_stands(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text('[sweep]\nmodel = "a"\n[sweep.measure]\neffort = "normal"\n')
+    (cell,) = cells_from_table(layered(read_sweep(file), {"effort": "quick"}))
+    assert cell.measure == MeasureSpec.for_effort("quick")
 
 
 def test_a_table_of_the_sweep_leaves_the_rest_of_one_at_the_top(tmp_path: Path) -> None:
