@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from redline.errors import SpecError, UsageError
+from redline.search.axes import parse_batches
 from redline.search.grid import (
     PRESETS,
     cells_from_table,
     default_name,
+    grid_from_table,
     in_informative_order,
-    parse_batches,
     preset,
     read_sweep,
 )
@@ -83,6 +84,30 @@ def test_exclusions_take_out_what_fits_all_their_fields() -> None:
 
 
 @pytest.mark.parametrize(
+    ("exclusion", "reason"),
+    [
+        ({"model": "vit_*"}, "the grid has no model vit_*"),
+        ({"model": ["resnet50", "resent18"]}, "the grid has no model resent18"),
+        ({"recipe": "bf16", "batch": 64}, "the grid has no recipe bf16 and no batch 64"),
+        ({"task": "train"}, "the grid has no task train"),
+        ({"threads": [1]}, "the grid has no threads 1"),
+        ({"model": "resnet50", "batch": [1, 64]}, None),
+        ({"model": "resnet*", "batch": "8..64"}, None),
+    ],
+)
+def test_an_exclusion_that_asks_for_what_no_cell_has_is_told(exclusion: dict[str, Any], reason: str | None) -> None:
+    grid = {"model": ["resnet50", "resnet18"], "recipe": ["baseline", "fp16"], "batch": [1, 8]}
+    idle = grid_from_table({**grid, "exclude": [exclusion]}).idle
+    assert [found.reason for found in idle] == ([] if reason is None else [reason])
+
+
+def test_what_another_exclusion_took_out_already_is_no_reason_to_tell() -> None:
+    grid = {"model": ["a", "b"], "batch": [1, 8], "exclude": [{"model": "a"}, {"model": "a", "batch": 8}]}
+    found = grid_from_table(grid)
+    assert (len(found.cells), found.idle) == (2, ())
+
+
+@pytest.mark.parametrize(
     ("table", "words"),
     [
         ({}, "name at least one model"),
@@ -90,6 +115,17 @@ def test_exclusions_take_out_what_fits_all_their_fields() -> None:
         ({"model": "a", "exclude": [{}]}, "must name at least one"),
         ({"model": "a", "exclude": {"model": "a"}}, r"\[\[sweep.exclude\]\]"),
         ({"model": "a", "exclude": [{"model": "a"}]}, "leave nothing to measure"),
+        ({"model": "a", "exclude": 3}, r"\[\[sweep.exclude\]\]"),
+        ({"model": "a", "exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text or a list of texts, got 3"),
+        ({"model": "a", "exclude": [{"recipe": [["fp16"]]}]}, "recipe of an exclusion must be a text"),
+        ({"model": "a", "exclude": [{"recipe": "fp16+"}]}, "empty step"),
+        ({"model": "a", "exclude": [{"model": 3}]}, "model of an exclusion must be a text or a list of texts, got 3"),
+        ({"model": "a", "exclude": [{"model": []}]}, "model of an exclusion must name at least one value"),
+        ({"model": "a", "threads": [1, 2], "exclude": [{"threads": "1"}]}, "threads of an exclusion.* got '1'"),
+        ({"model": "a", "threads": [1, 2], "exclude": [{"threads": True}]}, "threads of an exclusion.* got True"),
+        ({"model": "a", "batch": [1, 2], "exclude": [{"batch": 0}]}, "batch of an exclusion.* 1 or more.* got 0"),
+        ({"model": "a", "exclude": [{"task": 3}]}, "task of an exclusion must be a text"),
+        ({"model": "a", "exclude": [{"task": "trian"}]}, "unknown task 'trian'; did you mean train"),
         ({"model": "a", "task": "fly"}, "fly"),
         ({"model": "a", "batch": 0}, "batch must be 1 or more, got 0"),
         ({"model": "a", "colour": "red"}, "colour"),
