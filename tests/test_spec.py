@@ -317,6 +317,34 @@ class TestFiles:
         assert spec.measure == expected
         assert spec.launch == LaunchSpec(door="spawn", prepare_timeout_s=60.0)
 
+    @pytest.mark.parametrize(
+        "file",
+        [
+            'model = "a"\n[measure]\neffort = "normal"',
+            'model = "a"\n[[run]]\nmeasure = {effort = "strict"}',
+            'model = "a"\neffort = "strict"',
+        ],
+    )
+    def test_a_flag_for_the_effort_sets_both_its_name_and_its_settings(self, write: Any, file: str) -> None:
+        (spec,) = load_specs(write(file), {"effort": "quick"})
+        assert spec.measure == MeasureSpec.for_effort("quick")
+
+    def test_the_effort_of_a_run_is_over_the_one_at_the_top_wherever_each_stands(self, write: Any) -> None:
+        path = write(
+            """
+            model = "a"
+            effort = "quick"
+            [[run]]
+            measure = {effort = "strict", min_rounds = 4}
+            """
+        )
+        (spec,) = load_specs(path)
+        assert spec.measure == msgspec.structs.replace(MeasureSpec.for_effort("strict"), min_rounds=4)
+
+    def test_two_efforts_in_one_table_are_refused(self) -> None:
+        with pytest.raises(SpecError, match="effort is 'quick', but 'normal' in the table measure"):
+            specs_from_table({"model": "a", "effort": "quick", "measure": {"effort": "normal"}})
+
     def test_tail_asks_for_p99(self, write: Any) -> None:
         (spec,) = load_specs(write('model = "resnet18"\neffort = "quick"\ntail = true'))
         assert spec.measure == MeasureSpec.for_effort("quick", tail=True)

@@ -34,10 +34,11 @@ from redline.protocol import (
 from redline.record import Environment, RunRecord
 from redline.results import BatchResult, RunResult, SweepResult
 from redline.search.interleave import Journal, NoJournal, Observer, measure_together
-from redline.spec import LaunchSpec, RunSpec, specs_from_table
+from redline.spec import LaunchSpec, RunSpec, layered, specs_from_table
 from redline.units import parse_seconds
 
 if TYPE_CHECKING:
+    from redline.analyze.sweep import IdleExclusion
     from redline.search.batch import BatchObserver
     from redline.search.sweep import SweepObserver
     from redline.store import History
@@ -105,13 +106,21 @@ def sweep(
     `batches` may be a list or a text such as "1,8" or "16..512" (doubling); `exclude` holds tables such as
     {"model": "vit_b_16", "batch": [64]}. `settings` are those of `run`. Without a `history` this user's is used.
     """
-    from redline.search.grid import cells_from_table
+    from redline.search.grid import grid_from_table
 
+    for one, several, is_given in (
+        ("batch", "batches", batches is not None),
+        ("task", "tasks", tasks != "infer"),
+        ("recipe", "recipes", recipes != "baseline"),
+    ):
+        if is_given and one in settings:
+            raise SpecError(f"give {one} or {several}, not both")
     described, own_door = _described(model, inputs, loss)
     axes = {"recipe": _listed(recipes), "task": _listed(tasks), "batch": batches, "threads": threads}
-    table = {**axes, "exclude": list(exclude), **settings, **described}
+    grid = grid_from_table({**axes, "exclude": exclude, **settings, **described})
     return sweep_specs(
-        cells_from_table(table),
+        grid.cells,
+        idle_exclusions=grid.idle,
         name=name,
         fresh=fresh,
         retry_failed=retry_failed,
@@ -124,6 +133,7 @@ def sweep(
 def sweep_specs(
     specs: Sequence[RunSpec],
     *,
+    idle_exclusions: Sequence[IdleExclusion] = (),
     name: str | None = None,
     fresh: bool = False,
     retry_failed: bool = False,
@@ -133,19 +143,26 @@ def sweep_specs(
     observer: SweepObserver | None = None,
 ) -> SweepResult:
     """Plan, then measure what is not settled yet. A mistake in any spec is raised before the first is measured."""
-    from redline.search.plan import estimate, make_plan
+    from redline.search.exclude import recipe_probes, refuse_impossible
+    from redline.search.plan import check_name, estimate, make_plan
     from redline.search.sweep import standing, sweep, unsettled
     from redline.store import History
 
+    check_name(name)
     with ExitStack() as stack:
         door = door or stack.enter_context(opened(specs[0].launch))
         history = history or stack.enter_context(History.open())
-        plan = make_plan(specs, _answers(specs, door), lambda device: _environment(device, door), name)
+        answers = _answers(specs, door)
+        plan = make_plan(specs, answers, lambda device: _environment(device, door), name, idle_exclusions)
+        if probes := recipe_probes(idle_exclusions, plan.cells[0].spec):
+            refuse_impossible(_answers(probes, door))
         ledger = history.sweep(plan.name)
         if dry_run:
             settled = {} if fresh else ledger.cells()
             waiting = unsettled(plan, settled, retry_failed=retry_failed)
-            return SweepResult(standing(plan, settled), estimate=estimate(waiting, history))
+            to_do = {cell.key for cell in waiting}
+            kept = {key: cell for key, cell in settled.items() if key not in to_do}
+            return SweepResult(standing(plan, kept), estimate=estimate(waiting, history))
         if observer is not None:
             waiting = unsettled(plan, {} if fresh else ledger.cells(), retry_failed=retry_failed)
             observer.planned(plan, len(waiting), estimate(waiting, history))
@@ -172,7 +189,7 @@ def find_batch(
     `slo_p95` in seconds or as a text such as "20ms"; `settings` are those of `run`, `max_memory` among them. Several
     recipes are searched one after the other.
     """
-    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **{"effort": "quick", **settings})
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **layered({"effort": "quick"}, settings))
     return find_batch_specs(
         specs,
         slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
@@ -193,8 +210,9 @@ def find_batch_specs(
     observer: BatchObserver | None = None,
 ) -> BatchResult:
     """One search per spec, in their order; the batch in a spec is where nothing was said and is not looked at."""
-    from redline.search.batch import BatchObserver, find_batch
+    from redline.search.batch import BatchObserver, find_batch, require_processes
 
+    require_processes(specs)
     if slo_p95_s is not None and not slo_p95_s > 0:
         raise SpecError(f"slo_p95 must be above 0, got {slo_p95_s}")
     if max_batch is not None and max_batch < 1:

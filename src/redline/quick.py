@@ -30,7 +30,7 @@ from redline.report.one_line import one_line
 from redline.report.terminal import as_text, make_console
 from redline.search.batch import BatchObserver
 from redline.search.interleave import Journal
-from redline.spec import RunSpec, Spec
+from redline.spec import RunSpec, Spec, layered
 from redline.store import ceilings_of
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -182,7 +182,7 @@ def run_quick_profile(
     _check(model_name, dataset, epochs, batch_size)
     observer = LineObserver() if progress else BatchObserver()
     with ExitStack() as stack:
-        specs, _ = specs_of(model_name, recipes=recipe, **{"effort": "quick", **settings, "task": "train"})
+        specs, _ = specs_of(model_name, recipes=recipe, **layered({"effort": "quick"}, settings, {"task": "train"}))
         door = door or stack.enter_context(opened(specs[0].launch))
         if journal is None:
             from redline.store import History

@@ -13,7 +13,7 @@ from redline.errors import UsageError
 from redline.launch.lock import device_lock
 from redline.record import RunRecord
 from redline.search.interleave import Journal
-from redline.spec import RunSpec
+from redline.spec import RunSpec, layered
 
 if TYPE_CHECKING:
     from redline.analyze.race import Pair
@@ -72,7 +72,7 @@ def race(
     **settings: Any,
 ) -> RaceResult:
     """Which recipe is faster, and is that sure? Fresh processes, interleaved blocks; `settings` are those of `run`."""
-    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **{"effort": "quick", **settings})
+    specs, own_door = specs_of(model, inputs, recipes=recipes, loss=loss, **layered({"effort": "quick"}, settings))
     return race_specs(specs, replicates=replicates, door=own_door or door, journal=journal, observer=observer)
 
 

@@ -296,8 +296,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     models = _names(rest.pop("model", []), "model", where)
     recipes = _names(rest.pop("recipe", "baseline"), "recipe", where)
     own_measure = rest.pop("measure", {})
-    in_table = own_measure.get("effort", "normal") if isinstance(own_measure, Mapping) else "normal"
-    effort, tail = rest.pop("effort", in_table), rest.pop("tail", False)
+    effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
     if not isinstance(tail, bool):
         raise SpecError(f"{where}: tail must be true or false, got {tail!r}")
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
@@ -323,6 +322,15 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     return specs
 
 
+def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
+    """Written beside the table `measure` or in it; settings follow it, so two different ones cannot both be meant."""
+    inside = own_measure.get("effort") if isinstance(own_measure, Mapping) else None
+    effort = rest.pop("effort", "normal" if inside is None else inside)
+    if inside is not None and inside != effort:
+        raise SpecError(f"{where}: effort is {effort!r}, but {inside!r} in the table measure: leave one out")
+    return effort
+
+
 def _launch_table(rest: dict[str, Any]) -> Any:
     """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes."""
     table = rest.pop("launch", {})
@@ -338,10 +346,25 @@ def _launch_table(rest: dict[str, Any]) -> Any:
 def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
     merged: dict[str, Any] = {}
-    for name, value in (item for table in tables for item in table.items()):
-        below = merged.get(name)
-        merged[name] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
+    for table in tables:
+        merged = _without_effort(merged) if _names_effort(table) else merged
+        for name, value in table.items():
+            below = merged.get(name)
+            merged[name] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
     return merged
+
+
+def _names_effort(table: Mapping[str, Any]) -> bool:
+    measure = table.get("measure")
+    return "effort" in table or (isinstance(measure, Mapping) and "effort" in measure)
+
+
+def _without_effort(table: Mapping[str, Any]) -> dict[str, Any]:
+    """It has two places, so the later word must clear both: else a flag would change the settings and keep the name."""
+    rest = {name: value for name, value in table.items() if name != "effort"}
+    if isinstance(rest.get("measure"), Mapping):
+        rest["measure"] = {name: value for name, value in rest["measure"].items() if name != "effort"}
+    return rest
 
 
 def _override(base: Any, changes: Any, where: str) -> Any:

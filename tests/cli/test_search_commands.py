@@ -118,6 +118,7 @@ class TestSweep:
             (["-f", "nowhere.toml"], "no such file"),
             (["-f", "nowhere.toml", "--preset", "amp-batches"], "not both"),
             (["resnet50", "--name", " "], "name must be"),
+            (["resnet50", "--name", "a,b"], "name must not have a comma"),
             (["resnet50", "--max-memory", "some"], "16GiB"),
             (["resnet50", "--effort", "heroic"], "effort"),
         ],
@@ -131,6 +132,43 @@ class TestSweep:
         assert len(complaint) == 1
         assert words in complaint[0]
         assert "Traceback" not in result.output
+
+    @pytest.mark.parametrize(
+        ("exclusion", "words"),
+        [
+            ("recipe = 3", "recipe of an exclusion"),
+            ("model = 3", "model of an exclusion"),
+            ('task = "trian"', "train?"),
+        ],
+    )
+    def test_a_files_wrong_exclusion_is_one_line_and_exit_2(
+        self, redline: Callable[..., Result], tmp_path: Path, exclusion: str, words: str
+    ) -> None:
+        file = tmp_path / "study.toml"
+        file.write_text(f'[sweep]\nmodel = "resnet50"\n[[sweep.exclude]]\n{exclusion}\n')
+        result = redline("sweep", "-f", file)
+        assert result.exit_code == 2
+        (complaint,) = result.stderr.splitlines()
+        assert words in complaint
+
+    def test_an_exclusion_without_effect_is_told_before_and_after(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        file = tmp_path / "study.toml"
+        file.write_text('[sweep]\nmodel = "resnet50"\n[[sweep.exclude]]\nmodel = "vit_*"\n')
+        told = "the exclusion of model vit_*: the grid has no model vit_*"
+        assert told in redline("sweep", "-f", file, "--dry-run").stdout
+        result = redline("sweep", "-f", file)
+        assert result.exit_code == 0
+        assert told in result.stderr
+        assert told in result.stdout
+
+    def test_a_dry_run_counts_what_would_be_tried_again_as_to_do(self, redline: Callable[..., Result]) -> None:
+        redline("sweep", "resnet50", "broken", "-b", "8")
+        assert "2 cells, 1 done, 1 failed" in redline("sweep", "resnet50", "broken", "-b", "8", "--dry-run").stdout
+        again = redline("sweep", "resnet50", "broken", "-b", "8", "--dry-run", "--retry-failed")
+        assert "2 cells, 1 done, 1 to do" in again.stdout
+        assert "1 cells" in again.stdout.partition("time: ")[2]
 
     def test_ctrl_c_keeps_what_is_settled(
         self, redline: Callable[..., Result], door: FakeDoor, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +246,7 @@ class TestBatch:
             (["resnet50", "--slo-p95", "soon"], "20ms"),
             (["resnet50", "--slo-p95", "0"], "slo_p95 must be above 0"),
             (["resnet50", "--max-batch", "0"], "max_batch must be 1 or more"),
+            (["resnet50", "--door", "inline"], "fresh process, which door 'inline' does not have: use fork or spawn"),
             (["resnet50", "--task", "fly"], "fly"),
         ],
     )

@@ -226,6 +226,22 @@ class Kept(NoJournal):
         self.records.append(record)
 
 
+def test_an_effort_in_the_table_measure_is_over_the_quick_one_of_the_finder() -> None:
+    journal = Kept()
+    find(Landscape(step_s=0.01), journal=journal, max_batch=2, measure={"effort": "strict"})
+    assert {record.spec.measure.effort for record in journal.records} == {"strict"}
+    assert {record.spec.measure.min_rounds for record in journal.records} == {12}
+
+
+def test_a_live_model_that_cannot_travel_has_no_fresh_process() -> None:
+    class Rooted:
+        def __reduce__(self) -> Any:
+            raise TypeError("stays here")
+
+    with pytest.raises(SpecError, match="this model cannot be pickled: give it as"):
+        find_batch(Rooted(), (1,), journal=NoJournal())
+
+
 def test_every_trial_is_a_record_of_a_process_of_its_own() -> None:
     journal, door = Kept(), FakeDoor(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch)))
     (found,) = find_batch("m", door=door, journal=journal, launch={"door": "fake"}, max_memory="1GiB")

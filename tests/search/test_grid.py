@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from redline.errors import SpecError, UsageError
+from redline.search.axes import parse_batches
 from redline.search.grid import (
     PRESETS,
     cells_from_table,
     default_name,
+    grid_from_table,
     in_informative_order,
-    parse_batches,
     preset,
     read_sweep,
 )
-from redline.spec import RunSpec
+from redline.spec import MeasureSpec, RunSpec, layered
 
 
 def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:
@@ -83,6 +84,30 @@ def test_exclusions_take_out_what_fits_all_their_fields() -> None:
 
 
 @pytest.mark.parametrize(
+    ("exclusion", "reason"),
+    [
+        ({"model": "vit_*"}, "the grid has no model vit_*"),
+        ({"model": ["resnet50", "resent18"]}, "the grid has no model resent18"),
+        ({"recipe": "bf16", "batch": 64}, "the grid has no recipe bf16 and no batch 64"),
+        ({"task": "train"}, "the grid has no task train"),
+        ({"threads": [1]}, "the grid has no threads 1"),
+        ({"model": "resnet50", "batch": [1, 64]}, None),
+        ({"model": "resnet*", "batch": "8..64"}, None),
+    ],
+)
+def test_an_exclusion_that_asks_for_what_no_cell_has_is_told(exclusion: dict[str, Any], reason: str | None) -> None:
+    grid = {"model": ["resnet50", "resnet18"], "recipe": ["baseline", "fp16"], "batch": [1, 8]}
+    idle = grid_from_table({**grid, "exclude": [exclusion]}).idle
+    assert [found.reason for found in idle] == ([] if reason is None else [reason])
+
+
+def test_what_another_exclusion_took_out_already_is_no_reason_to_tell() -> None:
+    grid = {"model": ["a", "b"], "batch": [1, 8], "exclude": [{"model": "a"}, {"model": "a", "batch": 8}]}
+    found = grid_from_table(grid)
+    assert (len(found.cells), found.idle) == (2, ())
+
+
+@pytest.mark.parametrize(
     ("table", "words"),
     [
         ({}, "name at least one model"),
@@ -90,6 +115,17 @@ def test_exclusions_take_out_what_fits_all_their_fields() -> None:
         ({"model": "a", "exclude": [{}]}, "must name at least one"),
         ({"model": "a", "exclude": {"model": "a"}}, r"\[\[sweep.exclude\]\]"),
         ({"model": "a", "exclude": [{"model": "a"}]}, "leave nothing to measure"),
+        ({"model": "a", "exclude": 3}, r"\[\[sweep.exclude\]\]"),
+        ({"model": "a", "exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text or a list of texts, got 3"),
+        ({"model": "a", "exclude": [{"recipe": [["fp16"]]}]}, "recipe of an exclusion must be a text"),
+        ({"model": "a", "exclude": [{"recipe": "fp16+"}]}, "empty step"),
+        ({"model": "a", "exclude": [{"model": 3}]}, "model of an exclusion must be a text or a list of texts, got 3"),
+        ({"model": "a", "exclude": [{"model": []}]}, "model of an exclusion must name at least one value"),
+        ({"model": "a", "threads": [1, 2], "exclude": [{"threads": "1"}]}, "threads of an exclusion.* got '1'"),
+        ({"model": "a", "threads": [1, 2], "exclude": [{"threads": True}]}, "threads of an exclusion.* got True"),
+        ({"model": "a", "batch": [1, 2], "exclude": [{"batch": 0}]}, "batch of an exclusion.* 1 or more.* got 0"),
+        ({"model": "a", "exclude": [{"task": 3}]}, "task of an exclusion must be a text"),
+        ({"model": "a", "exclude": [{"task": "trian"}]}, "unknown task 'trian'; did you mean train"),
         ({"model": "a", "task": "fly"}, "fly"),
         ({"model": "a", "batch": 0}, "batch must be 1 or more, got 0"),
         ({"model": "a", "colour": "red"}, "colour"),
@@ -178,6 +214,13 @@ def test_presets_are_the_documents_studies() -> None:
     with pytest.raises(UsageError, match="did you mean amp-batches"):
         preset("amp-batchs")
     assert set(PRESETS) == {"fp16-torchscript", "amp-batches"}
+
+
+def test_a_flag_for_the_effort_is_over_the_files_wherever_that_stands(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text('[sweep]\nmodel = "a"\n[sweep.measure]\neffort = "normal"\n')
+    (cell,) = cells_from_table(layered(read_sweep(file), {"effort": "quick"}))
+    assert cell.measure == MeasureSpec.for_effort("quick")
 
 
 def test_a_table_of_the_sweep_leaves_the_rest_of_one_at_the_top(tmp_path: Path) -> None:

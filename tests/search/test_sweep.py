@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -21,7 +22,10 @@ import redline
 from redline.errors import DoorError, UsageError
 from redline.launch.fake import FakeDoor
 from redline.launch.landscape import Landscape
+from redline.protocol import Checked, StepChoice
 from redline.record import Failure
+from redline.search.exclude import refuse_impossible
+from redline.search.grid import cells_from_table
 from redline.search.sweep import SweepObserver
 from redline.store import History
 
@@ -225,9 +229,55 @@ def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> No
     assert history.count() == 0
 
 
-def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None:
-    import json
+def sweep_of(door: FakeDoor, history: History, **settings: Any) -> redline.SweepResult:
+    return redline.sweep("m", door=door, history=history, launch={"door": "fake"}, **settings)
 
+
+def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_told(history: History) -> None:
+    choices = (StepChoice(step="bf16", family="precision"),)
+    door = FakeDoor(Landscape(step_s=0.001, unknown_steps={"bff16"}, choices=choices))
+    with pytest.raises(UsageError, match=r"exclusion names the recipe bff16.* did you mean bf16") as caught:
+        sweep_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": ["fp16", "bff16"]}])
+    assert "\n" not in str(caught.value)
+    assert history.count() == 0
+    result = sweep_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": "bf16"}])
+    assert result.summary.done == 2
+    assert "the exclusion of recipe bf16: the grid has no recipe bf16" in str(result)
+    assert json.loads(result.to_json())["idle_exclusions"] == [
+        {"exclusion": {"recipe": ["bf16"]}, "reason": "the grid has no recipe bf16"}
+    ]
+
+
+def test_a_step_of_the_other_task_is_known() -> None:
+    """A grid that trained yesterday may infer today."""
+    sound, spec = cells_from_table({"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"})
+    answers = [Checked(spec=sound, usage="step fused-optimizer is for train, not for infer"), Checked(spec=spec)]
+    refuse_impossible(answers)
+    with pytest.raises(UsageError, match="for train, not for infer"):
+        refuse_impossible(answers[:1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch": 4, "batches": [2]}, "give batch or batches, not both"),
+        ({"task": "train", "tasks": ["infer", "train"]}, "give task or tasks, not both"),
+        ({"recipe": "fp16", "recipes": ["bf16"]}, "give recipe or recipes, not both"),
+        ({"exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text"),
+        ({"exclude": 3}, "write each exclusion as a"),
+        ({"name": "a,b"}, "name must not have a comma"),
+        ({"name": " "}, "name must be a text that is not empty"),
+    ],
+)
+def test_mistakes_of_a_call_are_told_in_one_line(history: History, settings: dict[str, Any], words: str) -> None:
+    door = fake_door()
+    with pytest.raises(UsageError, match=words) as caught:
+        sweep_of(door, history, **settings)
+    assert "\n" not in str(caught.value)
+    assert door.opened == 0
+
+
+def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None:
     result = redline.sweep(**FAKE_GRID, door=fake_door(), history=history)
     text = str(result)
     assert "60 cells, 56 done, 4 failed" in text

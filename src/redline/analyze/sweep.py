@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from redline.analyze.summary import FailureSummary
 from redline.record import RunRecord
@@ -36,6 +36,17 @@ class LeftOut(Spec):
     reason: str
 
 
+class IdleExclusion(Spec):
+    """An exclusion that asks for what the grid does not have: left over from another grid, or written wrong."""
+
+    exclusion: dict[str, list[Any]]
+    reason: str
+
+    def __str__(self) -> str:
+        fields = (f"{axis} {', '.join(map(str, values))}" for axis, values in self.exclusion.items())
+        return f"the exclusion of {'; '.join(fields)}: {self.reason}"
+
+
 class SweepSummary(Spec):
     """The whole of a sweep."""
 
@@ -45,6 +56,7 @@ class SweepSummary(Spec):
     failed: int
     cells: tuple[SweepCell, ...]
     left_out: tuple[LeftOut, ...] = ()
+    idle_exclusions: tuple[IdleExclusion, ...] = ()
 
     @property
     def pending(self) -> int:
@@ -76,7 +88,12 @@ def cell_of(
     )
 
 
-def sweep_summary(name: str, cells: Sequence[SweepCell], left_out: Sequence[LeftOut] = ()) -> SweepSummary:
+def sweep_summary(
+    name: str,
+    cells: Sequence[SweepCell],
+    left_out: Sequence[LeftOut] = (),
+    idle_exclusions: Sequence[IdleExclusion] = (),
+) -> SweepSummary:
     return SweepSummary(
         name=name,
         planned=len(cells),
@@ -84,6 +101,7 @@ def sweep_summary(name: str, cells: Sequence[SweepCell], left_out: Sequence[Left
         failed=sum(cell.status == "failed" for cell in cells),
         cells=tuple(cells),
         left_out=tuple(left_out),
+        idle_exclusions=tuple(idle_exclusions),
     )
 
 

@@ -19,7 +19,7 @@ from redline.record import RunRecord
 from redline.report.folder import check_folder
 from redline.report.sweep import estimate_text, sweep_json, sweep_report
 from redline.report.terminal import make_console
-from redline.search.grid import cells_from_table, preset, read_sweep
+from redline.search.grid import grid_from_table, preset, read_sweep
 from redline.search.plan import Cell, Plan
 from redline.search.sweep import SweepObserver
 from redline.spec import layered
@@ -38,6 +38,8 @@ class LiveSweep(LiveObserver, SweepObserver):
             f"sweep {plan.name}: {len(plan.cells)} cells, {settled} settled, {waiting} to do; {estimate_text(estimate)}"
         )
         self.say(Text(told), on_stdout=False)
+        for idle in plan.idle_exclusions:  # now, while it can still be stopped and mended
+            self.say(Text(str(idle), style="yellow"), on_stdout=False)
 
     def cell(self, cell: Cell, number: int, of: int) -> None:
         self._place = f"[{number}/{of}]"
@@ -76,13 +78,17 @@ def sweep_and_print(
         check_folder(report)
     grid = dict(table)
     name = grid.pop("name", None)
-    if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise SpecError(f"name must be a text that is not empty, got {name!r}")
-    specs = cells_from_table(grid)
+    found = grid_from_table(grid)
     try:
         with LiveSweep() as observer:
             result = sweep_specs(
-                specs, name=name, fresh=fresh, retry_failed=retry_failed, dry_run=dry_run, observer=observer
+                found.cells,
+                idle_exclusions=found.idle,
+                name=name,
+                fresh=fresh,
+                retry_failed=retry_failed,
+                dry_run=dry_run,
+                observer=observer,
             )
     except KeyboardInterrupt:
         make_console(stderr=True).print("interrupted; settled cells are kept, the same command goes on", markup=False)

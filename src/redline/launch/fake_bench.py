@@ -249,6 +249,10 @@ def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
     model = spec.workload.model
     if model in truth.unknown_models:
         return protocol.Checked(spec=resolved, usage=str(UnknownName("model", model, truth.models)))
+    for step in spec.recipe.steps:
+        if step.name in truth.unknown_steps:
+            known = (choice.step for choice in truth.choices)
+            return protocol.Checked(spec=resolved, usage=str(UnknownName("recipe step", step.name, known)))
     return protocol.Checked(spec=resolved, fingerprint="fake")
 
 

@@ -66,6 +66,7 @@ class Landscape:
     models: Collection[str] = ()
     """Names `AskModels` tells; any other name is accepted as well."""
     unknown_models: Collection[str] = ()
+    unknown_steps: Collection[str] = ()
     work: PerSpec[WorkCount | None] = None
     """What counting a spec would find; None: nothing could be counted."""
     ceilings: Ceilings | None = None

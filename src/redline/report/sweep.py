@@ -30,6 +30,7 @@ def sweep_json(summary: SweepSummary, estimate: Estimate | None = None) -> str:
         "failed": summary.failed,
         "cells": summary.cells,
         "left_out": summary.left_out,
+        "idle_exclusions": summary.idle_exclusions,
     }
     if estimate is not None:
         document["estimate"] = estimate
@@ -45,6 +46,7 @@ def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Es
         Text(f"  left out: {left.model} {left.task} {left.recipe}: {left.reason}", style="dim")
         for left in _once_per_reason(summary)
     ]
+    parts += [Text(f"  {idle}", style="yellow") for idle in summary.idle_exclusions]
     if estimate is not None:
         parts.append(Text(estimate_text(estimate)))
     elif summary.done:

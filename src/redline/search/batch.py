@@ -7,6 +7,7 @@ torch.compile dynamic. So whatever is reported as fitting has fitted, from a col
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +24,7 @@ from redline.analyze.batch import (
     trial_of,
     within_target,
 )
+from redline.errors import SpecError
 from redline.launch.session import Door
 from redline.record import RunRecord
 from redline.search.interleave import Journal, Observer, measure_together
@@ -109,6 +111,15 @@ def find_batch(
         find_under_target(search, slo_p95_s)
     upper = bounds(search.tried, search.room).upper  # how far one asked to look is no bound
     return finding(search.records, search.trials, upper=upper, slo_p95_s=slo_p95_s)
+
+
+def require_processes(specs: Sequence[RunSpec]) -> None:
+    """The inline door has none to give: what fits after other batches in one process need not fit in a fresh one."""
+    for spec in specs:
+        if spec.launch.door == "inline":
+            cannot_travel = (spec.workload.artifact or "").startswith("memory:")
+            why = "this model cannot be pickled: give it as file.py:factory" if cannot_travel else "use fork or spawn"
+            raise SpecError(f"every batch is tried in a fresh process, which door 'inline' does not have: {why}")
 
 
 def find_largest(search: BatchSearch, most: int | None) -> None:

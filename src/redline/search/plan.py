@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
-from redline.analyze.sweep import Estimate, LeftOut, elapsed_s
-from redline.errors import UsageError
+from redline.analyze.sweep import Estimate, IdleExclusion, LeftOut, elapsed_s
+from redline.errors import SpecError, UsageError
 from redline.protocol import Checked
 from redline.record import BENCHMARK_VERSION, Environment, RunRecord
 from redline.search.grid import default_name, in_informative_order
@@ -38,6 +38,7 @@ class Plan:
     cells: tuple[Cell, ...]
     """In the order in which they are measured."""
     left_out: tuple[LeftOut, ...] = ()
+    idle_exclusions: tuple[IdleExclusion, ...] = ()
 
 
 class Past(Protocol):
@@ -53,6 +54,7 @@ def make_plan(
     answers: Sequence[Checked],
     environment_of: Callable[[str], Environment],
     name: str | None = None,
+    idle_exclusions: Sequence[IdleExclusion] = (),
 ) -> Plan:
     """From a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out."""
     possible = [answer for answer in answers if answer.usage is None]
@@ -66,7 +68,16 @@ def make_plan(
         name=name or default_name(specs),
         cells=tuple({cell.key: cell for cell in cells}.values()),
         left_out=tuple(left_out),
+        idle_exclusions=tuple(idle_exclusions),
     )
+
+
+def check_name(name: Any) -> None:
+    """Of a sweep. `redline compare` takes several names joined by commas."""
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise SpecError(f"name must be a text that is not empty, got {name!r}")
+    if name is not None and "," in name:
+        raise SpecError(f"name must not have a comma, which joins names where sweeps are compared, got {name!r}")
 
 
 def plan_key(spec: RunSpec, fingerprint: str, place: Environment) -> str:

@@ -116,7 +116,8 @@ def unsettled(plan: Plan, settled: Mapping[str, SettledCell], *, retry_failed: b
 
 def standing(plan: Plan, settled: Mapping[str, SettledCell]) -> SweepSummary:
     """How every cell of the plan stands."""
-    return sweep_summary(plan.name, [_standing(cell, settled.get(cell.key)) for cell in plan.cells], plan.left_out)
+    cells = [_standing(cell, settled.get(cell.key)) for cell in plan.cells]
+    return sweep_summary(plan.name, cells, plan.left_out, plan.idle_exclusions)
 
 
 def _standing(cell: Cell, settled: SettledCell | None) -> SweepCell:
