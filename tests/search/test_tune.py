@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -176,6 +176,22 @@ class TestNumbers:
         result = tune(landscape(numerics=lambda spec: near if "fp16" in steps_of(spec) else EXACT), tolerance=tolerance)
         assert ("fp16" in result.recipe.split("+")) is passes
 
+    def test_what_is_said_of_the_tolerance_is_true(self, tune: Callable[..., TuneResult]) -> None:
+        class Listening(TuneObserver):
+            said: ClassVar[dict[str, str]] = {}
+
+            def attempted(self, recipe: str, said: str) -> None:
+                self.said[recipe] = said
+
+        exact = msgspec.structs.replace(EXACT, method="outputs", rel_l2=0.0)
+        far = msgspec.structs.replace(exact, rel_l2=0.1)
+        truth = landscape(numerics=lambda spec: far if "fp16" in steps_of(spec) else exact)
+        found = tune(truth, tolerance=1e-3, observer=Listening()).finding
+        assert Listening.said["baseline"] == "error 0 is within the tolerance 0.001 that was asked for"
+        assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {
+            r.reason for r in found.rejected
+        }
+
     def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="compile", message="no compiler here")
         result = tune(landscape(failure=lambda spec: broken if "compile" in steps_of(spec) else None))
@@ -220,6 +236,20 @@ class TestQuantized:
         assert len(shown) <= 2
         assert all("check of your own" in (each.note or "") for each in shown)
         assert any("check of your own" in each.reason for each in result.finding.rejected)
+
+    @pytest.mark.parametrize("asked", ["int8", "int8:weight-only", "int8:dynamic"])
+    def test_whatever_the_options_it_is_given(self, tune: Callable[..., TuneResult], asked: str) -> None:
+        """A person's own variant of a step quantizes as the step does that the bench speaks of."""
+        choices = (StepChoice(step="int8:weight-only", family="quantization", quantizes=True),)
+        truth = landscape(
+            choices=choices, step_s=lambda spec: 0.004 if spec.recipe.steps else 0.01, issue_share=lambda spec: 0.1
+        )
+        result = tune(truth, allow_quantized=True, recipes=asked, steps=["int8"])
+        assert result.recipe == "baseline"
+        assert any(each.recipe == asked and "check of your own" in each.reason for each in result.finding.rejected)
+        proven = tune(truth, allow_quantized=True, recipes=asked, steps=["int8"], check="metrics:top1")
+        assert proven.recipe.startswith("int8")
+        assert proven.recipe in {metric.recipe for metric in proven.tune.metrics}
 
     def test_wins_when_the_check_holds(self, tune: Callable[..., TuneResult]) -> None:
         result = tune(allow_quantized=True, check="metrics:top1")
@@ -378,6 +408,7 @@ class TestCtrlC:
         # Only what it goes on from is opened again; nothing else that was known is tried a second time.
         later = [trial.recipe for trial in result.tune.trials[len(known) :]]
         assert len(set(known) & set(later)) <= 1
+        assert result.finding.trials == len({*known, *later}), "and counted once"
 
     def test_before_anything_was_timed(self, history: History) -> None:
         stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", 1))

@@ -85,6 +85,7 @@ class TuneFinding(Spec):
     seconds: float
     compile_seconds: float
     trials: int
+    """Recipes that were tried; one opened again to go on from counts once."""
     notes: tuple[str, ...] = ()
     record_ids: tuple[str, ...] = ()
     """Everything that was measured for it."""
@@ -115,7 +116,7 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         snippet=tune.snippet,
         seconds=tune.seconds,
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
-        trials=len(tune.trials),
+        trials=len({trial.recipe for trial in tune.trials}),
         notes=(*tune.notes, *_company_notes(winner, rows)),
         record_ids=tuple(tune.record_ids),
     )

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from redline.analyze.tune.estimates import quantizing_of
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
 from redline.search.tune.costs import Costs
@@ -79,7 +80,7 @@ def is_done_with(steps: Steps, tried: set[Steps], tuner: Tuner) -> bool:
     """Tried, or only to be shown, and its quantizing steps were shown already."""
     if steps in tried:
         return True
-    quantizing = steps & set(tuner.tune.quantizing)
+    quantizing = quantizing_of(steps, tuner.tune)
     return tuner.is_only_shown(steps) and all(any(step in other for other in tried) for step in quantizing)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from redline.analyze.tune.estimates import Estimate, estimates, unproven
+from redline.analyze.tune.estimates import Estimate, estimates, quantizing_of, unproven
 from redline.analyze.tune.record import Trial, TuneRecord, TuneSpec
 from redline.launch.session import Door
 from redline.record import BlockKind, RunRecord
@@ -126,7 +126,7 @@ class Tuner:
 
     def is_only_shown(self, steps: Steps) -> bool:
         """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
-        quantizing = steps & set(self.tune.quantizing)
+        quantizing = quantizing_of(steps, self.tune)
         if self.asked.check is None:
             return bool(quantizing)
         fallen = [metric.recipe for metric in self.tune.metrics if unproven(metric.recipe, self.tune) is not None]
