@@ -410,6 +410,17 @@ class TestCtrlC:
         assert len(set(known) & set(later)) <= 1
         assert result.finding.trials == len({*known, *later}), "and counted once"
 
+    @pytest.mark.parametrize("times", [2, 3, 5])
+    def test_the_code_is_that_of_the_winner_now(self, history: History, times: int) -> None:
+        stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", times))
+        assert stopped.recipe != BEST
+        assert stopped.snippet is not None
+        assert f"# {stopped.recipe}:" in stopped.snippet
+        result = tuned(FakeDoor(landscape()), history, resume=True)
+        assert result.recipe == BEST
+        assert f"# {BEST}:" in (result.snippet or "")
+        assert kept_tune(result.tune.name, history).snippet == result.snippet
+
     def test_before_anything_was_timed(self, history: History) -> None:
         stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", 1))
         assert (stopped.finding.state, stopped.winner) == ("interrupted", None)
@@ -440,6 +451,36 @@ class TestCtrlC:
         )
         again = tuned(FakeDoor(landscape(choices=needs)), history, name="study", resume=True)
         assert tried.recipe in {trial.recipe for trial in again.tune.trials}
+
+    @pytest.mark.parametrize(
+        ("other", "word"),
+        [
+            ({"objective": "latency"}, "objective"),
+            ({"slo_p95": "20ms"}, "slo-p95"),
+            ({"tolerance": "2x"}, "tolerance"),
+            ({"steps": ["bf16"]}, "steps"),
+            ({"without": ["fp16"]}, "without"),
+            ({"recipes": "bf16+graphs"}, "recipe"),
+            ({"allow_quantized": True}, "allow-quantized"),
+            ({"allow_quantized": True, "check": "metrics:top1"}, "allow-quantized, check"),
+            ({"device": "cuda:1"}, "device"),
+            ({"batch": "auto"}, "batch"),
+            ({"launch": {"door": "fake", "memory_limit_bytes": 2**30}}, "max-memory"),
+        ],
+    )
+    def test_another_question_is_not_answered_with_the_old_one(
+        self, history: History, other: dict[str, Any], word: str
+    ) -> None:
+        tuned(FakeDoor(landscape()), history, name="study")
+        door = FakeDoor(landscape())
+        with pytest.raises(UsageError, match=rf"other settings \((batch, )?{word}\): give another --name"):
+            tuned(door, history, name="study", resume=True, **other)
+        assert door.clock_s == 0
+
+    def test_more_heats_may_be_asked_for(self, history: History) -> None:
+        done = tuned(FakeDoor(landscape()), history, name="study", budget="1h")
+        more = tuned(FakeDoor(landscape()), history, name="study", budget="2h", replicates=8, resume=True)
+        assert len(done.tune.finals) < 8 <= len(more.tune.finals)
 
     def test_another_workload_is_not_resumed_by_the_same_name(self, history: History) -> None:
         tuned(FakeDoor(landscape()), history, name="study")
