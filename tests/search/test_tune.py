@@ -343,6 +343,52 @@ class TestWishes:
         assert result.winner.throughput_per_s is not None
         assert result.winner.throughput_per_s > 1.05 * 32 / 0.01 * math.exp(1.45)
 
+    @pytest.mark.parametrize("budget_s", [60.0, 80.0, 120.0, 180.0, 240.0, 300.0, 600.0])
+    def test_what_is_told_of_the_winner_is_of_one_batch(self, history: History, budget_s: float) -> None:
+        truth = landscape(
+            memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34, drift_sigma=0.0
+        )
+        result = tuned(FakeDoor(truth), history, batch="auto", budget=budget_s)
+        winner, tune = result.winner, result.tune
+        assert winner is not None
+        own = [record for record in result.records.values() if str(record.spec.recipe) == winner.recipe]
+        timed = [record for record in own if (record.spec.workload.batch or 32) == winner.batch and record.blocks]
+        assert result.records[winner.record_id] in timed
+        assert winner.throughput_per_s == pytest.approx((winner.batch or 0) / truth.step_s(timed[0].spec), rel=0.02)
+        apart = [note for note in result.finding.notes if "the search for the batch" in note]
+        assert bool(apart) == (bool(tune.batches) and not tune.batch_heats)
+        assert all("the budget ended before the race there" in note for note in apart)
+        assert f"batch {tune.batches[0].batch}" in apart[0] if apart else winner.batch != 32 or not tune.batches
+        assert "batch 32" in str(result).splitlines()[0], "where the ranking was made"
+        assert f"at batch {winner.batch}" in str(result)
+
+    def test_with_the_batch_asked_for_there_is_time_for_a_race_there(self, history: History) -> None:
+        truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
+        result = tuned(FakeDoor(truth), history, batch="auto", budget="5m")
+        assert result.tune.batch_heats
+        assert result.finding.seconds <= 330
+
+    def test_who_moves_most_at_its_batch_wins(self, history: History) -> None:
+        """Channels last is faster at the first batch, and takes so much memory that it cannot grow."""
+        choices = (StepChoice(step="channels-last", family="layout"),)
+
+        def step_s(spec: RunSpec) -> float:
+            return 0.02 if spec.recipe.steps else 0.05 + 0.0001 * (spec.workload.batch or 32)
+
+        def memory_bytes(spec: RunSpec) -> int:
+            return (2**28 if spec.recipe.steps else 2**24) * (spec.workload.batch or 32)
+
+        truth = landscape(
+            choices=choices, step_s=step_s, issue_share=0.1, memory_bytes=memory_bytes, memory_limit_bytes=2**34
+        )
+        result = tuned(FakeDoor(truth), history, batch="auto", budget="1h")
+        winner = result.winner
+        assert winner is not None
+        assert (winner.recipe, winner.ratio) == ("baseline", 1.0)
+        assert winner.batch is not None
+        assert winner.batch > 300
+        assert any("not channels-last" in note for note in result.finding.notes)
+
     @pytest.mark.parametrize(
         ("wish", "words"),
         [

@@ -29,6 +29,7 @@ def tune_json(found: TuneFinding) -> str:
         "task": found.task,
         "device": found.device,
         "objective": found.objective,
+        "batch": found.batch,
         "winner": winner,
         "ranking": found.ranking,
         "steps": found.steps,
@@ -63,7 +64,7 @@ def tune_report(found: TuneFinding) -> RenderableType:
 
 def _ranking(found: TuneFinding) -> Table:
     where = f"{found.device_name} ({found.device})" if found.device_name else found.device
-    batch = f"batch {found.winner.batch}" if found.winner and found.winner.batch else ""
+    batch = f"batch {found.batch}" if found.batch else ""
     title = " · ".join(part for part in (found.model, found.task, batch, where, found.objective) if part)
     table = make_table(Text(title, style="bold"))
     table.add_column("recipe", overflow="fold", min_width=12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redline.analyze.tune.finding import winner_of
-from redline.search.tune.batches import choose_batch
+from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.explore import explore
 from redline.search.tune.finals import ablate, decide, simplify, untold_steps
 from redline.search.tune.proof import prove
@@ -17,11 +17,13 @@ def search(tuner: Tuner) -> None:
     if tuner.tune.state == "done":
         return
     try:
+        tuner.kept_back_s = batch_share_s(tuner)
         tuner.observer.stage("trying recipes")
         explore(tuner)
         if tuner.baseline() is None:
             tuner.keep(state="done", notes=(*tuner.tune.notes, NOTHING_RUNS))
             return
+        tuner.kept_back_s = batch_share_s(tuner)
         prove(tuner)
         tuner.observer.stage("racing the last few")
         decide(tuner)
@@ -30,8 +32,10 @@ def search(tuner: Tuner) -> None:
             tuner.observer.stage("what each step brings")
             ablate(tuner)
             simplify(tuner)
-            _note_untold_steps(tuner)
+            tuner.kept_back_s = 0.0
             choose_batch(tuner)
+            ablate(tuner)  # with what was kept back for the batch and not needed
+            _note_untold_steps(tuner)
         tuner.keep(state="done")
     except KeyboardInterrupt:
         tuner.keep(state="interrupted")

@@ -70,6 +70,8 @@ class Tuner:
     spent_before_s: float = 0.0
     """By sessions before this one."""
     started_s: float = 0.0
+    kept_back_s: float = 0.0
+    """Of the budget, for what comes last."""
     heat_scale: float = 1.0
     """What heats took over what they were expected to take."""
     _seen: tuple[tuple[Trial, ...], dict[Steps, Estimate]] | None = None
@@ -93,7 +95,7 @@ class Tuner:
 
     @property
     def left_s(self) -> float:
-        return self.budget_s - (self.clock() - self.started_s)
+        return self.budget_s - self.kept_back_s - (self.clock() - self.started_s)
 
     def keep(self, **changes: Any) -> None:
         """Whatever is known is on disk before the next worker is opened."""
