@@ -288,6 +288,45 @@ class TestBudget:
         assert result.winner.low > 1.05
         assert result.finding.seconds < 200
 
+    def test_one_that_holds_the_baseline_alone_concludes_nothing(self, history: History) -> None:
+        result = tuned(FakeDoor(landscape()), history, budget=3.0)
+        assert {trial.recipe for trial in result.tune.trials} == {"baseline"}
+        assert result.finding.state == "out-of-budget"
+        assert "the budget ended before any other recipe could be tried: give it more" in result.finding.notes
+        told = str(result)
+        assert "winner" not in told
+        assert "beats the baseline" not in told
+        assert told.rstrip().endswith("next: the same command with --resume and more --budget goes on")
+
+    @pytest.mark.parametrize("budget_s", [3.0, 25.0, 60.0, 90.0])
+    def test_what_ended_for_want_of_it_goes_on_with_more(self, history: History, budget_s: float) -> None:
+        short = tuned(FakeDoor(landscape()), history, budget=budget_s)
+        assert short.finding.state == "out-of-budget"
+        assert any("budget ended" in note for note in short.finding.notes)
+        result = tuned(FakeDoor(landscape(seed=1)), history, budget="1h", resume=True)
+        assert result.finding.state == "done"
+        assert result.recipe == BEST
+        assert result.winner is not None
+        assert result.winner.low is not None
+        assert {gain.step for gain in result.finding.steps} == set(BEST.split("+"))
+        assert result.finding.notes == (), "what it had to say of its end was of the first one"
+        assert len(result.tune.trials) > len(short.tune.trials)
+
+    def test_nothing_is_missed_where_nothing_else_can_be_tried(self, history: History) -> None:
+        result = tuned(FakeDoor(landscape(choices=())), history, budget=3.0)
+        assert result.finding.state == "done"
+        assert "nothing here beats the baseline" in str(result)
+
+    def test_a_batch_for_which_it_was_too_short_is_found_with_more(self, history: History) -> None:
+        truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
+        short = tuned(FakeDoor(truth), history, batch="auto", budget=80.0)
+        assert (short.finding.state, short.tune.batch_heats) == ("out-of-budget", ())
+        result = tuned(FakeDoor(truth), history, batch="auto", budget="1h", resume=True)
+        assert (result.finding.state, result.recipe) == ("done", BEST)
+        assert len(result.tune.batch_heats) == 3
+        assert result.winner is not None
+        assert (result.winner.batch or 0) > 32
+
     def test_more_than_enough_is_not_used_up(self, tune: Callable[..., TuneResult]) -> None:
         assert tune(budget="2h").finding.seconds < 600
 

@@ -215,7 +215,11 @@ def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> l
     elif raced:
         why = "none of them may be recommended there"
     else:
-        why = "the budget ended before the race there" if tune.state == "done" else "they have not raced there yet"
+        why = (
+            "the budget ended before the race there"
+            if tune.state in ("done", "out-of-budget")
+            else "they have not raced there yet"
+        )
     return [f"the search for the batch, each recipe by itself, saw {found}; {why}"]
 
 

@@ -45,7 +45,7 @@ def choose_batch(tuner: Tuner) -> None:
         # A race of the one is worth more than the batch of the other.
         race_s = tuner.asked.replicates * heat_s(tuner, _racers(tuner)) if known else 0.0
         if tuner.left_s < _search_s(tuner, recipe) + race_s:
-            tuner.keep(notes=(*tuner.tune.notes, f"no time left to search the batch for {recipe}"))
+            tuner.ran_short(f"no time left to search the batch for {recipe}")
             break
         _search_batch(tuner, recipe)
     race_at_batch(tuner)
@@ -93,9 +93,10 @@ def race_at_batch(tuner: Tuner) -> None:
         return
     chosen, racers = _chosen(tuner), _racers(tuner)
     race = Race(tuner.door, tuner.journal, tuner.observer, tuner.order, only=tuner.only)
-    race.heats = _heats_at(tuner, chosen.batch)
+    race.heats = _heats_at(tuner, chosen.batch, racers)
     for number in range(len(race.heats), tuner.asked.replicates):
         if tuner.left_s < _heat_s(tuner, racers):
+            _note_a_short_race(tuner, chosen.batch, number)
             return
         tuner.observer.heat(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])
         records = race.run_heat([final_spec(tuner, each, first=False, batch=chosen.batch) for each in racers])
@@ -108,6 +109,14 @@ def race_at_batch(tuner: Tuner) -> None:
         tuner.keep(batch_heats=(*tuner.tune.batch_heats, tuple(record.id for record in records)))
 
 
+def _note_a_short_race(tuner: Tuner, batch: int, heats: int) -> None:
+    """Of one that was not held at all the finding tells, with what the search for the batch saw."""
+    tuner.is_short = True
+    if heats:
+        had = f"its {tuner.asked.replicates} heats (it had {heats})"
+        tuner.ran_short(f"the budget ended before the race at batch {batch} had {had}: give it more")
+
+
 def _chosen(tuner: Tuner) -> BatchChoice:
     return max(tuner.tune.batches, key=lambda choice: choice.throughput_per_s)
 
@@ -118,10 +127,12 @@ def _racers(tuner: Tuner) -> list[Steps]:
     return list(dict.fromkeys([BASELINE, *(tuner.space.steps_of(name) for name in names if name is not None)]))
 
 
-def _heats_at(tuner: Tuner, batch: int) -> list[list[RunRecord]]:
-    """Those of an earlier session, unless they were at another batch."""
+def _heats_at(tuner: Tuner, batch: int, racers: Sequence[Steps]) -> list[list[RunRecord]]:
+    """Those of an earlier session, unless they were at another batch or of others."""
     heats = heats_of(tuner.tune.batch_heats, tuner.records)
-    if any(record.spec.workload.batch != batch for heat in heats for record in heat):
+    names = {str(record.spec.recipe) for heat in heats[:1] for record in heat}
+    is_other = any(record.spec.workload.batch != batch for heat in heats for record in heat)
+    if heats and (is_other or not names.issuperset(map(tuner.space.text, racers))):
         tuner.keep(batch_heats=())
         return []
     return heats

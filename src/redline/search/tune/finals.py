@@ -30,6 +30,7 @@ FULL_LOSS_PATH = 20
 
 def decide(tuner: Tuner) -> None:
     """Heats of the finalists with the baseline; who falls behind is out, and the budget may end it."""
+    _begin_anew_for_a_newcomer(tuner)
     heats = heats_of(tuner.tune.finals, tuner.records)
     finalists = _still_in(tuner, heats) if heats else choose_finalists(tuner)
     race = _race(tuner)
@@ -42,6 +43,13 @@ def decide(tuner: Tuner) -> None:
         finalists = _still_in(tuner, heats)
 
 
+def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
+    """An earlier session raced without what is the fastest by now: nobody can win a race that he was not in."""
+    met = {str(record.spec.recipe) for heat in heats_of(tuner.tune.finals, tuner.records) for record in heat}
+    if met and any(tuner.space.text(first) not in met for first in choose_finalists(tuner)[:1]):
+        tuner.keep(finals=(), ablations=(), batch_heats=())
+
+
 def simplify(tuner: Tuner) -> None:
     """Steps that bring nothing go, where the recipe without all of them is as fast in heats of its own."""
     chosen = winner_of(tuner.tune, tuner.records)
@@ -52,6 +60,9 @@ def simplify(tuner: Tuner) -> None:
     simpler = steps - useless
     if simpler in tuner.broken() or not tuner.space.is_valid(simpler):
         return
+    finals = heats_of(tuner.tune.finals, tuner.records)
+    if len(_with_both(finals, chosen, tuner.space.text(simpler))) >= tuner.asked.replicates:
+        return  # an earlier session has seen that it is slower
     race = _race(tuner)
     racers = list(dict.fromkeys([BASELINE, steps, simpler]))
     for _ in range(tuner.asked.replicates):

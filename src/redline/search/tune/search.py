@@ -13,7 +13,7 @@ NOTHING_RUNS = "nothing could be timed: the baseline itself does not run here"
 
 
 def search(tuner: Tuner) -> None:
-    """To the end, or to Ctrl-C: what is known then is kept, and the state says that it was stopped."""
+    """To the end, of the budget at the latest, or to Ctrl-C: what is known then is kept, and the state says which."""
     if tuner.tune.state == "done":
         return
     try:
@@ -36,7 +36,7 @@ def search(tuner: Tuner) -> None:
             choose_batch(tuner)
             ablate(tuner)  # with what was kept back for the batch and not needed
             _note_untold_steps(tuner)
-        tuner.keep(state="done")
+        tuner.keep(state="out-of-budget" if tuner.is_short else "done")
     except KeyboardInterrupt:
         tuner.keep(state="interrupted")
 
@@ -45,11 +45,11 @@ def _note_a_short_race(tuner: Tuner) -> None:
     heats, planned = len(tuner.tune.finals), tuner.asked.replicates
     if heats < planned and winner_of(tuner.tune, tuner.records) not in (None, "baseline"):
         note = f"the budget ended before the last race had its {planned} heats (it had {heats}): give it more"
-        tuner.keep(notes=(*tuner.tune.notes, note))
+        tuner.ran_short(note)
 
 
 def _note_untold_steps(tuner: Tuner) -> None:
     steps = untold_steps(tuner)
     if steps:
         note = f"the budget ended before it was known what these bring: {', '.join(steps)}; give it more"
-        tuner.keep(notes=(*tuner.tune.notes, note))
+        tuner.ran_short(note)

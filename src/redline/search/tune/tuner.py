@@ -72,6 +72,8 @@ class Tuner:
     started_s: float = 0.0
     kept_back_s: float = 0.0
     """Of the budget, for what comes last."""
+    is_short: bool = False
+    """More was left to do than this session's budget held."""
     heat_scale: float = 1.0
     """What heats took over what they were expected to take."""
     _seen: tuple[tuple[Trial, ...], dict[Steps, Estimate]] | None = None
@@ -102,6 +104,11 @@ class Tuner:
         seconds = self.spent_before_s + self.clock() - self.started_s
         self.tune = msgspec.structs.replace(self.tune, seconds=seconds, **changes)
         self.ledger.save(self.tune)
+
+    def ran_short(self, note: str) -> None:
+        """The budget ended before something that is worth having."""
+        self.is_short = True
+        self.keep(notes=(*self.tune.notes, note))
 
     def seen(self) -> dict[Steps, Estimate]:
         """What was timed and kept its numbers, by its steps."""
