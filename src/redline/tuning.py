@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from redline.search.tune.tuner import Clock, TuneObserver
     from redline.store import History, TuneLedger
 
+NO_SNIPPET = "no snippet"
+
 
 class TuneResult:
     """What a search found, with all that it rests on."""
@@ -206,9 +208,10 @@ def tune_spec(
         history = history or stack.enter_context(_history())
         ledger = history.tunes()
         stack.enter_context(ledger.held(called))
-        kept = _kept(ledger, called, asked) if resume else None
+        kept = _kept(ledger, called) if resume else None
         (spec,) = checked([asked.spec], door)
         asked = msgspec.structs.replace(asked, spec=spec)
+        kept = _resumed(kept, asked) if kept is not None else None
         choices = step_choices(spec, door)
         space, refused = space_for(asked, choices)
         for seed in asked.seeds:
@@ -305,30 +308,40 @@ class _Kept:
         self._ledger.save(row, encode_tune(record))
 
 
-def _kept(ledger: TuneLedger, name: str, asked: TuneSpec) -> TuneRecord:
+def _kept(ledger: TuneLedger, name: str) -> TuneRecord:
     body = ledger.load(name)
     if body is None:
         raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
-    record = decode_tune(body)
-    if record.tune.spec.workload != asked.spec.workload:
-        raise UsageError(
-            f"tune {name!r} is of {record.tune.spec.workload.model}, at other settings: give another --name"
-        )
-    state = "done" if record.state == "done" else "running"
-    return msgspec.structs.replace(record, state=state)
+    return decode_tune(body)
+
+
+def _resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
+    """The search as it goes on. One that is done is only told again, unless more heats are asked for than it was to have.
+
+    What it had to say of its end is said anew at the new one, and the code is that of the winner then.
+    """
+    from redline.analyze.tune.question import differences
+
+    others = differences(kept.tune, asked)
+    if others:
+        raise UsageError(f"tune {kept.name!r} was asked at other settings ({', '.join(others)}): give another --name")
+    if kept.state == "done" and asked.replicates <= kept.tune.replicates:
+        notes = tuple(note for note in kept.notes if not note.startswith(NO_SNIPPET))
+        return msgspec.structs.replace(kept, snippet=None, notes=notes)
+    return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=())
 
 
 def _snippet(result: TuneResult, door: Door) -> tuple[str | None, str | None]:
     """The winner's code, or why there is none."""
-    if result.winner is None or result.tune.snippet is not None:
-        return result.tune.snippet, None
+    if result.winner is None:
+        return None, None
     spec = result.tune.tune.spec
     workload = msgspec.structs.replace(spec.workload, batch=result.winner.batch or spec.workload.batch)
     recipe = Recipe.parse(result.winner.recipe)
     try:
         reply = ask(AskSnippet(spec=msgspec.structs.replace(spec, recipe=recipe, workload=workload)), door)
     except BenchError as error:
-        return None, f"no snippet: {str(error).splitlines()[0]}"
+        return None, f"{NO_SNIPPET}: {str(error).splitlines()[0]}"
     assert isinstance(reply, Snippet)
     return reply.code, None
 

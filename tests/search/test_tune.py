@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -176,6 +176,22 @@ class TestNumbers:
         result = tune(landscape(numerics=lambda spec: near if "fp16" in steps_of(spec) else EXACT), tolerance=tolerance)
         assert ("fp16" in result.recipe.split("+")) is passes
 
+    def test_what_is_said_of_the_tolerance_is_true(self, tune: Callable[..., TuneResult]) -> None:
+        class Listening(TuneObserver):
+            said: ClassVar[dict[str, str]] = {}
+
+            def attempted(self, recipe: str, said: str) -> None:
+                self.said[recipe] = said
+
+        exact = msgspec.structs.replace(EXACT, method="outputs", rel_l2=0.0)
+        far = msgspec.structs.replace(exact, rel_l2=0.1)
+        truth = landscape(numerics=lambda spec: far if "fp16" in steps_of(spec) else exact)
+        found = tune(truth, tolerance=1e-3, observer=Listening()).finding
+        assert Listening.said["baseline"] == "error 0 is within the tolerance 0.001 that was asked for"
+        assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {
+            r.reason for r in found.rejected
+        }
+
     def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="compile", message="no compiler here")
         result = tune(landscape(failure=lambda spec: broken if "compile" in steps_of(spec) else None))
@@ -221,6 +237,20 @@ class TestQuantized:
         assert all("check of your own" in (each.note or "") for each in shown)
         assert any("check of your own" in each.reason for each in result.finding.rejected)
 
+    @pytest.mark.parametrize("asked", ["int8", "int8:weight-only", "int8:dynamic"])
+    def test_whatever_the_options_it_is_given(self, tune: Callable[..., TuneResult], asked: str) -> None:
+        """A person's own variant of a step quantizes as the step does that the bench speaks of."""
+        choices = (StepChoice(step="int8:weight-only", family="quantization", quantizes=True),)
+        truth = landscape(
+            choices=choices, step_s=lambda spec: 0.004 if spec.recipe.steps else 0.01, issue_share=lambda spec: 0.1
+        )
+        result = tune(truth, allow_quantized=True, recipes=asked, steps=["int8"])
+        assert result.recipe == "baseline"
+        assert any(each.recipe == asked and "check of your own" in each.reason for each in result.finding.rejected)
+        proven = tune(truth, allow_quantized=True, recipes=asked, steps=["int8"], check="metrics:top1")
+        assert proven.recipe.startswith("int8")
+        assert proven.recipe in {metric.recipe for metric in proven.tune.metrics}
+
     def test_wins_when_the_check_holds(self, tune: Callable[..., TuneResult]) -> None:
         result = tune(allow_quantized=True, check="metrics:top1")
         assert "int8" in result.recipe.split("+")
@@ -257,6 +287,45 @@ class TestBudget:
         assert result.winner.low is not None
         assert result.winner.low > 1.05
         assert result.finding.seconds < 200
+
+    def test_one_that_holds_the_baseline_alone_concludes_nothing(self, history: History) -> None:
+        result = tuned(FakeDoor(landscape()), history, budget=3.0)
+        assert {trial.recipe for trial in result.tune.trials} == {"baseline"}
+        assert result.finding.state == "out-of-budget"
+        assert "the budget ended before any other recipe could be tried: give it more" in result.finding.notes
+        told = str(result)
+        assert "winner" not in told
+        assert "beats the baseline" not in told
+        assert told.rstrip().endswith("next: the same command with --resume and more --budget goes on")
+
+    @pytest.mark.parametrize("budget_s", [3.0, 25.0, 60.0, 90.0])
+    def test_what_ended_for_want_of_it_goes_on_with_more(self, history: History, budget_s: float) -> None:
+        short = tuned(FakeDoor(landscape()), history, budget=budget_s)
+        assert short.finding.state == "out-of-budget"
+        assert any("budget ended" in note for note in short.finding.notes)
+        result = tuned(FakeDoor(landscape(seed=1)), history, budget="1h", resume=True)
+        assert result.finding.state == "done"
+        assert result.recipe == BEST
+        assert result.winner is not None
+        assert result.winner.low is not None
+        assert {gain.step for gain in result.finding.steps} == set(BEST.split("+"))
+        assert result.finding.notes == (), "what it had to say of its end was of the first one"
+        assert len(result.tune.trials) > len(short.tune.trials)
+
+    def test_nothing_is_missed_where_nothing_else_can_be_tried(self, history: History) -> None:
+        result = tuned(FakeDoor(landscape(choices=())), history, budget=3.0)
+        assert result.finding.state == "done"
+        assert "nothing here beats the baseline" in str(result)
+
+    def test_a_batch_for_which_it_was_too_short_is_found_with_more(self, history: History) -> None:
+        truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
+        short = tuned(FakeDoor(truth), history, batch="auto", budget=80.0)
+        assert (short.finding.state, short.tune.batch_heats) == ("out-of-budget", ())
+        result = tuned(FakeDoor(truth), history, batch="auto", budget="1h", resume=True)
+        assert (result.finding.state, result.recipe) == ("done", BEST)
+        assert len(result.tune.batch_heats) == 3
+        assert result.winner is not None
+        assert (result.winner.batch or 0) > 32
 
     def test_more_than_enough_is_not_used_up(self, tune: Callable[..., TuneResult]) -> None:
         assert tune(budget="2h").finding.seconds < 600
@@ -312,6 +381,52 @@ class TestWishes:
         assert result.winner.low is not None
         assert result.winner.throughput_per_s is not None
         assert result.winner.throughput_per_s > 1.05 * 32 / 0.01 * math.exp(1.45)
+
+    @pytest.mark.parametrize("budget_s", [60.0, 80.0, 120.0, 180.0, 240.0, 300.0, 600.0])
+    def test_what_is_told_of_the_winner_is_of_one_batch(self, history: History, budget_s: float) -> None:
+        truth = landscape(
+            memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34, drift_sigma=0.0
+        )
+        result = tuned(FakeDoor(truth), history, batch="auto", budget=budget_s)
+        winner, tune = result.winner, result.tune
+        assert winner is not None
+        own = [record for record in result.records.values() if str(record.spec.recipe) == winner.recipe]
+        timed = [record for record in own if (record.spec.workload.batch or 32) == winner.batch and record.blocks]
+        assert result.records[winner.record_id] in timed
+        assert winner.throughput_per_s == pytest.approx((winner.batch or 0) / truth.step_s(timed[0].spec), rel=0.02)
+        apart = [note for note in result.finding.notes if "the search for the batch" in note]
+        assert bool(apart) == (bool(tune.batches) and not tune.batch_heats)
+        assert all("the budget ended before the race there" in note for note in apart)
+        assert f"batch {tune.batches[0].batch}" in apart[0] if apart else winner.batch != 32 or not tune.batches
+        assert "batch 32" in str(result).splitlines()[0], "where the ranking was made"
+        assert f"at batch {winner.batch}" in str(result)
+
+    def test_with_the_batch_asked_for_there_is_time_for_a_race_there(self, history: History) -> None:
+        truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
+        result = tuned(FakeDoor(truth), history, batch="auto", budget="5m")
+        assert result.tune.batch_heats
+        assert result.finding.seconds <= 330
+
+    def test_who_moves_most_at_its_batch_wins(self, history: History) -> None:
+        """Channels last is faster at the first batch, and takes so much memory that it cannot grow."""
+        choices = (StepChoice(step="channels-last", family="layout"),)
+
+        def step_s(spec: RunSpec) -> float:
+            return 0.02 if spec.recipe.steps else 0.05 + 0.0001 * (spec.workload.batch or 32)
+
+        def memory_bytes(spec: RunSpec) -> int:
+            return (2**28 if spec.recipe.steps else 2**24) * (spec.workload.batch or 32)
+
+        truth = landscape(
+            choices=choices, step_s=step_s, issue_share=0.1, memory_bytes=memory_bytes, memory_limit_bytes=2**34
+        )
+        result = tuned(FakeDoor(truth), history, batch="auto", budget="1h")
+        winner = result.winner
+        assert winner is not None
+        assert (winner.recipe, winner.ratio) == ("baseline", 1.0)
+        assert winner.batch is not None
+        assert winner.batch > 300
+        assert any("not channels-last" in note for note in result.finding.notes)
 
     @pytest.mark.parametrize(
         ("wish", "words"),
@@ -378,6 +493,18 @@ class TestCtrlC:
         # Only what it goes on from is opened again; nothing else that was known is tried a second time.
         later = [trial.recipe for trial in result.tune.trials[len(known) :]]
         assert len(set(known) & set(later)) <= 1
+        assert result.finding.trials == len({*known, *later}), "and counted once"
+
+    @pytest.mark.parametrize("times", [2, 3, 5])
+    def test_the_code_is_that_of_the_winner_now(self, history: History, times: int) -> None:
+        stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", times))
+        assert stopped.recipe != BEST
+        assert stopped.snippet is not None
+        assert f"# {stopped.recipe}:" in stopped.snippet
+        result = tuned(FakeDoor(landscape()), history, resume=True)
+        assert result.recipe == BEST
+        assert f"# {BEST}:" in (result.snippet or "")
+        assert kept_tune(result.tune.name, history).snippet == result.snippet
 
     def test_before_anything_was_timed(self, history: History) -> None:
         stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", 1))
@@ -409,6 +536,36 @@ class TestCtrlC:
         )
         again = tuned(FakeDoor(landscape(choices=needs)), history, name="study", resume=True)
         assert tried.recipe in {trial.recipe for trial in again.tune.trials}
+
+    @pytest.mark.parametrize(
+        ("other", "word"),
+        [
+            ({"objective": "latency"}, "objective"),
+            ({"slo_p95": "20ms"}, "slo-p95"),
+            ({"tolerance": "2x"}, "tolerance"),
+            ({"steps": ["bf16"]}, "steps"),
+            ({"without": ["fp16"]}, "without"),
+            ({"recipes": "bf16+graphs"}, "recipe"),
+            ({"allow_quantized": True}, "allow-quantized"),
+            ({"allow_quantized": True, "check": "metrics:top1"}, "allow-quantized, check"),
+            ({"device": "cuda:1"}, "device"),
+            ({"batch": "auto"}, "batch"),
+            ({"launch": {"door": "fake", "memory_limit_bytes": 2**30}}, "max-memory"),
+        ],
+    )
+    def test_another_question_is_not_answered_with_the_old_one(
+        self, history: History, other: dict[str, Any], word: str
+    ) -> None:
+        tuned(FakeDoor(landscape()), history, name="study")
+        door = FakeDoor(landscape())
+        with pytest.raises(UsageError, match=rf"other settings \((batch, )?{word}\): give another --name"):
+            tuned(door, history, name="study", resume=True, **other)
+        assert door.clock_s == 0
+
+    def test_more_heats_may_be_asked_for(self, history: History) -> None:
+        done = tuned(FakeDoor(landscape()), history, name="study", budget="1h")
+        more = tuned(FakeDoor(landscape()), history, name="study", budget="2h", replicates=8, resume=True)
+        assert len(done.tune.finals) < 8 <= len(more.tune.finals)
 
     def test_another_workload_is_not_resumed_by_the_same_name(self, history: History) -> None:
         tuned(FakeDoor(landscape()), history, name="study")

@@ -29,6 +29,7 @@ def tune_json(found: TuneFinding) -> str:
         "task": found.task,
         "device": found.device,
         "objective": found.objective,
+        "batch": found.batch,
         "winner": winner,
         "ranking": found.ranking,
         "steps": found.steps,
@@ -63,7 +64,7 @@ def tune_report(found: TuneFinding) -> RenderableType:
 
 def _ranking(found: TuneFinding) -> Table:
     where = f"{found.device_name} ({found.device})" if found.device_name else found.device
-    batch = f"batch {found.winner.batch}" if found.winner and found.winner.batch else ""
+    batch = f"batch {found.batch}" if found.batch else ""
     title = " · ".join(part for part in (found.model, found.task, batch, where, found.objective) if part)
     table = make_table(Text(title, style="bold"))
     table.add_column("recipe", overflow="fold", min_width=12)
@@ -72,7 +73,11 @@ def _ranking(found: TuneFinding) -> Table:
     table.add_column("", overflow="fold")
     for row in found.ranking[:SHOWN]:
         is_winner = found.winner is not None and row.recipe == found.winner.recipe
-        note = "winner" if is_winner else row.note or ("host-bound" if row.bound == "host" else "")
+        note = (
+            _standing(found, found.winner)
+            if found.winner and is_winner
+            else row.note or ("host-bound" if row.bound == "host" else "")
+        )
         table.add_row(
             Text(row.recipe, style="bold" if is_winner else ""),
             _ratio(row),
@@ -92,7 +97,7 @@ def _ratio(row: Ranked) -> str:
 
 def _winner(found: TuneFinding, winner: Winner) -> Text:
     rate = winner.throughput_per_s
-    told = f"{'best so far' if found.state != 'done' else 'winner'}: {winner.recipe}"
+    told = f"{_standing(found, winner)}: {winner.recipe}"
     if winner.recipe != "baseline":
         told += f", {winner.ratio:.2f}× the baseline"
         told += f" ({winner.low:.2f}–{winner.high:.2f})" if winner.low and winner.high else ", seen in one process only"
@@ -101,6 +106,12 @@ def _winner(found: TuneFinding, winner: Winner) -> Text:
     told += f" at batch {winner.batch}" if winner.batch else ""
     told += f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else ""
     return Text(told, style="bold green")
+
+
+def _standing(found: TuneFinding, winner: Winner) -> str:
+    """That nothing beats the baseline is known only when all that promised something was tried."""
+    is_settled = found.state == "done" or (found.state == "out-of-budget" and winner.recipe != "baseline")
+    return "winner" if is_settled else "best so far"
 
 
 def _steps(found: TuneFinding) -> Table:
@@ -126,12 +137,14 @@ def _apart(found: TuneFinding) -> Sequence[Any]:
 
 
 def _spent(found: TuneFinding) -> str:
-    return f"{found.trials} recipes tried in {found.seconds:.0f} s, {found.compile_seconds:.0f} s of that compiling"
+    return f"{found.trials} recipe{'s' if found.trials != 1 else ''} tried in {found.seconds:.0f} s, {found.compile_seconds:.0f} s of that compiling"
 
 
 def _next_step(found: TuneFinding) -> str:
-    if found.state != "done":
+    if found.state in ("running", "interrupted"):
         return "next: the same command with --resume goes on"
+    if found.state == "out-of-budget" and (found.winner is None or found.winner.recipe == "baseline"):
+        return "next: the same command with --resume and more --budget goes on"
     if found.winner is None:
         return "next: nothing may be recommended; the reasons are above"
     if found.winner.recipe == "baseline":

@@ -7,7 +7,7 @@ over the minutes of a search cancels. The chain begins with the baseline's own t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -91,9 +91,16 @@ def limit_of(numerics: Numerics, tolerance: Tolerance) -> float | None:
 
 def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> str:
     limit = limit_of(numerics, tolerance)
-    if limit is None or not numerics.finite or numerics.degenerate or numerics.rel_l2 is None:
+    if (
+        limit is None
+        or not numerics.is_compared
+        or not numerics.finite
+        or numerics.degenerate
+        or numerics.rel_l2 is None
+    ):
         return numerics.reason
-    return f"error {numerics.rel_l2:.2g} is above the tolerance {limit:.2g} that was asked for"
+    where = "within" if numerics.rel_l2 <= limit else "above"
+    return f"error {numerics.rel_l2:.2g} is {where} the tolerance {limit:.2g} that was asked for"
 
 
 def too_late(record: RunRecord, slo_p95_s: float | None) -> str | None:
@@ -112,9 +119,15 @@ def too_late(record: RunRecord, slo_p95_s: float | None) -> str | None:
     return f"latency: {figure} {format_seconds(told)} is over the target {format_seconds(slo_p95_s)}"
 
 
+def quantizing_of(steps: Iterable[str], tune: TuneRecord) -> set[str]:
+    """Those that change the weights themselves: a step is what its name says, whatever its options."""
+    names = {step.partition(":")[0] for step in tune.quantizing}
+    return {step for step in steps if step.partition(":")[0] in names}
+
+
 def unproven(recipe: str, tune: TuneRecord) -> str | None:
     """Why a quantized recipe must not be recommended, however fast it is; None for all others and for proven ones."""
-    quantized = sorted(set(recipe.split("+")) & set(tune.quantizing))
+    quantized = sorted(quantizing_of(recipe.split("+"), tune))
     if not quantized:
         return None
     metric = next((metric for metric in tune.metrics if metric.recipe == recipe), None)

@@ -14,12 +14,15 @@ from redline.analyze.tune.estimates import Estimate, Records, estimates, rejecti
 from redline.analyze.tune.record import Refused, TuneRecord, TuneState
 from redline.record import Numerics, RunRecord
 from redline.spec import Recipe, Spec, Task
+from redline.units import significant
 
 NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""
 ONE_PROCESS_DOUBT = 0.04
 """What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
 BASELINE = "baseline"
+NO_RATIO = "no ratio at batch"
+"""How a note begins that says why nobody raced at the batch that was found."""
 
 
 class Winner(Spec):
@@ -85,6 +88,9 @@ class TuneFinding(Spec):
     seconds: float
     compile_seconds: float
     trials: int
+    """Recipes that were tried; one opened again to go on from counts once."""
+    batch: int | None = None
+    """Where the recipes of the ranking met; the winner may have a batch of its own."""
     notes: tuple[str, ...] = ()
     record_ids: tuple[str, ...] = ()
     """Everything that was measured for it."""
@@ -93,9 +99,9 @@ class TuneFinding(Spec):
 def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
     """All of it. With the device's ceilings, also how far the winner is from them."""
     known = estimates(tune, records)
-    chosen = winner_of(tune, records)
+    chosen, heats = _winner_and_its_heats(tune, records)
     rows = {row.record_id: row for row in summarize(_all(tune, records), ceilings_of)}
-    winner = _winner(chosen, tune, records, rows, known)
+    winner = _winner(chosen, heats, tune, records, rows, known)
     roofline = rows[winner.record_id].roofline if winner is not None else None
     first = next(iter(rows.values()), None)
     return TuneFinding(
@@ -115,8 +121,9 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         snippet=tune.snippet,
         seconds=tune.seconds,
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
-        trials=len(tune.trials),
-        notes=(*tune.notes, *_company_notes(winner, rows)),
+        trials=len({trial.recipe for trial in tune.trials}),
+        batch=first.batch if first else None,
+        notes=(*tune.notes, *_batch_notes(winner, tune, records), *_company_notes(winner, rows)),
         record_ids=tuple(tune.record_ids),
     )
 
@@ -171,12 +178,54 @@ def _met_last(heats: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def _rejected_in_finals(tune: TuneRecord, records: Records) -> set[str]:
-    heats = heats_of(tune.finals, records)
+    return _rejected_in(heats_of(tune.finals, records), tune)
+
+
+def _rejected_in(heats: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> set[str]:
     return {str(record.spec.recipe) for heat in heats for record in heat if rejection(record, tune) is not None}
+
+
+def _winner_and_its_heats(tune: TuneRecord, records: Records) -> tuple[str | None, list[list[RunRecord]]]:
+    """At the batch that was found, where a race was held there; else at the first one. All that is told of the winner
+    is of the same measurement."""
+    there = heats_of(tune.batch_heats, records)
+    met, late = _met_last(there), _rejected_in(there, tune)
+    survivors = [recipe for recipe in met if recipe not in late and unproven(recipe, tune) is None]
+    if survivors and BASELINE in met:
+        return simplest_of_the_fastest(there, survivors, tune), there
+    return winner_of(tune, records), heats_of(tune.finals, records)
+
+
+def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> list[str]:
+    """What the search for the batch saw, where the winner is told elsewhere or is another there."""
+    if winner is None or not tune.batches:
+        return []
+    raced = {record.spec.workload.batch for heat in heats_of(tune.batch_heats, records) for record in heat}
+    if winner.batch in raced:
+        first = winner_of(tune, records)
+        return (
+            [] if first == winner.recipe else [f"at batch {winner.batch}, not {first}: {winner.recipe} is faster there"]
+        )
+    found = ", ".join(
+        f"{choice.recipe} {significant(choice.throughput_per_s, 3)} {winner.item or 'item'}/s at batch {choice.batch}"
+        for choice in tune.batches
+    )
+    if any(note.startswith(NO_RATIO) for note in tune.notes):
+        why = "they were not raced there"
+    elif raced:
+        why = "none of them may be recommended there"
+    else:
+        why = (
+            "the budget ended before the race there"
+            if tune.state in ("done", "out-of-budget")
+            else "they have not raced there yet"
+        )
+    return [f"the search for the batch, each recipe by itself, saw {found}; {why}"]
 
 
 def _winner(
     chosen: str | None,
+    heats: Sequence[Sequence[RunRecord]],
     tune: TuneRecord,
     records: Records,
     rows: dict[str, RunSummary],
@@ -184,8 +233,6 @@ def _winner(
 ) -> Winner | None:
     if chosen is None:
         return None
-    batch = next((choice.batch for choice in tune.batches if choice.recipe == chosen), None)
-    heats = heats_of(tune.batch_heats or tune.finals, records)
     pair = _against_baseline(chosen, heats, tune, known)
     own = [record for heat in heats for record in heat if str(record.spec.recipe) == chosen and record.blocks]
     # The first heat checks and counts; the others only time.
@@ -195,7 +242,7 @@ def _winner(
     rates = [rate for each in own or [record] if (rate := rows[each.id].throughput_per_s) is not None]
     return Winner(
         recipe=chosen,
-        batch=row.batch if tune.batch_heats else batch or row.batch,
+        batch=row.batch,
         ratio=pair.ratio,
         low=pair.low,
         high=pair.high,

@@ -15,7 +15,8 @@ from redline.record import BlockKind
 from redline.spec import RunSpec, Spec
 
 Objective = Literal["throughput", "latency"]
-TuneState = Literal["running", "interrupted", "done"]
+TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
+"""`out-of-budget`: it ended, and had more to do than the budget held; with another budget it goes on."""
 
 TUNE_SCHEMA = 1
 DEFAULT_BUDGET_S = 600.0

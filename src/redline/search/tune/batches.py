@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from redline.analyze.batch import BatchFinding
-from redline.analyze.tune.finding import complexity, heats_of, winner_of
+from redline.analyze.tune.finding import NO_RATIO, complexity, heats_of, winner_of
 from redline.analyze.tune.record import BatchChoice
 from redline.record import RunRecord
 from redline.search.batch import find_batch
 from redline.search.race import Race
-from redline.search.tune.finals import final_spec
-from redline.search.tune.space import BASELINE
+from redline.search.tune.costs import Costs
+from redline.search.tune.finals import final_spec, heat_s
+from redline.search.tune.space import BASELINE, Steps
 from redline.search.tune.tuner import Tuner
 from redline.spec import MeasureSpec
 
 BEST = 2
 ENOUGH = 0.97
 """Of the highest throughput: the smallest batch that has it is the one to take."""
+BATCH_SHARE = 0.35
+"""Of the budget, for the batch and the race there, where the batch is asked for."""
 SEARCH_S = 20.0
 """With less than this left, no batch is searched for."""
+USUAL_TRIALS = 5
+"""Of a search for the batch, each in a process that compiles anew."""
+
+
+def batch_share_s(tuner: Tuner) -> float:
+    """What is kept back of the budget for the batch and the race there; nothing where it would not be enough."""
+    leader, share_s = tuner.leader(), BATCH_SHARE * tuner.budget_s
+    needed_s = _search_s(tuner, leader.recipe) if leader is not None else SEARCH_S
+    return share_s if tuner.asked.tunes_batch and share_s >= needed_s else 0.0
 
 
 def choose_batch(tuner: Tuner) -> None:
@@ -28,17 +42,33 @@ def choose_batch(tuner: Tuner) -> None:
         known = {choice.recipe for choice in tuner.tune.batches}
         if recipe in known:
             continue
-        if tuner.left_s < SEARCH_S:
-            tuner.keep(notes=(*tuner.tune.notes, f"no time left to search the batch for {recipe}"))
-            return
-        tuner.observer.stage(f"the batch for {recipe}")
-        steps = tuner.space.steps_of(recipe)
-        spec = tuner.spec_of(steps, MeasureSpec.for_effort("quick"))
-        found = find_batch(spec, tuner.door, tuner.journal, tuner.observer, slo_p95_s=tuner.asked.slo_p95_s)
-        chosen = best_batch(found)
-        if chosen is not None:
-            tuner.keep(batches=(*tuner.tune.batches, chosen))
+        # A race of the one is worth more than the batch of the other.
+        race_s = tuner.asked.replicates * heat_s(tuner, _racers(tuner)) if known else 0.0
+        if tuner.left_s < _search_s(tuner, recipe) + race_s:
+            tuner.ran_short(f"no time left to search the batch for {recipe}")
+            break
+        _search_batch(tuner, recipe)
     race_at_batch(tuner)
+
+
+def _search_s(tuner: Tuner, recipe: str) -> float:
+    return max(SEARCH_S, USUAL_TRIALS * Costs(tuner).anew_s(tuner.space.steps_of(recipe)))
+
+
+def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
+    """The first one at the new batch; later ones find what was compiled for it."""
+    costs = Costs(tuner)
+    again_s = sum(costs.anew_s(each) - costs.expected_s(each) for each in racers)
+    return heat_s(tuner, racers) + (0.0 if tuner.tune.batch_heats else again_s)
+
+
+def _search_batch(tuner: Tuner, recipe: str) -> None:
+    tuner.observer.stage(f"the batch for {recipe}")
+    spec = tuner.spec_of(tuner.space.steps_of(recipe), MeasureSpec.for_effort("quick"))
+    found = find_batch(spec, tuner.door, tuner.journal, tuner.observer, slo_p95_s=tuner.asked.slo_p95_s)
+    chosen = best_batch(found)
+    if chosen is not None:
+        tuner.keep(batches=(*tuner.tune.batches, chosen))
 
 
 def best_batch(found: BatchFinding) -> BatchChoice | None:
@@ -61,26 +91,59 @@ def race_at_batch(tuner: Tuner) -> None:
     """The ratio that is told is one at the batch that is told."""
     if not tuner.tune.batches:
         return
-    chosen = max(tuner.tune.batches, key=lambda choice: choice.throughput_per_s)
-    racers = list(dict.fromkeys([BASELINE, tuner.space.steps_of(chosen.recipe)]))
+    chosen, racers = _chosen(tuner), _racers(tuner)
     race = Race(tuner.door, tuner.journal, tuner.observer, tuner.order, only=tuner.only)
-    race.heats = heats_of(tuner.tune.batch_heats, tuner.records)
+    race.heats = _heats_at(tuner, chosen.batch, racers)
     for number in range(len(race.heats), tuner.asked.replicates):
-        if tuner.left_s < SEARCH_S:
+        if tuner.left_s < _heat_s(tuner, racers):
+            _note_a_short_race(tuner, chosen.batch, number)
             return
         tuner.observer.heat(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])
         records = race.run_heat([final_spec(tuner, each, first=False, batch=chosen.batch) for each in racers])
         tuner.records.update((record.id, record) for record in records)
-        if any(record.failure is not None for record in records):
+        broken = {str(record.spec.recipe) for record in records if record.failure is not None}
+        if broken & {tuner.space.text(BASELINE), chosen.recipe}:
             tuner.keep(notes=(*tuner.tune.notes, _why_no_ratio(records, chosen.batch)))
             return
+        racers = [each for each in racers if tuner.space.text(each) not in broken]
         tuner.keep(batch_heats=(*tuner.tune.batch_heats, tuple(record.id for record in records)))
+
+
+def _note_a_short_race(tuner: Tuner, batch: int, heats: int) -> None:
+    """Of one that was not held at all the finding tells, with what the search for the batch saw."""
+    tuner.is_short = True
+    if heats:
+        had = f"its {tuner.asked.replicates} heats (it had {heats})"
+        tuner.ran_short(f"the budget ended before the race at batch {batch} had {had}: give it more")
+
+
+def _chosen(tuner: Tuner) -> BatchChoice:
+    return max(tuner.tune.batches, key=lambda choice: choice.throughput_per_s)
+
+
+def _racers(tuner: Tuner) -> list[Steps]:
+    """The baseline, who moves most at its batch, and who won at the first one: it may be the faster here too."""
+    names = [_chosen(tuner).recipe, winner_of(tuner.tune, tuner.records)]
+    return list(dict.fromkeys([BASELINE, *(tuner.space.steps_of(name) for name in names if name is not None)]))
+
+
+def _heats_at(tuner: Tuner, batch: int, racers: Sequence[Steps]) -> list[list[RunRecord]]:
+    """Those of an earlier session, unless they were at another batch or of others."""
+    heats = heats_of(tuner.tune.batch_heats, tuner.records)
+    names = {str(record.spec.recipe) for heat in heats[:1] for record in heat}
+    is_other = any(record.spec.workload.batch != batch for heat in heats for record in heat)
+    if heats and (is_other or not names.issuperset(map(tuner.space.text, racers))):
+        tuner.keep(batch_heats=())
+        return []
+    return heats
 
 
 def _why_no_ratio(records: list[RunRecord], batch: int) -> str:
     broken = next(record for record in records if record.failure is not None)
     assert broken.failure is not None
-    return f"no ratio at batch {batch}: {broken.spec.recipe} fails there ({broken.failure.kind}); it is that at the first batch"
+    return (
+        f"{NO_RATIO} {batch}: {broken.spec.recipe} fails there ({broken.failure.kind}); it is that at the first batch"
+    )
 
 
 def _best_two(tuner: Tuner) -> list[str]:

@@ -57,6 +57,10 @@ class Costs:
         is_warm = self._program(steps) in self._compiled
         return self._warm_s(steps) if is_warm or not self._kind(steps) else self._cold_s(steps)
 
+    def anew_s(self, steps: Steps) -> float:
+        """At a batch it was never opened at: whatever it compiles is compiled again."""
+        return self._cold_s(steps) if self._kind(steps) else self._plain_s(steps)
+
     def _warm_s(self, steps: Steps) -> float:
         """The same once its program has been compiled."""
         warm = [other for other in self._alike(steps) if other not in self._cold]

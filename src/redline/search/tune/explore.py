@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from redline.analyze.tune.estimates import quantizing_of
 from redline.search.tune.beliefs import Beliefs
 from redline.search.tune.blame import Blame
 from redline.search.tune.costs import Costs
@@ -35,28 +36,35 @@ def explore(tuner: Tuner) -> None:
     with Trials(tuner) as trials:
         for steps, why in _firsts(tuner):
             _attempt(tuner, trials, steps, why)
-        while tuner.baseline() is not None and (chosen := choose(tuner, beliefs)) is not None:
-            steps, gain = chosen
-            _attempt(tuner, trials, steps, f"may bring {gain:.1%}")
+        while tuner.baseline() is not None:
+            found, too_dear = _candidates(tuner, beliefs)
+            if not found:
+                _note_untried(tuner, too_dear)
+                break
+            chosen = first_of(found)
+            _attempt(tuner, trials, chosen.steps, f"may bring {chosen.gain:.1%}")
 
 
-def choose(tuner: Tuner, beliefs: Beliefs) -> tuple[Steps, float] | None:
-    """The recipe to try next, and the improvement it promises."""
-    candidates = _candidates(tuner, beliefs)
-    if not candidates:
-        return None
-    first = first_of(candidates)
-    return first.steps, first.gain
+def _note_untried(tuner: Tuner, too_dear: list[Candidate]) -> None:
+    if not too_dear:
+        return
+    is_first = tuner.tried() == {BASELINE}
+    untried = "any other recipe" if is_first else "all recipes that may be faster"
+    tuner.ran_short(f"the budget ended before {untried} could be tried: give it more")
 
 
-def _candidates(tuner: Tuner, beliefs: Beliefs) -> list[Candidate]:
-    """Those that are worth their seconds and can be had with what is left."""
+def _candidates(tuner: Tuner, beliefs: Beliefs) -> tuple[list[Candidate], list[Candidate]]:
+    """Those that are worth their seconds and can be had with what is left; and those for which too little is left.
+
+    Who takes minutes to prepare is not for every budget, and so not missed; unless nothing else was tried.
+    """
     seen, tried, costs = tuner.seen(), tuner.tried(), Costs(tuner)
     gains, blame = beliefs.promises(seen, tuner.fastest_log_s()), Blame(seen, tuner.broken())
     room_s = tuner.left_s - race_s(tuner, costs)
     spare_s = room_s - ablation_s(tuner, costs)
     found: list[Candidate] = []
-    looked_at = 0
+    too_dear: list[Candidate] = []
+    is_first, looked_at = tried <= {BASELINE}, 0
     for place in np.argsort(-gains, kind="stable"):
         steps = beliefs.recipes[place]
         if gains[place] < WORTH_A_TRIAL or looked_at == LOOKED_AT:
@@ -67,19 +75,21 @@ def _candidates(tuner: Tuner, beliefs: Beliefs) -> list[Candidate]:
         looked_at += 1
         cost_s = costs.expected_s(steps)
         own_s = room_s if gain >= PROMISING else spare_s
-        if any(tuner.space.by_step[step].is_slow_to_prepare for step in steps):
-            own_s *= SLOW_SHARE
+        is_slow = any(tuner.space.by_step[step].is_slow_to_prepare for step in steps)
+        own_s *= SLOW_SHARE if is_slow else 1.0
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
         if is_worth_it and cost_s <= own_s:
             found.append(Candidate(steps, gain, cost_s, own_s))
-    return found
+        elif is_first or (is_worth_it and not is_slow):
+            too_dear.append(Candidate(steps, gain, cost_s, own_s))
+    return found, too_dear
 
 
 def is_done_with(steps: Steps, tried: set[Steps], tuner: Tuner) -> bool:
     """Tried, or only to be shown, and its quantizing steps were shown already."""
     if steps in tried:
         return True
-    quantizing = steps & set(tuner.tune.quantizing)
+    quantizing = quantizing_of(steps, tuner.tune)
     return tuner.is_only_shown(steps) and all(any(step in other for other in tried) for step in quantizing)
 
 

@@ -30,6 +30,7 @@ FULL_LOSS_PATH = 20
 
 def decide(tuner: Tuner) -> None:
     """Heats of the finalists with the baseline; who falls behind is out, and the budget may end it."""
+    _begin_anew_for_a_newcomer(tuner)
     heats = heats_of(tuner.tune.finals, tuner.records)
     finalists = _still_in(tuner, heats) if heats else choose_finalists(tuner)
     race = _race(tuner)
@@ -42,6 +43,13 @@ def decide(tuner: Tuner) -> None:
         finalists = _still_in(tuner, heats)
 
 
+def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
+    """An earlier session raced without what is the fastest by now: nobody can win a race that he was not in."""
+    met = {str(record.spec.recipe) for heat in heats_of(tuner.tune.finals, tuner.records) for record in heat}
+    if met and any(tuner.space.text(first) not in met for first in choose_finalists(tuner)[:1]):
+        tuner.keep(finals=(), ablations=(), batch_heats=())
+
+
 def simplify(tuner: Tuner) -> None:
     """Steps that bring nothing go, where the recipe without all of them is as fast in heats of its own."""
     chosen = winner_of(tuner.tune, tuner.records)
@@ -52,6 +60,9 @@ def simplify(tuner: Tuner) -> None:
     simpler = steps - useless
     if simpler in tuner.broken() or not tuner.space.is_valid(simpler):
         return
+    finals = heats_of(tuner.tune.finals, tuner.records)
+    if len(_with_both(finals, chosen, tuner.space.text(simpler))) >= tuner.asked.replicates:
+        return  # an earlier session has seen that it is slower
     race = _race(tuner)
     racers = list(dict.fromkeys([BASELINE, steps, simpler]))
     for _ in range(tuner.asked.replicates):
@@ -68,12 +79,12 @@ def _with_time_for_all_heats(tuner: Tuner, finalists: list[Steps], done: int) ->
     An interval of the fastest is worth more than one rival more in a single heat.
     """
     heats = max(tuner.asked.replicates - done, 1)
-    while len(finalists) > 1 and _heat_s(tuner, [BASELINE, *finalists]) * heats > RACE_SHARE * tuner.left_s:
+    while len(finalists) > 1 and heat_s(tuner, [BASELINE, *finalists]) * heats > RACE_SHARE * tuner.left_s:
         finalists = finalists[:-1]
     return finalists
 
 
-def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
+def heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
     """What a heat of these takes: opening them again, and timing each for its share at most."""
     timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
     costs = Costs(tuner)
@@ -89,14 +100,24 @@ def ablate(tuner: Tuner) -> None:
     if chosen is None or chosen == tuner.space.text(BASELINE):
         return
     race = _race(tuner)
-    for number in range(len(tuner.tune.ablations), ABLATION_HEATS):
-        unsettled = [steps for steps in _ablated(tuner, chosen) if not _gain_is_settled(tuner, chosen, steps)]
-        costs = Costs(tuner)
-        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *sorted(unsettled, key=costs.expected_s)])
+    while True:
+        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *_to_leave_out(tuner, chosen)])
         if len(racers) < 2:
             return
+        number = min(len(tuner.tune.ablations), ABLATION_HEATS - 1)
         records = _run_heat(tuner, race, racers, number, ABLATION_HEATS)
         tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
+
+
+def _to_leave_out(tuner: Tuner, chosen: str) -> list[Steps]:
+    """The winner without one step each, where that is not settled and was not asked often enough; the cheapest first."""
+    met = [{str(record.spec.recipe) for record in heat} for heat in heats_of(tuner.tune.ablations, tuner.records)]
+
+    def is_open(steps: Steps) -> bool:
+        asked = sum({chosen, tuner.space.text(steps)} <= names for names in met)
+        return asked < ABLATION_HEATS and not _gain_is_settled(tuner, chosen, steps)
+
+    return sorted(filter(is_open, _ablated(tuner, chosen)), key=Costs(tuner).expected_s)
 
 
 def untold_steps(tuner: Tuner) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from redline.analyze.tune.estimates import quantizing_of
 from redline.analyze.tune.record import Metric
 from redline.protocol import Ask, AskMetric, FailureReply, MetricAnswer
 from redline.search.tune.space import Steps
@@ -19,7 +20,7 @@ def prove(tuner: Tuner) -> None:
     fastest = min(each.log_s for each in known.values())
     done = {metric.recipe for metric in tuner.tune.metrics}
     for steps, each in sorted(known.items(), key=lambda item: item[1].log_s):
-        is_quantized = bool(steps & set(tuner.tune.quantizing))
+        is_quantized = bool(quantizing_of(steps, tuner.tune))
         if is_quantized and each.recipe not in done and each.log_s <= fastest + NEAR and not tuner.is_only_shown(steps):
             tuner.observer.stage(f"your check on {each.recipe}")
             tuner.keep(metrics=(*tuner.tune.metrics, ask_metric(tuner, steps, check)))
@@ -32,7 +33,7 @@ def prove_fastest(tuner: Tuner) -> None:
         return
     steps, fastest = min(known.items(), key=lambda item: item[1].log_s)
     is_asked = any(metric.recipe == fastest.recipe for metric in tuner.tune.metrics)
-    if steps & set(tuner.tune.quantizing) and not is_asked and not tuner.is_only_shown(steps):
+    if quantizing_of(steps, tuner.tune) and not is_asked and not tuner.is_only_shown(steps):
         tuner.observer.stage(f"your check on {fastest.recipe}")
         tuner.keep(metrics=(*tuner.tune.metrics, ask_metric(tuner, steps, check)))
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from redline.analyze.tune.estimates import Estimate, estimates, unproven
+from redline.analyze.tune.estimates import Estimate, estimates, quantizing_of, unproven
 from redline.analyze.tune.record import Trial, TuneRecord, TuneSpec
 from redline.launch.session import Door
 from redline.record import BlockKind, RunRecord
@@ -70,6 +70,10 @@ class Tuner:
     spent_before_s: float = 0.0
     """By sessions before this one."""
     started_s: float = 0.0
+    kept_back_s: float = 0.0
+    """Of the budget, for what comes last."""
+    is_short: bool = False
+    """More was left to do than this session's budget held."""
     heat_scale: float = 1.0
     """What heats took over what they were expected to take."""
     _seen: tuple[tuple[Trial, ...], dict[Steps, Estimate]] | None = None
@@ -93,13 +97,18 @@ class Tuner:
 
     @property
     def left_s(self) -> float:
-        return self.budget_s - (self.clock() - self.started_s)
+        return self.budget_s - self.kept_back_s - (self.clock() - self.started_s)
 
     def keep(self, **changes: Any) -> None:
         """Whatever is known is on disk before the next worker is opened."""
         seconds = self.spent_before_s + self.clock() - self.started_s
         self.tune = msgspec.structs.replace(self.tune, seconds=seconds, **changes)
         self.ledger.save(self.tune)
+
+    def ran_short(self, note: str) -> None:
+        """The budget ended before something that is worth having."""
+        self.is_short = True
+        self.keep(notes=(*self.tune.notes, note))
 
     def seen(self) -> dict[Steps, Estimate]:
         """What was timed and kept its numbers, by its steps."""
@@ -126,7 +135,7 @@ class Tuner:
 
     def is_only_shown(self, steps: Steps) -> bool:
         """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
-        quantizing = steps & set(self.tune.quantizing)
+        quantizing = quantizing_of(steps, self.tune)
         if self.asked.check is None:
             return bool(quantizing)
         fallen = [metric.recipe for metric in self.tune.metrics if unproven(metric.recipe, self.tune) is not None]
