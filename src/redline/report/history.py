@@ -12,7 +12,7 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.report.limit_cells import limit_lines
-from redline.report.run import run_table
+from redline.report.run import FittingTable
 from redline.report.terminal import make_table
 from redline.store import Row
 from redline.units import format_bytes, format_seconds
@@ -58,7 +58,7 @@ def detail(row: RunSummary, record: Any) -> RenderableType:
     for name, value in lines:
         grid.add_row(Text(name, style="dim"), Text(value))
     failure = [Text(record.failure.traceback, style="red")] if record.failure and record.failure.traceback else []
-    return Group(run_table([row]), grid, *failure)
+    return Group(FittingTable([row]), grid, *failure)
 
 
 def _latency_lines(row: RunSummary) -> list[tuple[str, str]]:
