@@ -125,6 +125,8 @@ class WorkloadSpec(Spec):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
         if not self.model.strip():
             raise SpecError("model must not be empty")
+        if not self.model.isascii() and any("\ud800" <= character <= "\udfff" for character in self.model):
+            raise SpecError(f"model {self.model!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
 
 
 class MeasureSpec(Spec):

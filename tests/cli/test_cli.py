@@ -107,6 +107,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=300,
     )
 
@@ -512,7 +513,45 @@ def test_models_are_found_by_part_of_their_name() -> None:
 def test_models_that_match_nothing_are_a_mistake() -> None:
     result = redline("models", "no-such-network")
     assert result.exit_code == 2
-    assert "no model matches 'no-such-network'" in result.stderr
+    assert complaint(result) == "no model matches 'no-such-network'"
+    assert "no model matches 'resnt'; did you mean resnet" in complaint(redline("models", "resnt"))
+    as_json = redline("models", "resnt", "--json")
+    assert (as_json.exit_code, json.loads(as_json.stdout)["models"]) == (2, [])
+    assert "did you mean" in as_json.stderr
+
+
+# Where it is printed
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["latin-1", "ascii"],
+)
+def test_characters_that_the_terminal_lacks_are_replaced(tiny: str, environment: dict[str, str]) -> None:
+    done = command("run", "simple_cnn", "-f", tiny, "--batch", "2", "-r", "baseline", **environment)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search(r"^baseline .*\d", done.stdout, re.MULTILINE)
+    assert command("run", "--help", **environment).returncode == 0
+
+
+def test_a_name_that_the_locale_cannot_read_is_a_mistake(model: WriteModel, own_history: Path) -> None:
+    place = model("make()", name="größe.py")
+    done = command("run", place, "--json", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.returncode == 2
+    assert "is not Unicode in this locale: set LC_ALL=C.UTF-8" in complaint(done)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["models"], ["--version"]], ids=" ".join)
+def test_a_full_disk_is_one_line(arguments: list[str], own_history: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "redline.cli.main", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "redline: cannot write to stdout: No space left on device\n"
 
 
 @pytest.fixture
