@@ -22,7 +22,7 @@ MOST_LISTED = 1_000_000
 
 def show_latest(limit: int, *, as_json: bool) -> None:
     require_range("limit", limit, 1, MOST_LISTED)
-    with History.open() as history:
+    with History.open(only_to_read=True) as history:
         rows = history.rows(limit=limit)
         place = history.place
     if as_json:
@@ -36,7 +36,7 @@ def show_latest(limit: int, *, as_json: bool) -> None:
 
 
 def show_one(record_id: str, *, as_json: bool) -> None:
-    with History.open() as history:
+    with History.open(only_to_read=True) as history:
         record = history.load(record_id)
         (row,) = _rows_of([record], history)
     if as_json:
@@ -48,7 +48,7 @@ def show_one(record_id: str, *, as_json: bool) -> None:
 def export_records(ids: list[str], format: str, output: Path | None, *, raw: bool) -> None:
     if format not in ("csv", "json"):
         raise SpecError(f"format must be csv or json, got {format!r}")
-    with History.open() as history:
+    with History.open(only_to_read=True) as history:
         records = [history.load(record_id) for record_id in ids] if ids else history.find(newest_first=False)
         rows = _rows_of(records, history)
     if format == "csv":

@@ -62,12 +62,16 @@ class History:
         self._database = database
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str] | None = None) -> History:
-        """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user."""
+    def open(cls, url: str | os.PathLike[str] | None = None, *, only_to_read: bool = False) -> History:
+        """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user.
+
+        `only_to_read` will do with a file in a folder where nothing may be written.
+        """
         from redline.store.database import Database
         from redline.store.place import resolve
 
-        return cls(Database.open(resolve(None if url is None else os.fspath(url))))
+        place = resolve(None if url is None else os.fspath(url))
+        return cls(Database.open(place, only_to_read=only_to_read))
 
     @property
     def place(self) -> str:
