@@ -188,7 +188,7 @@ class TestRanges:
             (WorkloadSpec, "classes", 10**10, "classes must be 2147483647 or less"),
             (WorkloadSpec, "sequence_length", 10**10, "sequence_length must be 2147483647 or less"),
             (RunSpec, "threads", 99999999999, "threads must be 4096 or less, got 99999999999"),
-            (RunSpec, "seed", 2**64 - 1, "seed must be 9223372036854775807 or less, got 18446744073709551615"),
+            (RunSpec, "seed", 2**64 - 1, "seed must be 18446744073709551614 or less, got 18446744073709551615"),
             (RunSpec, "seed", -(10**20), "seed must be -9223372036854775808 or more"),
             (MeasureSpec, "min_samples", 10**20, "min_samples must be 2147483647 or less"),
             (MeasureSpec, "warmup_min_steps", 10**20, "warmup_min_steps must be 2147483647 or less"),

@@ -27,7 +27,8 @@ MOST_PIXELS = 2**16
 """Per side."""
 MOST_THREADS = 2**12
 MOST_BYTES = 2**60
-SEEDS = (-(2**63), 2**63 - 1)
+SEEDS = (-(2**63), 2**64 - 2)
+"""What torch takes, and one less: other inputs are drawn from the next seed."""
 
 
 def _require_choice(name: str, value: str, choices: Any) -> None:
@@ -371,7 +372,7 @@ def _override(base: Any, changes: Any, where: str) -> Any:
     return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
 
 
-def _convert(table: Mapping[str, Any], kind: type[Any], where: str) -> Any:
+def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
     for name, choices in _choices_of(kind).items():
         if isinstance(value := table.get(name), str):
             _require_choice(name, value, choices)
@@ -382,7 +383,7 @@ def _convert(table: Mapping[str, Any], kind: type[Any], where: str) -> Any:
 
 
 @cache
-def _choices_of(kind: type[Any]) -> dict[str, Any]:
+def _choices_of(kind: Any) -> dict[str, Any]:
     """Fields that are one of a few words. msgspec refuses others too, but does not name the choices."""
     return {field.name: field.type for field in msgspec.structs.fields(kind) if get_origin(field.type) is Literal}
 

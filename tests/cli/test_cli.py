@@ -342,7 +342,7 @@ def test_a_file_says_what_to_run_and_flags_overrule_it(
         (["simple_cnn", "--task", "dance"], "task must be one of infer, train, got 'dance'"),
         (["simple_cnn", "--optimizer", "foo"], "optimizer must be one of sgd, adam, adamw, got 'foo'"),
         (["simple_cnn", "--batch", "99999999999999999999"], "batch must be 2147483647 or less"),
-        (["simple_cnn", "--seed", "18446744073709551615"], "seed must be 9223372036854775807 or less"),
+        (["simple_cnn", "--seed", "18446744073709551615"], "seed must be 18446744073709551614 or less"),
         (["simple_cnn", "--threads", "99999999999"], "threads must be 4096 or less, got 99999999999"),
         (["simple_cnn", "-r", "compile:fullgraph=99999999999999999999"], "fullgraph must be true or false, got '999"),
         (["simple_cnn", "--effort", "heroic"], "effort must be one of quick, normal, strict, got 'heroic'"),

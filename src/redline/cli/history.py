@@ -16,7 +16,6 @@ from redline.report.terminal import make_console
 from redline.spec import require_range
 from redline.store import History, ceilings_of
 
-
 MOST_LISTED = 1_000_000
 
 
@@ -39,10 +38,11 @@ def show_one(record_id: str, *, as_json: bool) -> None:
     with History.open(only_to_read=True) as history:
         record = history.load(record_id)
         (row,) = _rows_of([record], history)
+        is_cut_off = history.is_cut_off(record.id)
     if as_json:
         sys.stdout.write(export_json([record], raw=True, summarize=lambda _: [row]))
         return
-    make_console().print(detail(row, record))
+    make_console().print(detail(row, record, is_cut_off=is_cut_off))
 
 
 def export_records(ids: list[str], format: str, output: Path | None, *, raw: bool) -> None:
