@@ -27,6 +27,11 @@ MOST_PIXELS = 2**16
 """Per side."""
 MOST_THREADS = 2**12
 MOST_BYTES = 2**60
+MOST_HEATS = 1000
+MOST_DEPTH = 1000
+"""Of modules within modules, which Python itself does not follow further."""
+MOST_ROWS = 1_000_000
+"""Of a listing or a table, steps under a profiler: more than anybody reads."""
 SEEDS = (-(2**63), 2**64 - 2)
 """What torch takes, and one less: other inputs are drawn from the next seed."""
 

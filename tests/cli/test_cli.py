@@ -366,6 +366,24 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], says: str, 
     assert not own_history.exists(), "a mistake leaves nothing in the history"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["race", "simple_cnn", "-r", "baseline", "-r", "fp16", "--replicates"], "replicates must be 1000 or less"),
+        (["tune", "simple_cnn", "--replicates"], "replicates must be 1000 or less"),
+        (["flops", "simple_cnn", "--depth"], "depth must be 1000 or less"),
+        (["profile", "simple_cnn", "--steps"], "steps must be 1000000 or less"),
+        (["profile", "simple_cnn", "--rows"], "rows must be 1000000 or less"),
+        (["sweep", "simple_cnn", "--batch"], "batch must be 2147483647 or less"),
+    ],
+    ids=lambda value: " ".join(value[:1] + value[-1:]) if isinstance(value, list) else "",
+)
+def test_a_number_beyond_any_machine_is_refused_by_every_command(arguments: list[str], says: str) -> None:
+    result = redline(*arguments, "99999999999999999999")
+    assert result.exit_code == 2
+    assert says in complaint(result)
+
+
 def test_a_mistake_is_the_same_in_a_process_of_its_own(own_history: Path) -> None:
     for arguments in (["run", "simple_cnn", "--batch", "0"], ["show", "no-such-record"], ["export", "--format", "xml"]):
         done = command(*arguments)

@@ -13,14 +13,11 @@ from redline.record import RunRecord
 from redline.report.export import export_csv, export_json
 from redline.report.history import detail, listing
 from redline.report.terminal import make_console
-from redline.spec import require_range
+from redline.spec import MOST_ROWS, require_range
 from redline.store import History, ceilings_of
 
-MOST_LISTED = 1_000_000
-
-
 def show_latest(limit: int, *, as_json: bool) -> None:
-    require_range("limit", limit, 1, MOST_LISTED)
+    require_range("limit", limit, 1, MOST_ROWS)
     with History.open(only_to_read=True) as history:
         rows = history.rows(limit=limit)
         place = history.place
