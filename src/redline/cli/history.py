@@ -16,6 +16,7 @@ from redline.report.terminal import make_console
 from redline.spec import MOST_ROWS, require_range
 from redline.store import History, ceilings_of
 
+
 def show_latest(limit: int, *, as_json: bool) -> None:
     require_range("limit", limit, 1, MOST_ROWS)
     with History.open(only_to_read=True) as history:
