@@ -55,7 +55,8 @@ class TestRecipeText:
             # Equal to nothing, or to everything too large: these stay what was written.
             ("nan", "nan"),
             ("inf", "inf"),
-            ("1" * 400, int("1" * 400)),
+            ("1" * 400, "1" * 400),
+            ("9223372036854775807", 2**63 - 1),
         ],
     )
     def test_an_option_has_the_type_it_looks_like(self, text: str, value: Any) -> None:
@@ -182,6 +183,16 @@ class TestRanges:
             (WorkloadSpec, "optimizer", "lbfgs", "optimizer must be one of sgd, adam, adamw, got 'lbfgs'"),
             (WorkloadSpec, "model", " ", "model must not be empty"),
             (RunSpec, "threads", 0, "threads must be 1 or more, got 0"),
+            (WorkloadSpec, "batch", 10**20, "batch must be 2147483647 or less, got 100000000000000000000"),
+            (WorkloadSpec, "image_size", 10**6, "image_size must be 65536 or less, got 1000000"),
+            (WorkloadSpec, "classes", 10**10, "classes must be 2147483647 or less"),
+            (WorkloadSpec, "sequence_length", 10**10, "sequence_length must be 2147483647 or less"),
+            (RunSpec, "threads", 99999999999, "threads must be 4096 or less, got 99999999999"),
+            (RunSpec, "seed", 2**64 - 1, "seed must be 18446744073709551614 or less, got 18446744073709551615"),
+            (RunSpec, "seed", -(10**20), "seed must be -9223372036854775808 or more"),
+            (MeasureSpec, "min_samples", 10**20, "min_samples must be 2147483647 or less"),
+            (MeasureSpec, "warmup_min_steps", 10**20, "warmup_min_steps must be 2147483647 or less"),
+            (LaunchSpec, "memory_limit_bytes", 10**20, "memory_limit_bytes must be 1152921504606846976 or less"),
             (MeasureSpec, "effort", "huge", "effort must be one of quick, normal, strict, got 'huge'"),
             (MeasureSpec, "max_seconds", 0.0, "max_seconds must be above 0"),
             (MeasureSpec, "max_seconds", float("nan"), "max_seconds must be above 0"),
@@ -405,6 +416,25 @@ class TestFiles:
         path.write_bytes(b'model = "\xff\xfe"')
         with pytest.raises(SpecError, match=r"cannot read .*runs\.toml"):
             load_specs(path)
+
+    @pytest.mark.parametrize(
+        ("line", "says"),
+        [
+            ('task = "foo"', "task must be one of infer, train, got 'foo'"),
+            ('optimizer = "foo"', "optimizer must be one of sgd, adam, adamw, got 'foo'"),
+            ('launch = {door = "foo"}', "door must be one of inline, fork, spawn, fake, got 'foo'"),
+        ],
+    )
+    def test_an_unknown_word_is_answered_with_the_choices(self, write: Any, line: str, says: str) -> None:
+        path = write(f'model = "resnet18"\n{line}')
+        with pytest.raises(SpecError) as error:
+            load_specs(path)
+        assert str(error.value) == f"{path}: {says}"
+
+    @pytest.mark.parametrize("name", ["batch", "seed", "threads", "image_size", "classes", "max_memory"])
+    def test_a_number_that_no_message_carries_is_refused(self, write: Any, name: str) -> None:
+        with pytest.raises(SpecError, match=f"{name} must be .* or less, got 99999999999999999999"):
+            load_specs(write(f'model = "resnet18"\n{name} = 99999999999999999999'))
 
     def test_flags_alone_make_the_same_specs(self, write: Any) -> None:
         table = {"model": "resnet18", "batch": 4, "recipe": ["fp16", "bf16"], "device": "cpu"}

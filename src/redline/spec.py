@@ -6,8 +6,9 @@ import hashlib
 import math
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, dataclass_transform, get_args
+from typing import Any, Literal, dataclass_transform, get_args, get_origin
 
 import msgspec
 
@@ -20,11 +21,34 @@ DoorName = Literal["inline", "fork", "spawn", "fake"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 OptionValue = bool | int | float | str
 
+MOST_ITEMS = 2**31 - 1
+"""Of a batch, a sequence, classes, samples: no machine holds more, and beyond 64 bits no message carries them."""
+MOST_PIXELS = 2**16
+"""Per side."""
+MOST_THREADS = 2**12
+MOST_BYTES = 2**60
+MOST_HEATS = 1000
+MOST_DEPTH = 1000
+"""Of modules within modules, which Python itself does not follow further."""
+MOST_ROWS = 1_000_000
+"""Of a listing or a table, steps under a profiler: more than anybody reads."""
+SEEDS = (-(2**63), 2**64 - 2)
+"""What torch takes, and one less: other inputs are drawn from the next seed."""
+
 
 def _require_choice(name: str, value: str, choices: Any) -> None:
     allowed = get_args(choices)
     if value not in allowed:
         raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def require_range(name: str, value: int | None, low: int, high: int) -> None:
+    if value is None:
+        return
+    if value < low:
+        raise SpecError(f"{name} must be {low} or more, got {value}")
+    if value > high:
+        raise SpecError(f"{name} must be {high} or less, got {value}")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -102,12 +126,13 @@ class WorkloadSpec(Spec):
     def __post_init__(self) -> None:
         _require_choice("task", self.task, Task)
         _require_choice("optimizer", self.optimizer, OptimizerName)
-        for name, low in (("batch", 1), ("image_size", 1), ("classes", 1), ("sequence_length", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise SpecError(f"{name} must be {low} or more, got {value}")
+        require_range("image_size", self.image_size, 1, MOST_PIXELS)
+        for name in ("batch", "classes", "sequence_length"):
+            require_range(name, getattr(self, name), 1, MOST_ITEMS)
         if not self.model.strip():
             raise SpecError("model must not be empty")
+        if not self.model.isascii() and any("\ud800" <= character <= "\udfff" for character in self.model):
+            raise SpecError(f"model {self.model!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
 
 
 class MeasureSpec(Spec):
@@ -154,11 +179,11 @@ class MeasureSpec(Spec):
             if not getattr(self, name) > 0:
                 raise SpecError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("min_samples", "tail_samples", "min_rounds", "warmup_window", "loss_path_steps"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            require_range(name, getattr(self, name), 1, MOST_ITEMS)
         for name in ("settle_seconds", "warmup_min_seconds", "warmup_min_steps"):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"{name} must not be negative, got {getattr(self, name)}")
+        require_range("warmup_min_steps", self.warmup_min_steps, 0, MOST_ITEMS)
 
     @classmethod
     def for_effort(cls, effort: Effort = "normal", *, tail: bool = False) -> MeasureSpec:
@@ -209,6 +234,7 @@ class LaunchSpec(Spec):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise SpecError(f"{name} must be above 0, got {value}")
+        require_range("memory_limit_bytes", self.memory_limit_bytes, 1, MOST_BYTES)
         if self.command_prefix and self.door != "spawn":
             raise SpecError(f"command_prefix needs the spawn door, got door {self.door!r}")
 
@@ -227,8 +253,8 @@ class RunSpec(Spec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise SpecError(f"threads must be 1 or more, got {self.threads}")
+        require_range("threads", self.threads, 1, MOST_THREADS)
+        require_range("seed", self.seed, *SEEDS)
 
 
 def key_of(spec: RunSpec, identity: Mapping[str, str | None]) -> str:
@@ -340,6 +366,7 @@ def _launch_table(rest: dict[str, Any]) -> Any:
     limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
     if limit_bytes < 1:
         raise SpecError(f"max_memory must be above 0, got {limit}")
+    require_range("max_memory", limit_bytes, 1, MOST_BYTES)
     return {**table, "memory_limit_bytes": limit_bytes}
 
 
@@ -373,11 +400,20 @@ def _override(base: Any, changes: Any, where: str) -> Any:
     return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
 
 
-def _convert(table: Mapping[str, Any], kind: type[Any], where: str) -> Any:
+def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
+    for name, choices in _choices_of(kind).items():
+        if isinstance(value := table.get(name), str):
+            _require_choice(name, value, choices)
     try:
         return msgspec.convert(msgspec.to_builtins(table), kind)
     except msgspec.ValidationError as error:
         raise SpecError(f"{where}: {error}") from None
+
+
+@cache
+def _choices_of(kind: Any) -> dict[str, Any]:
+    """Fields that are one of a few words. msgspec refuses others too, but does not name the choices."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind) if get_origin(field.type) is Literal}
 
 
 def _names(value: Any, what: str, where: str) -> list[str]:
@@ -418,7 +454,9 @@ def _option_value(text: str) -> OptionValue:
             number = kind(text)
         except ValueError:
             continue
-        return number if isinstance(number, int) or math.isfinite(number) else text
+        # What no message can carry, or is equal to nothing, stays what was written.
+        fits = -(2**63) <= number < 2**63 if isinstance(number, int) else math.isfinite(number)
+        return number if fits else text
     return text
 
 

@@ -107,6 +107,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=300,
     )
 
@@ -338,9 +339,14 @@ def test_a_file_says_what_to_run_and_flags_overrule_it(
         (["simple_cnn", "--image-size", "4"], "image_size must be 8 or more for simple_cnn, got 4"),
         (["simple_cnn", "--sequence-length", "4"], "sequence_length 4 cannot be honoured for simple_cnn"),
         (["simple_cnn", "--threads", "0"], "threads must be 1 or more, got 0"),
-        (["simple_cnn", "--task", "dance"], "'dance'"),
+        (["simple_cnn", "--task", "dance"], "task must be one of infer, train, got 'dance'"),
+        (["simple_cnn", "--optimizer", "foo"], "optimizer must be one of sgd, adam, adamw, got 'foo'"),
+        (["simple_cnn", "--batch", "99999999999999999999"], "batch must be 2147483647 or less"),
+        (["simple_cnn", "--seed", "18446744073709551615"], "seed must be 18446744073709551614 or less"),
+        (["simple_cnn", "--threads", "99999999999"], "threads must be 4096 or less, got 99999999999"),
+        (["simple_cnn", "-r", "compile:fullgraph=99999999999999999999"], "fullgraph must be true or false, got '999"),
         (["simple_cnn", "--effort", "heroic"], "effort must be one of quick, normal, strict, got 'heroic'"),
-        (["simple_cnn", "--door", "trap"], "'trap'"),
+        (["simple_cnn", "--door", "trap"], "door must be one of inline, fork, spawn, fake, got 'trap'"),
         (["absent.py:make"], "no such file: absent.py"),
         ([f"{MISBEHAVING}:sounds"], "has no sounds; did you mean sound?"),
         ([str(MISBEHAVING)], "does not name a factory: write path/to/file.py:factory"),
@@ -358,6 +364,24 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], says: str, 
     assert result.exit_code == 2
     assert says in complaint(result)
     assert not own_history.exists(), "a mistake leaves nothing in the history"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["race", "simple_cnn", "-r", "baseline", "-r", "fp16", "--replicates"], "replicates must be 1000 or less"),
+        (["tune", "simple_cnn", "--replicates"], "replicates must be 1000 or less"),
+        (["flops", "simple_cnn", "--depth"], "depth must be 1000 or less"),
+        (["profile", "simple_cnn", "--steps"], "steps must be 1000000 or less"),
+        (["profile", "simple_cnn", "--rows"], "rows must be 1000000 or less"),
+        (["sweep", "simple_cnn", "--batch"], "batch must be 2147483647 or less"),
+    ],
+    ids=lambda value: " ".join(value[:1] + value[-1:]) if isinstance(value, list) else "",
+)
+def test_a_number_beyond_any_machine_is_refused_by_every_command(arguments: list[str], says: str) -> None:
+    result = redline(*arguments, "99999999999999999999")
+    assert result.exit_code == 2
+    assert says in complaint(result)
 
 
 def test_a_mistake_is_the_same_in_a_process_of_its_own(own_history: Path) -> None:
@@ -507,7 +531,45 @@ def test_models_are_found_by_part_of_their_name() -> None:
 def test_models_that_match_nothing_are_a_mistake() -> None:
     result = redline("models", "no-such-network")
     assert result.exit_code == 2
-    assert "no model matches 'no-such-network'" in result.stderr
+    assert complaint(result) == "no model matches 'no-such-network'"
+    assert "no model matches 'resnt'; did you mean resnet" in complaint(redline("models", "resnt"))
+    as_json = redline("models", "resnt", "--json")
+    assert (as_json.exit_code, json.loads(as_json.stdout)["models"]) == (2, [])
+    assert "did you mean" in as_json.stderr
+
+
+# Where it is printed
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["latin-1", "ascii"],
+)
+def test_characters_that_the_terminal_lacks_are_replaced(tiny: str, environment: dict[str, str]) -> None:
+    done = command("run", "simple_cnn", "-f", tiny, "--batch", "2", "-r", "baseline", **environment)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search(r"^baseline .*\d", done.stdout, re.MULTILINE)
+    assert command("run", "--help", **environment).returncode == 0
+
+
+def test_a_name_that_the_locale_cannot_read_is_a_mistake(model: WriteModel, own_history: Path) -> None:
+    place = model("make()", name="größe.py")
+    done = command("run", place, "--json", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.returncode == 2
+    assert "is not Unicode in this locale: set LC_ALL=C.UTF-8" in complaint(done)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["models"], ["--version"]], ids=" ".join)
+def test_a_full_disk_is_one_line(arguments: list[str], own_history: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "redline.cli.main", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "redline: cannot write to stdout: No space left on device\n"
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_hostile_names_are_only_names(history: History, name: str) -> None:
 
 def test_text_that_is_not_unicode_is_refused_in_one_line(history: History) -> None:
     with pytest.raises(StoreError, match="not Unicode"):
-        history.begin(make_record(model="caf\udce9.py:factory"))
+        history.begin(make_record(notes=("caf\udce9.py",)))
     assert history.count() == 0
 
 

@@ -175,11 +175,22 @@ class TestReadOnly:
     def url(self, path: Path) -> str:
         return f"sqlite:///file:{path}?mode=ro&uri=true"
 
-    def test_it_can_be_read_and_says_so_when_written(self, path: Path) -> None:
+    @pytest.mark.parametrize(
+        "form",
+        [
+            "sqlite:///file:{path}?mode=ro&uri=true",
+            "sqlite:///file:{path}?mode=ro",
+            "sqlite:///{path}?mode=ro&uri=true",
+            "sqlite:///{path}?mode=ro",
+        ],
+    )
+    def test_it_can_be_read_and_says_so_when_written(self, tmp_path: Path, form: str) -> None:
+        path = tmp_path / "with a space.sqlite"
         record = make_record()
         with History.open(path) as history:
             history.finish(record)
-        with History.open(self.url(path)) as history:
+        with History.open(form.format(path=path)) as history:
+            assert history.place == str(path)
             assert history.load(record.id) == record
             with pytest.raises(StoreError, match=r"cannot write to .*: attempt to write a readonly database; make the"):
                 history.begin(make_record())
@@ -189,3 +200,30 @@ class TestReadOnly:
         with pytest.raises(StoreError, match="unable to open database file"):
             History.open(self.url(path))
         assert not path.exists()
+        with pytest.raises(StoreError, match="unable to open database file"):
+            History.open(f"sqlite:///{path}?mode=ro&uri=true")
+        assert list(path.parent.iterdir()) == [], "nor one with the options in its name"
+
+    def test_options_that_sqlite_does_not_have_are_refused(self, path: Path) -> None:
+        with pytest.raises(StoreError, match="SQLite has no option 'moed'"):
+            History.open(f"sqlite:///{path}?moed=ro")
+        assert not path.exists()
+
+    @pytest.mark.parametrize("is_written_to", [False, True])
+    def test_a_folder_where_nothing_may_be_written_can_be_read(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, is_written_to: bool
+    ) -> None:
+        record = make_record()
+        with History.open(path) as writer:
+            writer.finish(record)
+            if not is_written_to:
+                writer.close()
+            before = sorted(path.parent.iterdir())
+            # Root may write anywhere, whatever the folder's mode.
+            monkeypatch.setattr("redline.store.place.os.access", lambda place, mode: place != path.parent)
+            with History.open(path, only_to_read=True) as history:
+                assert history.place == str(path)
+                assert history.load(record.id) == record
+                with pytest.raises(StoreError, match="attempt to write a readonly database"):
+                    history.begin(make_record())
+            assert sorted(path.parent.iterdir()) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redline import api
 from redline.cli.document import print_document
-from redline.errors import UsageError
+from redline.errors import UsageError, closest
 from redline.report.inventory import health_report, model_listing
 from redline.report.terminal import make_console
 
@@ -13,10 +13,12 @@ def show_models(pattern: str | None, *, as_json: bool) -> None:
     names = api.models(pattern)
     if as_json:
         print_document({"models": names.models, "missing": names.missing})
-        return
-    make_console().print(model_listing(names))
     if pattern and not names.models:
-        raise UsageError(f"no model matches {pattern!r}")
+        close = closest(pattern, (model.name for model in api.models().models))
+        told = "; did you mean {}?".format(" or ".join(close)) if close else ""
+        raise UsageError(f"no model matches {pattern!r}{told}")
+    if not as_json:
+        make_console().print(model_listing(names))
 
 
 def show_health(*, as_json: bool) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, ParamSpec
@@ -21,6 +24,7 @@ from redline.cli.commands.sweep import sweep
 from redline.cli.commands.tune import tune
 from redline.errors import BenchError, DoorError, RedlineError
 
+EXIT_UNWRITTEN = 1
 EXIT_USAGE = 2
 EXIT_FAILED_ROW = 5
 EXIT_INTERRUPTED = 130
@@ -54,6 +58,9 @@ app = typer.Typer(
 )
 
 P = ParamSpec("P")
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+"""What stdout says when it takes no more."""
 
 
 def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
@@ -105,8 +112,18 @@ ArgumentMistake: type[Exception] = next(
 
 
 def main() -> None:
+    _print_what_can_be()
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        # Python would try once more to write the rest when it ends, and complain in its own way.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:  # whoever closes a pipe has read enough
+            _complain(f"cannot write to stdout: {error.strerror}")
+        sys.exit(EXIT_UNWRITTEN)
     except ArgumentMistake as error:
         told = error.format_message() if hasattr(error, "format_message") else str(error)
         if "NoArgs" in type(error).__name__:
@@ -115,6 +132,13 @@ def main() -> None:
             _complain(" ".join(told.split()) + " ('--help' lists the options)")
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_what_can_be() -> None:
+    """A character that the terminal's encoding lacks becomes a question mark, not the end of a long measurement."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

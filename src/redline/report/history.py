@@ -12,13 +12,15 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.report.limit_cells import limit_lines
-from redline.report.run import run_table
+from redline.report.run import FittingTable
 from redline.report.terminal import make_table
 from redline.store import Row
 from redline.units import format_bytes, format_seconds
 
+RUNNING = "running: still being measured, or killed on another machine or by an older Redline, which nobody can tell"
 
-def listing(rows: Sequence[Row]) -> Table:
+
+def listing(rows: Sequence[Row]) -> RenderableType:
     table = make_table(None)
     for header in ("id", "when", "model", "task", "batch", "recipe", "device", "status"):
         table.add_column(header, overflow="fold", justify="right" if header == "batch" else "left")
@@ -27,11 +29,12 @@ def listing(rows: Sequence[Row]) -> Table:
         batch = str(row.batch) if row.batch else "–"
         cells = (row.id, when, row.model, row.task, batch, row.recipe, row.device_name or row.device, row.status)
         table.add_row(*(Text(cell) for cell in cells))
-    return table
+    return Group(table, Text(RUNNING, style="dim")) if any(row.status == "running" for row in rows) else table
 
 
-def detail(row: RunSummary, record: Any) -> RenderableType:
+def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> RenderableType:
     """Everything about one record, in plain words."""
+    unfinished = "cut off with the process that measured it" if is_cut_off else "running"
     lines: list[tuple[str, str]] = [("record", record.id), ("key", record.key or "n/a")]
     if (prepared := record.prepared) is not None:
         environment, workload = prepared.environment, prepared.workload
@@ -50,7 +53,7 @@ def detail(row: RunSummary, record: Any) -> RenderableType:
         ]
         lines += [("note", note) for note in workload.notes]
         lines += [(f"step {name}", note) for name, note in prepared.recipe_notes.items()]
-    lines += [("stopped", f"{record.stopped or 'running'} after {len(record.blocks)} blocks")]
+    lines += [("stopped", f"{record.stopped or unfinished} after {len(record.blocks)} blocks")]
     lines += _latency_lines(row) + _memory_lines(row) + limit_lines(row)
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
     lines += [("because", reason) for reason in row.verdict.reasons] + [("note", note) for note in row.verdict.notes]
@@ -58,7 +61,7 @@ def detail(row: RunSummary, record: Any) -> RenderableType:
     for name, value in lines:
         grid.add_row(Text(name, style="dim"), Text(value))
     failure = [Text(record.failure.traceback, style="red")] if record.failure and record.failure.traceback else []
-    return Group(run_table([row]), grid, *failure)
+    return Group(FittingTable([row]), grid, *failure)
 
 
 def _latency_lines(row: RunSummary) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,12 +18,20 @@ from redline.report.terminal import as_text, make_table
 from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
-"""What a narrow terminal does without, in this order. Trust is never hidden."""
+"""What a narrow terminal does without, in this order."""
 
-FOLDED = {"recipe": 24, "trust": 14}
-"""Columns whose text may go on in the next line, and the width below which that is no longer readable."""
+LAST_RESORT = ("error", "±", "versus")
+"""What a very narrow one does without as well, once recipe and trust are as narrow as can be read: they always stay."""
+
+COMFORTABLE = {"recipe": 24, "trust": 14}
+"""Columns whose text may go on in the next line, and the width they keep as long as others can go instead."""
+READABLE = {"recipe": 14, "trust": 12}
+"""The width below which they cannot be read."""
+
+COLD_EXPENDABLE = ("cache", "import", "worker", "build", "first call")
 
 GAP = 3
+"""Between two columns; behind the last there is none."""
 
 
 def run_table_text(rows: Sequence[RunSummary]) -> str:
@@ -39,42 +47,76 @@ class RunReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for _, together in groupby(self._rows, key=_workload):
             group = list(together)
-            yield fitting_table(group, console)
+            yield FittingTable(group)
             if any(row.cold_start_s for row in group):
-                yield cold_start_table(group)
+                yield cold_start_table(group, console.width)
             yield from remarks(group)
             yield from limit_remarks(group)
         yield Text(next_step(self._rows), style="bold")
 
 
-def fitting_table(rows: Sequence[RunSummary], console: Console) -> Table:
+class FittingTable:
     """The table with as many columns as the terminal has room for."""
+
+    def __init__(self, rows: Sequence[RunSummary]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths, room = _widths(self._rows), console.width + GAP
+        hidden = _too_many(_at_most(widths, COMFORTABLE), EXPENDABLE, room)
+        left = {name: width for name, width in widths.items() if name not in hidden}
+        hidden += _too_many(_at_most(left, READABLE), LAST_RESORT, room)
+        table = run_table(self._rows, hidden)
+        _share_out(table, widths, room - _taken(widths, {*hidden, *COMFORTABLE}))
+        if hidden:
+            table.caption = _not_shown(hidden)
+        yield table
+
+
+def _widths(rows: Sequence[RunSummary]) -> dict[str, int]:
+    """What each column needs to stand on one line."""
+    cells = [_row_cells(row) for row in rows]
+    return {
+        name: max(len(header), *(len(str(row.get(name, "–"))) for row in cells))
+        for name, header in _columns(rows).items()
+    }
+
+
+def _at_most(widths: Mapping[str, int], folded: Mapping[str, int]) -> dict[str, int]:
+    return {name: min(width, folded.get(name, width)) for name, width in widths.items()}
+
+
+def _taken(widths: Mapping[str, int], hidden: Collection[str]) -> int:
+    return sum(width + GAP for name, width in widths.items() if name not in hidden)
+
+
+def _too_many(widths: Mapping[str, int], expendable: Iterable[str], room: int) -> list[str]:
+    """The columns to hide, in the order in which they may go, until the rest fits."""
     hidden: list[str] = []
-    for column in EXPENDABLE:
-        if _needed_width(rows, hidden) <= console.width:
+    for name in expendable:
+        if _taken(widths, hidden) <= room:
             break
-        if column in _columns(rows):
-            hidden.append(column)
-    table = run_table(rows, hidden)
-    if hidden:
-        table.caption = f"not shown in this width: {', '.join(hidden)}"
-    return table
+        if name in widths:
+            hidden.append(name)
+    return hidden
 
 
-def _needed_width(rows: Sequence[RunSummary], hidden: Collection[str]) -> int:
-    needed = 0
-    for name, header in _columns(rows).items():
-        if name not in hidden:
-            texts = [header, *(str(_row_cells(row).get(name, "–")) for row in rows)]
-            needed += min(max(map(len, texts)), FOLDED.get(name, 1000)) + GAP
-    return needed
+def _share_out(table: Table, widths: Mapping[str, int], room: int) -> None:
+    """Between recipe and trust. By itself rich would take from the recipe alone until it is as narrow as trust."""
+    room -= len(COMFORTABLE) * GAP
+    modest = min(COMFORTABLE["recipe"], room - READABLE["trust"])
+    table.columns[0].width = max(1, min(widths["recipe"], max(room - widths["trust"], modest)))
+
+
+def _not_shown(hidden: Iterable[str]) -> str:
+    return f"not shown in this width: {', '.join(hidden)}"
 
 
 def run_table(rows: Sequence[RunSummary], hidden: Collection[str] = ()) -> Table:
     columns = {name: header for name, header in _columns(rows).items() if name not in hidden}
     table = make_table(_title(rows))
     for name, header in columns.items():
-        if name in FOLDED:
+        if name in COMFORTABLE:
             table.add_column(header, overflow="fold")
         else:
             table.add_column(Text(header), justify="left" if name == "bound" else "right", no_wrap=True)
@@ -109,17 +151,35 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
     }
 
 
-def cold_start_table(rows: Sequence[RunSummary]) -> Table:
+def cold_start_table(rows: Sequence[RunSummary], width: int) -> Table:
+    """What came before the first step, in as many columns as there is room for."""
+    told = [cells for row in rows if (cells := _cold_cells(row))]
+    widths = {name: max(len(name), *(len(cells[name]) for cells in told)) for name in told[0]}
+    hidden = _too_many(_at_most(widths, READABLE), COLD_EXPENDABLE, width + GAP)
     table = make_table(Text("cold start, apart", style="dim"))
-    table.add_column("recipe", overflow="fold", min_width=12)
-    for header in ("import", "worker", "build", "first call", "compiling", "cache"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in rows:
-        if (cold := row.cold_start_s) is not None:
-            times = (cold.import_, cold.start, cold.build, cold.first_call, cold.compile)
-            told = ["–" if value is None else format_seconds(value) for value in times]
-            table.add_row(Text(row.recipe), *told, cold.compile_cache or "–")
+    table.add_column("recipe", overflow="fold", min_width=READABLE["recipe"])
+    shown = [name for name in widths if name not in ("recipe", *hidden)]
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for cells in told:
+        table.add_row(Text(cells["recipe"]), *(cells[name] for name in shown))
+    if hidden:
+        table.caption = _not_shown(hidden)
     return table
+
+
+def _cold_cells(row: RunSummary) -> dict[str, str]:
+    if (cold := row.cold_start_s) is None:
+        return {}
+    times = {
+        "import": cold.import_,
+        "worker": cold.start,
+        "build": cold.build,
+        "first call": cold.first_call,
+        "compiling": cold.compile,
+    }
+    told = {name: "–" if value is None else format_seconds(value) for name, value in times.items()}
+    return {"recipe": row.recipe, **told, "cache": cold.compile_cache or "–"}
 
 
 def _cells(row: RunSummary) -> dict[str, str | Text]:

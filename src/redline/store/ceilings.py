@@ -41,7 +41,7 @@ def ceilings_of(records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings 
     }
     found: dict[str, Ceilings | None] = {}
     if places:
-        with History.open() as history:
+        with History.open(only_to_read=True) as history:
             shelf = history.ceilings()
             found = {place: shelf.get(place) for place in set(places.values())}
     return lambda record: found.get(places.get(record.id, ""))

@@ -11,6 +11,8 @@ from redline.errors import RecordError, RedlineError, StoreError
 from redline.record import Block, RunRecord, device_of, encode, migrate
 
 Status = Literal["running", "done", "failed", "interrupted"]
+CutOff = Literal["cut off"]
+"""What `running` is called once its writer is gone."""
 
 # What damaged or foreign bytes make msgspec, a migration or a spec's own checks raise.
 _DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
@@ -32,8 +34,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     """As it was asked for; `auto` becomes what it turned out to be, once the bench has said so."""
     device_name: str
-    status: Status
-    """`running` also stands where the writer was killed."""
+    status: Status | CutOff
+    """`running` also stands where the writer was killed on another machine, which cannot be seen from here."""
     stopped: str | None
     schema: int
 

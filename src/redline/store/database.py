@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from redline.errors import StoreError
 from redline.store import layout
-from redline.store.place import KINDS, VARIABLE, describe, file_of, in_memory
+from redline.store.place import KINDS, VARIABLE, describe, file_of, for_reading, in_memory
 
 BUSY_SECONDS = 60
 """How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
@@ -37,8 +37,13 @@ class Database:
         self._process = os.getpid()
 
     @classmethod
-    def open(cls, url: URL) -> Database:
-        """Make the folder, the file and the tables where they are missing, and lead older tables up."""
+    def open(cls, url: URL, *, only_to_read: bool = False) -> Database:
+        """Make the folder, the file and the tables where they are missing, and lead older tables up.
+
+        `only_to_read` will do with a file in a folder where nothing may be written.
+        """
+        if only_to_read:
+            url = for_reading(url)
         _make_folder(url, describe(url))
         database = cls(url)
         try:

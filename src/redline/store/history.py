@@ -9,12 +9,15 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import msgspec
+
 from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
 from redline.store.ceilings import CeilingShelf
 from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
 from redline.store.sweeps import SweepLedger
 from redline.store.tunes import TuneLedger
+from redline.store.writer import is_gone, this_process
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
@@ -62,12 +65,16 @@ class History:
         self._database = database
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str] | None = None) -> History:
-        """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user."""
+    def open(cls, url: str | os.PathLike[str] | None = None, *, only_to_read: bool = False) -> History:
+        """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user.
+
+        `only_to_read` will do with a file in a folder where nothing may be written.
+        """
         from redline.store.database import Database
         from redline.store.place import resolve
 
-        return cls(Database.open(resolve(None if url is None else os.fspath(url))))
+        place = resolve(None if url is None else os.fspath(url))
+        return cls(Database.open(place, only_to_read=only_to_read))
 
     @property
     def place(self) -> str:
@@ -139,7 +146,14 @@ class History:
 
         with self._database.reading() as connection:
             found = connection.execute(queries.matching(queries.ROW, **filters))
-            return [Row(**row) for row in found.mappings()]
+            rows = [Row(**row) for row in found.mappings()]
+            gone = _without_writer(connection, [row.id for row in rows if row.status == "running"])
+        return [msgspec.structs.replace(row, status="cut off") if row.id in gone else row for row in rows]
+
+    def is_cut_off(self, record_id: str) -> bool:
+        """Whether a record was being written and whoever wrote it is gone."""
+        with self._database.reading() as connection:
+            return bool(_without_writer(connection, [record_id]))
 
     def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Unpack[Filters]) -> list[RunRecord]:
         """The records that fit, newest first, whole. Those that cannot be read are left out and told of."""
@@ -223,9 +237,11 @@ def write_record(connection: Connection, record: RunRecord, *, over: bool) -> No
     """Write or replace a record's head in a transaction of the caller's; blocks that nobody appended are added."""
     from redline.store import queries
 
-    values = queries.values_of(row_of(record, over=over), pack_head(record))
+    row = row_of(record, over=over)
+    values = queries.values_of(row, pack_head(record))
     if connection.execute(queries.UPDATE_RECORD, {"this_id": record.id, **values}).rowcount == 0:
         connection.execute(queries.INSERT_RECORD, values)
+    _note_writer(connection, record.id, this_process() if row.status == "running" else None)
     if not record.blocks:
         return
     stored: int = connection.execute(queries.NEXT_BLOCK, {"record_id": record.id}).scalar_one()
@@ -236,6 +252,24 @@ def write_record(connection: Connection, record: RunRecord, *, over: bool) -> No
     ]
     if missing:
         connection.execute(queries.INSERT_BLOCK, missing)
+
+
+def _note_writer(connection: Connection, record_id: str, writer: str | None) -> None:
+    from redline.store import queries
+
+    name = queries.writer_name(record_id)
+    connection.execute(queries.DELETE_WRITER, {"this_name": name})
+    if writer is not None:
+        connection.execute(queries.INSERT_WRITER, {"name": name, "value": writer})
+
+
+def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:
+    """Those of some records whose writer is known to be gone."""
+    from redline.store import queries
+
+    names = {queries.writer_name(record_id): record_id for record_id in record_ids}
+    noted = [row for chunk in _chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
+    return {names[name] for name, writer in noted if is_gone(writer)}
 
 
 def _bodies(connection: Connection, record_ids: Sequence[str]) -> dict[str, list[bytes]]:

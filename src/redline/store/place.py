@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import platformdirs
 from sqlalchemy.engine import URL, make_url
@@ -19,6 +21,8 @@ KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 
 # `sqlite:/x` is a slip of the pen for a URL; taken as a path it would quietly start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
+_FILE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
+_DRIVER_OPTIONS = {"cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout", "uri"}
 _SECRETS = re.compile(r"(?<=:).*@|\?.*")
 
 
@@ -33,20 +37,40 @@ def resolve(text: str | None = None) -> URL:
 def describe(url: URL) -> str:
     """The place for human eyes: a path, or a URL without its password."""
     if url.get_backend_name() == "sqlite":
-        return url.database or ":memory:"
+        database = url.database or ":memory:"
+        return unquote(database.removeprefix("file:")) if _is_uri(url) else database
     secrets = [name for name in url.query if "password" in name.lower()]
     return url.difference_update_query(secrets).render_as_string(hide_password=True)
 
 
 def file_of(url: URL) -> Path | None:
     """The SQLite file behind a URL; None for a server, for memory, and for a `file:` URI, which SQLite reads itself."""
-    if url.get_backend_name() != "sqlite" or in_memory(url) or str(url.database).startswith("file:"):
+    if url.get_backend_name() != "sqlite" or in_memory(url) or _is_uri(url):
         return None
     return Path(str(url.database))
 
 
 def in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def for_reading(url: URL) -> URL:
+    """The same place; a SQLite file in a folder where nothing may be written is opened so that nothing need be."""
+    path = file_of(url)
+    if path is None or not path.exists() or os.access(path.parent, os.W_OK):
+        return url
+    # Without a log beside it nobody is writing, and SQLite cannot make the log's index that it would read through.
+    log = path.with_name(f"{path.name}-wal")
+    return _as_uri(url, path, {"mode": "ro"} if log.exists() else {"mode": "ro", "immutable": "1"})
+
+
+def _is_uri(url: URL) -> bool:
+    return str(url.database).startswith("file:")
+
+
+def _as_uri(url: URL, path: Path, options: Mapping[str, str]) -> URL:
+    """The form in which SQLite itself reads options, such as `mode=ro`."""
+    return url.set(database=f"file:{quote(str(path))}").update_query_dict({**options, "uri": "true"})
 
 
 def _file(path: str) -> URL:
@@ -68,5 +92,18 @@ def _parsed(text: str) -> URL:
         return url.set(drivername=f"postgresql+{driver or 'psycopg'}")
     if backend != "sqlite" or driver not in ("", "pysqlite"):
         raise StoreError(f"no history in {url.drivername!r} ({describe(url)}): set {VARIABLE} to {KINDS}")
+    return _sqlite(url)
+
+
+def _sqlite(url: URL) -> URL:
+    unknown = sorted(url.query.keys() - _DRIVER_OPTIONS - _FILE_OPTIONS)
+    if unknown:
+        raise StoreError(f"SQLite has no option {unknown[0]!r} ({describe(url)}): set {VARIABLE} to {KINDS}")
     path = file_of(url)
-    return url if path is None else url.set(database=os.path.abspath(path.expanduser()))
+    absolute = None if path is None else Path(os.path.abspath(path.expanduser()))
+    if absolute is not None and (url.query.keys() & {*_FILE_OPTIONS, "uri"}):
+        # Otherwise the driver drops them, or makes them part of the file's name.
+        return _as_uri(url, absolute, {})
+    if absolute is not None:
+        return url.set(database=str(absolute))
+    return url.update_query_dict({"uri": "true"}) if _is_uri(url) else url

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, update
 
 from redline.store.codec import Row
-from redline.store.layout import blocks, ceilings, records, sweep_cells, tunes
+from redline.store.layout import blocks, ceilings, meta, records, sweep_cells, tunes
 
 ROW = (
     records.c.id,
@@ -35,6 +35,10 @@ UPDATE_RECORD = update(records).where(records.c.id == bindparam("this_id"))
 
 LOCK_RECORD = select(records.c.id).where(records.c.id == bindparam("record_id")).with_for_update()
 """On PostgreSQL, appenders to one record take turns; SQLite lets only one write anyway."""
+
+INSERT_WRITER = insert(meta)
+DELETE_WRITER = delete(meta).where(meta.c.name == bindparam("this_name"))
+WRITERS = select(meta.c.name, meta.c.value).where(meta.c.name.in_(bindparam("names", expanding=True)))
 
 INSERT_BLOCK = insert(blocks)
 NEXT_BLOCK = select(func.coalesce(func.max(blocks.c.number) + 1, 0)).where(blocks.c.record_id == bindparam("record_id"))
@@ -77,6 +81,11 @@ HEADS_OF = select(*HEAD).where(records.c.id.in_(bindparam("ids", expanding=True)
 COUNT = select(func.count()).select_from(records)
 
 HEAD_OF = select(*HEAD).where(records.c.id == bindparam("record_id"))
+
+
+def writer_name(record_id: str) -> str:
+    """Under which it is noted who writes a record, as long as it is being written."""
+    return f"writer of {record_id}"
 
 
 def values_of(row: Row, head: bytes) -> dict[str, Any]:

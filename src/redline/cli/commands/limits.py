@@ -41,7 +41,9 @@ def flops(
 ) -> int:
     """Parameters, MACs, FLOPs and bytes, module by module, forward and backward; nothing runs, no memory is needed."""
     from redline.cli.limits import show_flops
+    from redline.spec import MOST_DEPTH, require_range
 
+    require_range("depth", depth, 0, MOST_DEPTH)
     settings = given | only_set(model=model, recipe=recipe, latency=latency)
     return show_flops(settings, depth=depth, as_json=json)
 

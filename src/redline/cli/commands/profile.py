@@ -48,7 +48,10 @@ def profile(
 ) -> int:
     """What a step does with its time and what is in the way: of a model, of traces, or of two profiles side by side."""
     from redline.cli.profile import Output, compare, profile_model, profile_traces
+    from redline.spec import MOST_ROWS, require_range
 
+    for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0), ("rows", rows, 0)):
+        require_range(name, count, least, MOST_ROWS)
     output = Output(as_json=json, rows=rows, sort=sort, page=html, opens=open_, csv=csv, report=report)
     what = what or []
     settings = given | only_set(

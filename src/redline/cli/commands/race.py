@@ -26,6 +26,8 @@ def race(
     Verdicts are faster, slower, same (within 3 %) or inconclusive; the interval covers what differs between processes.
     """
     from redline.cli.race import race_and_print
+    from redline.spec import MOST_HEATS, require_range
 
+    require_range("replicates", replicates, 1, MOST_HEATS)
     table = given | only_set(model=model, recipe=recipe, effort=effort)
     return race_and_print(table, replicates=replicates, as_json=json)

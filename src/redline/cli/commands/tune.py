@@ -46,7 +46,9 @@ def tune(
     Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far.
     """
     from redline.cli.tune import tune_and_print
+    from redline.spec import MOST_HEATS, require_range
 
+    require_range("replicates", replicates, 1, MOST_HEATS)
     asked = given | only_set(
         model=model,
         budget=budget,

@@ -1,0 +1,65 @@
+"""Tables of a run on narrow terminals: fewer columns, never a number cut off or a recipe that nobody can read."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from reported import race_records
+from rich.console import Console, RenderableType
+
+from redline.analyze.summary import RunSummary, summarize
+from redline.report.history import detail
+from redline.report.run import RunReport
+
+RECIPES = ("baseline", "fp16+channels-last+compile:reduce-overhead", "amp+channels-last")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[RunSummary]:
+    return summarize(race_records(RECIPES))
+
+
+def lines_of(report: RenderableType, width: int) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(report)
+    return text.getvalue().splitlines()
+
+
+def headers_of(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("recipe")]
+
+
+@pytest.mark.parametrize("width", [160, 100, 80, 70, 60, 50])
+def test_recipe_and_trust_stay_readable_in_any_width(rows: list[RunSummary], width: int) -> None:
+    lines = lines_of(RunReport(rows), width)
+    assert all(len(line) <= width for line in lines)
+    table, cold = headers_of(lines)
+    assert re.match(r"recipe {8,}", table)
+    assert table.rstrip().endswith("trust")
+    assert "valid" in next(line for line in lines if line.startswith("baseline "))
+    assert re.match(r"recipe {8,}", cold)
+    assert "compiling" in cold
+    assert sum(line.startswith("baseline ") for line in lines) == 2
+    assert not any("…" in line for line in lines)
+
+
+def test_the_ratio_goes_later_than_the_error_and_what_went_is_named(rows: list[RunSummary]) -> None:
+    lines = lines_of(RunReport(rows), 60)
+    assert "vs baseline" in headers_of(lines)[0]
+    assert "rel. error" not in headers_of(lines)[0]
+    told = " ".join(" ".join(lines).split())
+    assert "not shown in this width: memory, p95 ms, bound, p50 ms, error" in told
+    assert "not shown in this width: cache, import" in told
+
+
+def test_all_about_one_record_hides_the_same_columns(rows: list[RunSummary]) -> None:
+    record = race_records(RECIPES)[1]
+    row = rows[1]
+    lines = lines_of(detail(row, record), 80)
+    (header,) = headers_of(lines)
+    for name in ("recipe", "img/s", "vs baseline", "trust"):
+        assert name in header
+    assert any(line.strip().startswith("not shown in this width:") for line in lines)
+    assert not any("…" in line for line in lines[:6])
