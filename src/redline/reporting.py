@@ -56,7 +56,7 @@ def choose(
         chosen = Chosen()
         _add_files(chosen, files)
         return chosen
-    with nullcontext(history) if history is not None else History.open() as opened:
+    with nullcontext(history) if history is not None else History.open(only_to_read=True) as opened:
         return _tune(tune, opened) if tune is not None else _from_history(what, last, sweep, opened)
 
 
@@ -118,7 +118,7 @@ def _named(word: str, history: History | None) -> list[RunRecord]:
     if _is_file(word):
         return choose([word]).records
     if history is None:
-        with History.open() as opened:
+        with History.open(only_to_read=True) as opened:
             return _named(word, opened)
     if history.sweep(word).cells():
         return choose(sweep=word, history=history).records

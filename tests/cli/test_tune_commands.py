@@ -130,7 +130,7 @@ class TestTune:
         assert "rejected: bf16" in told
         assert "no compiler here" in told
         assert "not tried: graphs: this device has none" in told
-        assert "next: redline.recipe('fp16+channels-last').apply(model)" in told
+        assert "next: redline.recipe('fp16+channels-last').apply(model, *example_inputs)" in told
         assert "leader: " in result.stderr
 
     def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:

@@ -6,7 +6,9 @@ import random
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
+from reported import race_records
 
 from redline.analyze.race import pairs_of
 from redline.api import NoJournal
@@ -15,6 +17,8 @@ from redline.launch.fake import FakeDoor, FakeSession
 from redline.launch.landscape import Landscape
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Failure
+from redline.report.race import race_report
+from redline.report.terminal import as_text
 from redline.search.race import EXTENSIONS, HEATS_PER_EXTENSION, Race, RaceObserver, race
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
@@ -215,3 +219,9 @@ def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
 def test_the_same_steps_in_another_order_are_the_same_recipe(recipes: tuple[str, ...], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         raced(Landscape(step_s=0.01), *recipes)
+
+
+def test_a_race_in_which_nobody_met_says_so() -> None:
+    """Stopped before a heat was finished."""
+    records = [msgspec.structs.replace(record, blocks=()) for record in race_records(("baseline", "fp16"))]
+    assert "no heat was finished" in as_text(race_report([records]))

@@ -102,11 +102,14 @@ def _next_step(heats: Sequence[Heat], names: Sequence[str], rows: Sequence[RunSu
     if len(sound) < 2:
         return "next: fewer than two recipes ran; 'redline show' has the errors whole"
     pairs = {(pair.a, pair.b): pair for pair in pairs_of(heats)}
+    if not pairs:
+        return "next: no heat was finished, so that nothing is known; the same command begins anew"
     if any(pair.verdict == "inconclusive" for pair in pairs.values()):
         return (
             f"next: not every pair is decided within ±{TIME_BAND:.0%}; --replicates 7 or --effort strict looks longer"
         )
     if not fit:
         return "next: no recipe here keeps the numbers right"
-    best = min(fit, key=lambda name: -(pairs[names[0], name].ratio if name != names[0] else 1.0))
+    ratios = {name: pairs[names[0], name].ratio for name in fit if (names[0], name) in pairs}
+    best = max(fit, key=lambda name: ratios.get(name, 1.0 if name == names[0] else 0.0))
     return f"next: {best} is the fastest here that keeps the numbers right"

@@ -149,5 +149,8 @@ def _next_step(found: TuneFinding) -> str:
         return "next: nothing may be recommended; the reasons are above"
     if found.winner.recipe == "baseline":
         return "next: nothing here beats the baseline; try another batch, or --allow-quantized with a --check"
-    recipe = found.winner.recipe
-    return f"next: redline.recipe({recipe!r}).apply(model), or the code above; 'redline profile {found.model} -r {recipe}' explains the rest"
+    use = f"redline.recipe({found.winner.recipe!r}).apply(model, *example_inputs)"
+    if found.task == "train":
+        use = f"redline.recipe({found.winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
+    told = f"next: {use}, or the code above"
+    return f"{told}; '{found.explained_by}' explains the rest" if found.explained_by else told

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from redline.analyze.accuracy import farthest
+from redline.analyze.command_line import command_line
 from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.trust import IN_COMPANY
@@ -93,6 +94,8 @@ class TuneFinding(Spec):
     """Where the recipes of the ranking met; the winner may have a batch of its own."""
     notes: tuple[str, ...] = ()
     record_ids: tuple[str, ...] = ()
+    explained_by: str | None = None
+    """The command that profiles the winner; None where there is none to be typed."""
     """Everything that was measured for it."""
 
 
@@ -125,6 +128,9 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         batch=first.batch if first else None,
         notes=(*tune.notes, *_batch_notes(winner, tune, records), *_company_notes(winner, rows)),
         record_ids=tuple(tune.record_ids),
+        explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
+        if winner is not None
+        else None,
     )
 
 
