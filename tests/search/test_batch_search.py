@@ -19,7 +19,7 @@ from redline.record import Failure, RunRecord
 from redline.report.batch import found_report
 from redline.report.terminal import as_text
 from redline.search.batch import MAX_TRIALS, trial_spec
-from redline.spec import RunSpec, WorkloadSpec
+from redline.spec import MOST_ITEMS, RunSpec, WorkloadSpec
 
 MIB = 2**20
 
@@ -102,6 +102,11 @@ class TestLargest:
         assert max(trial.batch for trial in found.trials) == 64
         assert found.max_batch_below is None or found.max_batch_below > 1000, "how far one looked is no bound"
         assert "≥ 64" in as_text(found_report([found]))
+
+    def test_memory_that_hardly_grows_ends_where_batches_end(self) -> None:
+        found = find(Landscape(step_s=0.001, memory_bytes=curve(lambda batch: 1e6 + 1e-3 * batch)))
+        assert found.max_batch is not None
+        assert found.max_batch <= MOST_ITEMS
 
     def test_a_squeezed_trial_is_marked(self) -> None:
         memory = curve(lambda batch: 40 * MIB * batch, ease=1.3)

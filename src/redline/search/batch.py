@@ -29,7 +29,7 @@ from redline.launch.session import Door
 from redline.record import RunRecord
 from redline.search.interleave import Journal, Observer, measure_together
 from redline.search.largest import Room, Tried, bounds, next_batch
-from redline.spec import MeasureSpec, RunSpec
+from redline.spec import MOST_ITEMS, MeasureSpec, RunSpec
 
 MAX_TRIALS = 8
 """For the largest batch and the knee together."""
@@ -104,7 +104,7 @@ def find_batch(
 ) -> BatchFinding:
     """Search for one spec (its batch is ignored). `most`: look no further than this batch."""
     search = BatchSearch(spec, door, journal, observer or BatchObserver())
-    find_largest(search, most)
+    find_largest(search, min(most or MOST_ITEMS, MOST_ITEMS))
     if search.largest:
         find_knee(search)
     if search.largest and slo_p95_s is not None:
@@ -122,7 +122,7 @@ def require_processes(specs: Sequence[RunSpec]) -> None:
             raise SpecError(f"every batch is tried in a fresh process, which door 'inline' does not have: {why}")
 
 
-def find_largest(search: BatchSearch, most: int | None) -> None:
+def find_largest(search: BatchSearch, most: int) -> None:
     """Trial, secant, trial, until the bound is near."""
     while len(search.trials) < MAX_TRIALS:
         batch = next_batch(search.tried, search.room, most=most)
