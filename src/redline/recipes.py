@@ -87,6 +87,8 @@ class PlainRecipe(Spec):
 
 def recipe(text: str, *, task: Task = "infer", **settings: Any) -> PlainRecipe:
     """The recipe as code for this machine; `settings` may name a device and an optimizer."""
+    if not isinstance(text, str):
+        raise UsageError(f"one recipe, as text such as 'fp16+channels-last', got {text!r}")
     # `live` models have no constructor to show.
     table = {"model": "your model", "artifact": _HANDED_OVER, "task": task, "recipe": text, **settings}
     (spec,) = specs_from_table(table)

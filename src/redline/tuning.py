@@ -195,12 +195,15 @@ def tune_spec(
     clock: Clock = time.monotonic,
 ) -> TuneResult:
     """Search, or go on searching. A mistake is raised before anything is measured; Ctrl-C returns what is known."""
+    from redline.search.batch import require_processes
     from redline.search.tune.search import search
     from redline.search.tune.space import space_for
     from redline.search.tune.tuner import TuneObserver, Tuner
 
     if not budget_s > 0:
         raise SpecError(f"budget must be above 0, got {budget_s}")
+    if asked.tunes_batch:
+        require_processes([asked.spec])
     watching = observer or TuneObserver()
     called = name or default_name(asked)
     with ExitStack() as stack:
@@ -279,12 +282,13 @@ def step_choices(spec: RunSpec, door: Door) -> tuple[StepChoice, ...]:
 
 
 def default_name(asked: TuneSpec) -> str:
-    """The same question has the same name, so that `--resume` finds it; whatever the budget."""
+    """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of heats."""
+    from redline.analyze.tune.question import bare_question
+
     model = asked.spec.workload.model
     first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
-    what = msgspec.structs.replace(asked, spec=msgspec.structs.replace(asked.spec, launch=type(asked.spec.launch)()))
     limit = str(asked.spec.launch.memory_limit_bytes)
-    digest = hashlib.sha256(msgspec.json.encode(what) + limit.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(msgspec.json.encode(bare_question(asked)) + limit.encode()).hexdigest()[:8]
     return f"{first}-{asked.spec.workload.task}-{digest}"
 
 

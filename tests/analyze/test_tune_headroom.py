@@ -135,6 +135,12 @@ def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None
     contents = contents_of(records, tunes=[older, mine])
     told = {each.subject.model: each for each in contents.advice if each.kind == "recipe"}
     assert told["resnet50"].ratio == 3.5
+    short = msgspec.structs.replace(mine, state="out-of-budget")
+    (newer,) = [each for each in contents_of(RECORDS, tunes=[older, short]).advice if each.kind == "recipe"]
+    assert newer.ratio == 3.5, "it ended with a winner, if not with all it could have told"
+    cut = msgspec.structs.replace(mine, state="interrupted")
+    (ended,) = [each for each in contents_of(RECORDS, tunes=[older, cut]).advice if each.kind == "recipe"]
+    assert ended.ratio == 2.0
     assert "measured in turns: " in told["vit_b_16"].details[0], "as its records alone suggest"
     at_one = msgspec.structs.replace(mine, name="at 1", winner=msgspec.structs.replace(mine.winner, batch=1))
     several = [each for each in contents_of(records, tunes=[mine, at_one]).advice if each.kind == "recipe"]

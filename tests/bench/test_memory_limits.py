@@ -248,3 +248,22 @@ def test_the_private_peak_is_what_was_held_and_not_what_threads_mapped() -> None
     assert quiet < 2 << 20
     assert 50 << 20 <= peak < 54 << 20
     assert restarted < 2 << 20
+
+
+LIMITED = """
+import mmap, resource
+from redline.bench.process import restart_private_peak
+
+size = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + (300 << 20), resource.RLIM_INFINITY))
+for _ in range(8):
+    mmap.mmap(-1, 100 << 20).close()
+    restart_private_peak()
+print("room")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_where_the_address_space_is_limited_nothing_fills_it() -> None:
+    told = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    assert told.stdout == "room\n", told.stderr

@@ -106,3 +106,12 @@ def test_a_number_that_went_to_another_process_is_not_the_writer() -> None:
     assert writer is not None
     assert not is_gone(writer)
     assert is_gone(writer.rpartition(" ")[0] + " 1")
+
+
+def test_a_closed_stdout_is_nobodys_mistake() -> None:
+    """As under cron or a service that wants none of it."""
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m redline.cli.main --version >&-', sys.executable], capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0

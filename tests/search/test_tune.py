@@ -12,7 +12,7 @@ import pytest
 
 import redline
 from redline.analyze.tune.record import decode_tune, encode_tune
-from redline.errors import UsageError
+from redline.errors import SpecError, UsageError
 from redline.launch.fake import FakeDoor
 from redline.launch.fake_recipes import SPACES, WRONG, steps_of
 from redline.launch.landscape import EXACT, Landscape
@@ -566,6 +566,16 @@ class TestCtrlC:
         done = tuned(FakeDoor(landscape()), history, name="study", budget="1h")
         more = tuned(FakeDoor(landscape()), history, name="study", budget="2h", replicates=8, resume=True)
         assert len(done.tune.finals) < 8 <= len(more.tune.finals)
+
+    def test_the_same_question_has_the_same_name_whatever_the_heats_and_the_order(self, history: History) -> None:
+        names = ["channels-last", "fp16"]
+        tuned(FakeDoor(landscape()), history, steps=names)
+        again = tuned(FakeDoor(landscape()), history, steps=names[::-1], replicates=4, resume=True)
+        assert len(again.tune.finals) >= 4
+
+    def test_the_batch_is_looked_for_in_fresh_processes_only(self, history: History) -> None:
+        with pytest.raises(SpecError, match="fresh process"):
+            tuned(FakeDoor(landscape()), history, batch="auto", launch={"door": "inline"})
 
     def test_another_workload_is_not_resumed_by_the_same_name(self, history: History) -> None:
         tuned(FakeDoor(landscape()), history, name="study")

@@ -196,6 +196,12 @@ class TestReadOnly:
                 history.begin(make_record())
             assert history.count() == 1
 
+    @pytest.mark.parametrize("form", ["sqlite:///{path}?mode=rwc", "sqlite:///file:{path}?mode=rwc&uri=true"])
+    def test_a_new_folder_is_made_for_one_with_options_too(self, tmp_path: Path, form: str) -> None:
+        path = tmp_path / "new" / "history.sqlite"
+        with History.open(form.format(path=path)):
+            assert path.exists()
+
     def test_a_missing_one_is_not_made(self, path: Path) -> None:
         with pytest.raises(StoreError, match="unable to open database file"):
             History.open(self.url(path))

@@ -81,13 +81,15 @@ def restart_private_peak() -> None:
     The mark of the address space cannot be taken back, but reached: an empty mapping that nobody may touch, and that
     counts neither as held nor against the limit, fills what is missing to it. Else a mark from long ago hides what
     comes: the C library maps 128 MiB and gives half of it back at once for every thread that first allocates.
+    Where the person limits the address space, which this would eat, the old mark stands.
     """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return
     _let_a_thread_allocate()
     figures = _status_bytes()
     missing = figures.get("VmPeak", 0) - figures.get("VmSize", 0)
     if missing > 0 and sum(map(len, _FILLING)) + missing < _MOST_FILLING:
-        # Refused where the person limits the address space: the old mark then stands.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the old mark then stands, too
             _FILLING.append(mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0))
 
 

@@ -115,7 +115,8 @@ def main() -> None:
     _print_what_can_be()
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever wants none of it
+            sys.stdout.flush()
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise

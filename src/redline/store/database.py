@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from redline.errors import StoreError
 from redline.store import layout
-from redline.store.place import KINDS, VARIABLE, describe, file_of, for_reading, in_memory
+from redline.store.place import KINDS, VARIABLE, describe, folder_of, for_reading, in_memory
 
 BUSY_SECONDS = 60
 """How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
@@ -126,15 +126,13 @@ def _advice(said: str) -> str:
 
 
 def _make_folder(url: URL, place: str) -> None:
-    path = file_of(url)
-    if path is None:
+    folder = folder_of(url)
+    if folder is None:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise StoreError(
-            f"no history at {place}: {path.parent} is not a folder; set {VARIABLE} to another place"
-        ) from None
+        raise StoreError(f"no history at {place}: {folder} is not a folder; set {VARIABLE} to another place") from None
     except OSError as error:
         why = error.strerror or str(error)
         raise StoreError(

@@ -50,6 +50,17 @@ def file_of(url: URL) -> Path | None:
     return Path(str(url.database))
 
 
+def folder_of(url: URL) -> Path | None:
+    """The folder that a new SQLite file needs; None where nothing is to be made."""
+    if url.get_backend_name() != "sqlite" or in_memory(url):
+        return None
+    if not _is_uri(url):
+        return Path(str(url.database)).parent
+    path = describe(url).removeprefix("//").partition("?")[0]
+    only_read = url.query.get("mode") in ("ro", "memory") or "immutable" in url.query
+    return None if only_read or not path.startswith("/") else Path(path).parent
+
+
 def in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
@@ -57,11 +68,12 @@ def in_memory(url: URL) -> bool:
 def for_reading(url: URL) -> URL:
     """The same place; a SQLite file in a folder where nothing may be written is opened so that nothing need be."""
     path = file_of(url)
-    if path is None or not path.exists() or os.access(path.parent, os.W_OK):
+    # Asked of `os.path`, for which a folder that may not be looked into is no error.
+    if path is None or not os.path.exists(path) or os.access(path.parent, os.W_OK):
         return url
     # Without a log beside it nobody is writing, and SQLite cannot make the log's index that it would read through.
     log = path.with_name(f"{path.name}-wal")
-    return _as_uri(url, path, {"mode": "ro"} if log.exists() else {"mode": "ro", "immutable": "1"})
+    return _as_uri(url, path, {"mode": "ro"} if os.path.exists(log) else {"mode": "ro", "immutable": "1"})
 
 
 def _is_uri(url: URL) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import cache
 from pathlib import Path
 
 # Of what /proc tells of a process, behind its name.
@@ -39,7 +40,16 @@ def _machine() -> str:
         processes = os.readlink("/proc/self/ns/pid")  # a container numbers its processes anew
     except OSError:
         processes = ""
-    return f"{socket.gethostname()}/{processes}"
+    return f"{socket.gethostname()}/{_machine_id()}/{processes}"
+
+
+@cache
+def _machine_id() -> str:
+    """Hosts may share a name; machines that were set up apart do not share this."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _stat(pid: int) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe import extras
 from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.plain.onnx import OnnxModel
 from redline.bench.workload.step import InferenceStep
 from redline.errors import BenchError, SpecError
@@ -305,3 +306,11 @@ def test_a_cuda_provider_that_did_not_start_is_no_result_of_a_gpu(
 def test_the_snippet_names_what_it_needs() -> None:
     assert code_of("onnx", device="cuda").notes == ["Needs onnx, onnxscript and onnxruntime-gpu."]
     assert code_of("onnx").notes == ["Needs onnx, onnxscript and onnxruntime."]
+
+
+def test_a_constant_that_is_not_a_number_may_stay_one() -> None:
+    form = CallForm((torch.ones(2), float("nan"), 1.0), {})
+    (given,) = form.tensors((torch.zeros(2), float("nan"), 1.0), {})
+    assert given.sum() == 0
+    with pytest.raises(ValueError, match=r"made for an input that is 1\.0"):
+        form.tensors((torch.zeros(2), float("nan"), 2.0), {})

@@ -94,9 +94,9 @@ class TuneFinding(Spec):
     """Where the recipes of the ranking met; the winner may have a batch of its own."""
     notes: tuple[str, ...] = ()
     record_ids: tuple[str, ...] = ()
+    """Everything that was measured for it."""
     explained_by: str | None = None
     """The command that profiles the winner; None where there is none to be typed."""
-    """Everything that was measured for it."""
 
 
 def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
@@ -209,9 +209,9 @@ def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> l
     raced = {record.spec.workload.batch for heat in heats_of(tune.batch_heats, records) for record in heat}
     if winner.batch in raced:
         first = winner_of(tune, records)
-        return (
-            [] if first == winner.recipe else [f"at batch {winner.batch}, not {first}: {winner.recipe} is faster there"]
-        )
+        if first == winner.recipe:
+            return []
+        return [f"at batch {winner.batch}, not {first}: {_why_not(first, winner, tune, records)}"]
     found = ", ".join(
         f"{choice.recipe} {significant(choice.throughput_per_s, 3)} {winner.item or 'item'}/s at batch {choice.batch}"
         for choice in tune.batches
@@ -227,6 +227,13 @@ def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> l
             else "they have not raced there yet"
         )
     return [f"the search for the batch, each recipe by itself, saw {found}; {why}"]
+
+
+def _why_not(first: str | None, winner: Winner, tune: TuneRecord, records: Records) -> str:
+    """Why the winner at the first batch is not the one at the batch that was found."""
+    there = [each for heat in heats_of(tune.batch_heats, records) for each in heat if str(each.spec.recipe) == first]
+    lost = next((reason for each in there if (reason := rejection(each, tune)) is not None), None)
+    return f"it fails there ({lost})" if lost else f"{winner.recipe} is as fast there, or faster"
 
 
 def _winner(

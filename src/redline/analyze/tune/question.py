@@ -7,7 +7,20 @@ from collections.abc import Iterator
 import msgspec
 
 from redline.analyze.tune.record import TuneSpec
-from redline.spec import RunSpec
+from redline.spec import LaunchSpec, RunSpec
+
+LISTS = ("steps", "without", "seeds")
+"""Their order asks nothing."""
+
+
+def bare_question(asked: TuneSpec) -> TuneSpec:
+    """Without what two searches that ask the same may differ in: how often it races, how it is launched, the order of lists."""
+    return msgspec.structs.replace(
+        asked,
+        spec=msgspec.structs.replace(asked.spec, launch=LaunchSpec()),
+        replicates=TuneSpec(spec=asked.spec).replicates,
+        **{name: tuple(sorted(getattr(asked, name))) for name in LISTS},
+    )
 
 
 def differences(one: TuneSpec, other: TuneSpec) -> list[str]:
@@ -39,6 +52,6 @@ def _of_searches(one: TuneSpec, other: TuneSpec) -> Iterator[str]:
     for name, word in words.items():
         if getattr(one, name) != getattr(other, name):
             yield word
-    for name, word in {"steps": "steps", "without": "without", "seeds": "recipe"}.items():
+    for name, word in zip(LISTS, ("steps", "without", "recipe"), strict=True):
         if set(getattr(one, name)) != set(getattr(other, name)):
             yield word

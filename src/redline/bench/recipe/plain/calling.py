@@ -7,7 +7,8 @@ from torch.utils._pytree import tree_flatten
 
 
 class CallForm:
-    """How the example was called. Later calls may write their keywords, and the keys of dicts, in any order."""
+    """How the example was called. Later calls may write their keywords, and the keys of dicts, in any order; what went in
+    by place goes in by place again, and what went in by name by name."""
 
     def __init__(self, args: tuple, kwargs: dict) -> None:
         leaves, self.structure = tree_flatten((args, kwargs))
@@ -25,6 +26,7 @@ class CallForm:
             )
         leaves = self.structure.flatten_up_to((args, kwargs))
         for place, value in self.fixed.items():
-            if type(leaves[place]) is not type(value) or leaves[place] != value:
+            # By their words: nan is not equal to itself.
+            if type(leaves[place]) is not type(value) or repr(leaves[place]) != repr(value):
                 raise ValueError(f"made for an input that is {value!r}, which a later call cannot change")
         return [leaves[place] for place in self.places]
