@@ -23,7 +23,8 @@ from reported import race_records, sweep_records
 from redline.record import RunRecord, new_id
 from redline.report.contents import contents_of
 from redline.report.dashboard.page import dashboard
-from redline.spec import Recipe, specs_from_table
+from redline.spec import Recipe
+from redline.spec_table import specs_from_table
 
 ROWS = 5000
 SIZE_TARGET = 6_000_000

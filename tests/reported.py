@@ -13,7 +13,8 @@ from redline.launch.fake import FakeDoor
 from redline.launch.landscape import Landscape
 from redline.record import Failure, Numerics, RunRecord, TelemetrySample, decode
 from redline.search.interleave import measure_together
-from redline.spec import RunSpec, specs_from_table
+from redline.spec import RunSpec
+from redline.spec_table import specs_from_table
 from redline.work import Ceilings, OperatorWork, WorkCount
 
 MIB = 2**20

@@ -14,18 +14,8 @@ import redline.analyze.summary
 import redline.protocol
 import redline.record  # noqa: F401  (their messages and records are specs too)
 from redline.errors import SpecError
-from redline.spec import (
-    LaunchSpec,
-    MeasureSpec,
-    Recipe,
-    RunSpec,
-    Spec,
-    Step,
-    WorkloadSpec,
-    key_of,
-    load_specs,
-    specs_from_table,
-)
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, Spec, Step, WorkloadSpec, key_of
+from redline.spec_table import load_specs, specs_from_table
 
 
 class TestRecipeText:

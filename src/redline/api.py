@@ -34,7 +34,8 @@ from redline.protocol import (
 from redline.record import Environment, RunRecord
 from redline.results import BatchResult, RunResult, SweepResult
 from redline.search.interleave import Journal, NoJournal, Observer, measure_together
-from redline.spec import LaunchSpec, RunSpec, layered, specs_from_table
+from redline.spec import LaunchSpec, RunSpec
+from redline.spec_table import layered, specs_from_table
 from redline.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def sweep_specs(
     observer: SweepObserver | None = None,
 ) -> SweepResult:
     """Plan, then measure what is not settled yet. A mistake in any spec is raised before the first is measured."""
-    from redline.search.exclude import recipe_probes, refuse_impossible
+    from redline.search.exclude import recipe_probes, refuse_unknown_recipes
     from redline.search.plan import check_name, estimate, make_plan
     from redline.search.sweep import standing, sweep, unsettled
     from redline.store import History
@@ -155,7 +156,7 @@ def sweep_specs(
         answers = _answers(specs, door)
         plan = make_plan(specs, answers, lambda device: _environment(device, door), name, idle_exclusions)
         if probes := recipe_probes(idle_exclusions, plan.cells[0].spec):
-            refuse_impossible(_answers(probes, door))
+            refuse_unknown_recipes(_answers(probes, door))
         ledger = history.sweep(plan.name)
         if dry_run:
             settled = {} if fresh else ledger.cells()

@@ -24,7 +24,8 @@ from redline.protocol import (
 )
 from redline.record import RunRecord
 from redline.search.interleave import Observer
-from redline.spec import LaunchSpec, RunSpec, specs_from_table
+from redline.spec import LaunchSpec, RunSpec
+from redline.spec_table import specs_from_table
 
 if TYPE_CHECKING:
     from redline.analyze.flops import FlopsSummary

@@ -30,7 +30,8 @@ from redline.report.one_line import one_line
 from redline.report.terminal import as_text, make_console
 from redline.search.batch import BatchObserver
 from redline.search.interleave import Journal
-from redline.spec import RunSpec, Spec, layered
+from redline.spec import RunSpec, Spec
+from redline.spec_table import layered
 from redline.store import ceilings_of
 from redline.units import format_bytes, format_seconds, format_share, significant
 

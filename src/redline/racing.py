@@ -13,7 +13,8 @@ from redline.errors import UsageError
 from redline.launch.lock import device_lock
 from redline.record import RunRecord
 from redline.search.interleave import Journal
-from redline.spec import RunSpec, layered
+from redline.spec import RunSpec
+from redline.spec_table import layered
 
 if TYPE_CHECKING:
     from redline.analyze.race import Pair

@@ -11,7 +11,8 @@ from redline.api import ask, checked
 from redline.errors import BenchError, UsageError
 from redline.launch.inline import InlineDoor
 from redline.protocol import AskSnippet, Snippet
-from redline.spec import RunSpec, Spec, Task, specs_from_table
+from redline.spec import RunSpec, Spec, Task
+from redline.spec_table import specs_from_table
 
 _HANDED_OVER = "yours"
 """Under this name the bench is shown a model of the caller's."""

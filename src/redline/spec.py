@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, dataclass_transform, get_args, get_origin
+from typing import Any, Literal, dataclass_transform, get_args
 
 import msgspec
 
 from redline.errors import SpecError
-from redline.units import parse_bytes
 
 Task = Literal["infer", "train"]
 Effort = Literal["quick", "normal", "strict"]
 DoorName = Literal["inline", "fork", "spawn", "fake"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 OptionValue = bool | int | float | str
+
+BASELINE = "baseline"
+"""The recipe without steps: strict fp32, eager."""
 
 MOST_ITEMS = 2**31 - 1
 """Of a batch, a sequence, classes, samples: no machine holds more, and beyond 64 bits no message carries them."""
@@ -36,7 +35,7 @@ SEEDS = (-(2**63), 2**64 - 2)
 """What torch takes, and one less: other inputs are drawn from the next seed."""
 
 
-def _require_choice(name: str, value: str, choices: Any) -> None:
+def require_choice(name: str, value: str, choices: Any) -> None:
     allowed = get_args(choices)
     if value not in allowed:
         raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
@@ -83,7 +82,7 @@ class Recipe(Spec):
     steps: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
-        return "+".join(str(step) for step in self.steps) or "baseline"
+        return "+".join(str(step) for step in self.steps) or BASELINE
 
     @classmethod
     def parse(cls, text: str) -> Recipe:
@@ -93,8 +92,8 @@ class Recipe(Spec):
             raise SpecError(f"recipe {text!r} has an empty step: write steps joined by '+', or 'baseline'")
         steps = tuple(_parse_step(word) for word in words)
         names = [step.name for step in steps]
-        if "baseline" in names:
-            if words != ["baseline"]:
+        if BASELINE in names:
+            if words != [BASELINE]:
                 raise SpecError(f"recipe {text!r}: baseline means no step at all and stands alone")
             return cls()
         twice = {name for name in names if names.count(name) > 1}
@@ -104,7 +103,7 @@ class Recipe(Spec):
 
     def canonical(self) -> str:
         """The same text for the same steps in any order."""
-        return "+".join(sorted(str(step) for step in self.steps)) or "baseline"
+        return "+".join(sorted(str(step) for step in self.steps)) or BASELINE
 
 
 class WorkloadSpec(Spec):
@@ -124,8 +123,8 @@ class WorkloadSpec(Spec):
     """Path of a cloudpickled (module, inputs, loss) for a live model; `model` then carries its name."""
 
     def __post_init__(self) -> None:
-        _require_choice("task", self.task, Task)
-        _require_choice("optimizer", self.optimizer, OptimizerName)
+        require_choice("task", self.task, Task)
+        require_choice("optimizer", self.optimizer, OptimizerName)
         require_range("image_size", self.image_size, 1, MOST_PIXELS)
         for name in ("batch", "classes", "sequence_length"):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
@@ -168,7 +167,7 @@ class MeasureSpec(Spec):
     """After timing, find the least memory with which the step still runs. Devices whose allocator can be capped only."""
 
     def __post_init__(self) -> None:
-        _require_choice("effort", self.effort, Effort)
+        require_choice("effort", self.effort, Effort)
         for name in (
             "target_half_width",
             "cpu_target_half_width",
@@ -187,7 +186,7 @@ class MeasureSpec(Spec):
 
     @classmethod
     def for_effort(cls, effort: Effort = "normal", *, tail: bool = False) -> MeasureSpec:
-        _require_choice("effort", effort, Effort)
+        require_choice("effort", effort, Effort)
         presets: dict[str, MeasureSpec] = {
             "quick": cls(
                 effort="quick",
@@ -229,7 +228,7 @@ class LaunchSpec(Spec):
     """
 
     def __post_init__(self) -> None:
-        _require_choice("door", self.door, DoorName)
+        require_choice("door", self.door, DoorName)
         for name in ("prepare_timeout_s", "measure_timeout_s", "close_timeout_s", "memory_limit_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -288,141 +287,6 @@ def _set_fields(struct: Spec, leave_out: tuple[str, ...]) -> dict[str, Any]:
         for field in msgspec.structs.fields(struct)
         if field.name not in leave_out and (value := getattr(struct, field.name)) != field.default
     }
-
-
-def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[RunSpec]:
-    """Read a TOML file: shared settings at the top, one `[[run]]` table per thing to measure.
-
-    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both, also inside
-    the tables `measure` and `launch`; `recipe` may be text or a list of texts, and `model` a name or a list of names,
-    each combination being one spec.
-    """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path} is not TOML: {error}") from None
-    runs = document.pop("run", [{}])
-    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
-        raise SpecError(f"{path}: write each run as a [[run]] table")
-    tables = [layered(document, run, overrides or {}) for run in runs]
-    try:
-        return [spec for table in tables for spec in specs_from_table(table, where=str(path))]
-    except SpecError as error:
-        # A range, an effort or a recipe is refused by its own class, which knows of no file.
-        raise SpecError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-
-
-def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunSpec]:
-    """Specs from a flat table of plain values, as flags and TOML write them."""
-    rest = dict(table)
-    models = _names(rest.pop("model", []), "model", where)
-    recipes = _names(rest.pop("recipe", "baseline"), "recipe", where)
-    own_measure = rest.pop("measure", {})
-    effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
-    if not isinstance(tail, bool):
-        raise SpecError(f"{where}: tail must be true or false, got {tail!r}")
-    measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
-    launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
-    shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
-    specs = []
-    for model in models:
-        workload = _convert({"model": model, **rest}, WorkloadSpec, where)
-        for recipe in recipes:
-            specs.append(
-                _convert(
-                    {
-                        "workload": workload,
-                        "recipe": Recipe.parse(recipe),
-                        "measure": measure,
-                        "launch": launch,
-                        **shared,
-                    },
-                    RunSpec,
-                    where,
-                )
-            )
-    return specs
-
-
-def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
-    """Written beside the table `measure` or in it; settings follow it, so two different ones cannot both be meant."""
-    inside = own_measure.get("effort") if isinstance(own_measure, Mapping) else None
-    effort = rest.pop("effort", "normal" if inside is None else inside)
-    if inside is not None and inside != effort:
-        raise SpecError(f"{where}: effort is {effort!r}, but {inside!r} in the table measure: leave one out")
-    return effort
-
-
-def _launch_table(rest: dict[str, Any]) -> Any:
-    """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes."""
-    table = rest.pop("launch", {})
-    limit = rest.pop("max_memory", None)
-    if limit is None or not isinstance(table, Mapping):
-        return table
-    limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
-    if limit_bytes < 1:
-        raise SpecError(f"max_memory must be above 0, got {limit}")
-    require_range("max_memory", limit_bytes, 1, MOST_BYTES)
-    return {**table, "memory_limit_bytes": limit_bytes}
-
-
-def layered(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Later tables win, value by value also one level down: a flag for the door leaves the file's timeouts."""
-    merged: dict[str, Any] = {}
-    for table in tables:
-        merged = _without_effort(merged) if _names_effort(table) else merged
-        for name, value in table.items():
-            below = merged.get(name)
-            merged[name] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _names_effort(table: Mapping[str, Any]) -> bool:
-    measure = table.get("measure")
-    return "effort" in table or (isinstance(measure, Mapping) and "effort" in measure)
-
-
-def _without_effort(table: Mapping[str, Any]) -> dict[str, Any]:
-    """It has two places, so the later word must clear both: else a flag would change the settings and keep the name."""
-    rest = {name: value for name, value in table.items() if name != "effort"}
-    if isinstance(rest.get("measure"), Mapping):
-        rest["measure"] = {name: value for name, value in rest["measure"].items() if name != "effort"}
-    return rest
-
-
-def _override(base: Any, changes: Any, where: str) -> Any:
-    if not isinstance(changes, Mapping):
-        raise SpecError(f"{where} must be a table, got {changes!r}")
-    return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
-
-
-def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
-    for name, choices in _choices_of(kind).items():
-        if isinstance(value := table.get(name), str):
-            _require_choice(name, value, choices)
-    try:
-        return msgspec.convert(msgspec.to_builtins(table), kind)
-    except msgspec.ValidationError as error:
-        raise SpecError(f"{where}: {error}") from None
-
-
-@cache
-def _choices_of(kind: Any) -> dict[str, Any]:
-    """Fields that are one of a few words. msgspec refuses others too, but does not name the choices."""
-    return {field.name: field.type for field in msgspec.structs.fields(kind) if get_origin(field.type) is Literal}
-
-
-def _names(value: Any, what: str, where: str) -> list[str]:
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise SpecError(f"{where}: {what} must be a name or a list of names, got {value!r}")
-    if not names:
-        raise SpecError(f"{where}: name at least one {what}")
-    return list(names)
 
 
 def _parse_step(word: str) -> Step:

@@ -14,7 +14,8 @@ from redline.launch.fake import FakeDoor
 from redline.launch.landscape import Landscape
 from redline.record import Block, BlockKind, RunRecord
 from redline.search.interleave import measure_together
-from redline.spec import RunSpec, WorkloadSpec, specs_from_table
+from redline.spec import RunSpec, WorkloadSpec
+from redline.spec_table import specs_from_table
 
 FASTER = 0.92
 

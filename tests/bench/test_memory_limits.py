@@ -17,7 +17,8 @@ from redline.errors import UsageError
 from redline.launch import Door, open_door
 from redline.protocol import FailureReply, Measure, Prepare, PreparedReply, Reply, Squeeze, SqueezeReply
 from redline.record import Prepared
-from redline.spec import LaunchSpec, RunSpec, WorkloadSpec, specs_from_table
+from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
+from redline.spec_table import specs_from_table
 
 
 @pytest.fixture(scope="module")

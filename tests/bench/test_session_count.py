@@ -11,7 +11,8 @@ from redline.bench import session as session_file
 from redline.bench.session import BenchSession
 from redline.protocol import BlockReply, Close, Measure, Prepare, PreparedReply, Reply
 from redline.record import Prepared
-from redline.spec import RunSpec, specs_from_table
+from redline.spec import RunSpec
+from redline.spec_table import specs_from_table
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from invoking import invoke
 
 from redline.analyze.command_line import command_line
-from redline.spec import RunSpec, specs_from_table
+from redline.spec import RunSpec
+from redline.spec_table import specs_from_table
 
 EVERYTHING = {
     "task": "train",

@@ -76,7 +76,7 @@ def test_a_model_that_asks_the_device_cannot_be_recorded(measured, tmp_path: Pat
 )
 def test_the_snippet_of_a_graph_runs_alone(recipe: str, task: str, tmp_path: Path) -> None:
     from redline.recipes import plain_recipe
-    from redline.spec import specs_from_table
+    from redline.spec_table import specs_from_table
 
     (spec,) = specs_from_table({"model": "resnet18", "task": task, "batch": 8, "recipe": recipe})
     path = tmp_path / "snippet.py"

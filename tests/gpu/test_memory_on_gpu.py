@@ -11,7 +11,8 @@ import redline
 from redline.api import NoJournal
 from redline.launch import Door, open_door
 from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Squeeze, SqueezeReply
-from redline.spec import LaunchSpec, RunSpec, specs_from_table
+from redline.spec import LaunchSpec, RunSpec
+from redline.spec_table import specs_from_table
 
 torch = pytest.importorskip("torch")
 

@@ -18,7 +18,8 @@ from redline.search.grid import (
     preset,
     read_sweep,
 )
-from redline.spec import MeasureSpec, RunSpec, layered
+from redline.spec import MeasureSpec, RunSpec
+from redline.spec_table import layered
 
 
 def shape(cells: list[RunSpec]) -> list[tuple[Any, ...]]:

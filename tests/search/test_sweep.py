@@ -24,7 +24,7 @@ from redline.launch.fake import FakeDoor
 from redline.launch.landscape import Landscape
 from redline.protocol import Checked, StepChoice
 from redline.record import Failure
-from redline.search.exclude import refuse_impossible
+from redline.search.exclude import refuse_unknown_recipes
 from redline.search.grid import cells_from_table
 from redline.search.sweep import SweepObserver
 from redline.store import History
@@ -252,9 +252,9 @@ def test_a_step_of_the_other_task_is_known() -> None:
     """A grid that trained yesterday may infer today."""
     sound, spec = cells_from_table({"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"})
     answers = [Checked(spec=sound, usage="step fused-optimizer is for train, not for infer"), Checked(spec=spec)]
-    refuse_impossible(answers)
+    refuse_unknown_recipes(answers)
     with pytest.raises(UsageError, match="for train, not for infer"):
-        refuse_impossible(answers[:1])
+        refuse_unknown_recipes(answers[:1])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from redline.report.batch import batch_json, found_report, search_title, trial_h
 from redline.report.batch_plot import check_place
 from redline.report.terminal import make_console
 from redline.search.batch import BatchObserver
-from redline.spec import specs_from_table
+from redline.spec_table import specs_from_table
 from redline.units import parse_seconds
 
 WORDS = {"largest": "the largest batch", "knee": "the knee", "slo": "the latency target"}

@@ -15,7 +15,8 @@ from redline.report.export import export_json
 from redline.report.folder import check_folder
 from redline.report.run import RunReport
 from redline.report.terminal import make_console
-from redline.spec import LaunchSpec, RunSpec, specs_from_table
+from redline.spec import LaunchSpec, RunSpec
+from redline.spec_table import specs_from_table
 
 
 def run_and_print(specs: Sequence[RunSpec], *, as_json: bool, report: Path | None = None) -> int:

@@ -16,7 +16,7 @@ from redline.record import RunRecord
 from redline.report.race import pair_line, race_json, race_report
 from redline.report.terminal import make_console
 from redline.search.race import RaceObserver
-from redline.spec import specs_from_table
+from redline.spec_table import specs_from_table
 
 
 class LiveRace(LiveObserver, RaceObserver):

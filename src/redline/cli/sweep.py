@@ -22,7 +22,7 @@ from redline.report.terminal import make_console
 from redline.search.grid import grid_from_table, preset, read_sweep
 from redline.search.plan import Cell, Plan
 from redline.search.sweep import SweepObserver
-from redline.spec import layered
+from redline.spec_table import layered
 
 
 class LiveSweep(LiveObserver, SweepObserver):

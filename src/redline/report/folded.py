@@ -12,9 +12,9 @@ from redline.analyze.curves import standing
 from redline.analyze.recommend import rate_text
 from redline.analyze.subject import Subject, is_capture
 from redline.analyze.summary import RunSummary
-from redline.analyze.tune.finding import BASELINE
 from redline.record import RunRecord
 from redline.report.contents import Contents
+from redline.spec import BASELINE
 
 
 @dataclass(frozen=True)

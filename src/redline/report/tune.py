@@ -14,6 +14,7 @@ from redline.analyze.tune.finding import Ranked, TuneFinding, Winner
 from redline.report.cells import error_cell
 from redline.report.race import VERDICT_STYLE
 from redline.report.terminal import make_table
+from redline.spec import BASELINE
 from redline.units import significant
 
 SHOWN = 12
@@ -73,11 +74,7 @@ def _ranking(found: TuneFinding) -> Table:
     table.add_column("", overflow="fold")
     for row in found.ranking[:SHOWN]:
         is_winner = found.winner is not None and row.recipe == found.winner.recipe
-        note = (
-            _standing(found, found.winner)
-            if found.winner and is_winner
-            else row.note or ("host-bound" if row.bound == "host" else "")
-        )
+        note = _standing(found) if is_winner else row.note or ("host-bound" if row.bound == "host" else "")
         table.add_row(
             Text(row.recipe, style="bold" if is_winner else ""),
             _ratio(row),
@@ -90,15 +87,15 @@ def _ranking(found: TuneFinding) -> Table:
 
 
 def _ratio(row: Ranked) -> str:
-    if row.recipe == "baseline":
+    if row.recipe == BASELINE:
         return "–"
     return f"{row.ratio:.2f}×" + (f" ({row.low:.2f}–{row.high:.2f})" if row.low and row.high else "")
 
 
 def _winner(found: TuneFinding, winner: Winner) -> Text:
     rate = winner.throughput_per_s
-    told = f"{_standing(found, winner)}: {winner.recipe}"
-    if winner.recipe != "baseline":
+    told = f"{_standing(found)}: {winner.recipe}"
+    if winner.recipe != BASELINE:
         told += f", {winner.ratio:.2f}× the baseline"
         told += f" ({winner.low:.2f}–{winner.high:.2f})" if winner.low and winner.high else ", seen in one process only"
     if rate is not None:
@@ -108,10 +105,8 @@ def _winner(found: TuneFinding, winner: Winner) -> Text:
     return Text(told, style="bold green")
 
 
-def _standing(found: TuneFinding, winner: Winner) -> str:
-    """That nothing beats the baseline is known only when all that promised something was tried."""
-    is_settled = found.state == "done" or (found.state == "out-of-budget" and winner.recipe != "baseline")
-    return "winner" if is_settled else "best so far"
+def _standing(found: TuneFinding) -> str:
+    return "winner" if found.has_answer else "best so far"
 
 
 def _steps(found: TuneFinding) -> Table:
@@ -143,11 +138,11 @@ def _spent(found: TuneFinding) -> str:
 def _next_step(found: TuneFinding) -> str:
     if found.state in ("running", "interrupted"):
         return "next: the same command with --resume goes on"
-    if found.state == "out-of-budget" and (found.winner is None or found.winner.recipe == "baseline"):
+    if not found.has_answer:
         return "next: the same command with --resume and more --budget goes on"
     if found.winner is None:
         return "next: nothing may be recommended; the reasons are above"
-    if found.winner.recipe == "baseline":
+    if found.winner.recipe == BASELINE:
         return "next: nothing here beats the baseline; try another batch, or --allow-quantized with a --check"
     use = f"redline.recipe({found.winner.recipe!r}).apply(model, *example_inputs)"
     if found.task == "train":

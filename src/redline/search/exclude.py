@@ -67,7 +67,7 @@ def recipe_probes(idle: Sequence[IdleExclusion], cell: RunSpec) -> list[RunSpec]
     ]
 
 
-def refuse_impossible(answers: Sequence[Checked]) -> None:
+def refuse_unknown_recipes(answers: Sequence[Checked]) -> None:
     """Raises for the first recipe that was refused in every task."""
     for recipe, group in groupby(answers, key=lambda answer: str(answer.spec.recipe)):
         reasons = [answer.usage for answer in group]

@@ -17,7 +17,8 @@ from redline.analyze.sweep import IdleExclusion
 from redline.errors import SpecError, UnknownName
 from redline.search.axes import listed, parse_batches
 from redline.search.exclude import parse_exclusions
-from redline.spec import Recipe, RunSpec, key_of, layered, memory_identity, specs_from_table
+from redline.spec import Recipe, RunSpec, key_of, memory_identity
+from redline.spec_table import layered, specs_from_table
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fp16-torchscript": {

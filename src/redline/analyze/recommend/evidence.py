@@ -10,13 +10,12 @@ from redline.analyze.command_line import command_line
 from redline.analyze.curves import Curve
 from redline.analyze.subject import Subject
 from redline.analyze.summary import RunSummary
-from redline.spec import Recipe, RunSpec
+from redline.spec import BASELINE, RunSpec
 
 DISQUALIFYING = frozenset({"invalid", "throttled", "shared-gpu", "no-steady-state"})
 """Doubts about a number that no recommendation may rest on; `noisy` is said beside it."""
 CLEARLY_FASTER = 1.03
 """What followed each other carries no interval: a smaller difference is none."""
-BASELINE = str(Recipe())
 
 
 def may_recommend(row: RunSummary, proven: Collection[str] = ()) -> bool:

@@ -16,8 +16,9 @@ from redline.analyze.recommend.advice import (
     ratio_text,
     work,
 )
-from redline.analyze.recommend.evidence import BASELINE, CLEARLY_FASTER, Evidence, may_recommend, per_s
+from redline.analyze.recommend.evidence import CLEARLY_FASTER, Evidence, may_recommend, per_s
 from redline.analyze.summary import RunSummary
+from redline.spec import BASELINE
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 

@@ -12,7 +12,8 @@ from redline.analyze.recommend import Advice, costs, may_recommend, noise_remark
 from redline.analyze.subject import Subject
 from redline.analyze.summary import RunSummary
 from redline.analyze.tune.certainty import certainty_of, winner_verdict
-from redline.analyze.tune.finding import BASELINE, TuneFinding, Winner
+from redline.analyze.tune.finding import TuneFinding, Winner
+from redline.spec import BASELINE
 
 
 def with_winners(
@@ -27,7 +28,7 @@ def with_winners(
     that was cut short, then the newest. `subjects` and `rows`: by record.
     """
     searched: dict[Subject, dict[tuple[int | None, str], TuneFinding]] = {}
-    for tune in sorted(tunes, key=_has_ended):
+    for tune in sorted(tunes, key=lambda tune: tune.has_answer):
         subject = next((subjects[record_id] for record_id in tune.record_ids if record_id in subjects), None)
         if subject is not None:
             batch = tune.winner.batch if tune.winner else None
@@ -43,12 +44,6 @@ def with_winners(
         told += winners or ([own] if own is not None and own.record_id not in measured else [])
         told += [each for each in advice if each.subject == subject and each.kind != "recipe"]
     return told
-
-
-def _has_ended(tune: TuneFinding) -> bool:
-    """With an answer: a search that ran out of budget has one where something beat the baseline."""
-    has_winner = tune.winner is not None and tune.winner.recipe != BASELINE
-    return tune.state == "done" or (tune.state == "out-of-budget" and has_winner)
 
 
 def _winners(subject: Subject, tunes: Sequence[TuneFinding], rows: Mapping[str, RunSummary]) -> list[Advice]:

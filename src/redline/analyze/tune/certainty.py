@@ -6,7 +6,8 @@ import math
 from typing import Literal
 
 from redline.analyze.race import RaceVerdict, verdict_of
-from redline.analyze.tune.finding import BASELINE, ONE_PROCESS_DOUBT, TuneFinding, Winner
+from redline.analyze.tune.finding import ONE_PROCESS_DOUBT, TuneFinding, Winner
+from redline.spec import BASELINE
 
 Certainty = Literal["decided", "one process", "undecided"]
 """`decided`: the interval over processes lies above 1. `one process`: a gain that no other process has confirmed."""

@@ -14,14 +14,13 @@ from redline.analyze.trust import IN_COMPANY
 from redline.analyze.tune.estimates import Estimate, Records, estimates, rejection, unproven
 from redline.analyze.tune.record import Refused, TuneRecord, TuneState
 from redline.record import Numerics, RunRecord
-from redline.spec import Recipe, Spec, Task
+from redline.spec import BASELINE, Recipe, Spec, Task
 from redline.units import significant
 
 NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""
 ONE_PROCESS_DOUBT = 0.04
 """What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
-BASELINE = "baseline"
 NO_RATIO = "no ratio at batch"
 """How a note begins that says why nobody raced at the batch that was found."""
 
@@ -97,6 +96,12 @@ class TuneFinding(Spec):
     """Everything that was measured for it."""
     explained_by: str | None = None
     """The command that profiles the winner; None where there is none to be typed."""
+
+    @property
+    def has_answer(self) -> bool:
+        """That nothing beats the baseline is known only when all that promised something was tried."""
+        beats_baseline = self.winner is not None and self.winner.recipe != BASELINE
+        return self.state == "done" or (self.state == "out-of-budget" and beats_baseline)
 
 
 def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:

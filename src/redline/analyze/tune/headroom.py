@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from redline.analyze.headroom import Headroom, HeadroomStep
 from redline.analyze.summary import RunSummary
 from redline.analyze.tune.certainty import winner_verdict
-from redline.analyze.tune.finding import BASELINE, TuneFinding, Winner
+from redline.analyze.tune.finding import TuneFinding, Winner
+from redline.spec import BASELINE
 
 TOGETHER = "together"
 """What the steps bring only in company: each alone was left out without it showing."""

@@ -30,7 +30,7 @@ def run(
     tensorrt.
     """
     from redline.cli.measure import run_and_print
-    from redline.spec import load_specs, specs_from_table
+    from redline.spec_table import load_specs, specs_from_table
 
     sugar = "+".join(name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile_)) if on)
     recipes = [*(recipe or []), *([sugar] if sugar else [])]
