@@ -19,13 +19,11 @@ from random import Random
 from statistics import mean
 
 import redline
-from redline.api import NoJournal, ask
-from redline.launch.fake_curves import CURVES
-from redline.launch.fake_memory import MemoryOf, largest_batch
-from redline.protocol import AskEnvironment, EnvironmentAnswer
+from redline.api.workspace import Workspace
 from redline.search.batch import MAX_TRIALS
 from redline.search.largest import Room, Tried, next_batch
 from redline.spec import RunSpec, WorkloadSpec
+from redline.testing.memory import CURVES, MemoryOf, largest_batch
 from redline.units import parse_bytes
 
 Finder = Callable[[MemoryOf, int], tuple[int, int, int]]
@@ -141,7 +139,9 @@ def on_gpu(capacity: int) -> None:
     print(f"\nResNet-50 training with AMP on {gpu_name()}, capped at {capacity / 2**30:.0f} GiB")
     print(f"{'finder':<24}{'found':>7}{'trials':>8}{'OOMs':>6}{'seconds':>9}")
     started = time.perf_counter()
-    (found,) = redline.find_batch("resnet50", task="train", recipes="amp", max_memory=capacity, journal=NoJournal())
+    (found,) = redline.find_batch(
+        "resnet50", task="train", recipes="amp", max_memory=capacity, workspace=Workspace(keep=False)
+    )
     seconds = time.perf_counter() - started
     print(f"{'redline':<24}{found.max_batch or 0:>7}{len(found.trials):>8}{found.ooms:>6}{seconds:>9.0f}", flush=True)
     for mode in ("binsearch", "power"):
@@ -156,9 +156,8 @@ def on_gpu(capacity: int) -> None:
 
 
 def gpu_name() -> str | None:
-    reply = ask(AskEnvironment())
-    assert isinstance(reply, EnvironmentAnswer)
-    device = reply.environment.device
+    with Workspace(keep=False) as workspace:
+        device = workspace.environment("auto").device
     return None if device.kind == "cpu" else device.name
 
 

@@ -16,7 +16,7 @@ from redline.bench.measure.blocks import measure_block
 from redline.protocol import Measure
 
 ROUNDS = 30
-STEPS = 200
+SWITCHES = 200
 STEP_S = 1e-3
 
 
@@ -40,13 +40,13 @@ class MatrixStep:
 def bare_seconds_per_step(step: MatrixStep) -> float:
     with step.context():
         started = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(SWITCHES):
             step()
-        return (time.perf_counter() - started) / STEPS
+        return (time.perf_counter() - started) / SWITCHES
 
 
 def redline_seconds_per_step(step: MatrixStep, device: CpuDevice, estimate_s: float) -> float:
-    request = Measure(kind="throughput", seconds=STEPS * estimate_s, max_steps=STEPS, settle_seconds=0.0)
+    request = Measure(kind="throughput", seconds=SWITCHES * estimate_s, max_steps=SWITCHES, settle_seconds=0.0)
     block = measure_block(step, device, request, estimate_s)
     return block.wall_s / len(block.samples)
 

@@ -17,13 +17,13 @@ from statistics import fmean, median, variance
 
 from redline.analyze.race import CONFIDENCE_AFTER, CONFIDENCE_LATER, pairs_of, verdict_of
 from redline.analyze.statistics import student_t
-from redline.api import NoJournal
-from redline.launch.fake import FakeDoor
-from redline.launch.landscape import Landscape
 from redline.record import RunRecord
-from redline.search.interleave import measure_together
-from redline.search.race import race
+from redline.search.group import measure_together
+from redline.search.observer import NoJournal
+from redline.search.race import race_specs
 from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 MACHINES: dict[str, dict[str, object]] = {
     "quiet card": {"noise_sigma": 0.005, "offset_sigma": 0.003, "drift_sigma": 0.001},
@@ -71,7 +71,9 @@ def spec_of(recipe: str, effort: str) -> RunSpec:
 
 def by_race(landscape: Landscape) -> tuple[str, float]:
     door = FakeDoor(landscape)
-    heats = race([spec_of(recipe, "quick") for recipe in ("baseline", "fp16")], door, NoJournal(), seed=landscape.seed)
+    heats = race_specs(
+        [spec_of(recipe, "quick") for recipe in ("baseline", "fp16")], door, NoJournal(), seed=landscape.seed
+    )
     return pairs_of(heats)[0].verdict, door.clock_s
 
 

@@ -17,10 +17,11 @@ from typing import Any
 from store_cost import fill
 
 import redline
-from redline.launch.fake import FakeDoor, FakeSession
-from redline.launch.landscape import Landscape
+from redline.api.workspace import Workspace
 from redline.spec import RunSpec
 from redline.store import History
+from redline.testing.fake import FakeDoor, FakeSession
+from redline.testing.landscape import Landscape
 
 TARGET_S = 0.020
 
@@ -79,9 +80,8 @@ def sweep(history: History, device: str, cells: int) -> tuple[float, float]:
         batches="1..16",
         device=device,
         launch={"door": "fake"},
-        door=door,
-        history=history,
         name=f"cost {device}",
+        workspace=Workspace(door=door, history=history),
     )
     wall_s = time.perf_counter() - started
     assert result.summary.done == cells // 20 * 20

@@ -2,7 +2,7 @@
 
     python benchmarks/tune_search.py [--spaces 50] [--budget 1h]
 
-Spaces are drawn by `redline.launch.fake_recipes`: steps of real names or of none anybody knows, with effects between a
+Spaces are drawn by `redline.testing.recipes`: steps of real names or of none anybody knows, with effects between a
 quarter and four times, 40 % of the pairs meddling with each other (5 %, one in ten 20 %), a quirk of 0.4 % per recipe,
 a host that may be the limit, recipes that fail (half of the spaces) or give wrong numbers and are a third faster for it
 (40 %), compiling that costs 8–40 s cold and 3–8 s warm, a slow mode of six times that, and a first use of each step
@@ -22,12 +22,12 @@ from collections.abc import Callable
 from random import Random
 from statistics import mean, median
 
-from redline.launch.fake import FakeDoor
-from redline.launch.fake_recipes import SPACES, RecipeTruth, steps_of
 from redline.protocol import Measure, Prepare, PreparedReply
-from redline.search.tune.simulated import loss_of, simulated_space, simulated_spec, tune_simulated
-from redline.search.tune.tuner import trial_measure
+from redline.search.tune.trials import trial_measure
 from redline.spec import Recipe, RunSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.recipes import SPACES, RecipeTruth, switches_of
+from redline.testing.tuning import loss_of, simulated_space, simulated_spec, tune_simulated
 from redline.units import parse_seconds
 
 Draw = Callable[[Random], RecipeTruth]
@@ -104,7 +104,7 @@ def exhaustive(truth: RecipeTruth, seed: int) -> tuple[float, float]:
                 continue
             blocks = [session.ask(Measure(kind="throughput", seconds=measure.block_seconds)) for _ in range(BLOCKS)]
             samples = [sample for reply in blocks for sample in reply.block.samples]  # type: ignore[union-attr]
-            times[steps_of(own)] = sorted(samples)[len(samples) // 2]
+            times[switches_of(own)] = sorted(samples)[len(samples) // 2]
     return door.clock_s, truth.step_s(min(times, key=lambda steps: times[steps]))
 
 

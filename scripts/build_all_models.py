@@ -17,7 +17,7 @@ import time
 import torch
 
 from redline.bench.workload.build import build_workload, list_models
-from redline.bench.workload.outputs import float_tensors
+from redline.bench.workload.structure import float_tensors
 from redline.bench.workload.workload import Workload
 from redline.protocol import ModelName
 from redline.spec import Task, WorkloadSpec

@@ -21,9 +21,9 @@ from typing import Any
 
 import redline
 from redline.analyze.batch import BatchFinding, BatchTrial
-from redline.api import NoJournal
+from redline.api.workspace import Workspace
 from redline.report.batch import trial_header, trial_line
-from redline.search.batch import BatchObserver
+from redline.search.observer import Observer
 from redline.units import parse_bytes
 
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ class Truth:
     seconds: float
 
 
-class Printer(BatchObserver):
+class Printer(Observer):
     def tried(self, trial: BatchTrial) -> None:
         held = trial.peak_reserved_bytes
         reserved = f"  reserved {held / 2**30:.2f} GiB" if held else ""
@@ -148,7 +148,9 @@ def main() -> None:
     for name in given.only or WORKLOADS:
         print(f"\n== {name}, capped at {given.max_memory}\n{trial_header()}", flush=True)
         started = time.perf_counter()
-        result = redline.find_batch(**WORKLOADS[name], max_memory=cap, journal=NoJournal(), observer=Printer())
+        result = redline.find_batch(
+            **WORKLOADS[name], max_memory=cap, workspace=Workspace(keep=False, observer=Printer())
+        )
         found_s = time.perf_counter() - started
         print(result, flush=True)
         truth = true_maximum(name, result[0], cap)

@@ -86,7 +86,7 @@ def judge(spec: WorkloadSpec, device: Device) -> dict[str, Numerics]:
         references: dict[str, OutputReference] = {}
         for fault in ("", *planted_faults.FAULTS):
             recipe = Recipe.parse("+".join(filter(None, (number_format, fault))) or "baseline")
-            if recipe.steps:
+            if recipe.switches:
                 own_format = number_format_of(recipe, "infer")
                 if own_format not in references:
                     references[own_format] = OutputReference.of(workload, device, own_format, seed=0)

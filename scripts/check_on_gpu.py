@@ -19,13 +19,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import redline
+from redline.api.workspace import Workspace
 from redline.cli.progress import LiveObserver
 from redline.report.export import export_json
 
 RECIPES = ["baseline", "amp+channels-last+compile", "fp16+channels-last+compile:reduce-overhead"]
 WITHIN = 0.02
 TURNS = 6
-STEPS = 150
+SWITCHES = 150
 
 
 def main() -> int:
@@ -39,7 +40,9 @@ def main() -> int:
         print(json.dumps(in_turns(given.model, given.batch, given.in_turns)))
         return 0
     with LiveObserver() as observer:
-        result = redline.run(given.model, recipes=RECIPES, batch=given.batch, device="cuda", observer=observer)
+        result = redline.run(
+            given.model, recipes=RECIPES, batch=given.batch, device="cuda", workspace=Workspace(observer=observer)
+        )
     print(result)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
@@ -93,7 +96,7 @@ def in_turns(model: str, batch: int, recipe: str) -> tuple[float, float]:
 def plain_loop(model, x, autocast_dtype) -> list[float]:
     import torch
 
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(SWITCHES + 1)]
     torch.cuda.synchronize()
     with torch.inference_mode():
         events[0].record()
@@ -103,7 +106,7 @@ def plain_loop(model, x, autocast_dtype) -> list[float]:
             event.record()
     torch.cuda.synchronize()
     times = [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
-    return times[STEPS // 10 :]
+    return times[SWITCHES // 10 :]
 
 
 if __name__ == "__main__":

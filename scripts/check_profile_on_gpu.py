@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_TRACE_BYTES = 300_000
-STEPS = 2
+SWITCHES = 2
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def keep(case: Case, model: str, document: dict[str, Any], folder: Path) -> str:
 
 
 def check_case(case: Case, model: str, out: Path) -> bool:
-    document, error, seconds = profile(model, *case.words, "--steps", str(STEPS), out=out / "raw" / case.name)
+    document, error, seconds = profile(model, *case.words, "--steps", str(SWITCHES), out=out / "raw" / case.name)
     if document is None:
         print(f"{case.name:<12} FAILED {error} ({seconds:.0f} s)", flush=True)
         return False
@@ -139,7 +139,7 @@ def check_tool(tool: str, model: str, out: Path) -> bool:
 
 def is_there(tool: str) -> bool:
     from redline.errors import UsageError
-    from redline.search.outside import find_tool
+    from redline.search.profile import find_tool
     from redline.trace.vendors.tool import TOOLS
 
     try:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import redline
-from redline.api import opened
-from redline.cli.tune import LiveTune
+from redline.api.run import opened
+from redline.api.workspace import Workspace
+from redline.cli.progress import LiveTune
 from redline.launch import Door
 from redline.spec import LaunchSpec
 
@@ -119,7 +120,9 @@ def checked(name: str, budget: str, out: Path, door: Door) -> str:
     hand_s = time.perf_counter() - started
     print(f"{name}: {by_hand:,.0f}/s by hand, {hand_s:.0f} s", flush=True)
     with LiveTune() as observer:
-        result = redline.tune(**workload, device="cuda", budget=budget, observer=observer, door=door)
+        result = redline.tune(
+            **workload, device="cuda", budget=budget, workspace=Workspace(observer=observer, door=door)
+        )
     print(str(result).partition("without Redline")[0], flush=True)
     document = result.document()
     (out / f"{name}.txt").write_text(str(result))

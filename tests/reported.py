@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from redline.api import NoJournal
-from redline.launch.fake import FakeDoor
-from redline.launch.landscape import Landscape
 from redline.record import Failure, Numerics, RunRecord, TelemetrySample, decode
-from redline.search.interleave import measure_together
+from redline.search.group import measure_together
+from redline.search.observer import NoJournal
 from redline.spec import RunSpec
 from redline.spec_table import specs_from_table
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 from redline.work import Ceilings, OperatorWork, WorkCount
 
 MIB = 2**20
@@ -31,7 +31,7 @@ def memory(spec: RunSpec) -> int:
 
 
 def numerics(spec: RunSpec) -> Numerics:
-    if not spec.recipe.steps:
+    if not spec.recipe.switches:
         return Numerics(method="reference", passed=True, rel_l2=0.0, reason="the strict fp32 reference itself")
     if str(spec.recipe) == "bf16":
         return Numerics(rel_l2=0.3, tolerance=0.02, passed=False, reason="error 0.3 is above the tolerance 0.02")

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import redline
-from redline.api import NoJournal, RunResult, run_specs
-from redline.bench.flags import remember_flags
+from redline.api.run import RunResult
+from redline.api.workspace import Workspace
+from redline.bench.environment import remember_flags
 from redline.errors import SpecError, UnknownName, UsageError
-from redline.search.interleave import Observer
+from redline.search.observer import NoJournal, Observer
 from redline.store import History
 
 TINY: dict[str, Any] = {
@@ -229,7 +230,7 @@ def test_a_journal_of_ones_own_takes_the_place_of_the_history(own_history: Path)
             self.stages.append(progress.stage)
 
     journal, observer = Kept(), Watching()
-    result = redline.run("simple_cnn", batch=1, journal=journal, observer=observer, **TINY)
+    result = redline.run("simple_cnn", batch=1, **TINY, workspace=Workspace(journal=journal, observer=observer))
     assert journal.finished == [result[0].record_id]
     assert observer.stages[0] == "device"
     assert observer.stages[-1] == "ready"
@@ -261,7 +262,7 @@ def test_a_mistake_is_raised_before_anything_is_measured(
 
 def test_no_specs_are_a_mistake_and_not_a_crash() -> None:
     with pytest.raises(UsageError, match="nothing to measure"):
-        run_specs([])
+        Workspace(keep=False).checked([])
 
 
 def test_what_is_no_module_is_a_failed_row() -> None:

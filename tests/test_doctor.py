@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from redline.doctor import Machine, NvidiaDriver, ask_nvml, examine, our_family, output_of
+from redline.api.doctor import Machine, NvidiaDriver, ask_nvml, examine, our_family, output_of
 from redline.protocol import Health, HealthItem
 
 DRIVER = NvidiaDriver(version="570.124.06", cuda="12.8")

@@ -23,7 +23,7 @@ from redline.protocol import (
     AskMetric,
     AskModels,
     AskSnippet,
-    AskSteps,
+    AskSwitches,
     BlockReply,
     CeilingsAnswer,
     Checked,
@@ -46,9 +46,9 @@ from redline.protocol import (
     Snippet,
     Squeeze,
     SqueezeReply,
-    StepChoice,
-    StepChoices,
-    StepNeed,
+    SwitchChoice,
+    SwitchChoices,
+    SwitchNeed,
     TraceReply,
     receive_frame,
     receive_reply,
@@ -134,7 +134,7 @@ REQUESTS = [
     Ask(question=AskHealth()),
     Ask(question=AskCount(spec=SPEC)),
     Ask(question=AskCeilings(device="cuda:1", threads=2)),
-    Ask(question=AskSteps(spec=SPEC)),
+    Ask(question=AskSwitches(spec=SPEC)),
     Ask(question=AskSnippet(spec=SPEC)),
     Ask(question=AskMetric(spec=SPEC, check="metrics.py:top1")),
 ]
@@ -154,14 +154,14 @@ REPLIES = [
     ),
     CountAnswer(work=WORK, workload=PREPARED.workload),
     CeilingsAnswer(ceilings=CEILINGS),
-    StepChoices(
+    SwitchChoices(
         choices=(
-            StepChoice(
+            SwitchChoice(
                 step="compile:freeze",
                 family="compiler",
                 relieves="both",
                 excludes=("torchscript",),
-                needs=(StepNeed(beside="amp", wants="fused-optimizer", reason="scaling asks the host"),),
+                needs=(SwitchNeed(beside="amp", wants="fused-optimizer", reason="scaling asks the host"),),
                 refusal="no compiler",
                 quantizes=True,
                 leaves_program=True,

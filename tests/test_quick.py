@@ -9,9 +9,9 @@ import pytest
 from reported import fake_door
 
 import redline
-from redline.api import NoJournal
+from redline.api.quick import CAPTURED_STEPS, QuickProfile, run_quick_profile
+from redline.api.workspace import Workspace
 from redline.errors import BenchError, SpecError, UsageError
-from redline.quick import CAPTURED_STEPS, QuickProfile, run_quick_profile
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> QuickProfile:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         return redline.run_quick_profile(
-            "simple_cnn", batch_size=64, device="cpu", threads=1, journal=NoJournal(), progress=False
+            "simple_cnn", batch_size=64, device="cpu", threads=1, progress=False, workspace=Workspace(keep=False)
         )
 
 
@@ -68,7 +68,7 @@ class TestOnACpu:
 def test_mistakes_are_told_before_anything_runs(arguments: dict[str, Any], complaint: str) -> None:
     door = fake_door()
     with pytest.raises((UsageError, SpecError), match=complaint):
-        run_quick_profile(**arguments, door=door)
+        run_quick_profile(**arguments, workspace=Workspace(door=door))
     assert door.opened == 0
 
 
@@ -76,7 +76,7 @@ def test_a_batch_that_does_not_fit_gives_way_to_the_largest_that_does(capsys: py
     """Up to the capture itself, which a simulated bench has not: what the search was told and what it chose."""
     door = fake_door(device_kind="cuda")
     with pytest.raises(BenchError, match="nothing to trace"):
-        run_quick_profile("resnet50", batch_size=4096, door=door, journal=NoJournal())
+        run_quick_profile("resnet50", batch_size=4096, workspace=Workspace(door=door, keep=False))
     told = capsys.readouterr().err
     assert "batch search: trying" in told
     assert "training with the last steps profiled" in told

@@ -14,16 +14,16 @@ import redline.analyze.summary
 import redline.protocol
 import redline.record  # noqa: F401  (their messages and records are specs too)
 from redline.errors import SpecError
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, Spec, Step, WorkloadSpec, key_of
+from redline.spec import Frozen, LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec, key_of
 from redline.spec_table import load_specs, specs_from_table
 
 
 class TestRecipeText:
     def test_steps_arguments_and_options_are_told_apart(self) -> None:
         recipe = Recipe.parse("fp16+compile:max-autotune,fullgraph=true,depth=3,share=0.5,backend=inductor")
-        assert recipe.steps == (
-            Step(name="fp16"),
-            Step(
+        assert recipe.switches == (
+            Switch(name="fp16"),
+            Switch(
                 name="compile",
                 argument="max-autotune",
                 options={"fullgraph": True, "depth": 3, "share": 0.5, "backend": "inductor"},
@@ -50,7 +50,7 @@ class TestRecipeText:
         ],
     )
     def test_an_option_has_the_type_it_looks_like(self, text: str, value: Any) -> None:
-        (step,) = Recipe.parse(f"compile:key={text}").steps
+        (step,) = Recipe.parse(f"compile:key={text}").switches
         found = step.options["key"]
         assert (found, type(found)) == (value, type(value))
 
@@ -71,7 +71,7 @@ class TestRecipeText:
         assert Recipe.parse(str(recipe)) == recipe
 
     def test_a_large_number_does_not_fall_apart_at_its_plus(self) -> None:
-        recipe = Recipe(steps=(Step(name="compile", options={"limit": 1e300}),))
+        recipe = Recipe(switches=(Switch(name="compile", options={"limit": 1e300}),))
         assert Recipe.parse(str(recipe)) == recipe
 
     def test_spaces_do_not_matter(self) -> None:
@@ -120,7 +120,7 @@ class TestRecipeText:
         assert "\n" not in str(error.value)
 
 
-def every_spec(kind: type = Spec) -> Iterator[type]:
+def every_spec(kind: type = Frozen) -> Iterator[type]:
     for below in kind.__subclasses__():
         yield below
         yield from every_spec(below)
@@ -155,7 +155,7 @@ class TestEverySpecRecordAndMessage:
             spec.seed = 1  # type: ignore[misc]
 
     def test_does_not_share_its_defaults(self) -> None:
-        first, second = Step(name="a"), Step(name="b")
+        first, second = Switch(name="a"), Switch(name="b")
         first.options["key"] = 1
         assert second.options == {}
 

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 import redline
+from redline.api.workspace import Workspace
 from redline.store import History
 
 SHORTCUT = """
-from redline.bench.recipe.base import COMPILER, RecipeStep
+from redline.bench.recipe.base import COMPILER, RecipeSwitch
 
-class Shortcut(RecipeStep):
+class Shortcut(RecipeSwitch):
     name = "shortcut"
     summary = "answers as it did the first time, whatever it is asked"
     stage = COMPILER
@@ -50,7 +51,7 @@ def shortcut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = tmp_path / f"{name}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[redline.recipe_steps]\nshortcut = {name}:Shortcut\n")
+    (metadata / "entry_points.txt").write_text(f"[redline.switches]\nshortcut = {name}:Shortcut\n")
     monkeypatch.syspath_prepend(str(tmp_path))  # workers look where the desk does
 
 
@@ -58,7 +59,7 @@ def tuned(model: nn.Module, inputs: torch.Tensor, steps: list[str], tmp_path: Pa
     """The first of the steps is asked for, and so is tried however little the budget holds."""
     settings = {"device": "cpu", "budget": "15s", "replicates": 1, "recipes": steps[0]}
     with History.open(tmp_path / "history.sqlite") as history:
-        return redline.tune(model, inputs, steps=steps, history=history, **settings)
+        return redline.tune(model, inputs, steps=steps, **settings, workspace=Workspace(history=history))
 
 
 @pytest.mark.usefixtures("shortcut")

@@ -8,36 +8,80 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": (
+    "batch": (
         "BatchResult",
-        "RunResult",
-        "SweepResult",
-        "doctor",
         "find_batch",
+    ),
+    "ceilings": (
+        "CeilingsResult",
+        "ceilings",
+    ),
+    "compare": ("compare",),
+    "doctor": (
+        "doctor",
         "models",
+    ),
+    "flops": (
+        "FlopsResult",
+        "flops",
+    ),
+    "profile": (
+        "ProfileResult",
+        "compare_profiles",
+        "profile",
+        "read_profile",
+    ),
+    "quick": (
+        "QuickProfile",
+        "run_quick_profile",
+    ),
+    "race": (
+        "RaceResult",
+        "race",
+    ),
+    "recipe": (
+        "PlainRecipe",
+        "recipe",
+    ),
+    "report": ("write_report",),
+    "roofline": (
+        "RooflineResult",
+        "roofline",
+    ),
+    "run": (
+        "RunResult",
+        "demo",
         "run",
-        "run_specs",
+    ),
+    "sweep": (
+        "SweepResult",
         "sweep",
     ),
-    "limits": ("CeilingsResult", "FlopsResult", "RooflineResult", "ceilings", "flops", "roofline"),
-    "profiling": ("ProfileResult", "compare_profiles", "profile", "read_profile"),
-    "quick": ("QuickProfile", "run_quick_profile"),
-    "recipes": ("PlainRecipe", "recipe"),
-    "reporting": ("compare", "write_report"),
-    "racing": ("RaceResult", "race"),
-    "tuning": ("TuneResult", "kept_tune", "tune"),
+    "tune": (
+        "TuneResult",
+        "kept_tune",
+        "tune",
+    ),
+    "workspace": ("Workspace",),
 }
-"""Which module each public name lives in: they are loaded when first used, so that importing Redline costs nothing."""
+"""Which module of `redline.api` each public name is in. It is loaded on first use, so that importing Redline is free."""
 
 if TYPE_CHECKING:
-    from redline.api import BatchResult, RunResult, SweepResult, doctor, find_batch, models, run, run_specs, sweep
-    from redline.limits import CeilingsResult, FlopsResult, RooflineResult, ceilings, flops, roofline
-    from redline.profiling import ProfileResult, compare_profiles, profile, read_profile
-    from redline.quick import QuickProfile, run_quick_profile
-    from redline.racing import RaceResult, race
-    from redline.recipes import PlainRecipe, recipe
-    from redline.reporting import compare, write_report
-    from redline.tuning import TuneResult, kept_tune, tune
+    from redline.api.batch import BatchResult, find_batch
+    from redline.api.ceilings import CeilingsResult, ceilings
+    from redline.api.compare import compare
+    from redline.api.doctor import doctor, models
+    from redline.api.flops import FlopsResult, flops
+    from redline.api.profile import ProfileResult, compare_profiles, profile, read_profile
+    from redline.api.quick import QuickProfile, run_quick_profile
+    from redline.api.race import RaceResult, race
+    from redline.api.recipe import PlainRecipe, recipe
+    from redline.api.report import write_report
+    from redline.api.roofline import RooflineResult, roofline
+    from redline.api.run import RunResult, demo, run
+    from redline.api.sweep import SweepResult, sweep
+    from redline.api.tune import TuneResult, kept_tune, tune
+    from redline.api.workspace import Workspace
 
 __all__ = [
     "BatchResult",
@@ -51,10 +95,12 @@ __all__ = [
     "RunResult",
     "SweepResult",
     "TuneResult",
+    "Workspace",
     "__version__",
     "ceilings",
     "compare",
     "compare_profiles",
+    "demo",
     "doctor",
     "find_batch",
     "flops",
@@ -67,7 +113,6 @@ __all__ = [
     "roofline",
     "run",
     "run_quick_profile",
-    "run_specs",
     "sweep",
     "tune",
     "write_report",
@@ -77,5 +122,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"redline.{home}"), name)
+            return getattr(import_module(f"redline.api.{home}"), name)
     raise AttributeError(f"module 'redline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

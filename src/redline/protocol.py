@@ -14,14 +14,14 @@ import msgspec
 
 from redline.errors import DoorError, SpecError
 from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef, WorkloadInfo
-from redline.spec import RunSpec, Spec
+from redline.spec import Frozen, RunSpec
 from redline.work import Ceilings, WorkCount
 
 Relief = Literal["host", "device", "both"]
 """What a step relieves: a host that cannot launch fast enough, a device that is busy, or both."""
 
 
-class Prepare(Spec, tag=True):
+class Prepare(Frozen, tag=True):
     """Build the workload, apply the recipe, check its numerics, reach the steady state."""
 
     spec: RunSpec
@@ -31,7 +31,7 @@ class Prepare(Spec, tag=True):
     """Count the work module by module."""
 
 
-class Measure(Spec, tag=True):
+class Measure(Frozen, tag=True):
     """Run one timed block."""
 
     kind: BlockKind
@@ -41,7 +41,7 @@ class Measure(Spec, tag=True):
     round: int = 0
 
 
-class Profile(Spec, tag=True):
+class Profile(Frozen, tag=True):
     """Capture a trace of a few steps, outside every timed block."""
 
     path: str
@@ -58,56 +58,56 @@ class Profile(Spec, tag=True):
     """Mark every module of the forward pass. Steps that dissolve modules (compiled, captured) carry no such marks."""
 
 
-class Squeeze(Spec, tag=True):
+class Squeeze(Frozen, tag=True):
     """How little memory would do? Run steps under ever tighter caps. The last question before `Close`."""
 
 
-class Close(Spec, tag=True):
+class Close(Frozen, tag=True):
     """End the session."""
 
 
-class AskEnvironment(Spec, tag=True):
+class AskEnvironment(Frozen, tag=True):
     """What is this machine, seen from torch?"""
 
     device: str = "auto"
     threads: int | None = None
 
 
-class AskModels(Spec, tag=True):
+class AskModels(Frozen, tag=True):
     """Which models go by name?"""
 
     pattern: str | None = None
 
 
-class AskCheck(Spec, tag=True):
+class AskCheck(Frozen, tag=True):
     """Could these specs run here? Resolves `auto` devices; builds nothing."""
 
     specs: tuple[RunSpec, ...]
 
 
-class AskHealth(Spec, tag=True):
+class AskHealth(Frozen, tag=True):
     """What does torch say about itself: build, visible devices, a compiler that works?"""
 
 
-class AskSteps(Spec, tag=True):
+class AskSwitches(Frozen, tag=True):
     """Which optimisations could this workload be given here? Builds the model, on the CPU; the spec's recipe is ignored."""
 
     spec: RunSpec
 
 
-class AskCount(Spec, tag=True):
+class AskCount(Frozen, tag=True):
     """How much work is one step? Builds the model without its memory where that can be; needs no device."""
 
     spec: RunSpec
 
 
-class AskSnippet(Spec, tag=True):
+class AskSnippet(Frozen, tag=True):
     """The spec's recipe as plain PyTorch, for people who do not have Redline installed."""
 
     spec: RunSpec
 
 
-class AskMetric(Spec, tag=True):
+class AskMetric(Frozen, tag=True):
     """What does the user's own check say about the workload under the spec's recipe, and about it without any?"""
 
     spec: RunSpec
@@ -115,7 +115,7 @@ class AskMetric(Spec, tag=True):
     """`file.py:function`, `package.module:function` or `pickle:PATH`: from a model to a number, higher is better."""
 
 
-class AskCeilings(Spec, tag=True):
+class AskCeilings(Frozen, tag=True):
     """How fast is this device at its best? Takes seconds, and the device to itself."""
 
     device: str = "auto"
@@ -123,11 +123,11 @@ class AskCeilings(Spec, tag=True):
 
 
 Question = (
-    AskEnvironment | AskModels | AskCheck | AskHealth | AskSteps | AskSnippet | AskCount | AskCeilings | AskMetric
+    AskEnvironment | AskModels | AskCheck | AskHealth | AskSwitches | AskSnippet | AskCount | AskCeilings | AskMetric
 )
 
 
-class Ask(Spec, tag=True):
+class Ask(Frozen, tag=True):
     """Something that needs torch but no run."""
 
     question: Question
@@ -136,26 +136,26 @@ class Ask(Spec, tag=True):
 Request = Prepare | Measure | Profile | Squeeze | Close | Ask
 
 
-class Progress(Spec, tag=True):
+class Progress(Frozen, tag=True):
     """Where the bench is; also tells where a crash happened."""
 
     stage: str
     detail: str = ""
 
 
-class ModelName(Spec):
+class ModelName(Frozen):
     name: str
     source: str
     kind: str = ""
 
 
-class ModelNames(Spec, tag=True):
+class ModelNames(Frozen, tag=True):
     models: tuple[ModelName, ...]
     missing: tuple[str, ...] = ()
     """Sources whose package is not installed, with how to get it."""
 
 
-class Checked(Spec):
+class Checked(Frozen):
     """The answer for one spec: the spec with its device resolved, or why it cannot be."""
 
     spec: RunSpec
@@ -165,11 +165,11 @@ class Checked(Spec):
     """What is known of the model before it is built: the version of its library, a hash of the user's files."""
 
 
-class CheckedSpecs(Spec, tag=True):
+class CheckedSpecs(Frozen, tag=True):
     answers: tuple[Checked, ...]
 
 
-class HealthItem(Spec):
+class HealthItem(Frozen):
     """One thing looked at: fine or not, what was seen, how to mend it."""
 
     name: str
@@ -179,13 +179,13 @@ class HealthItem(Spec):
     mend: str = ""
 
 
-class Health(Spec, tag=True):
+class Health(Frozen, tag=True):
     items: tuple[HealthItem, ...]
     devices: tuple[DeviceInfo, ...] = ()
 
 
-class StepNeed(Spec):
-    """What a step asks for once another stands in the recipe too."""
+class SwitchNeed(Frozen):
+    """What a switch needs once another is in the recipe too."""
 
     beside: str
     """The other, as `name` or `name:argument`."""
@@ -195,21 +195,21 @@ class StepNeed(Spec):
     """Why, and what to do about it."""
 
     def is_met(self, names: Collection[str]) -> bool:
-        """In a recipe of steps that are called this."""
+        """In a recipe of switches with these names."""
         return self.beside not in names or self.wants in names
 
 
-class StepChoice(Spec):
-    """One step as the tuner may put it into a recipe."""
+class SwitchChoice(Frozen):
+    """One switch as the tuner may put it into a recipe."""
 
-    step: str
+    switch: str
     """As it stands in a recipe: `fp16`, `compile:freeze`."""
     family: str
-    """At most one step of a family stands in a recipe."""
+    """A recipe has at most one switch of a family."""
     relieves: Relief = "device"
     excludes: tuple[str, ...] = ()
-    """Steps (`compile`, or only `compile:reduce-overhead`) it cannot stand beside; both sides of an exclusion tell it."""
-    needs: tuple[StepNeed, ...] = ()
+    """Switches (`compile`, or only `compile:reduce-overhead`) it cannot stand beside; both sides of an exclusion tell it."""
+    needs: tuple[SwitchNeed, ...] = ()
     """For the task that was asked about."""
     refusal: str | None = None
     """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
@@ -221,54 +221,54 @@ class StepChoice(Spec):
     """Minutes rather than seconds: only for those who have them."""
 
 
-class StepChoices(Spec, tag=True):
-    choices: tuple[StepChoice, ...]
+class SwitchChoices(Frozen, tag=True):
+    choices: tuple[SwitchChoice, ...]
 
 
-class Snippet(Spec, tag=True):
+class Snippet(Frozen, tag=True):
     code: str
 
 
-class MetricAnswer(Spec, tag=True):
+class MetricAnswer(Frozen, tag=True):
     value: float
     baseline: float
 
 
-class EnvironmentAnswer(Spec, tag=True):
+class EnvironmentAnswer(Frozen, tag=True):
     environment: Environment
 
 
-class CountAnswer(Spec, tag=True):
+class CountAnswer(Frozen, tag=True):
     work: WorkCount
     workload: WorkloadInfo
 
 
-class CeilingsAnswer(Spec, tag=True):
+class CeilingsAnswer(Frozen, tag=True):
     ceilings: Ceilings
 
 
-class PreparedReply(Spec, tag=True):
+class PreparedReply(Frozen, tag=True):
     prepared: Prepared
 
 
-class BlockReply(Spec, tag=True):
+class BlockReply(Frozen, tag=True):
     block: Block
 
 
-class TraceReply(Spec, tag=True):
+class TraceReply(Frozen, tag=True):
     trace: TraceRef
 
 
-class SqueezeReply(Spec, tag=True):
+class SqueezeReply(Frozen, tag=True):
     needed_bytes: int | None
     """None where this device has no allocator to cap."""
 
 
-class ClosedReply(Spec, tag=True):
+class ClosedReply(Frozen, tag=True):
     closed: Closed
 
 
-class FailureReply(Spec, tag=True):
+class FailureReply(Frozen, tag=True):
     failure: Failure
 
 
@@ -284,7 +284,7 @@ Reply = (
     | ModelNames
     | CheckedSpecs
     | Health
-    | StepChoices
+    | SwitchChoices
     | Snippet
     | CountAnswer
     | CeilingsAnswer

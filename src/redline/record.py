@@ -10,10 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, SpecError
-from redline.spec import RunSpec, Spec, key_of, memory_identity
+from redline.spec import Frozen, RunSpec, key_of, memory_identity
 from redline.work import WorkCount
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to mend it."""
 
 BENCHMARK_VERSION = "1"
@@ -25,7 +25,7 @@ StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"
 """`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
 
 
-class Failure(Spec):
+class Failure(Frozen):
     """A trial that broke is data: where, how, and what it said."""
 
     stage: str
@@ -35,7 +35,7 @@ class Failure(Spec):
     traceback: str = ""
 
 
-class DeviceInfo(Spec):
+class DeviceInfo(Frozen):
     kind: str
     """`cpu`, `cuda` or `rocm`."""
     index: int | None = None
@@ -52,7 +52,7 @@ class DeviceInfo(Spec):
     mig: bool | None = None
 
 
-class Environment(Spec):
+class Environment(Frozen):
     """Everything worth knowing about the place of a measurement."""
 
     device: DeviceInfo
@@ -80,7 +80,7 @@ class Environment(Spec):
     """Other processes seen on the GPU when the bench was opened."""
 
 
-class ColdStart(Spec):
+class ColdStart(Frozen):
     """What happened before the steady state, each in seconds."""
 
     import_s: float | None = None
@@ -100,7 +100,7 @@ QUANTIZED_FORMATS = ("int8", "int8-weights", "fp8")
 """Whether a model bears these only a check on real data can tell: rounding within bounds proves too little."""
 
 
-class Numerics(Spec):
+class Numerics(Frozen):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 
     method: Literal["outputs", "loss-path", "reference", "unchecked", "skipped"] = "outputs"
@@ -140,7 +140,7 @@ class Numerics(Spec):
         return not self.passed and not self.is_left_out
 
 
-class Memory(Spec):
+class Memory(Frozen):
     """Never one word for all. None where the device has no such figure."""
 
     peak_allocated_bytes: int | None = None
@@ -161,7 +161,7 @@ class Memory(Spec):
     """The least with which a step still ran, where that was tried; the allocator likes to take more."""
 
 
-class TelemetrySample(Spec):
+class TelemetrySample(Frozen):
     """One look at the device while a block ran."""
 
     at_s: float
@@ -178,7 +178,7 @@ class TelemetrySample(Spec):
     """Processes on the GPU that are not ours."""
 
 
-class WorkloadInfo(Spec):
+class WorkloadInfo(Frozen):
     source: str
     """torchvision, builtin, timm, hf, user or live."""
     class_name: str
@@ -192,7 +192,7 @@ class WorkloadInfo(Spec):
     notes: tuple[str, ...] = ()
 
 
-class Warmup(Spec):
+class Warmup(Frozen):
     """The way to the steady state, kept whole."""
 
     samples: tuple[float, ...] = ()
@@ -201,7 +201,7 @@ class Warmup(Spec):
     reason: str = ""
 
 
-class Prepared(Spec):
+class Prepared(Frozen):
     """The reply to `Prepare`: all that is known before the first timed block."""
 
     environment: Environment
@@ -220,7 +220,7 @@ class Prepared(Spec):
     """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
 
 
-class Block(Spec):
+class Block(Frozen):
     """Timed steps in a row."""
 
     kind: BlockKind
@@ -245,7 +245,7 @@ class Block(Spec):
     unit: Literal["s"] = "s"
 
 
-class TraceRef(Spec):
+class TraceRef(Frozen):
     """Where a captured trace lies and what capturing cost, the profiler's start and the writing included."""
 
     path: str
@@ -254,13 +254,13 @@ class TraceRef(Spec):
     bytes: int
 
 
-class Closed(Spec):
+class Closed(Frozen):
     """The last word of a session."""
 
     memory: Memory = Memory()
 
 
-class RunRecord(Spec):
+class RunRecord(Frozen):
     """One measured thing, whole."""
 
     id: str
@@ -311,7 +311,18 @@ def key_of_record(spec: RunSpec, prepared: Prepared) -> str:
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
-MIGRATIONS: dict[int, Migration] = {}
+
+def _name_switches(plain: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 called the switches of a recipe its steps."""
+    spec = plain.get("spec")
+    recipe = spec.get("recipe") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(recipe, dict) or "steps" not in recipe:
+        return plain
+    renamed = {"switches" if name == "steps" else name: value for name, value in recipe.items()}
+    return {**plain, "spec": {**spec, "recipe": renamed}}
+
+
+MIGRATIONS: dict[int, Migration] = {1: _name_switches}
 """From schema n to n + 1, on plain dicts."""
 
 

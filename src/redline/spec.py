@@ -18,7 +18,7 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 OptionValue = bool | int | float | str
 
 BASELINE = "baseline"
-"""The recipe without steps: strict fp32, eager."""
+"""The recipe without switches: strict fp32, eager."""
 
 MOST_ITEMS = 2**31 - 1
 """Of a batch, a sequence, classes, samples: no machine holds more, and beyond 64 bits no message carries them."""
@@ -26,7 +26,7 @@ MOST_PIXELS = 2**16
 """Per side."""
 MOST_THREADS = 2**12
 MOST_BYTES = 2**60
-MOST_HEATS = 1000
+MOST_REPLICATES = 1000
 MOST_DEPTH = 1000
 """Of modules within modules, which Python itself does not follow further."""
 MOST_ROWS = 1_000_000
@@ -51,7 +51,7 @@ def require_range(name: str, value: int | None, low: int, high: int) -> None:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class _SpecMeta(msgspec.StructMeta):
+class _FrozenMeta(msgspec.StructMeta):
     """Gives every spec and record the same settings: msgspec hands down none of them by itself."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> Any:
@@ -59,11 +59,11 @@ class _SpecMeta(msgspec.StructMeta):
         return super().__new__(mcls, name, bases, namespace, **{**fixed, **settings})
 
 
-class Spec(msgspec.Struct, metaclass=_SpecMeta):
+class Frozen(msgspec.Struct, metaclass=_FrozenMeta):
     """The base of all specs and records: frozen, keyword-only, unknown fields refused."""
 
 
-class Step(Spec):
+class Switch(Frozen):
     """One optimisation: `compile:reduce-overhead,fullgraph=true` is name, argument and options."""
 
     name: str
@@ -76,37 +76,37 @@ class Step(Spec):
         return f"{self.name}:{','.join(words)}" if words else self.name
 
 
-class Recipe(Spec):
-    """A set of steps. The order in which they are written does not matter; the bench knows which comes first."""
+class Recipe(Frozen):
+    """A set of switches. The order in which they are written does not matter; the bench knows which comes first."""
 
-    steps: tuple[Step, ...] = ()
+    switches: tuple[Switch, ...] = ()
 
     def __str__(self) -> str:
-        return "+".join(str(step) for step in self.steps) or BASELINE
+        return "+".join(str(switch) for switch in self.switches) or BASELINE
 
     @classmethod
     def parse(cls, text: str) -> Recipe:
         """Read `fp16+channels-last+compile:max-autotune,fullgraph=true`; `baseline` is strict fp32, eager."""
         words = [word.strip() for word in text.split("+")]
         if not all(words):
-            raise SpecError(f"recipe {text!r} has an empty step: write steps joined by '+', or 'baseline'")
-        steps = tuple(_parse_step(word) for word in words)
-        names = [step.name for step in steps]
+            raise SpecError(f"recipe {text!r} has an empty switch: write switches joined by '+', or 'baseline'")
+        switches = tuple(_parse_switch(word) for word in words)
+        names = [switch.name for switch in switches]
         if BASELINE in names:
             if words != [BASELINE]:
-                raise SpecError(f"recipe {text!r}: baseline means no step at all and stands alone")
+                raise SpecError(f"recipe {text!r}: baseline means no switch at all and stands alone")
             return cls()
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise SpecError(f"recipe {text!r} names {', '.join(sorted(twice))} twice")
-        return cls(steps=steps)
+        return cls(switches=switches)
 
     def canonical(self) -> str:
-        """The same text for the same steps in any order."""
-        return "+".join(sorted(str(step) for step in self.steps)) or BASELINE
+        """The same text for the same switches in any order."""
+        return "+".join(sorted(str(switch) for switch in self.switches)) or BASELINE
 
 
-class WorkloadSpec(Spec):
+class WorkloadSpec(Frozen):
     """Which model does what, on how much."""
 
     model: str
@@ -134,7 +134,7 @@ class WorkloadSpec(Spec):
             raise SpecError(f"model {self.model!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
 
 
-class MeasureSpec(Spec):
+class MeasureSpec(Frozen):
     """How long to look and when to be content. `for_effort` fills it in; single fields may be set by hand."""
 
     effort: Effort = "normal"
@@ -210,7 +210,7 @@ class MeasureSpec(Spec):
         return msgspec.structs.replace(spec, tail_samples=662) if tail else spec
 
 
-class LaunchSpec(Spec):
+class LaunchSpec(Frozen):
     """Through which door the bench is opened, and how long it may take to answer."""
 
     door: DoorName = "fork"
@@ -238,7 +238,7 @@ class LaunchSpec(Spec):
             raise SpecError(f"command_prefix needs the spawn door, got door {self.door!r}")
 
 
-class RunSpec(Spec):
+class RunSpec(Frozen):
     """One thing to measure: a workload under a recipe on a device."""
 
     workload: WorkloadSpec
@@ -280,7 +280,7 @@ def memory_identity(spec: RunSpec) -> dict[str, str | None]:
     return {} if limit is None else {"memory_limit": str(limit)}
 
 
-def _set_fields(struct: Spec, leave_out: tuple[str, ...]) -> dict[str, Any]:
+def _set_fields(struct: Frozen, leave_out: tuple[str, ...]) -> dict[str, Any]:
     """The fields that were given another value than their default."""
     return {
         field.name: value
@@ -289,25 +289,25 @@ def _set_fields(struct: Spec, leave_out: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _parse_step(word: str) -> Step:
+def _parse_switch(word: str) -> Switch:
     name, colon, rest = word.partition(":")
     if not name.strip():
-        raise SpecError(f"step {word!r} has no name before ':'")
+        raise SpecError(f"switch {word!r} has no name before ':'")
     if colon and not rest:
-        raise SpecError(f"step {word!r} ends in ':' without an argument")
+        raise SpecError(f"switch {word!r} ends in ':' without an argument")
     argument: str | None = None
     options: dict[str, OptionValue] = {}
     for position, part in enumerate(rest.split(",") if rest else []):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key in options:
-            raise SpecError(f"step {word!r} gives {key} twice")
+            raise SpecError(f"switch {word!r} gives {key} twice")
         if equals and key:
             options[key] = _option_value(value)
         elif position == 0 and key:
             argument = key
         else:
-            raise SpecError(f"step {word!r}: expected key=value, got {part!r}")
-    return Step(name=name.strip(), argument=argument, options=options)
+            raise SpecError(f"switch {word!r}: expected key=value, got {part!r}")
+    return Switch(name=name.strip(), argument=argument, options=options)
 
 
 def _option_value(text: str) -> OptionValue:
@@ -326,5 +326,5 @@ def _option_value(text: str) -> OptionValue:
 
 def _option_text(value: OptionValue) -> str:
     if isinstance(value, float):
-        return repr(value).replace("e+", "e")  # in a recipe '+' joins steps
+        return repr(value).replace("e+", "e")  # in a recipe '+' joins switches
     return str(value).lower() if isinstance(value, bool) else str(value)

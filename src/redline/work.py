@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from redline.spec import Spec
+from redline.spec import Frozen
 
 OperatorKind = Literal[
     "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "other"
@@ -22,7 +22,7 @@ CEILINGS_SCHEMA = 1
 """Raised when ceilings are measured in another way: older ones are then measured anew."""
 
 
-class OperatorWork(Spec):
+class OperatorWork(Frozen):
     """All calls of one operator that do the same amount of work."""
 
     name: str
@@ -37,7 +37,7 @@ class OperatorWork(Spec):
     """Of one call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
 
 
-class ModuleWork(Spec):
+class ModuleWork(Frozen):
     """A module with everything inside it."""
 
     path: str
@@ -56,14 +56,14 @@ class ModuleWork(Spec):
     backward_bytes: int
 
 
-class Uncounted(Spec):
+class Uncounted(Frozen):
     """An operator whose FLOPs nobody knows how to count; its bytes are counted."""
 
     name: str
     calls: int
 
 
-class WorkCount(Spec):
+class WorkCount(Frozen):
     """FLOPs and bytes of one step. Two byte counts, never mixed: per operator and compulsory."""
 
     params: int
@@ -124,7 +124,7 @@ class WorkCount(Spec):
         return sum(one.flops * one.calls for one in self.operators if one.phase == phase and one.kind in PRODUCTS)
 
 
-class Ceilings(Spec):
+class Ceilings(Frozen):
     """How fast this device is at its best, measured."""
 
     kind: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redline.analyze.accuracy import error_text, farthest
+from redline.analyze.trust import error_text, farthest
 from redline.record import Numerics
 
 SHORT = Numerics(method="loss-path", rel_l2=4e-4, passed=True, steps=5)

@@ -9,13 +9,13 @@ import pytest
 from redline.analyze.blocks import ratio_in_turns, round_medians_s, shift, timed_blocks
 from redline.analyze.compare import compare_records
 from redline.analyze.summary import summarize
-from redline.api import NoJournal
-from redline.launch.fake import FakeDoor
-from redline.launch.landscape import Landscape
 from redline.record import Block, BlockKind, RunRecord
-from redline.search.interleave import measure_together
+from redline.search.group import measure_together
+from redline.search.observer import NoJournal
 from redline.spec import RunSpec, WorkloadSpec
 from redline.spec_table import specs_from_table
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 FASTER = 0.92
 

@@ -57,7 +57,7 @@ class TestInTurns:
         assert only(compare_records([first], [other])).verdict == "same"
 
     def test_a_small_difference_with_a_wide_interval_is_inconclusive(self) -> None:
-        door = fake_door(step_s=lambda spec: 0.010 / (1.03 if spec.recipe.steps else 1.0), noise_sigma=0.3, seed=1)
+        door = fake_door(step_s=lambda spec: 0.010 / (1.03 if spec.recipe.switches else 1.0), noise_sigma=0.3, seed=1)
         first, other = race_records(["baseline", "fp16"], door)
         found = only(compare_records([first], [other]))
         assert found.verdict == "inconclusive"

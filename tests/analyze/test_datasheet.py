@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redline.analyze.datasheet import Datasheet
+from redline.analyze.roofline import Datasheet
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from redline.analyze.headroom import Headroom, HeadroomStep, waterfall
 from redline.errors import SpecError
+from redline.search.tune.gains import Headroom, HeadroomStep, waterfall
 
 WAY = Headroom(
     title="resnet50",

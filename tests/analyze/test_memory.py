@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redline.analyze.memory import fragments
+from redline.analyze.blocks import fragments
 
 SAID = (
     "OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 139.80 GiB of which "

@@ -8,7 +8,7 @@ import pytest
 from kineto import ADD, GEMM, NORM, TraceMaker
 
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.profile_diff import compare_profiles
+from redline.api.profile import compare_profiles
 from redline.trace.decode import read_trace
 
 US = 1000

@@ -11,8 +11,8 @@ from reported import failed_record, fake_door, race_records, sweep_records
 
 from redline.analyze.curves import curves_of
 from redline.analyze.recommend import Advice, headline, recommend
-from redline.analyze.subject import subjects_of
 from redline.analyze.summary import first_of_each_group, summarize
+from redline.identity import subjects_of
 from redline.record import Numerics, RunRecord
 
 
@@ -89,7 +89,7 @@ def test_batches_of_one_recipe_hide_no_faster_one() -> None:
 
 def test_a_hair_faster_is_no_reason_to_forget_the_batches() -> None:
     door = fake_door(
-        step_s=lambda spec: (0.002 + 3e-4 * (spec.workload.batch or 1)) * (0.99 if spec.recipe.steps else 1)
+        step_s=lambda spec: (0.002 + 3e-4 * (spec.workload.batch or 1)) * (0.99 if spec.recipe.switches else 1)
     )
     records = sweep_records(door, recipe="baseline", batches=[1, 4, 16, 64, 128]) + sweep_records(
         door, recipe="channels-last", batches=[128]

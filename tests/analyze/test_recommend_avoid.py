@@ -22,7 +22,7 @@ def broken(record: RunRecord, failure: Failure) -> RunRecord:
 
 
 def test_each_recipe_ends_at_its_own_batch() -> None:
-    small = fake_door(memory_bytes=lambda spec: (20 if spec.recipe.steps else 40) * (spec.workload.batch or 1) * MIB)
+    small = fake_door(memory_bytes=lambda spec: (20 if spec.recipe.switches else 40) * (spec.workload.batch or 1) * MIB)
     records = sweep_records(small, recipe=["baseline", "fp16", "channels-last"], batches=[1, 90, 120, 240])
     assert told(records) == [
         ("resnet50 does not fit from batch 120 on with baseline: out of memory", ("baseline: 120, 240",)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.analyze.limits import class_seconds
+from redline.analyze.ceilings import class_seconds
 from redline.analyze.profile import Profile, profile_of
 from redline.record import decode
 from redline.spec import Recipe

@@ -9,12 +9,11 @@ import msgspec
 import pytest
 from reported import ceilings_of, race_records
 
-from redline.analyze.headroom import waterfall
 from redline.analyze.summary import summarize
-from redline.analyze.tune.finding import StepGain, TuneFinding, Winner
-from redline.analyze.tune.headroom import ALL, OTHERS, TOGETHER, TWICE, headroom_of
 from redline.record import RunRecord
 from redline.report.contents import contents_of
+from redline.search.tune.gains import ALL, OTHERS, TOGETHER, TWICE, headroom_of, waterfall
+from redline.search.tune.result import SwitchGain, TuneFinding, Winner
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)
@@ -36,7 +35,7 @@ def finding(
         winner=winner,
         ranking=(),
         steps=tuple(
-            StepGain(step=step, gain=gain, low=None, high=None)
+            SwitchGain(step=step, gain=gain, low=None, high=None)
             for step, gain in zip(("fp16", "compile"), gains, strict=False)
         ),
         rejected=(),

@@ -226,34 +226,36 @@ class TestOnACpu:
     class TestThatTakesLongerThanAsked:
         """The estimate, a hundredth of a second, was stale."""
 
-        def steps_of(self, clock: Clock, kind: BlockKind, phases: Any, times_s: Iterable[float], **asked: Any) -> Block:
+        def switches_of(
+            self, clock: Clock, kind: BlockKind, phases: Any, times_s: Iterable[float], **asked: Any
+        ) -> Block:
             return TestOnACpu.block(clock, request(kind, 0.25, **asked), times_s, 0.01, phases=phases)
 
         def test_ends_once_that_is_plain(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
-            block = self.steps_of(clock, kind, phases, itertools.repeat(0.3))
+            block = self.switches_of(clock, kind, phases, itertools.repeat(0.3))
             assert block.samples == pytest.approx([0.3] * 4)
             assert OVERRUN * 0.25 < block.wall_s <= OVERRUN * 0.25 + 0.3
 
         def test_ends_also_while_it_settles_with_one_step_to_show(
             self, clock: Clock, kind: BlockKind, phases: Any
         ) -> None:
-            block = self.steps_of(clock, kind, phases, itertools.repeat(4.0), settle_s=0.5)
+            block = self.switches_of(clock, kind, phases, itertools.repeat(4.0), settle_s=0.5)
             assert (block.settling, block.samples) == (pytest.approx([4.0]), pytest.approx([4.0]))
             for parts in block.phases.values():
                 assert len(parts) == 1
 
         def test_does_not_show_the_hiccup_that_made_it_late(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
             hiccup = itertools.chain([0.01, 30.0], itertools.repeat(0.01))
-            block = self.steps_of(clock, kind, phases, hiccup, settle_s=0.1)
+            block = self.switches_of(clock, kind, phases, hiccup, settle_s=0.1)
             assert block.settling == pytest.approx([0.01, 30.0])
             assert block.samples == pytest.approx([0.01])
 
         def test_but_within_bounds_goes_on_to_its_last_step(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
-            block = self.steps_of(clock, kind, phases, itertools.repeat(0.03))
+            block = self.switches_of(clock, kind, phases, itertools.repeat(0.03))
             assert len(block.samples) == 25
 
         def test_is_given_the_time_to_settle_on_top(self, clock: Clock, kind: BlockKind, phases: Any) -> None:
-            block = self.steps_of(clock, kind, phases, itertools.repeat(0.01), settle_s=2.0)
+            block = self.switches_of(clock, kind, phases, itertools.repeat(0.01), settle_s=2.0)
             assert (len(block.settling), len(block.samples)) == (200, 25)
 
 

@@ -17,7 +17,7 @@ from redline.bench.device import cuda, nvml, open_device, resolve_device
 from redline.bench.device.cpu import CpuDevice, cpu_name
 from redline.bench.device.nvml import NvmlCard
 from redline.bench.device.rocm import AmdCard, RocmDevice, number, open_amd_card
-from redline.bench.measure.telemetry import Sampling
+from redline.bench.measure.blocks import Sampling
 from redline.errors import SpecError, UnknownName, UsageError
 
 MIB = 2**20

@@ -11,8 +11,8 @@ import torch
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure.squeeze import PRECISION, least_memory
-from redline.launch.fake_memory import CachingAllocator, OutOfMemory, StackedModel, convolutional, transformer
 from redline.record import DeviceInfo, Memory, TelemetrySample
+from redline.testing.memory import CachingAllocator, OutOfMemory, StackedModel, convolutional, transformer
 
 GIB = 2**30
 

@@ -8,12 +8,12 @@ import pytest
 from invoking import invoke
 from typer.testing import Result
 
-from redline import api
-from redline.launch.fake import FakeDoor
+from redline.api import workspace
+from redline.testing.fake import FakeDoor
 
 
 @pytest.fixture
 def redline(door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Whatever door is asked for is that one."""
-    monkeypatch.setattr(api, "open_door", lambda launch: door)
+    monkeypatch.setattr(workspace, "open_door", lambda launch: door)
     return invoke

@@ -20,7 +20,7 @@ import pytest
 from invoking import invoke as redline
 from typer.testing import Result
 
-from redline.bench.recipe.base import STEPS
+from redline.bench.recipe.base import SWITCHES
 from redline.cli.main import COMMANDS
 from redline.record import RunRecord
 from redline.report.terminal import PIPE_WIDTH
@@ -268,7 +268,7 @@ def specs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
         kept[:] = specs
         return 0
 
-    monkeypatch.setattr("redline.cli.measure.run_and_print", keep)
+    monkeypatch.setattr("redline.cli.run.run_and_print", keep)
 
     def parse(*arguments: str) -> list[RunSpec]:
         result = redline("run", *arguments)
@@ -657,7 +657,7 @@ def test_help_names_every_command_and_every_step() -> None:
         assert re.search(rf"^\s+{name}\s", overview.stdout, re.MULTILINE)
     told = "".join(redline("run", "--help").stdout.split())  # lines may end at a hyphen
     # Other tests plant faults as steps of their own.
-    assert [step for step in STEPS if step not in told and not step.startswith("fault-")] == []
+    assert [step for step in SWITCHES if step not in told and not step.startswith("fault-")] == []
     assert re.fullmatch(r"\d+\.\d+.*\n", redline("--version").stdout)
 
 

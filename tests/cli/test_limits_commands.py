@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from invoking import invoke as redline
 
-from redline.limits import flops
+from redline.api.flops import flops
 from redline.record import decode
-from redline.store import History, place_of
+from redline.store import History, device_key_of
 from redline.work import Ceilings, OperatorWork, WorkCount
 
 MODELS = Path(__file__).parents[1] / "models" / "misbehaving.py"
@@ -117,7 +117,7 @@ def measured(own_history: Path) -> Ceilings:
     )
     with History.open() as history:
         history.finish(record)
-        assert place_of(environment)
+        assert device_key_of(environment)
         history.ceilings().put(ceilings)
     return ceilings
 

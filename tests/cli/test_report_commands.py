@@ -10,10 +10,10 @@ from invoking import document
 from reported import fake_door, race_records, sweep_records
 from typer.testing import Result
 
-from redline.launch.fake import FakeDoor
 from redline.record import RunRecord
 from redline.report.export import export_json
 from redline.store import History
+from redline.testing.fake import FakeDoor
 
 
 @pytest.fixture

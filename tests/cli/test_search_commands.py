@@ -10,17 +10,17 @@ import pytest
 from invoking import document
 from typer.testing import Result
 
-from redline.launch.fake import FakeDoor
-from redline.launch.landscape import Landscape
 from redline.record import Failure
 from redline.spec import RunSpec
 from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 MIB = 2**20
 
 
 def memory(spec: RunSpec) -> int:
-    per_item = 20 * MIB if spec.recipe.steps else 40 * MIB
+    per_item = 20 * MIB if spec.recipe.switches else 40 * MIB
     return 200 * MIB + per_item * (spec.workload.batch or 1)
 
 

@@ -39,7 +39,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
         seen.extend(specs)
         return 0
 
-    monkeypatch.setattr("redline.cli.measure.run_and_print", keep)
+    monkeypatch.setattr("redline.cli.run.run_and_print", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 0
     return seen
 

@@ -11,35 +11,37 @@ import pytest
 from invoking import document
 from typer.testing import Result
 
-from redline import racing, tuning
+from redline.api import race as racing
+from redline.api import tune as tuning
+from redline.api.workspace import Workspace
 from redline.errors import UsageError
-from redline.launch.fake import FakeDoor
-from redline.launch.fake_recipes import WRONG, steps_of
-from redline.launch.landscape import EXACT, Landscape
-from redline.protocol import StepChoice
+from redline.protocol import SwitchChoice
 from redline.record import Failure
 from redline.search.tune.trials import Trials
 from redline.spec import RunSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import EXACT, Landscape
+from redline.testing.recipes import WRONG, switches_of
 
 CHOICES = (
-    StepChoice(step="fp16", family="precision"),
-    StepChoice(step="bf16", family="precision"),
-    StepChoice(step="channels-last", family="layout"),
-    StepChoice(step="compile", family="compiler", relieves="both"),
-    StepChoice(step="graphs", family="graphs", relieves="host", refusal="this device has none"),
+    SwitchChoice(step="fp16", family="precision"),
+    SwitchChoice(step="bf16", family="precision"),
+    SwitchChoice(step="channels-last", family="layout"),
+    SwitchChoice(step="compile", family="compiler", relieves="both"),
+    SwitchChoice(step="graphs", family="graphs", relieves="host", refusal="this device has none"),
 )
 EFFECTS = {"fp16": 0.5, "bf16": 0.4, "channels-last": 0.8, "compile": 0.9}
 
 
 def step_s(spec: RunSpec) -> float:
     seconds = 0.01
-    for step in steps_of(spec):
+    for step in switches_of(spec):
         seconds *= EFFECTS[step]
     return seconds
 
 
 def failure(spec: RunSpec) -> Failure | None:
-    breaks = spec.workload.model == "broken" or "compile" in steps_of(spec)
+    breaks = spec.workload.model == "broken" or "compile" in switches_of(spec)
     return Failure(stage="compile", kind="compile", message="no compiler here") if breaks else None
 
 
@@ -50,7 +52,7 @@ def door() -> FakeDoor:
         Landscape(
             step_s=step_s,
             failure=failure,
-            numerics=lambda spec: WRONG if "bf16" in steps_of(spec) else EXACT,
+            numerics=lambda spec: WRONG if "bf16" in switches_of(spec) else EXACT,
             offset_sigma=0.002,
             issue_share=0.1,
             choices=CHOICES,
@@ -211,7 +213,7 @@ class TestTune:
 
 class TestFromPython:
     def test_a_race(self, door: FakeDoor) -> None:
-        result = racing.race("resnet50", recipes=["baseline", "fp16"], door=door)
+        result = racing.race("resnet50", recipes=["baseline", "fp16"], workspace=Workspace(door=door))
         assert result[0].verdict == "faster"
         assert "fp16" in str(result)
         assert json.loads(result.to_json())["pairs"][0]["b"] == "fp16"
@@ -219,7 +221,7 @@ class TestFromPython:
     def test_a_winner_is_applied_with_the_inputs_of_the_search(
         self, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        result = tuning.tune("resnet50", door=door, budget="30m", clock=lambda: door.clock_s)
+        result = tuning.tune("resnet50", budget="30m", clock=lambda: door.clock_s, workspace=Workspace(door=door))
         applied: list[Any] = []
 
         class Plain:
@@ -229,7 +231,7 @@ class TestFromPython:
 
         asked: list[Any] = []
         monkeypatch.setattr(
-            "redline.recipes.recipe", lambda *args, **settings: asked.append((args, settings)) or Plain()
+            "redline.api.recipe.recipe", lambda *args, **settings: asked.append((args, settings)) or Plain()
         )
         with pytest.raises(Exception, match="example inputs"):
             result.apply("model")
@@ -243,7 +245,9 @@ class TestFromPython:
         )
 
     def test_a_winner_for_training_is_a_training_step(self, door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> None:
-        result = tuning.tune("resnet50", task="train", door=door, budget="30m", clock=lambda: door.clock_s)
+        result = tuning.tune(
+            "resnet50", task="train", budget="30m", clock=lambda: door.clock_s, workspace=Workspace(door=door)
+        )
         made: list[Any] = []
 
         class Plain:
@@ -254,7 +258,7 @@ class TestFromPython:
                 made.append(given)
                 return "step"
 
-        monkeypatch.setattr("redline.recipes.recipe", lambda *args, **settings: Plain())
+        monkeypatch.setattr("redline.api.recipe.recipe", lambda *args, **settings: Plain())
         with pytest.raises(UsageError, match=r"call training_step\(\)"):
             result.apply("model")
         with pytest.raises(UsageError, match=r"needs example inputs.*training_step\(model, loss, inputs, targets\)"):
@@ -265,6 +269,6 @@ class TestFromPython:
         assert made == [("model", "loss", {"image": "tensor"}, "targets"), ("model", "loss", "other", "targets")]
 
     def test_the_document_is_what_json_prints(self, door: FakeDoor, tmp_path: Path) -> None:
-        result = tuning.tune("resnet50", door=door, budget="30m", clock=lambda: door.clock_s)
+        result = tuning.tune("resnet50", budget="30m", clock=lambda: door.clock_s, workspace=Workspace(door=door))
         assert result.document() == json.loads(result.to_json())
         assert "winner" in str(result)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import redline
-from redline.api import NoJournal
+from redline.api.workspace import Workspace
 from redline.launch import open_door
 from redline.spec import LaunchSpec
 
@@ -28,7 +28,7 @@ def measured():
 
         def measure(recipe: str, model: str = "resnet18", **settings):
             settings = {"batch": 8, "effort": "quick", **settings}
-            return redline.run(model, recipes=recipe, door=door, journal=NoJournal(), **settings)[0]
+            return redline.run(model, recipes=recipe, **settings, workspace=Workspace(door=door, keep=False))[0]
 
         yield measure
 
@@ -75,7 +75,7 @@ def test_a_model_that_asks_the_device_cannot_be_recorded(measured, tmp_path: Pat
     ("recipe", "task"), [("fp16+channels-last+graphs", "infer"), ("amp-bf16+fused-optimizer+graphs", "train")]
 )
 def test_the_snippet_of_a_graph_runs_alone(recipe: str, task: str, tmp_path: Path) -> None:
-    from redline.recipes import plain_recipe
+    from redline.api.recipe import plain_recipe
     from redline.spec_table import specs_from_table
 
     (spec,) = specs_from_table({"model": "resnet18", "task": task, "batch": 8, "recipe": recipe})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import redline
-from redline.api import NoJournal
+from redline.api.workspace import Workspace
 from redline.launch import Door, open_door
 from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Squeeze, SqueezeReply
 from redline.spec import LaunchSpec, RunSpec
@@ -70,7 +70,9 @@ def test_an_inline_session_lifts_its_cap_again() -> None:
 
 
 def test_the_largest_batch_is_found_with_hardly_an_oom() -> None:
-    (found,) = redline.find_batch("resnet18", task="train", recipes="amp", max_memory="4GiB", journal=NoJournal())
+    (found,) = redline.find_batch(
+        "resnet18", task="train", recipes="amp", max_memory="4GiB", workspace=Workspace(keep=False)
+    )
     assert found.max_batch is not None
     assert found.max_batch_below is not None
     assert found.max_batch_below <= 1.03 * found.max_batch + 1

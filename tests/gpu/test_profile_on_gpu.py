@@ -8,7 +8,7 @@ import pytest
 
 import redline
 from redline.errors import UsageError
-from redline.search.outside import find_tool
+from redline.search.profile import find_tool
 from redline.trace.vendors.ncu import Ncu
 
 torch = pytest.importorskip("torch")

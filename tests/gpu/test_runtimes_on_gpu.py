@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import redline
-from redline.api import NoJournal
+from redline.api.workspace import Workspace
 from redline.launch import open_door
 from redline.spec import LaunchSpec
 
@@ -26,7 +26,7 @@ def measured():
 
         def measure(recipe: str, model: str, **settings):
             settings = {"batch": 8, "effort": "quick", **settings}
-            return redline.run(model, recipes=recipe, door=door, journal=NoJournal(), **settings)[0]
+            return redline.run(model, recipes=recipe, **settings, workspace=Workspace(door=door, keep=False))[0]
 
         yield measure
 

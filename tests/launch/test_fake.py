@@ -14,10 +14,10 @@ from redline.analyze.bound import bound
 from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import summarize
 from redline.errors import DoorError
-from redline.launch.fake import FakeDoor, FakeSession
-from redline.launch.landscape import Landscape
 from redline.record import Block, Failure, Numerics, Prepared, RunRecord
 from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor, FakeSession
+from redline.testing.landscape import Landscape
 
 
 def spec_of(recipe: str = "baseline", model: str = "resnet50", **fields: Any) -> RunSpec:
@@ -55,7 +55,7 @@ class TestTruth:
         [
             {"baseline": 0.010, "fp16": 0.004},
             {"resnet50 baseline": 0.010, "resnet50": 0.004, "*": 9.0},
-            lambda spec: 0.004 if spec.recipe.steps else 0.010,
+            lambda spec: 0.004 if spec.recipe.switches else 0.010,
         ],
     )
     def test_is_found_again(self, step_s: Any) -> None:

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from redline.bench.recipe.base import COMPILER, STEPS, RecipeStep, Setup
+from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch, Setup
 
 FAULTS = ("fault-ignores-input", "fault-drops-layer", "fault-returns-nan")
 
 
-@STEPS.register("fault-ignores-input")
-class IgnoresInput(RecipeStep):
+@SWITCHES.register("fault-ignores-input")
+class IgnoresInput(RecipeSwitch):
     name = "fault-ignores-input"
     summary = "answers the first question for ever"
     stage = COMPILER + 1
@@ -30,8 +30,8 @@ class IgnoresInput(RecipeStep):
         setup.model = answer
 
 
-@STEPS.register("fault-drops-layer")
-class DropsLayer(RecipeStep):
+@SWITCHES.register("fault-drops-layer")
+class DropsLayer(RecipeSwitch):
     name = "fault-drops-layer"
     summary = "leaves out one layer in the middle"
     stage = COMPILER + 1
@@ -42,8 +42,8 @@ class DropsLayer(RecipeStep):
         setup.notes[self.name] = type(layer).__name__
 
 
-@STEPS.register("fault-returns-nan")
-class ReturnsNan(RecipeStep):
+@SWITCHES.register("fault-returns-nan")
+class ReturnsNan(RecipeSwitch):
     name = "fault-returns-nan"
     summary = "spoils one number of the output"
     stage = COMPILER + 1

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from reported import ceilings_of, everything, failed_record, race_records, sweep_records
 
-from redline.analyze.headroom import Headroom, HeadroomStep
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard.page import dashboard
 from redline.report.export import COLUMNS, export_csv
+from redline.search.tune.gains import Headroom, HeadroomStep
 
 pytestmark = pytest.mark.browser
 
@@ -309,7 +309,7 @@ def test_hostile_recipes_and_failures_are_shown_and_do_nothing(browser: Any, tmp
 
 
 def renamed(record: RunRecord, step: str) -> RunRecord:
-    (first, *_) = record.spec.recipe.steps
+    (first, *_) = record.spec.recipe.switches
     recipe = msgspec.structs.replace(record.spec.recipe, steps=(msgspec.structs.replace(first, name=step),))
     return msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, recipe=recipe))
 

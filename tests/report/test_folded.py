@@ -5,8 +5,7 @@ from __future__ import annotations
 from reported import race_records
 
 from redline.record import RunRecord
-from redline.report.contents import contents_of
-from redline.report.folded import folded
+from redline.report.contents import contents_of, folded
 
 
 def ratios_of(records: list[RunRecord]) -> dict[str, str | None]:

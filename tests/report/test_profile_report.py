@@ -12,13 +12,11 @@ from kineto import ADD, GEMM, TraceMaker, training_trace
 from rich.console import Console
 
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.profile_diff import compare_profiles
-from redline.report.kernel_csv import kernel_csv
-from redline.report.profile import ProfileReport, Sort, profile_text
-from redline.report.profile_diff import DiffReport
+from redline.api.profile import compare_profiles
+from redline.report.profile import DiffReport, ProfileReport, Sort, kernel_csv, profile_text
 from redline.report.profile_page import profile_page
 from redline.trace.decode import read_trace, read_traces
-from redline.trace.strip import strips_of
+from redline.trace.timeline import strips_of
 
 US = 1000
 EVIL = "<script>alert(1)</script> [red]bold[/red] \x1b[31m"

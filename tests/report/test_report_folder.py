@@ -17,6 +17,7 @@ import pytest
 from reported import captured, everything, failed_record, race_records, sweep_records
 
 from redline.analyze.summary import summarize
+from redline.api.report import choose, report_records, write_report
 from redline.errors import SpecError
 from redline.record import RunRecord
 from redline.report.contents import contents_of
@@ -25,7 +26,6 @@ from redline.report.dashboard.payload import as_json, payload_of
 from redline.report.export import COLUMNS
 from redline.report.folder import write_folder
 from redline.report.markdown import markdown
-from redline.reporting import choose, report_records, write_report
 from redline.store import History
 
 HOSTILE = {

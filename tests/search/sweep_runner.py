@@ -10,11 +10,12 @@ import time
 from typing import Any
 
 import redline
-from redline.launch.fake import FakeDoor
-from redline.launch.landscape import Landscape
-from redline.search.sweep import SweepObserver
+from redline.api.workspace import Workspace
+from redline.search.observer import Observer
 from redline.spec import RunSpec
 from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 FAKE_GRID: dict[str, Any] = {
     "model": ["resnet50", "vit_b_16", "mobilenet_v2"],
@@ -46,10 +47,10 @@ def fake_door() -> FakeDoor:
 
 
 def run_fake(history: History, name: str) -> None:
-    redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name)
+    redline.sweep(**FAKE_GRID, name=name, workspace=Workspace(door=fake_door(), history=history))
 
 
-class Telling(SweepObserver):
+class Telling(Observer):
     """Says on a descriptor which cells are settled."""
 
     def __init__(self, descriptor: int = 1) -> None:
@@ -67,7 +68,11 @@ def run_killed(store: str, name: str, seed: int) -> None:
         child = os.fork()
         if child == 0:
             with History.open(store) as history:
-                redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name, observer=Telling(writing))
+                redline.sweep(
+                    **FAKE_GRID,
+                    name=name,
+                    workspace=Workspace(door=fake_door(), history=history, observer=Telling(writing)),
+                )
             os._exit(0)
         os.close(writing)
         with open(reading, buffering=1) as told:
@@ -89,4 +94,4 @@ if __name__ == "__main__":
             if what == "fake":
                 run_fake(history, name)
             else:
-                redline.sweep(**CPU_GRID, history=history, name=name, observer=Telling())
+                redline.sweep(**CPU_GRID, name=name, workspace=Workspace(history=history, observer=Telling()))

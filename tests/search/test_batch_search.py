@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 
 from redline.analyze.batch import BatchFinding, BatchTrial, supported_knee
-from redline.api import NoJournal, find_batch
+from redline.api.batch import find_batch
+from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
-from redline.launch.fake import FakeDoor
-from redline.launch.fake_memory import MemoryOf, MemoryTruth, convolutional, curve, largest_batch
-from redline.launch.landscape import Landscape
 from redline.record import Failure, RunRecord
 from redline.report.batch import found_report
 from redline.report.terminal import as_text
 from redline.search.batch import MAX_TRIALS, trial_spec
+from redline.search.observer import NoJournal
 from redline.spec import MOST_ITEMS, RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+from redline.testing.memory import MemoryOf, MemoryTruth, convolutional, curve, largest_batch
 
 MIB = 2**20
 
@@ -30,7 +32,7 @@ def batch_of(spec: RunSpec) -> int:
 
 def find(landscape: Landscape, **settings: Any) -> BatchFinding:
     options = {"journal": NoJournal(), "launch": {"door": "fake"}, "max_memory": "16GiB", **settings}
-    (finding,) = find_batch("m", door=FakeDoor(landscape), **options)
+    (finding,) = find_batch("m", **options, workspace=Workspace(door=FakeDoor(landscape)))
     return finding
 
 
@@ -213,10 +215,9 @@ def test_recipes_stand_side_by_side_with_their_ratio() -> None:
     result = find_batch(
         "m",
         recipes=["baseline", "fp16"],
-        door=FakeDoor(landscape),
-        journal=NoJournal(),
         launch={"door": "fake"},
         max_memory="16GiB",
+        workspace=Workspace(door=FakeDoor(landscape), keep=False),
     )
     ratio = result[1].max_batch / result[0].max_batch
     assert ratio == pytest.approx(2.0, rel=0.03)
@@ -244,12 +245,14 @@ def test_a_live_model_that_cannot_travel_has_no_fresh_process() -> None:
             raise TypeError("stays here")
 
     with pytest.raises(SpecError, match="this model cannot be pickled: give it as"):
-        find_batch(Rooted(), (1,), journal=NoJournal())
+        find_batch(Rooted(), (1,), workspace=Workspace(keep=False))
 
 
 def test_every_trial_is_a_record_of_a_process_of_its_own() -> None:
     journal, door = Kept(), FakeDoor(Landscape(step_s=0.01, memory_bytes=curve(lambda batch: 64 * MIB * batch)))
-    (found,) = find_batch("m", door=door, journal=journal, launch={"door": "fake"}, max_memory="1GiB")
+    (found,) = find_batch(
+        "m", launch={"door": "fake"}, max_memory="1GiB", workspace=Workspace(door=door, journal=journal)
+    )
     assert [record.id for record in journal.records] == [trial.record_id for trial in found.trials]
     assert door.opened == len(found.trials) + 1  # and one question
     for record in journal.records:

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from redline.api import NoJournal
 from redline.errors import DoorError, UsageError
-from redline.launch.fake import FakeDoor
-from redline.launch.landscape import Landscape
 from redline.protocol import Profile
 from redline.record import Block, Failure, RunRecord
-from redline.search.outside import check_device, find_tool, profile_behind
-from redline.search.profile import TIMED_BLOCKS, as_profiled, capture
+from redline.search.observer import NoJournal
+from redline.search.profile import TIMED_BLOCKS, as_profiled, capture, check_device, find_tool, profile_behind
 from redline.spec import RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 from redline.trace.vendors.ncu import Ncu
 from redline.trace.vendors.rocprof_compute import RocprofCompute
 from redline.trace.vendors.tool import TOOLS

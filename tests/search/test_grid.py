@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from redline.errors import SpecError, UsageError
-from redline.search.axes import parse_batches
 from redline.search.grid import (
     PRESETS,
     cells_from_table,
     default_name,
     grid_from_table,
     in_informative_order,
+    parse_batches,
     preset,
     read_sweep,
 )

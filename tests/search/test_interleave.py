@@ -17,14 +17,15 @@ import pytest
 from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import RunSummary, summarize
 from redline.errors import StoreError
-from redline.launch.fake import FakeDoor, FakeSession
-from redline.launch.landscape import Landscape
 from redline.protocol import FailureReply, Measure, OnProgress, Prepare, Progress, Reply, Request
 from redline.record import Block, Closed, Failure, RunRecord
 from redline.report.run import run_table_text
-from redline.search.interleave import Observer, measure_together
+from redline.search.group import measure_together
+from redline.search.observer import Observer
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
+from redline.testing.fake import FakeDoor, FakeSession
+from redline.testing.landscape import Landscape
 
 BRIEF = MeasureSpec(min_samples=10, tail_samples=10, min_rounds=6, target_half_width=0.5, cpu_target_half_width=0.5)
 """Content after six rounds, whatever the noise."""
@@ -443,7 +444,7 @@ class TestASiblingThatFails:
 
     def test_by_answering_out_of_turn_has_broken_too(self) -> None:
         def judge(door: WatchedDoor, spec: RunSpec, request: Request) -> Reply | None:
-            confused = isinstance(request, Measure) and request.round == 2 and spec.recipe.steps
+            confused = isinstance(request, Measure) and request.round == 2 and spec.recipe.switches
             return Progress(stage="build") if confused else None
 
         records, _, _ = together(Landscape(step_s=0.02), spec_of(), spec_of("fp16"), judge=judge)
@@ -536,7 +537,7 @@ class TestCtrlC:
         assert journal.blocks[record.id] == list(record.blocks)
 
     def test_while_preparing_the_second_keeps_the_first(self) -> None:
-        judge = interrupting(lambda spec, request: isinstance(request, Prepare) and bool(spec.recipe.steps))
+        judge = interrupting(lambda spec, request: isinstance(request, Prepare) and bool(spec.recipe.switches))
         door, journal = WatchedDoor(Landscape(step_s=0.02), judge), Notebook()
         with pytest.raises(KeyboardInterrupt):
             measure_together([spec_of(), spec_of("fp16")], door, journal)
@@ -606,10 +607,10 @@ class TestCtrlC:
 class TestCompany:
     """Processes that take turns on a GPU may change each other; whoever deploys a recipe runs it alone."""
 
-    STEPS = {"baseline": 0.010, "fp16": 0.002}
+    SWITCHES = {"baseline": 0.010, "fp16": 0.002}
 
     def row(self, measure: MeasureSpec = BRIEF, **landscape: Any) -> tuple[RunSummary, RunRecord]:
-        truth = Landscape(**{"step_s": self.STEPS, "noise_sigma": 0.002, **landscape})
+        truth = Landscape(**{"step_s": self.SWITCHES, "noise_sigma": 0.002, **landscape})
         records, _, _ = together(truth, spec_of("baseline", measure), spec_of("fp16", measure))
         return summarize(records)[1], records[1]
 

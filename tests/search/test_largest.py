@@ -8,10 +8,9 @@ from random import Random
 
 import pytest
 
-from redline.launch.fake_curves import CURVES
-from redline.launch.fake_memory import MemoryOf, curve, largest_batch
 from redline.search.largest import Bounds, Room, Tried, bounds, next_batch
 from redline.spec import RunSpec, WorkloadSpec
+from redline.testing.memory import CURVES, MemoryOf, curve, largest_batch
 
 CAPACITY = 16 * 2**30
 

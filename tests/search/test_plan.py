@@ -11,7 +11,7 @@ from redline.errors import UsageError
 from redline.protocol import Checked
 from redline.record import Block, DeviceInfo, Environment, RunRecord, new_id
 from redline.search.grid import cells_from_table
-from redline.search.plan import Cell, estimate, make_plan, plan_key
+from redline.search.sweep import Cell, estimate, make_plan, plan_key
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 
@@ -71,7 +71,7 @@ def test_a_combination_that_cannot_be_is_left_out() -> None:
     specs = cells_from_table({"model": ["a", "b"], "task": ["infer", "train"], "recipe": ["baseline", "torchscript"]})
 
     def refuse(spec: RunSpec) -> str | None:
-        return "torchscript is for infer" if spec.workload.task == "train" and spec.recipe.steps else None
+        return "torchscript is for infer" if spec.workload.task == "train" and spec.recipe.switches else None
 
     plan = make_plan(specs, answers(specs, refuse), lambda device: PLACE)
     assert len(plan.cells) == 6
@@ -85,7 +85,7 @@ def test_a_combination_that_cannot_be_is_left_out() -> None:
     "refuse",
     [
         lambda spec: "unknown model" if spec.workload.model == "b" else None,
-        lambda spec: "unknown step" if spec.recipe.steps else None,
+        lambda spec: "unknown step" if spec.recipe.switches else None,
         lambda spec: "no such device",
     ],
 )

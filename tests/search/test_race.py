@@ -11,16 +11,16 @@ import pytest
 from reported import race_records
 
 from redline.analyze.race import pairs_of
-from redline.api import NoJournal
 from redline.errors import UsageError
-from redline.launch.fake import FakeDoor, FakeSession
-from redline.launch.landscape import Landscape
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Failure
 from redline.report.race import race_report
 from redline.report.terminal import as_text
-from redline.search.race import EXTENSIONS, HEATS_PER_EXTENSION, Race, RaceObserver, race
+from redline.search.observer import NoJournal, Observer
+from redline.search.race import EXTENSIONS, HEATS_PER_EXTENSION, Race, race_specs
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor, FakeSession
+from redline.testing.landscape import Landscape
 
 
 def specs_of(*recipes: str, door: str = "fork") -> list[RunSpec]:
@@ -37,7 +37,7 @@ def specs_of(*recipes: str, door: str = "fork") -> list[RunSpec]:
 
 def raced(landscape: Landscape, *recipes: str, **settings: Any) -> tuple[list[list[Any]], FakeDoor]:
     door = FakeDoor(landscape)
-    return race(specs_of(*recipes), door, NoJournal(), **settings), door
+    return race_specs(specs_of(*recipes), door, NoJournal(), **settings), door
 
 
 class TestVerdicts:
@@ -111,7 +111,7 @@ class TestFalseAlarms:
 class TestMemory:
     def test_recipes_that_do_not_fit_together_are_opened_in_turn(self) -> None:
         door = Crowded(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}, offset_sigma=0.001), room=1)
-        running = Race(door, NoJournal(), RaceObserver(), random.Random(0))
+        running = Race(door, NoJournal(), Observer(), random.Random(0))
         for _ in range(3):
             records = running.run_heat(specs_of("baseline", "fp16"))
             assert all(record.blocks and record.group is None for record in records)
@@ -122,7 +122,7 @@ class TestMemory:
 
     def test_inline_sessions_share_a_process_and_take_turns(self) -> None:
         door = Crowded(Landscape(step_s=0.01), room=1)
-        running = Race(door, NoJournal(), RaceObserver(), random.Random(0))
+        running = Race(door, NoJournal(), Observer(), random.Random(0))
         running.run_heat(specs_of("baseline", "fp16", door="inline"))
         assert door.most_open == 1
 
@@ -183,7 +183,7 @@ class TestFailures:
 
 def test_blocks_are_in_random_order() -> None:
     rounds = []
-    for heat in race(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), NoJournal()):
+    for heat in race_specs(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), NoJournal()):
         turns = [
             (block.started_at, str(record.spec.recipe))
             for record in heat
@@ -199,7 +199,7 @@ def test_blocks_are_in_random_order() -> None:
 def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
     """Alone fp16 is no faster than bf16; in turns it runs 8 % faster than it ever will."""
     truth = Landscape(step_s={"fp16": 0.002, "bf16": 0.002}, in_company={"fp16": 0.92, "bf16": 1.0}, offset_sigma=0.001)
-    (pair,) = pairs_of(race(specs_of("bf16", "fp16"), FakeDoor(truth), NoJournal()))
+    (pair,) = pairs_of(race_specs(specs_of("bf16", "fp16"), FakeDoor(truth), NoJournal()))
     assert pair.ratio == pytest.approx(1.0, abs=0.01)
     assert pair.verdict != "faster"
 

@@ -19,15 +19,15 @@ import sweep_runner
 from sweep_runner import CPU_GRID, FAKE_GRID, fake_door
 
 import redline
+from redline.api.workspace import Workspace
 from redline.errors import DoorError, UsageError
-from redline.launch.fake import FakeDoor
-from redline.launch.landscape import Landscape
-from redline.protocol import Checked, StepChoice
+from redline.protocol import Checked, SwitchChoice
 from redline.record import Failure
-from redline.search.exclude import refuse_unknown_recipes
-from redline.search.grid import cells_from_table
-from redline.search.sweep import SweepObserver
+from redline.search.grid import cells_from_table, refuse_unknown_recipes
+from redline.search.observer import Observer
 from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a fork of a process with threads could hang
 
@@ -50,7 +50,7 @@ def start(place: Path, what: str, name: str, *more: str) -> subprocess.Popen[str
 
 def assert_exactly_the_right_rows(history: History, place: Path, name: str) -> None:
     """All 60 cells of the fake grid, each settled by one record of its own, and no other record."""
-    result = redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name=name)
+    result = redline.sweep(**FAKE_GRID, name=name, workspace=Workspace(door=fake_door(), history=history))
     assert (result.summary.planned, result.summary.done, result.summary.failed) == (60, 56, 4)
     assert {(cell.model, cell.batch) for cell in result if cell.status == "failed"} == {("vit_b_16", 512)}
     assert {cell.failure.kind for cell in result if cell.failure} == {"oom"}
@@ -120,12 +120,14 @@ def test_two_sweeps_at_once_on_one_store_do_not_disturb_each_other(history: Hist
 def test_a_sweep_that_is_being_run_is_left_to_its_runner(history: History) -> None:
     with history.sweep("study").held():
         with pytest.raises(UsageError, match=r"'study' is being run by process \d+.*another --name"):
-            redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study")
-        redline.sweep("other", door=fake_door(), history=history, launch={"door": "fake"}, name="another")
-    redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study")
+            redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history))
+        redline.sweep(
+            "other", launch={"door": "fake"}, name="another", workspace=Workspace(door=fake_door(), history=history)
+        )
+    redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history))
 
 
-class Interrupting(SweepObserver):
+class Interrupting(Observer):
     """Ctrl-C in the middle of the fourth cell."""
 
     def __init__(self) -> None:
@@ -141,16 +143,20 @@ class Interrupting(SweepObserver):
 
 def test_ctrl_c_loses_the_cell_in_flight_and_no_more(history: History) -> None:
     with pytest.raises(KeyboardInterrupt):
-        redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study", observer=Interrupting())
+        redline.sweep(
+            **FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history, observer=Interrupting())
+        )
     assert [row.status for row in history.rows()] == ["done"] * 3
-    assert len(redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study")) == 60
+    assert len(redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=fake_door(), history=history))) == 60
     assert history.count() == 60
 
 
 def test_running_it_again_measures_nothing_and_a_larger_grid_only_what_is_new(history: History) -> None:
     def sweep(**changes: Any) -> tuple[int, int]:
         door = fake_door()
-        result = redline.sweep(**{**FAKE_GRID, **changes}, door=door, history=history, name="study")
+        result = redline.sweep(
+            **{**FAKE_GRID, **changes}, name="study", workspace=Workspace(door=door, history=history)
+        )
         return len(result), door.opened - 2  # less the two questions: are the specs sound, what is this place
 
     assert sweep() == (60, 60)
@@ -168,13 +174,13 @@ def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
         step_s=0.001, failure={"fp16": Failure(stage="compile", kind="compile", message="no"), "*": None}
     )
     grid = {"model": "m", "recipes": ["baseline", "fp16"], "launch": {"door": "fake"}, "name": "study"}
-    first = redline.sweep(**grid, door=FakeDoor(failing), history=history)
+    first = redline.sweep(**grid, workspace=Workspace(door=FakeDoor(failing), history=history))
     assert [cell.status for cell in first] == ["done", "failed"]
     assert first[1].failure.message == "no"
     sound = FakeDoor(Landscape(step_s=0.001))
-    again = redline.sweep(**grid, door=sound, history=history)
+    again = redline.sweep(**grid, workspace=Workspace(door=sound, history=history))
     assert again.summary == first.summary
-    retried = redline.sweep(**grid, door=sound, history=history, retry_failed=True)
+    retried = redline.sweep(**grid, retry_failed=True, workspace=Workspace(door=sound, history=history))
     assert [cell.status for cell in retried] == ["done", "done"]
     assert retried[0].record_id == first[0].record_id
     assert history.count() == 3
@@ -182,11 +188,11 @@ def test_failed_cells_are_tried_again_only_when_asked(history: History) -> None:
 
 def test_fresh_starts_over_and_keeps_the_old_records(history: History) -> None:
     grid = {"model": "m", "batches": "1..4", "launch": {"door": "fake"}, "name": "study"}
-    first = redline.sweep(**grid, door=fake_door(), history=history)
-    second = redline.sweep(**grid, door=fake_door(), history=history, fresh=True)
+    first = redline.sweep(**grid, workspace=Workspace(door=fake_door(), history=history))
+    second = redline.sweep(**grid, fresh=True, workspace=Workspace(door=fake_door(), history=history))
     assert not {cell.record_id for cell in first} & {cell.record_id for cell in second}
     assert history.count() == 6
-    assert redline.sweep(**grid, door=fake_door(), history=history).summary == second.summary
+    assert redline.sweep(**grid, workspace=Workspace(door=fake_door(), history=history)).summary == second.summary
 
 
 def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -> None:
@@ -195,7 +201,7 @@ def test_every_kind_of_failure_is_a_row_and_the_rest_goes_on(history: History) -
     failures = {kind: Failure(stage=stages[kind], kind=kind, message=f"it was {kind}") for kind in kinds}
     door = FakeDoor(Landscape(step_s=0.001, failure={**failures, "*": None}))
     models = ["sound", *kinds, "sound too"]
-    result = redline.sweep(models, door=door, history=history, launch={"door": "fake"})
+    result = redline.sweep(models, launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
     assert {cell.model: cell.failure.kind if cell.failure else None for cell in result} == {
         "sound": None,
         "sound too": None,
@@ -216,25 +222,27 @@ class BrokenDoor(FakeDoor):
 def test_workers_that_cannot_be_started_end_the_sweep_after_a_few(history: History) -> None:
     door = BrokenDoor(Landscape(step_s=0.001))
     with pytest.raises(DoorError, match="3 workers in a row could not be started: the fork server is gone"):
-        redline.sweep(**FAKE_GRID, door=door, history=history, name="study")
+        redline.sweep(**FAKE_GRID, name="study", workspace=Workspace(door=door, history=history))
     assert [row.status for row in history.rows()] == ["failed"] * 3
-    repaired = redline.sweep(**FAKE_GRID, door=fake_door(), history=history, name="study", retry_failed=True)
+    repaired = redline.sweep(
+        **FAKE_GRID, name="study", retry_failed=True, workspace=Workspace(door=fake_door(), history=history)
+    )
     assert repaired.summary.done + repaired.summary.failed == 60
 
 
 def test_a_mistake_is_raised_before_anything_is_measured(history: History) -> None:
     door = FakeDoor(Landscape(step_s=0.001, unknown_models={"nosuch"}))
     with pytest.raises(UsageError, match="unknown model 'nosuch'"):
-        redline.sweep(["m", "nosuch"], door=door, history=history, launch={"door": "fake"})
+        redline.sweep(["m", "nosuch"], launch={"door": "fake"}, workspace=Workspace(door=door, history=history))
     assert history.count() == 0
 
 
 def sweep_of(door: FakeDoor, history: History, **settings: Any) -> redline.SweepResult:
-    return redline.sweep("m", door=door, history=history, launch={"door": "fake"}, **settings)
+    return redline.sweep("m", launch={"door": "fake"}, **settings, workspace=Workspace(door=door, history=history))
 
 
 def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_told(history: History) -> None:
-    choices = (StepChoice(step="bf16", family="precision"),)
+    choices = (SwitchChoice(step="bf16", family="precision"),)
     door = FakeDoor(Landscape(step_s=0.001, unknown_steps={"bff16"}, choices=choices))
     with pytest.raises(UsageError, match=r"exclusion names the recipe bff16.* did you mean bf16") as caught:
         sweep_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": ["fp16", "bff16"]}])
@@ -278,7 +286,7 @@ def test_mistakes_of_a_call_are_told_in_one_line(history: History, settings: dic
 
 
 def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None:
-    result = redline.sweep(**FAKE_GRID, door=fake_door(), history=history)
+    result = redline.sweep(**FAKE_GRID, workspace=Workspace(door=fake_door(), history=history))
     text = str(result)
     assert "60 cells, 56 done, 4 failed" in text
     assert "failed: oom at compile" in text

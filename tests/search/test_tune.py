@@ -11,28 +11,29 @@ import msgspec
 import pytest
 
 import redline
-from redline.analyze.tune.record import decode_tune, encode_tune
+from redline.api.tune import TuneResult, kept_tune
+from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
-from redline.launch.fake import FakeDoor
-from redline.launch.fake_recipes import SPACES, WRONG, steps_of
-from redline.launch.landscape import EXACT, Landscape
-from redline.protocol import StepChoice, StepNeed
+from redline.protocol import SwitchChoice, SwitchNeed
 from redline.record import Failure
-from redline.search.tune.simulated import loss_of, tune_simulated
-from redline.search.tune.tuner import TuneObserver
+from redline.search.observer import Observer
+from redline.search.tune.record import decode_tune, encode_tune
 from redline.spec import RunSpec
 from redline.store import History
-from redline.tuning import TuneResult, kept_tune
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import EXACT, Landscape
+from redline.testing.recipes import SPACES, WRONG, switches_of
+from redline.testing.tuning import loss_of, tune_simulated
 
 CHOICES = (
-    StepChoice(step="fp16", family="precision"),
-    StepChoice(step="bf16", family="precision"),
-    StepChoice(step="channels-last", family="layout"),
-    StepChoice(step="compile", family="compiler", relieves="both"),
-    StepChoice(step="graphs", family="graphs", relieves="host"),
-    StepChoice(step="cudnn-benchmark", family="autotune"),
-    StepChoice(step="int8", family="quantization", quantizes=True),
-    StepChoice(step="onnx", family="runtime", refusal="onnxruntime is not installed"),
+    SwitchChoice(switch="fp16", family="precision"),
+    SwitchChoice(switch="bf16", family="precision"),
+    SwitchChoice(switch="channels-last", family="layout"),
+    SwitchChoice(switch="compile", family="compiler", relieves="both"),
+    SwitchChoice(switch="graphs", family="graphs", relieves="host"),
+    SwitchChoice(switch="cudnn-benchmark", family="autotune"),
+    SwitchChoice(switch="int8", family="quantization", quantizes=True),
+    SwitchChoice(switch="onnx", family="runtime", refusal="onnxruntime is not installed"),
 )
 DEVICE = {"fp16": -0.9, "bf16": -0.85, "channels-last": -0.2, "compile": -0.3, "cudnn-benchmark": -0.05, "int8": -0.5}
 BEST = "fp16+channels-last+compile+graphs+cudnn-benchmark"
@@ -40,11 +41,11 @@ BEST = "fp16+channels-last+compile+graphs+cudnn-benchmark"
 
 def device_s(spec: RunSpec) -> float:
     items = (spec.workload.batch or 32) / 32
-    return (0.001 + 0.009 * items) * math.exp(sum(DEVICE.get(step, 0.0) for step in steps_of(spec)))
+    return (0.001 + 0.009 * items) * math.exp(sum(DEVICE.get(switch, 0.0) for switch in switches_of(spec)))
 
 
 def host_s(spec: RunSpec) -> float:
-    return 0.0001 if "graphs" in steps_of(spec) else 0.006
+    return 0.0001 if "graphs" in switches_of(spec) else 0.006
 
 
 def landscape(**changes: Any) -> Landscape:
@@ -52,7 +53,7 @@ def landscape(**changes: Any) -> Landscape:
     settings: dict[str, Any] = {
         "step_s": lambda spec: max(host_s(spec), device_s(spec)),
         "issue_share": lambda spec: host_s(spec) / max(host_s(spec), device_s(spec)),
-        "compile_s": lambda spec: 12.0 if "compile" in steps_of(spec) else 0.0,
+        "compile_s": lambda spec: 12.0 if "compile" in switches_of(spec) else 0.0,
         "choices": CHOICES,
         "noise_sigma": 0.01,
         "offset_sigma": 0.003,
@@ -69,7 +70,9 @@ def history() -> Any:
 
 def tuned(door: FakeDoor, history: History, **settings: Any) -> TuneResult:
     given: dict[str, Any] = {"batch": 32, "budget": "30m", "launch": {"door": "fake"}, **settings}
-    return redline.tune("resnet50", door=door, history=history, clock=lambda: door.clock_s, **given)
+    return redline.tune(
+        "resnet50", clock=lambda: door.clock_s, **given, workspace=Workspace(door=door, history=history)
+    )
 
 
 @pytest.fixture
@@ -94,22 +97,24 @@ class TestFindings:
         assert winner.throughput_per_s == pytest.approx(32 / 0.01 * truth, rel=0.06)
 
     def test_what_each_step_brings(self, tune: Callable[..., TuneResult]) -> None:
-        gains = {each.step: each for each in tune().finding.steps}
+        gains = {each.switch: each for each in tune().finding.switches}
         assert set(gains) == {"fp16", "channels-last", "compile", "graphs", "cudnn-benchmark"}
         # Without graphs Python is in the way again, whatever the device could do.
-        truths = {step: math.exp(-DEVICE[step]) for step in ("fp16", "channels-last", "compile", "cudnn-benchmark")}
+        truths = {
+            switch: math.exp(-DEVICE[switch]) for switch in ("fp16", "channels-last", "compile", "cudnn-benchmark")
+        }
         truths["graphs"] = 0.006 / (0.01 * math.exp(-1.45))
-        for step, truth in truths.items():
-            low, high = gains[step].low, gains[step].high
+        for switch, truth in truths.items():
+            low, high = gains[switch].low, gains[switch].high
             assert low is not None
             assert high is not None
-            assert low - 0.01 <= truth <= high + 0.01, step
+            assert low - 0.01 <= truth <= high + 0.01, switch
 
     def test_the_ranking_and_what_was_never_tried(self, tune: Callable[..., TuneResult]) -> None:
         found = tune().finding
         assert found.ranking[0].recipe == BEST
         assert [each.ratio for each in found.ranking] == sorted((each.ratio for each in found.ranking), reverse=True)
-        told = {each.step: each.reason for each in found.refused}
+        told = {each.switch: each.reason for each in found.refused}
         assert told["onnx"] == "onnxruntime is not installed"
         assert found.compile_seconds > 0
         assert found.headroom is None
@@ -121,7 +126,7 @@ class TestFindings:
         doors: list[FakeDoor] = []
 
         def step_s(spec: RunSpec) -> float:
-            is_disturbed = not spec.recipe.steps and doors[0].clock_s < 20
+            is_disturbed = not spec.recipe.switches and doors[0].clock_s < 20
             return max(host_s(spec), device_s(spec)) * (1.5 if is_disturbed else 1.0)
 
         doors.append(FakeDoor(landscape(step_s=step_s)))
@@ -133,18 +138,20 @@ class TestFindings:
     def test_of_equals_the_simpler_wins(self, tune: Callable[..., TuneResult]) -> None:
         """Where the device is all and compiling brings nothing, nobody should have to compile."""
         flat = landscape(
-            step_s=lambda spec: 0.01 * (0.5 if "fp16" in steps_of(spec) else 1.0), issue_share=0.1, offset_sigma=0.001
+            step_s=lambda spec: 0.01 * (0.5 if "fp16" in switches_of(spec) else 1.0),
+            issue_share=0.1,
+            offset_sigma=0.001,
         )
         winner = tune(flat).winner
         assert winner is not None
         assert winner.recipe == "fp16"
 
     def test_nothing_better_than_the_baseline(self, tune: Callable[..., TuneResult]) -> None:
-        worse = landscape(step_s=lambda spec: 0.01 * (1 + 0.3 * len(steps_of(spec))), issue_share=0.1)
+        worse = landscape(step_s=lambda spec: 0.01 * (1 + 0.3 * len(switches_of(spec))), issue_share=0.1)
         result = tune(worse)
         assert result.winner is not None
         assert (result.winner.recipe, result.winner.ratio) == ("baseline", 1.0)
-        assert result.finding.steps == ()
+        assert result.finding.switches == ()
 
     def test_is_a_function_of_what_is_stored(self, tune: Callable[..., TuneResult], history: History) -> None:
         result = tune(name="study")
@@ -158,8 +165,8 @@ class TestFindings:
 class TestNumbers:
     def test_a_wrong_recipe_is_never_timed_nor_recommended_however_fast(self, tune: Callable[..., TuneResult]) -> None:
         wrong = landscape(
-            step_s=lambda spec: max(host_s(spec), device_s(spec)) * (0.1 if "fp16" in steps_of(spec) else 1.0),
-            numerics=lambda spec: WRONG if "fp16" in steps_of(spec) else EXACT,
+            step_s=lambda spec: max(host_s(spec), device_s(spec)) * (0.1 if "fp16" in switches_of(spec) else 1.0),
+            numerics=lambda spec: WRONG if "fp16" in switches_of(spec) else EXACT,
         )
         result = tune(wrong)
         assert result.winner is not None
@@ -168,16 +175,18 @@ class TestNumbers:
         assert rejected
         assert all("fp16" in recipe and reason.startswith("numerics: error 0.7") for recipe, reason in rejected.items())
         for record in result.records.values():
-            assert not record.blocks or "fp16" not in steps_of(record.spec)
+            assert not record.blocks or "fp16" not in switches_of(record.spec)
 
     @pytest.mark.parametrize(("tolerance", "passes"), [("1x", False), ("8x", True), (3e-3, False), ("2e-2", True)])
     def test_the_tolerance_is_the_persons(self, tune: Callable[..., TuneResult], tolerance: Any, passes: bool) -> None:
         near = msgspec.structs.replace(EXACT, rel_l2=7e-3, floor=1e-3, tolerance=4e-3, passed=False, reason="too far")
-        result = tune(landscape(numerics=lambda spec: near if "fp16" in steps_of(spec) else EXACT), tolerance=tolerance)
+        result = tune(
+            landscape(numerics=lambda spec: near if "fp16" in switches_of(spec) else EXACT), tolerance=tolerance
+        )
         assert ("fp16" in result.recipe.split("+")) is passes
 
     def test_what_is_said_of_the_tolerance_is_true(self, tune: Callable[..., TuneResult]) -> None:
-        class Listening(TuneObserver):
+        class Listening(Observer):
             said: ClassVar[dict[str, str]] = {}
 
             def attempted(self, recipe: str, said: str) -> None:
@@ -185,7 +194,7 @@ class TestNumbers:
 
         exact = msgspec.structs.replace(EXACT, method="outputs", rel_l2=0.0)
         far = msgspec.structs.replace(exact, rel_l2=0.1)
-        truth = landscape(numerics=lambda spec: far if "fp16" in steps_of(spec) else exact)
+        truth = landscape(numerics=lambda spec: far if "fp16" in switches_of(spec) else exact)
         found = tune(truth, tolerance=1e-3, observer=Listening()).finding
         assert Listening.said["baseline"] == "error 0 is within the tolerance 0.001 that was asked for"
         assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {
@@ -194,20 +203,20 @@ class TestNumbers:
 
     def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="compile", message="no compiler here")
-        result = tune(landscape(failure=lambda spec: broken if "compile" in steps_of(spec) else None))
+        result = tune(landscape(failure=lambda spec: broken if "compile" in switches_of(spec) else None))
         assert result.recipe == "fp16+channels-last+graphs+cudnn-benchmark"
         assert any("no compiler here" in each.reason for each in result.finding.rejected)
 
     def test_a_pair_that_breaks_costs_neither_of_its_steps_alone(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="unsupported", message="not together")
         both = frozenset({"fp16", "graphs"})
-        result = tune(landscape(failure=lambda spec: broken if both <= steps_of(spec) else None))
+        result = tune(landscape(failure=lambda spec: broken if both <= switches_of(spec) else None))
         assert result.recipe == "bf16+channels-last+compile+graphs+cudnn-benchmark"
 
     def test_a_recipe_that_goes_wrong_in_the_last_race_does_not_win(self, tune: Callable[..., TuneResult]) -> None:
         def numerics(spec: RunSpec) -> Any:
             is_final = spec.measure.loss_path_steps == 20
-            return WRONG if is_final and "fp16" in steps_of(spec) else EXACT
+            return WRONG if is_final and "fp16" in switches_of(spec) else EXACT
 
         result = tune(landscape(numerics=numerics))
         assert "fp16" not in result.recipe.split("+")
@@ -240,14 +249,14 @@ class TestQuantized:
     @pytest.mark.parametrize("asked", ["int8", "int8:weight-only", "int8:dynamic"])
     def test_whatever_the_options_it_is_given(self, tune: Callable[..., TuneResult], asked: str) -> None:
         """A person's own variant of a step quantizes as the step does that the bench speaks of."""
-        choices = (StepChoice(step="int8:weight-only", family="quantization", quantizes=True),)
+        choices = (SwitchChoice(switch="int8:weight-only", family="quantization", quantizes=True),)
         truth = landscape(
-            choices=choices, step_s=lambda spec: 0.004 if spec.recipe.steps else 0.01, issue_share=lambda spec: 0.1
+            choices=choices, step_s=lambda spec: 0.004 if spec.recipe.switches else 0.01, issue_share=lambda spec: 0.1
         )
-        result = tune(truth, allow_quantized=True, recipes=asked, steps=["int8"])
+        result = tune(truth, allow_quantized=True, recipes=asked, switches=["int8"])
         assert result.recipe == "baseline"
         assert any(each.recipe == asked and "check of your own" in each.reason for each in result.finding.rejected)
-        proven = tune(truth, allow_quantized=True, recipes=asked, steps=["int8"], check="metrics:top1")
+        proven = tune(truth, allow_quantized=True, recipes=asked, switches=["int8"], check="metrics:top1")
         assert proven.recipe.startswith("int8")
         assert proven.recipe in {metric.recipe for metric in proven.tune.metrics}
 
@@ -257,7 +266,7 @@ class TestQuantized:
         assert result.tune.metrics[0].baseline == 1.0
 
     def test_loses_when_the_check_falls(self, tune: Callable[..., TuneResult]) -> None:
-        falls = landscape(metric=lambda spec: 0.5 if "int8" in steps_of(spec) else 0.76)
+        falls = landscape(metric=lambda spec: 0.5 if "int8" in switches_of(spec) else 0.76)
         result = tune(falls, allow_quantized=True, check="metrics:top1")
         assert result.recipe == BEST
         assert any("fell from 0.76 to 0.5" in each.reason for each in result.finding.rejected)
@@ -276,8 +285,8 @@ class TestBudget:
         brings = {"channels-last": 0.75, "compile": 0.7, "cudnn-benchmark": 0.99}
         noisy = landscape(
             device_kind="cpu",
-            step_s=lambda spec: 0.08 * math.prod(brings.get(step, 1.0) for step in steps_of(spec)),
-            compile_s=lambda spec: 5.0 if "compile" in steps_of(spec) else 0.0,
+            step_s=lambda spec: 0.08 * math.prod(brings.get(switch, 1.0) for switch in switches_of(spec)),
+            compile_s=lambda spec: 5.0 if "compile" in switches_of(spec) else 0.0,
             noise_sigma=0.15,
             noise_rho=0.5,
         )
@@ -308,7 +317,7 @@ class TestBudget:
         assert result.recipe == BEST
         assert result.winner is not None
         assert result.winner.low is not None
-        assert {gain.step for gain in result.finding.steps} == set(BEST.split("+"))
+        assert {gain.switch for gain in result.finding.switches} == set(BEST.split("+"))
         assert result.finding.notes == (), "what it had to say of its end was of the first one"
         assert len(result.tune.trials) > len(short.tune.trials)
 
@@ -331,16 +340,18 @@ class TestBudget:
         assert tune(budget="2h").finding.seconds < 600
 
     def test_slow_steps_are_only_for_those_who_have_the_time(self, history: History) -> None:
-        slow = StepChoice(step="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True)
+        slow = SwitchChoice(switch="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True)
         truth = landscape(
             choices=(*CHOICES, slow),
-            step_s=lambda spec: max(host_s(spec), device_s(spec)) * (0.7 if slow.step in steps_of(spec) else 1.0),
-            compile_s=lambda spec: 200.0 if slow.step in steps_of(spec) else 12.0 if "compile" in steps_of(spec) else 0,
+            step_s=lambda spec: max(host_s(spec), device_s(spec)) * (0.7 if slow.switch in switches_of(spec) else 1.0),
+            compile_s=lambda spec: (
+                200.0 if slow.switch in switches_of(spec) else 12.0 if "compile" in switches_of(spec) else 0
+            ),
         )
         short = tuned(FakeDoor(truth), history, budget="5m", name="short")
-        assert slow.step not in short.recipe
+        assert slow.switch not in short.recipe
         assert short.finding.seconds < 300
-        assert slow.step in tuned(FakeDoor(truth), history, budget="2h", name="long").recipe
+        assert slow.switch in tuned(FakeDoor(truth), history, budget="2h", name="long").recipe
 
 
 class TestWishes:
@@ -349,7 +360,7 @@ class TestWishes:
         assert [trial.recipe for trial in trials[:3]] == ["baseline", "bf16+compile", "fp16+graphs"]
 
     def test_steps_restrict_and_leave_out(self, tune: Callable[..., TuneResult]) -> None:
-        assert tune(steps=["bf16", "graphs"], name="a").recipe == "bf16+graphs"
+        assert tune(switches=["bf16", "graphs"], name="a").recipe == "bf16+graphs"
         assert tune(without=["fp16", "compile"], name="b").recipe == "bf16+channels-last+graphs+cudnn-benchmark"
 
     def test_a_latency_target_rules_out_what_is_late(self, tune: Callable[..., TuneResult]) -> None:
@@ -409,13 +420,13 @@ class TestWishes:
 
     def test_who_moves_most_at_its_batch_wins(self, history: History) -> None:
         """Channels last is faster at the first batch, and takes so much memory that it cannot grow."""
-        choices = (StepChoice(step="channels-last", family="layout"),)
+        choices = (SwitchChoice(switch="channels-last", family="layout"),)
 
         def step_s(spec: RunSpec) -> float:
-            return 0.02 if spec.recipe.steps else 0.05 + 0.0001 * (spec.workload.batch or 32)
+            return 0.02 if spec.recipe.switches else 0.05 + 0.0001 * (spec.workload.batch or 32)
 
         def memory_bytes(spec: RunSpec) -> int:
-            return (2**28 if spec.recipe.steps else 2**24) * (spec.workload.batch or 32)
+            return (2**28 if spec.recipe.switches else 2**24) * (spec.workload.batch or 32)
 
         truth = landscape(
             choices=choices, step_s=step_s, issue_share=0.1, memory_bytes=memory_bytes, memory_limit_bytes=2**34
@@ -438,9 +449,9 @@ class TestWishes:
             ({"tolerance": "loose"}, "2x"),
             ({"tolerance": "-1"}, "2x"),
             ({"slo_p95": 0.0}, "slo_p95 must be above 0"),
-            ({"steps": ["fp61"]}, "did you mean fp16"),
+            ({"switches": ["fp61"]}, "did you mean fp16"),
             ({"recipes": ["fp16+bf16"]}, "exclude"),
-            ({"recipes": ["nosuch"]}, "unknown step"),
+            ({"recipes": ["nosuch"]}, "unknown switch"),
             ({"replicates": 0}, "replicates must be 1 or more"),
             ({"check": "metrics:top1"}, "allow_quantized"),
             ({"check": "top1", "allow_quantized": True}, "does not name a function"),
@@ -458,7 +469,7 @@ class TestWishes:
         assert door.clock_s == 0
 
 
-class Interrupting(TuneObserver):
+class Interrupting(Observer):
     """Presses Ctrl-C once something has happened so often."""
 
     def __init__(self, event: str, times: int) -> None:
@@ -528,9 +539,9 @@ class TestCtrlC:
         )
         needs = tuple(
             msgspec.structs.replace(
-                choice, needs=(StepNeed(beside="channels-last", wants="compile", reason="graphs want it"),)
+                choice, needs=(SwitchNeed(beside="channels-last", wants="compile", reason="graphs want it"),)
             )
-            if choice.step == "graphs"
+            if choice.switch == "graphs"
             else choice
             for choice in CHOICES
         )
@@ -543,7 +554,7 @@ class TestCtrlC:
             ({"objective": "latency"}, "objective"),
             ({"slo_p95": "20ms"}, "slo-p95"),
             ({"tolerance": "2x"}, "tolerance"),
-            ({"steps": ["bf16"]}, "steps"),
+            ({"switches": ["bf16"]}, "switches"),
             ({"without": ["fp16"]}, "without"),
             ({"recipes": "bf16+graphs"}, "recipe"),
             ({"allow_quantized": True}, "allow-quantized"),
@@ -569,8 +580,8 @@ class TestCtrlC:
 
     def test_the_same_question_has_the_same_name_whatever_the_heats_and_the_order(self, history: History) -> None:
         names = ["channels-last", "fp16"]
-        tuned(FakeDoor(landscape()), history, steps=names)
-        again = tuned(FakeDoor(landscape()), history, steps=names[::-1], replicates=4, resume=True)
+        tuned(FakeDoor(landscape()), history, switches=names)
+        again = tuned(FakeDoor(landscape()), history, switches=names[::-1], replicates=4, resume=True)
         assert len(again.tune.finals) >= 4
 
     def test_the_batch_is_looked_for_in_fresh_processes_only(self, history: History) -> None:

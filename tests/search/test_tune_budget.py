@@ -8,36 +8,34 @@ from typing import Any, cast
 
 import pytest
 
-from redline.analyze.tune.estimates import Estimate
-from redline.analyze.tune.finding import finding_of
-from redline.analyze.tune.record import Trial, TuneSpec
-from redline.launch.fake_recipes import RecipeTruth
-from redline.protocol import StepChoice
-from redline.search.tune.costs import Costs
-from redline.search.tune.finalists import ablation_s, choose_finalists, race_s
-from redline.search.tune.plan import Candidate, first_of
-from redline.search.tune.rules import COLD_COMPILE_S, SLOW_PREPARE_S
-from redline.search.tune.simulated import loss_of, tune_simulated
-from redline.search.tune.space import BASELINE, Space, Steps
-from redline.search.tune.tuner import Tuner
+from redline.protocol import SwitchChoice
+from redline.search.tune.costs import Candidate, Costs, first_of
+from redline.search.tune.estimates import Estimate
+from redline.search.tune.finals import ablation_s, choose_finalists, race_s
+from redline.search.tune.record import Trial, TuneSpec
+from redline.search.tune.result import finding_of
+from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
+from redline.search.tune.trials import Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.testing.recipes import RecipeTruth
+from redline.testing.tuning import loss_of, tune_simulated
 
 GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
 CHOICES = (
-    StepChoice(step="amp", family="precision"),
-    StepChoice(step="amp-bf16", family="precision"),
-    StepChoice(step="tf32", family="tf32"),
-    StepChoice(step="channels-last", family="layout"),
-    StepChoice(step="compile", family="compiler", relieves="both"),
-    StepChoice(step="compile:reduce-overhead", family="compiler", relieves="both"),
-    StepChoice(step="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True),
-    StepChoice(step="graphs", family="graphs", relieves="host", excludes=GRAPHED, leaves_program=True),
-    StepChoice(step="fused-optimizer", family="optimizer", relieves="both", leaves_program=True),
-    StepChoice(step="cudnn-benchmark", family="autotune", leaves_program=True),
+    SwitchChoice(switch="amp", family="precision"),
+    SwitchChoice(switch="amp-bf16", family="precision"),
+    SwitchChoice(switch="tf32", family="tf32"),
+    SwitchChoice(switch="channels-last", family="layout"),
+    SwitchChoice(switch="compile", family="compiler", relieves="both"),
+    SwitchChoice(switch="compile:reduce-overhead", family="compiler", relieves="both"),
+    SwitchChoice(switch="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True),
+    SwitchChoice(switch="graphs", family="graphs", relieves="host", excludes=GRAPHED, leaves_program=True),
+    SwitchChoice(switch="fused-optimizer", family="optimizer", relieves="both", leaves_program=True),
+    SwitchChoice(switch="cudnn-benchmark", family="autotune", leaves_program=True),
 )
 
 
-def steps(text: str) -> Steps:
+def switches(text: str) -> Switches:
     return frozenset(text.split("+")) - {"baseline"}
 
 
@@ -45,7 +43,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
     """A search that has made these trials: recipe and seconds. All were sound but one."""
     sound = [recipe for recipe, _ in trials if recipe != broken]
     estimates = {
-        steps(recipe): Estimate(
+        switches(recipe): Estimate(
             recipe=recipe,
             record_id=recipe,
             log_s=math.log((times_s or {}).get(recipe, 1.0)),
@@ -78,44 +76,44 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
 class TestCosts:
     def test_before_anything_was_tried_experience_speaks(self) -> None:
         costs = Costs(after())
-        assert costs.expected_s(steps("amp+compile")) - costs.expected_s(steps("amp")) == COLD_COMPILE_S
+        assert costs.expected_s(switches("amp+compile")) - costs.expected_s(switches("amp")) == COLD_COMPILE_S
 
     def test_what_is_paid_once_is_not_charged_again(self) -> None:
         """The first process with cudnn-benchmark took 13 seconds longer; its neighbours will not."""
         tried = [("baseline", 4.0), ("amp+channels-last+graphs+cudnn-benchmark", 17.0)]
         costs = Costs(after(*tried))
-        assert costs.expected_s(steps("amp-bf16+channels-last+graphs+cudnn-benchmark")) == 4.0
-        assert costs.expected_s(steps("amp+channels-last+graphs+cudnn-benchmark")) == 4.0
-        assert costs.expected_s(steps("amp+compile+graphs")) == 4.0 + COLD_COMPILE_S
+        assert costs.expected_s(switches("amp-bf16+channels-last+graphs+cudnn-benchmark")) == 4.0
+        assert costs.expected_s(switches("amp+channels-last+graphs+cudnn-benchmark")) == 4.0
+        assert costs.expected_s(switches("amp+compile+graphs")) == 4.0 + COLD_COMPILE_S
 
     def test_the_middle_of_those_most_like_it(self) -> None:
         tried = [("baseline", 4.0), ("amp+graphs", 9.0), ("amp", 3.0), ("graphs", 3.5), ("amp+tf32+graphs", 30.0)]
-        assert Costs(after(*tried)).expected_s(steps("tf32")) == 3.5
+        assert Costs(after(*tried)).expected_s(switches("tf32")) == 3.5
 
     def test_who_compiles_is_like_who_compiles_in_whichever_mode(self) -> None:
         costs = Costs(after(("baseline", 4.0), ("amp+compile", 24.0)))
-        assert costs.expected_s(steps("amp+channels-last+compile")) == 24.0
-        assert costs.expected_s(steps("amp+compile:reduce-overhead")) == 24.0
-        assert costs.expected_s(steps("amp+compile:max-autotune")) == 4.0 + SLOW_PREPARE_S
+        assert costs.expected_s(switches("amp+channels-last+compile")) == 24.0
+        assert costs.expected_s(switches("amp+compile:reduce-overhead")) == 24.0
+        assert costs.expected_s(switches("amp+compile:max-autotune")) == 4.0 + SLOW_PREPARE_S
 
     def test_a_program_that_was_compiled_is_in_the_cache(self) -> None:
         tried = [("baseline", 4.0), ("amp+compile", 24.0)]
-        assert Costs(after(*tried)).expected_s(steps("amp+compile+graphs")) == pytest.approx(4.0 + 0.25 * 20.0)
+        assert Costs(after(*tried)).expected_s(switches("amp+compile+graphs")) == pytest.approx(4.0 + 0.25 * 20.0)
         costs = Costs(after(*tried, ("amp+compile+graphs", 8.0)))
-        assert costs.expected_s(steps("amp+compile+graphs+cudnn-benchmark")) == 8.0
-        assert costs.expected_s(steps("amp+compile")) == 8.0, "opened again"
-        assert costs.expected_s(steps("amp+tf32+compile+graphs")) == 24.0, "another program"
+        assert costs.expected_s(switches("amp+compile+graphs+cudnn-benchmark")) == 8.0
+        assert costs.expected_s(switches("amp+compile")) == 8.0, "opened again"
+        assert costs.expected_s(switches("amp+tf32+compile+graphs")) == 24.0, "another program"
 
     def test_what_broke_says_nothing(self) -> None:
         tried = [("baseline", 4.0), ("amp+compile", 0.5)]
         costs = Costs(after(*tried, broken="amp+compile"))
-        assert costs.expected_s(steps("amp+compile:reduce-overhead")) == 4.0 + COLD_COMPILE_S
+        assert costs.expected_s(switches("amp+compile:reduce-overhead")) == 4.0 + COLD_COMPILE_S
 
     def test_nor_does_what_follows_it_in_the_same_program(self) -> None:
         """It may have found what the broken one left in the cache, or not."""
         tried = [("baseline", 4.0), ("amp+compile", 0.5), ("amp+compile+graphs", 8.0)]
         costs = Costs(after(*tried, broken="amp+compile"))
-        assert costs.expected_s(steps("tf32+compile")) == 4.0 + COLD_COMPILE_S
+        assert costs.expected_s(switches("tf32+compile")) == 4.0 + COLD_COMPILE_S
 
 
 class TestReserve:
@@ -124,7 +122,7 @@ class TestReserve:
     def test_the_last_race_is_for_those_who_may_win(self) -> None:
         clear = {"baseline": 1.0, "amp": 0.5, "amp+graphs": 0.4, "amp+tf32": 0.6, "tf32": 0.9}
         tuner = after(*self.TRIED, times_s=clear)
-        assert choose_finalists(tuner) == [steps("amp+graphs")]
+        assert choose_finalists(tuner) == [switches("amp+graphs")]
         assert race_s(tuner, Costs(tuner)) == pytest.approx(3 * (5.0 + 5.0), rel=0.2)
         close = after(*self.TRIED, times_s={**clear, "amp+tf32": 0.4, "amp": 0.401})
         assert len(choose_finalists(close)) == 3
@@ -140,7 +138,7 @@ class TestReserve:
 
 
 def candidate(name: str, gain: float, cost_s: float, room_s: float = 32.0) -> Candidate:
-    return Candidate(steps(name), gain, cost_s, room_s)
+    return Candidate(switches(name), gain, cost_s, room_s)
 
 
 class TestWhoGoesFirst:
@@ -207,7 +205,7 @@ class TestShortSearches:
         (note,) = (note for note in short.tune.notes if "what these bring" in note)
         found = finding_of(short.tune, short.records)
         assert found.winner is not None
-        told = {gain.step for gain in found.steps}
+        told = {gain.switch for gain in found.switches}
         untold = set(note.partition(": ")[2].partition(";")[0].split(", "))
         assert untold
         assert told | untold == set(found.winner.recipe.split("+"))

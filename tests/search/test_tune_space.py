@@ -7,24 +7,23 @@ import math
 import numpy as np
 import pytest
 
-from redline.analyze.tune.estimates import Estimate
-from redline.analyze.tune.record import TuneSpec
 from redline.errors import UsageError
-from redline.protocol import StepChoice, StepNeed
-from redline.search.tune.beliefs import Beliefs
-from redline.search.tune.blame import Blame
-from redline.search.tune.space import BASELINE, Space, Steps, space_for
+from redline.protocol import SwitchChoice, SwitchNeed
+from redline.search.tune.estimates import Estimate
+from redline.search.tune.model import Beliefs, Blame
+from redline.search.tune.record import TuneSpec
+from redline.search.tune.space import BASELINE, Space, Switches, space_for
 from redline.spec import RunSpec, WorkloadSpec
 
 CHOICES = (
-    StepChoice(step="fp16", family="precision"),
-    StepChoice(step="amp", family="precision"),
-    StepChoice(step="tf32", family="tf32", excludes=("fp16",)),
-    StepChoice(step="compile", family="compiler", relieves="both"),
-    StepChoice(step="compile:reduce-overhead", family="compiler", relieves="both", excludes=("graphs",)),
-    StepChoice(step="graphs", family="graphs", relieves="host"),
-    StepChoice(step="int8", family="quantization", quantizes=True),
-    StepChoice(step="onnx", family="runtime", refusal="onnxruntime is not installed"),
+    SwitchChoice(switch="fp16", family="precision"),
+    SwitchChoice(switch="amp", family="precision"),
+    SwitchChoice(switch="tf32", family="tf32", excludes=("fp16",)),
+    SwitchChoice(switch="compile", family="compiler", relieves="both"),
+    SwitchChoice(switch="compile:reduce-overhead", family="compiler", relieves="both", excludes=("graphs",)),
+    SwitchChoice(switch="graphs", family="graphs", relieves="host"),
+    SwitchChoice(switch="int8", family="quantization", quantizes=True),
+    SwitchChoice(switch="onnx", family="runtime", refusal="onnxruntime is not installed"),
 )
 
 
@@ -32,7 +31,7 @@ def asked(**changes: object) -> TuneSpec:
     return TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m")), **changes)  # type: ignore[arg-type]
 
 
-def steps(text: str) -> Steps:
+def switches(text: str) -> Switches:
     return frozenset(text.split("+")) if text else BASELINE
 
 
@@ -41,40 +40,40 @@ class TestSpace:
         space, _ = space_for(asked(), CHOICES)
         assert len(space.recipes) == len(set(space.recipes)) == 25
         assert space.recipes[0] == BASELINE
-        assert steps("amp+tf32+compile+graphs") in space.recipes
+        assert switches("amp+tf32+compile+graphs") in space.recipes
         assert not any({"fp16", "tf32"} <= recipe for recipe in space.recipes)
         assert not any({"graphs", "compile:reduce-overhead"} <= recipe for recipe in space.recipes)
         assert all(space.is_valid(recipe) for recipe in space.recipes)
 
     def test_holds_no_recipe_without_what_its_steps_need(self) -> None:
-        need = StepNeed(beside="amp", wants="fused", reason="scaling asks the host; add fused")
-        choices = (*CHOICES[:4], StepChoice(step="graphs", family="graphs", needs=(need,)))
-        fused = StepChoice(step="fused", family="optimizer")
+        need = SwitchNeed(beside="amp", wants="fused", reason="scaling asks the host; add fused")
+        choices = (*CHOICES[:4], SwitchChoice(switch="graphs", family="graphs", needs=(need,)))
+        fused = SwitchChoice(switch="fused", family="optimizer")
         space, _ = space_for(asked(), (*choices, fused))
         lacking = [each for each in space.recipes if {"amp", "graphs"} <= each and "fused" not in each]
         assert not lacking
-        assert {steps("amp+graphs+fused"), steps("amp+fused"), steps("fp16+graphs")} <= set(space.recipes)
-        assert not space.is_valid(steps("amp+compile+graphs"))
-        # The recipe less what it needs is none, so that nobody asks what that step brings.
-        assert [step for step, _ in space.less_one(steps("amp+graphs+fused"))] == ["amp", "graphs"]
+        assert {switches("amp+graphs+fused"), switches("amp+fused"), switches("fp16+graphs")} <= set(space.recipes)
+        assert not space.is_valid(switches("amp+compile+graphs"))
+        # The recipe less what it needs is none, so that nobody asks what that switch brings.
+        assert [switch for switch, _ in space.less_one(switches("amp+graphs+fused"))] == ["amp", "graphs"]
         with pytest.raises(UsageError, match="recipe amp\\+graphs: graphs: scaling asks the host; add fused"):
             space.checked("amp+graphs")
         without, _ = space_for(asked(without=("fused",)), (*choices, fused))
-        assert steps("amp+graphs") not in without.recipes
+        assert switches("amp+graphs") not in without.recipes
 
     def test_says_why_a_step_is_not_tried(self) -> None:
         _, refused = space_for(asked(), CHOICES)
-        told = {each.step: each.reason for each in refused}
+        told = {each.switch: each.reason for each in refused}
         assert told["onnx"] == "onnxruntime is not installed"
         assert "--allow-quantized" in told["int8"]
 
     def test_is_restricted_by_name_or_by_step(self) -> None:
-        space, _ = space_for(asked(steps=("fp16", "compile")), CHOICES)
+        space, _ = space_for(asked(switches=("fp16", "compile")), CHOICES)
         assert set(space.by_step) == {"fp16", "compile", "compile:reduce-overhead"}
         space, _ = space_for(asked(without=("compile:reduce-overhead", "graphs")), CHOICES)
         assert set(space.by_step) == {"fp16", "amp", "tf32", "compile"}
-        with pytest.raises(UsageError, match="unknown step 'fp61'; did you mean fp16"):
-            space_for(asked(steps=("fp61",)), CHOICES)
+        with pytest.raises(UsageError, match="unknown switch 'fp61'; did you mean fp16"):
+            space_for(asked(switches=("fp61",)), CHOICES)
 
     def test_quantizing_steps_come_when_allowed(self) -> None:
         space, _ = space_for(asked(allow_quantized=True), CHOICES)
@@ -88,21 +87,21 @@ class TestSpace:
 
     def test_recipes_read_in_one_order(self) -> None:
         space, _ = space_for(asked(), CHOICES)
-        assert space.text(steps("graphs+compile+tf32+amp")) == "amp+tf32+compile+graphs"
-        assert space.steps_of("graphs+amp") == steps("amp+graphs")
+        assert space.text(switches("graphs+compile+tf32+amp")) == "amp+tf32+compile+graphs"
+        assert space.switches_of("graphs+amp") == switches("amp+graphs")
         with pytest.raises(UsageError, match="exclude"):
-            space.steps_of("fp16+tf32")
+            space.switches_of("fp16+tf32")
 
     def test_less_one_step(self) -> None:
         space, _ = space_for(asked(), CHOICES)
-        assert space.less_one(steps("amp+graphs")) == [("amp", steps("graphs")), ("graphs", steps("amp"))]
+        assert space.less_one(switches("amp+graphs")) == [("amp", switches("graphs")), ("graphs", switches("amp"))]
 
 
-def seen(*, host_s: float | None = None, **times_s: float) -> dict[Steps, Estimate]:
+def seen(*, host_s: float | None = None, **times_s: float) -> dict[Switches, Estimate]:
     """Times by recipe, `_` standing for '+'; a host time makes what is not longer host-bound."""
     found = {}
     for name, seconds in times_s.items():
-        recipe = BASELINE if name == "baseline" else steps(name.replace("_", "+"))
+        recipe = BASELINE if name == "baseline" else switches(name.replace("_", "+"))
         is_graphed = "graphs" in recipe
         host = None if host_s is None else (0.05 * host_s if is_graphed else host_s)
         found[recipe] = Estimate(
@@ -117,7 +116,7 @@ def seen(*, host_s: float | None = None, **times_s: float) -> dict[Steps, Estima
     return found
 
 
-def promises(beliefs: Beliefs, known: dict[Steps, Estimate]) -> dict[Steps, float]:
+def promises(beliefs: Beliefs, known: dict[Switches, Estimate]) -> dict[Switches, float]:
     fastest = min(each.log_s for each in known.values())
     return dict(zip(beliefs.recipes, beliefs.promises(known, fastest).tolist(), strict=True))
 
@@ -129,32 +128,32 @@ class TestBeliefs:
 
     def test_host_bound_means_graphs_first(self, beliefs: Beliefs) -> None:
         found = promises(beliefs, seen(host_s=0.01, baseline=0.01, fp16=0.01))
-        assert found[steps("fp16+graphs")] > 5 * found[steps("amp")]
-        assert found[steps("graphs")] > 5 * found[steps("tf32")]
+        assert found[switches("fp16+graphs")] > 5 * found[switches("amp")]
+        assert found[switches("graphs")] > 5 * found[switches("tf32")]
 
     def test_not_host_bound_means_graphs_last(self, beliefs: Beliefs) -> None:
         found = promises(beliefs, seen(host_s=0.0001, baseline=0.01, fp16=0.005))
-        assert found[steps("fp16+compile")] > 3 * found[steps("fp16+graphs")]
+        assert found[switches("fp16+compile")] > 3 * found[switches("fp16+graphs")]
 
     def test_a_host_bound_recipe_does_not_speak_against_its_steps(self, beliefs: Beliefs) -> None:
         """Under Python's thumb fp16 shows nothing; that is no reason to leave it out of a graph."""
         found = promises(beliefs, seen(host_s=0.01, baseline=0.01, fp16=0.01, graphs=0.008))
-        assert found[steps("fp16+graphs")] > 0.3
+        assert found[switches("fp16+graphs")] > 0.3
 
     def test_effects_of_steps_add_up(self, beliefs: Beliefs) -> None:
         known = seen(baseline=1.0, fp16=0.5, compile=0.8, graphs=1.3)
         found = promises(beliefs, known)
-        assert found[steps("fp16+compile")] == pytest.approx(math.log(1 / 0.8), abs=0.07)
-        assert found[steps("fp16+graphs")] < 0.05
+        assert found[switches("fp16+compile")] == pytest.approx(math.log(1 / 0.8), abs=0.07)
+        assert found[switches("fp16+graphs")] < 0.05
 
     def test_what_was_tried_and_is_slow_promises_nothing(self, beliefs: Beliefs) -> None:
         known = seen(baseline=1.0, fp16=0.4, amp=0.9, tf32=0.8, compile=1.4, graphs=1.5)
-        assert promises(beliefs, known)[steps("compile")] < 0.002
+        assert promises(beliefs, known)[switches("compile")] < 0.002
 
     def test_a_family_shares_its_luck(self) -> None:
         beliefs = Beliefs(space_for(asked(), CHOICES)[0], on_cpu=True)
-        before = promises(beliefs, seen(baseline=1.0))[steps("amp")]
-        after = promises(beliefs, seen(baseline=1.0, fp16=8.0))[steps("amp")]
+        before = promises(beliefs, seen(baseline=1.0))[switches("amp")]
+        after = promises(beliefs, seen(baseline=1.0, fp16=8.0))[switches("amp")]
         assert after < 0.3 * before
 
     def test_nothing_overflows_on_extreme_times(self, beliefs: Beliefs) -> None:
@@ -164,25 +163,25 @@ class TestBeliefs:
 
 class TestBlame:
     def test_nothing_broken_nobody_blamed(self) -> None:
-        assert Blame([steps("fp16")], []).chance(steps("fp16+compile")) == 1.0
+        assert Blame([switches("fp16")], []).chance(switches("fp16+compile")) == 1.0
 
     def test_who_was_there_each_time_is_the_one(self) -> None:
-        broken = [steps("fp16+graphs"), steps("bf16+graphs"), steps("compile+graphs")]
+        broken = [switches("fp16+graphs"), switches("bf16+graphs"), switches("compile+graphs")]
         blame = Blame([BASELINE], broken)
-        assert blame.chance(steps("tf32+graphs")) < 0.05
-        assert blame.chance(steps("fp16+compile")) > 0.8
+        assert blame.chance(switches("tf32+graphs")) < 0.05
+        assert blame.chance(switches("fp16+compile")) > 0.8
 
     def test_what_works_elsewhere_is_cleared(self) -> None:
-        blame = Blame([steps("fp16+compile"), steps("graphs")], [steps("fp16+compile+graphs")])
-        assert blame.chance(steps("fp16+compile+tf32")) == 1.0
-        assert blame.chance(steps("compile+graphs")) == pytest.approx(0.5)
+        blame = Blame([switches("fp16+compile"), switches("graphs")], [switches("fp16+compile+graphs")])
+        assert blame.chance(switches("fp16+compile+tf32")) == 1.0
+        assert blame.chance(switches("compile+graphs")) == pytest.approx(0.5)
 
     def test_more_of_a_broken_recipe_is_broken(self) -> None:
-        assert Blame([], [steps("fp16")]).chance(steps("fp16+compile")) < 0.01
+        assert Blame([], [switches("fp16")]).chance(switches("fp16+compile")) < 0.01
 
 
 def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:
-    choices = tuple(StepChoice(step=f"s{number}", family=f"f{number}") for number in range(18))
+    choices = tuple(SwitchChoice(switch=f"s{number}", family=f"f{number}") for number in range(18))
     space = Space(choices)
     assert len(space.recipes) == 20_000
     assert max(len(recipe) for recipe in space.recipes) == 6

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from redline.record import DeviceInfo, Environment
-from redline.store import History, place_of, place_of_ceilings
+from redline.store import History, device_key_of, device_key_of_ceilings
 from redline.work import Ceilings
 
 CEILINGS = Ceilings(
@@ -26,7 +26,7 @@ CEILINGS = Ceilings(
 
 def place(kind: str = "cuda", threads: int = 8, **device: str) -> str:
     info = DeviceInfo(kind=kind, **{"name": "Some GPU", "driver": "570.1", **device})
-    return place_of(Environment(device=info, threads=threads, versions={"torch": "2.9.0"}))
+    return device_key_of(Environment(device=info, threads=threads, versions={"torch": "2.9.0"}))
 
 
 def test_they_come_back_and_the_newest_counts(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_they_come_back_and_the_newest_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [{"name": "Another GPU"}, {"driver": "580.0"}, {"kind": "rocm"}])
 def test_another_device_or_driver_is_another_place(other: dict[str, str]) -> None:
-    assert place(**other) != place() == place_of_ceilings(CEILINGS)
+    assert place(**other) != place() == device_key_of_ceilings(CEILINGS)
 
 
 def test_threads_matter_on_a_cpu_only() -> None:

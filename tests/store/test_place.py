@@ -14,7 +14,7 @@ from store_writer import make_record
 
 from redline.errors import StoreError
 from redline.store import History
-from redline.store.place import describe, resolve
+from redline.store.location import describe, resolve
 
 
 def test_importing_loads_neither_torch_nor_sqlalchemy() -> None:
@@ -226,7 +226,7 @@ class TestReadOnly:
                 writer.close()
             before = sorted(path.parent.iterdir())
             # Root may write anywhere, whatever the folder's mode.
-            monkeypatch.setattr("redline.store.place.os.access", lambda place, mode: place != path.parent)
+            monkeypatch.setattr("redline.store.location.os.access", lambda place, mode: place != path.parent)
             with History.open(path, only_to_read=True) as history:
                 assert history.place == str(path)
                 assert history.load(record.id) == record

@@ -9,7 +9,7 @@ import pytest
 from kineto import ADD, GEMM, TraceMaker, training_trace
 
 from redline.errors import TraceError
-from redline.trace import reading
+from redline.trace import decode as reading
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.timeline import device_time, per_device
 

@@ -10,7 +10,8 @@ import pytest
 from kineto import GEMM, TraceMaker
 
 from redline.errors import TraceError
-from redline.trace import decode, reading
+from redline.trace import decode
+from redline.trace import decode as reading
 from redline.trace.classes import class_of, short_name
 from redline.trace.decode import read_trace
 

@@ -8,13 +8,13 @@ import torch
 from kineto import ADD, AUTOGRAD, GEMM, TraceMaker
 from torch import nn
 
+from redline.bench.capture import MODULE_PREFIX as BENCH_PREFIX
+from redline.bench.capture import capture
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.trace.capture import capture
-from redline.bench.trace.marks import MODULE_PREFIX as BENCH_PREFIX
 from redline.protocol import Profile
 from redline.trace.decode import read_trace
 from redline.trace.links import Links
-from redline.trace.modules import MODULE_PREFIX, module_times
+from redline.trace.operators import MODULE_PREFIX, module_times
 
 US = 1000
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from redline.trace.nesting import DEEPEST, Nesting
+from redline.trace.links import DEEPEST, Nesting
 
 
 def nest(rows: list[tuple[int, int, int]]) -> Nesting:

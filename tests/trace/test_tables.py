@@ -9,14 +9,11 @@ from kineto import ADD, AUTOGRAD, GEMM, REDUCE, TraceMaker
 
 from redline.trace.columns import Trace, Work
 from redline.trace.decode import read_trace
-from redline.trace.gaps import idle_time
-from redline.trace.host import host_of, launches_of
 from redline.trace.kernels import class_rows, copy_rows, kernel_rows, most_of_the_time, times_by_name
 from redline.trace.links import Links
 from redline.trace.operators import operator_rows
-from redline.trace.phases import bottleneck, loading_ranges, phases_of
-from redline.trace.steps import steps_of
-from redline.trace.timeline import device_time, per_device, timeline_of
+from redline.trace.phases import bottleneck, host_of, launches_of, loading_ranges, phases_of, steps_of
+from redline.trace.timeline import device_time, idle_time, per_device, timeline_of
 
 US = 1000
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from redline.errors import TraceError, UnknownName
-from redline.trace.counters import bandwidth_share, counters_of
 from redline.trace.vendors.ncu import DURATION
 from redline.trace.vendors.rocprof_compute import counters_in
 from redline.trace.vendors.tables import nanoseconds, number, rows_under, size_in_bytes
-from redline.trace.vendors.tool import TOOLS, VendorTable
+from redline.trace.vendors.tool import TOOLS, VendorTable, bandwidth_share, counters_of
 
 NCU_HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",'

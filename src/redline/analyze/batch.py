@@ -9,14 +9,21 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from redline.analyze.blocks import latency_blocks
+from redline.analyze.blocks import (
+    fragments,
+    latency_blocks,
+    limit_bytes,
+    needed_bytes,
+    peak,
+    resident_bytes,
+    retries_while_timed,
+)
 from redline.analyze.command_line import command_line
 from redline.analyze.knee import Saturation, StepTime, saturation
-from redline.analyze.memory import fragments, limit_bytes, needed_bytes, peak, resident_bytes, retries_while_timed
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import FailureSummary, RunSummary, summarize
 from redline.record import RunRecord
-from redline.spec import Spec, Task
+from redline.spec import Frozen, Task
 
 Purpose = Literal["largest", "knee", "slo"]
 
@@ -30,7 +37,7 @@ LARGEST_MISFIT = 0.2
 """Points further than this from t = a + c·b are not described by it."""
 
 
-class BatchTrial(Spec):
+class BatchTrial(Frozen):
     """One batch, tried in a process of its own."""
 
     batch: int
@@ -62,7 +69,7 @@ class BatchTrial(Spec):
         return self.failure is not None and self.failure.kind == "oom"
 
 
-class BatchFinding(Spec):
+class BatchFinding(Frozen):
     """All that a search for one recipe found."""
 
     model: str

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from redline.spec import RunSpec, Spec
+from redline.spec import Frozen, RunSpec
 from redline.units import exact_bytes
 
 FIRST_CHOICES = frozenset({"auto", "cuda", "cuda:0", "rocm", "rocm:0"})
@@ -35,7 +35,7 @@ def command_line(command: str, spec: RunSpec, *, batch: int | None = None, recip
     return shlex.join(words)
 
 
-def _options(struct: Spec, leave_out: tuple[str, ...]) -> Iterator[str]:
+def _options(struct: Frozen, leave_out: tuple[str, ...]) -> Iterator[str]:
     """Options are named as the fields are."""
     for field in msgspec.structs.fields(struct):
         value = getattr(struct, field.name)

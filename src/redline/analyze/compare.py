@@ -15,13 +15,13 @@ from typing import Literal
 
 import msgspec
 
-from redline.analyze.benchmark import Benchmark, benchmark_of, differences, whether_in_turns
 from redline.analyze.blocks import latency_blocks, ratio_in_turns, timed_blocks
 from redline.analyze.statistics import Ratio, percentile, student_t
 from redline.analyze.trust import verdict
 from redline.errors import UsageError
+from redline.identity import Benchmark, benchmark_of, differences, whether_in_turns
 from redline.record import RunRecord
-from redline.spec import Spec
+from redline.spec import Frozen
 
 ComparisonVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "invalid"]
 Basis = Literal["turns", "replicates", "single runs", "none"]
@@ -34,7 +34,7 @@ SPOILING = frozenset({"throttled", "shared-gpu", "no-steady-state"})
 """What may have hit one side and not the other, where they were not measured in turns."""
 
 
-class Metric(Spec):
+class Metric(Frozen):
     """A figure beside the time. `change`: relative to the first; below 0 is less."""
 
     name: Literal["p95", "memory"]
@@ -44,7 +44,7 @@ class Metric(Spec):
     verdict: Literal["less", "more", "same", "inconclusive"]
 
 
-class Comparison(Spec):
+class Comparison(Frozen):
     """`ratio` is time of the first over time of the other: above 1 the other is faster."""
 
     benchmark: Benchmark
@@ -66,7 +66,7 @@ class Comparison(Spec):
     notes: tuple[str, ...] = ()
 
 
-class Comparisons(Spec):
+class Comparisons(Frozen):
     comparisons: tuple[Comparison, ...]
     only_first: tuple[Benchmark, ...] = ()
     only_other: tuple[Benchmark, ...] = ()

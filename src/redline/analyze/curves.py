@@ -1,4 +1,4 @@
-"""Speed against the batch: one curve per subject and recipe, with its knee where the points support one."""
+"""Throughput against batch, one curve per workload and recipe, from records."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from redline.analyze.batch import BatchTrial, curve_of, supported_knee
-from redline.analyze.memory import needed_bytes, retries_while_timed
-from redline.analyze.subject import Subject, batch_of, is_capture, subjects_of
+from redline.analyze.blocks import needed_bytes, retries_while_timed
 from redline.analyze.summary import FailureSummary, RunSummary
+from redline.identity import Subject, batch_of, is_capture, subjects_of
 from redline.record import RunRecord
-from redline.spec import Spec
+from redline.spec import Frozen
 
 
-class Curve(Spec):
+class Curve(Frozen):
     """The newest record of each batch, batches growing; failed ones are points without a speed."""
 
     subject: Subject

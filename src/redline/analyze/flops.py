@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from redline.analyze.attainable import LimitedBy
+from redline.analyze.bound import LimitedBy
 from redline.record import WorkloadInfo
-from redline.spec import RunSpec, Spec
+from redline.spec import Frozen, RunSpec
 from redline.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
 
 
-class ModuleRow(Spec):
+class ModuleRow(Frozen):
     path: str
     type: str
     depth: int
@@ -34,7 +34,7 @@ class ModuleRow(Spec):
     """Which of its two limits is the higher one; None without ceilings."""
 
 
-class FlopsSummary(Spec):
+class FlopsSummary(Frozen):
     model: str
     task: str
     recipe: str

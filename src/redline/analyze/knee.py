@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from redline.spec import Spec
+from redline.spec import Frozen
 
 SATURATED = 0.9
 """The knee is where throughput reaches this fraction of its limit."""
@@ -21,14 +21,14 @@ WELL_DESCRIBED = 0.05
 """A curve that misses a point by more is not the curve of all of them."""
 
 
-class StepTime(Spec):
+class StepTime(Frozen):
     """The median step of one batch, where the device and not the host was the limit."""
 
     batch: int
     seconds: float
 
 
-class Saturation(Spec):
+class Saturation(Frozen):
     """A fitted curve of throughput over the batch."""
 
     fixed_s: float

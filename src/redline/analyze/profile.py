@@ -12,12 +12,9 @@ from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace
 from redline.analyze.diagnose import Finding, diagnose
 from redline.record import RunRecord
-from redline.spec import Spec
+from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.columns import Lost, Trace, Work
-from redline.trace.counters import Counter, Reading, bandwidth_share, counters_of
-from redline.trace.gaps import Idle, IdleTime, idle_of, idle_time
-from redline.trace.host import Host, Launches, host_of, launches_of
 from redline.trace.kernels import (
     ClassRow,
     Direction,
@@ -32,16 +29,38 @@ from redline.trace.kernels import (
 )
 from redline.trace.links import Links
 from redline.trace.operators import OperatorRow, class_times, operator_rows
-from redline.trace.phases import Phase, bottleneck, loading_ranges, phases_of
-from redline.trace.steps import Steps, steps_of
-from redline.trace.timeline import DeviceTime, Timeline, device_time, host_time, per_device, timeline_of
+from redline.trace.phases import (
+    Host,
+    Launches,
+    Phase,
+    Steps,
+    bottleneck,
+    host_of,
+    launches_of,
+    loading_ranges,
+    phases_of,
+    steps_of,
+)
+from redline.trace.timeline import (
+    DeviceTime,
+    Idle,
+    IdleTime,
+    Timeline,
+    device_time,
+    host_time,
+    idle_of,
+    idle_time,
+    per_device,
+    timeline_of,
+)
+from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
 from redline.work import Ceilings
 
 KERNELS_WITH_COUNTERS = 10
 """Of the longest kernels, counters are told one by one."""
 
 
-class Capture(Spec):
+class Capture(Frozen):
     """What was captured, by Redline itself."""
 
     record_id: str
@@ -61,7 +80,7 @@ class Capture(Spec):
     tool: str = "torch.profiler"
 
 
-class RankTime(Spec):
+class RankTime(Frozen):
     """One device of one trace."""
 
     source: str
@@ -71,7 +90,7 @@ class RankTime(Spec):
     idle: Idle
 
 
-class Profile(Spec):
+class Profile(Frozen):
     timeline: Timeline
     idle: Idle
     bound: Bound

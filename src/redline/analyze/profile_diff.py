@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from redline.analyze.profile import Profile
-from redline.spec import Spec
+from redline.spec import Frozen
 from redline.trace.classes import KernelClass, class_of, short_name
 
 BAND = 0.03
@@ -19,7 +19,7 @@ BAND = 0.03
 Change = Literal["faster", "slower", "same", "appeared", "vanished"]
 
 
-class Changed(Spec, rename={"kernel_class": "class"}):
+class Changed(Frozen, rename={"kernel_class": "class"}):
     name: str
     short_name: str
     kernel_class: KernelClass | None
@@ -32,7 +32,7 @@ class Changed(Spec, rename={"kernel_class": "class"}):
     calls_after: float
 
 
-class ProfileDiff(Spec):
+class ProfileDiff(Frozen):
     unit: Literal["step", "trace"]
     """What all times and calls are per."""
     before: str
@@ -53,7 +53,7 @@ Row = tuple[str, float, float]
 """Name, seconds, calls."""
 
 
-def compare_profiles(before: Profile, after: Profile) -> ProfileDiff:
+def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
     by_step = bool(before.steps_seen and after.steps_seen)
     parts = (before.steps_seen or 1, after.steps_seen or 1) if by_step else (1, 1)
     codes_before, codes_after = ({finding.code for finding in each.findings} for each in (before, after))

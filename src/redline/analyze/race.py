@@ -15,7 +15,7 @@ from typing import Literal
 from redline.analyze.blocks import round_medians_s
 from redline.analyze.statistics import PairedLog, paired_log, student_t
 from redline.record import BlockKind, RunRecord
-from redline.spec import Spec
+from redline.spec import Frozen
 
 RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
 
@@ -35,7 +35,7 @@ Heat = Sequence[RunRecord]
 """One record per recipe, each of a process of its own."""
 
 
-class Pair(Spec):
+class Pair(Frozen):
     """`ratio` is time of a over time of b: above 1, b is faster, and so says the verdict, which is about b."""
 
     a: str

@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.spec import Spec
+from redline.spec import Frozen
 
 MIN_COMMON_ROUNDS = 5
 """Below it a paired interval rests on too few differences to say anything."""
@@ -25,7 +25,7 @@ _TAIL_DOUBT = 0.01
 Floats = NDArray[np.float64]
 
 
-class Interval(Spec, frozen=True, kw_only=True):
+class Interval(Frozen, frozen=True, kw_only=True):
     """Where the median lies, and on how many independent samples that rests."""
 
     low: float
@@ -41,7 +41,7 @@ class Interval(Spec, frozen=True, kw_only=True):
         return (self.high - self.low) / (2 * self.median) if self.median else math.inf
 
 
-class Ratio(Spec, frozen=True, kw_only=True):
+class Ratio(Frozen, frozen=True, kw_only=True):
     """Time of the first over time of the other: above 1 the other is faster."""
 
     ratio: float
@@ -50,7 +50,7 @@ class Ratio(Spec, frozen=True, kw_only=True):
     rounds: int
 
 
-class PairedLog(Spec, frozen=True, kw_only=True):
+class PairedLog(Frozen, frozen=True, kw_only=True):
     """The logarithm of a ratio from rounds measured in turns, and the standard error of it within those processes."""
 
     mean: float

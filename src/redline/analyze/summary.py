@@ -16,14 +16,14 @@ from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.trust import Verdict, verdict
 from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
-from redline.spec import Spec, Task
+from redline.spec import Frozen, Task
 from redline.work import Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
 """What is known of the limits of the device a record was measured on."""
 
 
-class ThroughputInterval(Spec, frozen=True, kw_only=True):
+class ThroughputInterval(Frozen, frozen=True, kw_only=True):
     """Where the throughput lies at 95 %; the half width is that of the step time, which the stopping rule looks at."""
 
     low: float
@@ -31,7 +31,7 @@ class ThroughputInterval(Spec, frozen=True, kw_only=True):
     half_width: float
 
 
-class Latency(Spec, frozen=True, kw_only=True):
+class Latency(Frozen, frozen=True, kw_only=True):
     """Seconds per step. A percentile is None where too few samples would make it up."""
 
     p50: float
@@ -47,7 +47,7 @@ class Latency(Spec, frozen=True, kw_only=True):
     high: float | None
 
 
-class ColdStartSummary(Spec, frozen=True, kw_only=True, rename={"import_": "import"}):
+class ColdStartSummary(Frozen, frozen=True, kw_only=True, rename={"import_": "import"}):
     """All in seconds, but for the state of the compiler's cache."""
 
     import_: float | None = None
@@ -58,7 +58,7 @@ class ColdStartSummary(Spec, frozen=True, kw_only=True, rename={"import_": "impo
     compile_cache: Literal["cold", "warm", "mixed"] | None = None
 
 
-class VersusFirst(Spec, frozen=True, kw_only=True):
+class VersusFirst(Frozen, frozen=True, kw_only=True):
     """Against the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
 
     recipe: str = ""
@@ -71,13 +71,13 @@ class VersusFirst(Spec, frozen=True, kw_only=True):
     memory_change: float | None
 
 
-class FailureSummary(Spec, frozen=True, kw_only=True):
+class FailureSummary(Frozen, frozen=True, kw_only=True):
     stage: str
     kind: str
     message: str
 
 
-class RunSummary(Spec, frozen=True, kw_only=True):
+class RunSummary(Frozen, frozen=True, kw_only=True):
     """One row. None is unknown, never a guess; a failed run claims no speed, whatever it timed before it broke."""
 
     model: str

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from redline.analyze.summary import FailureSummary
 from redline.record import RunRecord
-from redline.spec import RunSpec, Spec, Task
+from redline.spec import Frozen, RunSpec, Task
 
 SweepStatus = Literal["done", "failed", "pending"]
 
 
-class SweepCell(Spec):
+class SweepCell(Frozen):
     """One combination of the grid."""
 
     model: str
@@ -26,7 +26,7 @@ class SweepCell(Spec):
     failure: FailureSummary | None = None
 
 
-class LeftOut(Spec):
+class LeftOut(Frozen):
     """A combination that cannot be, such as training with a step for inference, though both occur in the grid."""
 
     model: str
@@ -36,7 +36,7 @@ class LeftOut(Spec):
     reason: str
 
 
-class IdleExclusion(Spec):
+class IdleExclusion(Frozen):
     """An exclusion that asks for what the grid does not have: left over from another grid, or written wrong."""
 
     exclusion: dict[str, list[Any]]
@@ -47,7 +47,7 @@ class IdleExclusion(Spec):
         return f"the exclusion of {'; '.join(fields)}: {self.reason}"
 
 
-class SweepSummary(Spec):
+class SweepSummary(Frozen):
     """The whole of a sweep."""
 
     name: str
@@ -63,7 +63,7 @@ class SweepSummary(Spec):
         return self.planned - self.done - self.failed
 
 
-class Estimate(Spec):
+class Estimate(Frozen):
     """How long cells may take, from what the history knows of their models."""
 
     seconds: float

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 from redline.analyze.blocks import shift, timed_blocks
 from redline.analyze.statistics import median_interval, spread
-from redline.record import BlockKind, RunRecord
-from redline.spec import Spec
+from redline.record import BlockKind, Numerics, RunRecord
+from redline.spec import Frozen
 from redline.units import format_share
 
 TrustLabel = Literal["valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated", "invalid"]
@@ -39,7 +39,7 @@ SPREAD = "spread"
 Doubt = tuple[TrustLabel, str]
 
 
-class Verdict(Spec, frozen=True, kw_only=True):
+class Verdict(Frozen, frozen=True, kw_only=True):
     """Several labels may hold; `valid` stands alone. Each other label has at least one reason."""
 
     labels: tuple[TrustLabel, ...]
@@ -170,3 +170,29 @@ def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]
 
 def _distinct(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
+
+
+def farthest(checks: Iterable[Numerics | None]) -> Numerics | None:
+    """Of several checks of one recipe the one that looked farthest: errors grow along a path of losses.
+
+    The first of those that looked equally far; what only timed says nothing.
+    """
+    known = [each for each in checks if each is not None]
+    return max(known, key=lambda each: (not each.is_left_out, each.steps or 0), default=None)
+
+
+def error_text(numerics: Numerics | None, *, with_steps: bool = False) -> str:
+    """`with_steps`: say how long a path of losses was followed, where rows may differ in that."""
+    if numerics is None:
+        return "n/a"
+    if numerics.is_left_out:
+        return "not checked"
+    if not numerics.finite:
+        return "not finite ✗"
+    if numerics.method == "reference":
+        return "fp32"
+    if numerics.degenerate:
+        return "no signal ✗"
+    told = "inf" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"
+    told += f" in {numerics.steps} steps" if with_steps and numerics.steps is not None else ""
+    return told if numerics.passed else f"{told} ✗"

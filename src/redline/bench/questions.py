@@ -7,8 +7,7 @@ import torch
 
 from redline.bench.device import open_device, resolve_device
 from redline.bench.environment import describe
-from redline.bench.recipe.choices import step_choices
-from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.metric import metric_of
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models
@@ -22,7 +21,7 @@ from redline.protocol import (
     AskMetric,
     AskModels,
     AskSnippet,
-    AskSteps,
+    AskSwitches,
     Checked,
     CheckedSpecs,
     EnvironmentAnswer,
@@ -30,8 +29,8 @@ from redline.protocol import (
     Question,
     Reply,
     Snippet,
-    StepChoice,
-    StepChoices,
+    SwitchChoice,
+    SwitchChoices,
 )
 from redline.spec import RunSpec
 
@@ -46,8 +45,8 @@ def answer(question: Question) -> Reply:
         return ModelNames(models=tuple(models), missing=tuple(missing))
     if isinstance(question, AskCheck):
         return CheckedSpecs(answers=tuple(check(spec) for spec in question.specs))
-    if isinstance(question, AskSteps):
-        return StepChoices(choices=tuple(choices_for(question.spec)))
+    if isinstance(question, AskSwitches):
+        return SwitchChoices(choices=tuple(choices_for(question.spec)))
     if isinstance(question, AskSnippet):
         return Snippet(code=snippet_of(question.spec))
     if isinstance(question, AskMetric):
@@ -66,16 +65,16 @@ def answer(question: Question) -> Reply:
     return health()
 
 
-def choices_for(spec: RunSpec) -> list[StepChoice]:
+def choices_for(spec: RunSpec) -> list[SwitchChoice]:
     model = build_workload(spec.workload, spec.seed).model
-    return step_choices(model, open_device(resolve_device(spec.device)), spec.workload.task)
+    return switch_choices(model, open_device(resolve_device(spec.device)), spec.workload.task)
 
 
 def check(spec: RunSpec) -> Checked:
     """What can be known before anything is built: names, files, exclusions, the device."""
     try:
         resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
-        steps_of(spec.recipe, spec.workload.task)
+        switches_of(spec.recipe, spec.workload.task)
         check_model(spec.workload)
         fingerprint = fingerprint_of(spec.workload)
     except UsageError as error:

@@ -1,37 +1,52 @@
-"""`redline compare A B`: the table or the document, and the exit code of a gate."""
+"""`redline compare`."""
 
 from __future__ import annotations
 
-import sys
+from typing import Annotated
 
-from redline.analyze.compare import ComparisonVerdict
+import typer
+
+from redline.cli.options import HOW, OUTPUT, Exit, Json, opt, print_json
 from redline.errors import UsageError
-from redline.report.compare import compare_json, compare_markdown, compare_report
-from redline.report.terminal import make_console
-from redline.reporting import compare
-
-EXIT_CODES: dict[ComparisonVerdict, int] = {
-    "same": 0,
-    "faster": 0,
-    "slower": 1,
-    "incomparable": 3,
-    "inconclusive": 0,
-    "invalid": 5,
-}
-EXIT_INCONCLUSIVE = 4
-"""When asked for: a gate that lets pass what it cannot judge is the person's choice."""
 
 
-def compare_and_print(first: str, other: str, *, fail_inconclusive: bool, as_markdown: bool, as_json: bool) -> int:
-    if as_markdown and as_json:
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A record's id, a sweep's name or a file of 'export --raw'; commas join several."
+        ),
+    ],
+    other: Annotated[str, typer.Argument(metavar="B", help="The same, to be compared with A.")],
+    fail_inconclusive: Annotated[
+        bool, opt("--fail-inconclusive", group=HOW, help="Exit with 4 where there is no verdict.")
+    ] = False,
+    markdown: Annotated[bool, opt("--markdown", group=OUTPUT, help="Print the table as Markdown.")] = False,
+    json: Json = False,
+) -> int:
+    """Is B faster or slower than A? One verdict per benchmark: with an interval, or with the reason why there is none.
+
+    Exit codes: 0 same, faster or no verdict; 1 slower; 3 incomparable; 4 inconclusive, when asked; 5 a run that failed.
+
+    \b
+    Examples:
+      redline compare 19f1a2 19f1b7
+      redline compare before.json after.json --markdown
+    """
+    from redline.api.compare import compare as compare_sides
+    from redline.report.compare import compare_json, compare_markdown, compare_report
+    from redline.report.terminal import make_console
+
+    if markdown and json:
         raise UsageError("give --markdown or --json, not both")
-    found = compare(first, other)
-    if as_json:
-        sys.stdout.write(compare_json(found) + "\n")
-    elif as_markdown:
-        sys.stdout.write(compare_markdown(found, first, other))
+    found = compare_sides(first, other)
+    if json:
+        print_json(compare_json(found))
+    elif markdown:
+        print_json(compare_markdown(found, first, other))
     else:
         make_console().print(compare_report(found, first, other))
+    codes = {"slower": Exit.SLOWER, "incomparable": Exit.INCOMPARABLE, "invalid": Exit.FAILED_ROW}
     if found.verdict == "inconclusive" and fail_inconclusive:
-        return EXIT_INCONCLUSIVE
-    return EXIT_CODES[found.verdict]
+        return Exit.INCONCLUSIVE
+    return codes.get(found.verdict, Exit.DONE)

@@ -1,4 +1,4 @@
-"""`redline`: the app, its commands in the order of `--help`, what a mistake prints, and the exit codes."""
+"""`redline`: the app, its commands in the order of `--help`, and what a mistake prints."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from typing import Annotated, ParamSpec
 
 import typer
 
-from redline.cli.commands.batch import batch
-from redline.cli.commands.history import export, show
-from redline.cli.commands.inventory import doctor, models
-from redline.cli.commands.limits import ceilings, flops, roofline
-from redline.cli.commands.measure import demo, run
-from redline.cli.commands.profile import profile
-from redline.cli.commands.race import race
-from redline.cli.commands.report import compare, report
-from redline.cli.commands.sweep import sweep
-from redline.cli.commands.tune import tune
+from redline.cli.batch import batch
+from redline.cli.ceilings import ceilings
+from redline.cli.compare import compare
+from redline.cli.doctor import doctor, models
+from redline.cli.flops import flops
+from redline.cli.history import export, show
+from redline.cli.options import Command, Exit, Group
+from redline.cli.profile import profile
+from redline.cli.race import race
+from redline.cli.report import report
+from redline.cli.roofline import roofline
+from redline.cli.run import demo, run
+from redline.cli.sweep import sweep
+from redline.cli.tune import tune
 from redline.errors import BenchError, DoorError, RedlineError
-
-EXIT_UNWRITTEN = 1
-EXIT_USAGE = 2
-EXIT_FAILED_ROW = 5
-EXIT_INTERRUPTED = 130
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     run,
@@ -50,6 +49,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
 
 app = typer.Typer(
     name="redline",
+    cls=Group,
     help="How fast is your PyTorch model here, how fast could it be, what is in the way, what to switch on.",
     rich_markup_mode=None,  # rich's help costs as much time as everything else together
     pretty_exceptions_enable=False,
@@ -75,12 +75,12 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
             code = command(*args, **kwargs)
         except KeyboardInterrupt:
             _complain("interrupted; what was measured is kept: 'redline show' lists it")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+            raise typer.Exit(Exit.INTERRUPTED) from None
         except RedlineError as error:
             is_broken = isinstance(error, BenchError | DoorError)
             # What broke on the bench without being anybody's mistake comes with its traceback.
             _complain(str(error) if is_broken else " ".join(str(error).splitlines()))
-            raise typer.Exit(EXIT_FAILED_ROW if is_broken else EXIT_USAGE) from None
+            raise typer.Exit(Exit.FAILED_ROW if is_broken else Exit.USAGE) from None
         raise typer.Exit(code or 0)
 
     return guarded
@@ -98,7 +98,7 @@ def _root(
 
 
 for command in COMMANDS:
-    app.command()(one_line_errors(command))
+    app.command(cls=Command)(one_line_errors(command))
 
 
 def _complain(message: str) -> None:
@@ -124,14 +124,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # whoever closes a pipe has read enough
             _complain(f"cannot write to stdout: {error.strerror}")
-        sys.exit(EXIT_UNWRITTEN)
+        sys.exit(Exit.SLOWER)
     except ArgumentMistake as error:
         told = error.format_message() if hasattr(error, "format_message") else str(error)
         if "NoArgs" in type(error).__name__:
             sys.stderr.write(f"{told}\n")  # the help itself
         else:
             _complain(" ".join(told.split()) + " ('--help' lists the options)")
-        sys.exit(EXIT_USAGE)
+        sys.exit(Exit.USAGE)
     sys.exit(code if isinstance(code, int) else 0)
 
 

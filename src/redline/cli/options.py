@@ -1,78 +1,134 @@
-"""Options that more than one command has, each written once, and how a command takes a group of them."""
+"""Options that several commands share, written once; help in groups with examples; exit codes; and printing JSON."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 T = TypeVar("T")
 
-Given = dict[str, Any]
-"""The options of a group that were set, by the names that specs and TOML files use."""
-Options = dict[str, Any]
-"""A group: what typer is to read as the annotation, by the name of the parameter."""
 
-Model = Annotated[str, typer.Argument(help="A name, timm:NAME, hf:NAME or file.py:factory.")]
-Models = Annotated[list[str] | None, typer.Argument(help="Names, timm:NAME, hf:NAME, file.py:factory.")]
-Recipe = Annotated[str | None, typer.Option("--recipe", "-r", help="Steps joined by '+'.")]
+class Exit(IntEnum):
+    """The exit codes of every command."""
+
+    DONE = 0
+    SLOWER = 1
+    """`compare`: B is slower than A. Any command: stdout cannot be written."""
+    USAGE = 2
+    """A mistake in what was asked."""
+    INCOMPARABLE = 3
+    INCONCLUSIVE = 4
+    """Only with `compare --fail-inconclusive`."""
+    FAILED_ROW = 5
+    """Something could not be measured; the other rows were."""
+    INTERRUPTED = 130
+
+
+Given = dict[str, Any]
+"""The options of a group that were set, under the names that specs and TOML files use."""
+Options = dict[str, Any]
+"""A group of options: the annotation typer reads, by parameter name."""
+
+MODEL_HELP = "A model: a name ('redline models'), timm:NAME, hf:NAME, or your own as file.py:factory."
+RECIPE_HELP = "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager."
+
+WHAT, HOW, OUTPUT = "What is measured", "How it is measured", "Output"
+
+
+def opt(*names: str, group: str = "", **settings: Any) -> Any:
+    """An option that the help shows under `group`."""
+    return typer.Option(*names, rich_help_panel=group or None, **settings)
+
+
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+MaybeModel = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
+Models = Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} Several may be named.")]
+Recipe = Annotated[str | None, opt("--recipe", "-r", group=WHAT, help=RECIPE_HELP)]
 Recipes = Annotated[
-    list[str] | None, typer.Option("--recipe", "-r", help="Steps joined by '+'; give it again to compare.")
+    list[str] | None, opt("--recipe", "-r", group=WHAT, help=f"{RECIPE_HELP} Repeat to compare several.")
 ]
-Batch = Annotated[int | None, typer.Option("--batch", "-b", help="Items per step.")]
-ImageSize = Annotated[int | None, typer.Option(help="Pixels per side.")]
-Classes = Annotated[int | None, typer.Option(help="Output classes.")]
-SequenceLength = Annotated[int | None, typer.Option(help="Tokens per sequence.")]
-Task = Annotated[str | None, typer.Option(help="infer or train.")]
-Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw, for training.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")]
-ThatDevice = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, rocm.")]
-"""For commands that are about the device itself."""
-Threads = Annotated[int | None, typer.Option(help="CPU threads inside operators.")]
-Seed = Annotated[int | None, typer.Option(help="For weights and inputs.")]
-Effort = Annotated[str | None, typer.Option(help="quick, normal or strict.")]
-TrialEffort = Annotated[str, typer.Option(help="quick, normal or strict: how long each trial is timed.")]
-Tail = Annotated[bool | None, typer.Option("--tail", help="Go on until p99 exists (662 samples).")]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--max-memory", help="Measure as if the device had this much, e.g. 16GiB or 14GB; on a CPU: stay within it."
-    ),
+DeviceName = Annotated[str, opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device to use.")]
+Threads = Annotated[int | None, opt(group=WHAT, help="CPU threads inside operators. Default: torch's own choice.")]
+TrialEffort = Annotated[
+    str, opt(group=HOW, metavar="[quick|normal|strict]", help="How long each trial is timed; see 'redline run --help'.")
 ]
-Door = Annotated[str | None, typer.Option(help="fork, spawn or inline: how workers are started.")]
-IsolatedDoor = Annotated[str | None, typer.Option(help="fork or spawn: how workers are started.")]
+Replicates = Annotated[int, opt(group=HOW, help="Fresh-process repetitions of the comparison, before any extension.")]
 Report = Annotated[
-    Path | None, typer.Option("--report", metavar="DIR", help="Also write a report there: dashboard, Markdown, CSV.")
+    Path | None,
+    opt("--report", group=OUTPUT, metavar="DIR", help="Also write a report there: dashboard, Markdown, CSV."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+Json = Annotated[bool, opt("--json", group=OUTPUT, help="Print one JSON document on stdout and nothing else there.")]
 
 ANY_BATCH: Options = {
-    "image_size": ImageSize,
-    "classes": Classes,
-    "sequence_length": SequenceLength,
-    "task": Task,
-    "optimizer": Optimizer,
-    "device": Device,
+    "image_size": Annotated[int | None, opt(group=WHAT, help="Pixels per side. Default: the model's own size.")],
+    "classes": Annotated[int | None, opt(group=WHAT, help="Output classes. Default: 1000, or the model's own.")],
+    "sequence_length": Annotated[int | None, opt(group=WHAT, help="Tokens per sequence, for models that take tokens.")],
+    "task": Annotated[
+        str | None, opt(group=WHAT, metavar="[infer|train]", help="Inference (default) or a training step.")
+    ],
+    "optimizer": Annotated[
+        str | None, opt(group=WHAT, metavar="[sgd|adam|adamw]", help="Optimizer of a training step. Default: sgd.")
+    ],
+    "device": Annotated[
+        str | None,
+        opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="Default: auto, a GPU if there is one."),
+    ],
     "threads": Threads,
-    "seed": Seed,
+    "seed": Annotated[int | None, opt(group=WHAT, help="Seed for weights and inputs. Default: 0.")],
 }
-"""What is measured, for a command that looks for the batch itself."""
-WORKLOAD: Options = {"batch": Batch, **ANY_BATCH}
+"""What is measured, for a command that searches the batch itself."""
+WORKLOAD: Options = {
+    "batch": Annotated[int | None, opt("--batch", "-b", group=WHAT, help="Items per step. Default: the model's own.")],
+    **ANY_BATCH,
+}
 """What is measured."""
-MEASURED: Options = {"effort": Effort, "tail": Tail, "max_memory": MaxMemory, "door": Door}
+_MAX_MEMORY = Annotated[
+    str | None,
+    opt(
+        "--max-memory",
+        group=HOW,
+        help="Measure as if the device had this much memory, such as 16GiB or 14GB. On a CPU: stay within it.",
+    ),
+]
+MEASURED: Options = {
+    "effort": Annotated[
+        str | None,
+        opt(
+            group=HOW,
+            metavar="[quick|normal|strict]",
+            help="How narrow the 95% interval must get, and how long to try: quick 3% (CPU 10%) within 10 s, normal 1% "
+            "(CPU 5%) within 60 s, strict 0.5% (CPU 3%) within 60 s. Default: normal.",
+        ),
+    ],
+    "tail": Annotated[bool | None, opt("--tail", group=HOW, help="Collect enough samples (662) to report p99.")],
+    "max_memory": _MAX_MEMORY,
+    "door": Annotated[
+        str | None, opt(group=HOW, metavar="[fork|spawn|inline]", help="How workers are started. Default: fork.")
+    ],
+}
 """How it is measured."""
-ISOLATED: Options = {"max_memory": MaxMemory, "door": IsolatedDoor}
+ISOLATED: Options = {
+    "max_memory": _MAX_MEMORY,
+    "door": Annotated[
+        str | None, opt(group=HOW, metavar="[fork|spawn]", help="How workers are started. Default: fork.")
+    ],
+}
 """How the workers of a search are started."""
 
 
 def takes(options: Options) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """The command has these options where it writes its parameter `given`, which carries those that were set.
+    """Replace the command's parameter `given` by these options; `given` then carries those that were set.
 
-    typer reads options off the signature. None of a group has a default: one that has is a parameter of the command.
+    typer reads options from the signature. No option of a group has a default; one that has is a parameter of the
+    command.
     """
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
@@ -90,14 +146,24 @@ def takes(options: Options) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def only_set(**options: Any) -> Given:
-    """Less what nobody set: None, a flag that is off, a list without entries."""
+    """Drop options that were not set: None, a flag that is off, an empty list."""
     return {name: value for name, value in options.items() if value is not None and value is not False and value != []}
+
+
+def print_json(text: str) -> None:
+    """The one document of `--json`."""
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+
+
+def tell(words: str) -> None:
+    """A line on stderr, which leaves stdout to the result."""
+    print(words, file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 
 def _with_options(command: Callable[..., Any], options: Options) -> inspect.Signature:
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        for name, option in options.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=each)
+        for name, each in options.items()
     ]
     # Evaluated here: typer does not evaluate the annotations of a signature it is handed.
     signature = inspect.signature(command, eval_str=True)
@@ -105,3 +171,31 @@ def _with_options(command: Callable[..., Any], options: Options) -> inspect.Sign
     for parameter in signature.parameters.values():
         parameters += added if parameter.name == "given" else [parameter]
     return signature.replace(parameters=parameters)
+
+
+class Command(TyperCommand):
+    """Prints its options in groups; the docstring's last paragraph, its examples, comes last."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                is_option = parameter.param_type_name == "option"
+                name = getattr(parameter, "rich_help_panel", None) or ("Options" if is_option else "Arguments")
+                groups.setdefault(name, []).append(row)
+        order = ["Arguments", WHAT, HOW, *(name for name in groups if name != "Options"), "Options"]
+        for name in dict.fromkeys(order):
+            if name in groups:
+                with formatter.section(name):
+                    formatter.write_dl(groups[name])
+
+
+class Group(TyperGroup):
+    """Lists its commands with their whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, (found.help or "").partition("\n")[0]) for name, found in commands if found and not found.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

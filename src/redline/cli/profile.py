@@ -1,121 +1,161 @@
-"""`redline profile`: capture, read or compare; print the report or the document; write the page and the CSV."""
+"""`redline profile`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated
 
-from redline.analyze.profile import Profile
-from redline.cli.document import print_document
-from redline.cli.progress import LiveObserver
-from redline.cli.report import report_beside
+import typer
+
+from redline.cli.options import (
+    HOW,
+    MODEL_HELP,
+    OUTPUT,
+    WORKLOAD,
+    Exit,
+    Given,
+    Json,
+    Recipe,
+    Report,
+    only_set,
+    opt,
+    print_json,
+    takes,
+    tell,
+)
 from redline.errors import SpecError, UsageError
-from redline.profiling import compare_profiles, profile, read_profile
-from redline.report.folder import check_folder
-from redline.report.profile import Sort
-from redline.report.terminal import make_console
+
+if TYPE_CHECKING:
+    from redline.analyze.profile import Profile
 
 
-@dataclass(frozen=True)
-class Output:
-    """What becomes of a profile."""
+@takes(WORKLOAD)
+def profile(
+    *,
+    what: Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} After --trace: more files.")] = None,
+    recipe: Recipe = None,
+    given: Given,
+    steps: Annotated[int | None, opt(group=HOW, help="Steps to capture. Default: 3, or what the tool needs.")] = None,
+    memory: Annotated[bool, opt("--memory", group=HOW, help="Record allocations too.")] = False,
+    stacks: Annotated[bool, opt("--stacks", group=HOW, help="Record Python stacks too.")] = False,
+    shapes: Annotated[bool, opt(group=HOW, help="Record the shapes of inputs.")] = True,
+    wait: Annotated[int | None, opt(group=HOW, help="Steps to skip before the profiler starts. Default: 1.")] = None,
+    warmup: Annotated[int | None, opt(group=HOW, help="Profiled steps that are not kept. Default: 2.")] = None,
+    by_shape: Annotated[
+        bool, opt("--by-shape", group=OUTPUT, help="List operators separately by the shapes of their inputs.")
+    ] = False,
+    tool: Annotated[
+        str | None,
+        opt(group=HOW, metavar="[nsys|ncu|rocprof|rocprofv2|rocprofv3|rocprof-compute]", help="A vendor profiler."),
+    ] = None,
+    trace: Annotated[list[str] | None, opt(group=HOW, help="Read Kineto traces from anywhere, one per rank.")] = None,
+    diff: Annotated[
+        tuple[str, str] | None, opt(group=HOW, metavar="A B", help="Compare two traces, folders or records.")
+    ] = None,
+    out: Annotated[Path | None, opt(group=OUTPUT, help="A folder for the trace, as TensorBoard reads it.")] = None,
+    open_: Annotated[bool, opt("--open", group=OUTPUT, help="Write an HTML page of the profile and open it.")] = False,
+    html: Annotated[Path | None, opt(group=OUTPUT, help="Write that page to this file.")] = None,
+    csv: Annotated[
+        Path | None, opt(group=OUTPUT, help="Write the kernel table, laid out like rocprof --stats.")
+    ] = None,
+    rows: Annotated[int, opt(group=OUTPUT, help="Rows of each table.")] = 12,
+    sort: Annotated[
+        str | None, opt(group=OUTPUT, metavar="[device|host|memory|calls]", help="Order of the operator table.")
+    ] = None,
+    report: Report = None,
+    json: Json = False,
+) -> int:
+    """Show where a step's time goes, what is in the way and what to try: for a model, for traces, or for two profiles.
 
-    as_json: bool = False
-    rows: int = 12
-    sort: str | None = None
-    """What the operator table is ordered by."""
-    page: Path | None = None
-    """Where the HTML goes; None: beside nothing, none is written."""
-    opens: bool = False
-    csv: Path | None = None
-    report: Path | None = None
-    """A folder for the report of what was captured."""
+    \b
+    Examples:
+      redline profile resnet50 -r fp16+channels-last --batch 32
+      redline profile --trace rank0.json.gz rank1.json.gz --html page.html
+      redline profile --diff before.json.gz after.json.gz
+    """
+    from redline.api.profile import compare_profiles, read_profile
+    from redline.api.profile import profile as profile_model
+    from redline.api.report import report_records
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver, tell_report
+    from redline.report.folder import check_folder
+    from redline.report.profile import DiffReport, ProfileReport, kernel_csv, sort_named
+    from redline.report.profile_page import profile_page_of
+    from redline.report.terminal import json_text, make_console
+    from redline.spec import MOST_ROWS, require_range
+
+    for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0), ("rows", rows, 0)):
+        require_range(name, count, least, MOST_ROWS)
+    order = sort_named(sort)
+    what = what or []
+    capture = only_set(recipe=recipe, steps=steps, tool=tool, memory=memory, stacks=stacks, wait=wait, warmup=warmup)
+    capture |= given | only_set(folder=out, shapes=None if shapes else "off")
+    if diff is not None:
+        if what or trace or by_shape:
+            raise UsageError("--diff takes two profiles and nothing else")
+        _refuse_settings(capture, "--diff")
+        if html or open_ or csv or report:
+            raise UsageError("--diff prints a comparison; --open, --html, --csv and --report are of one profile")
+        with Workspace() as workspace:
+            changed = compare_profiles(*diff, workspace=workspace)
+        print_json(json_text(changed)) if json else make_console().print(DiffReport(changed, rows))
+        return Exit.DONE
+    record = None
+    with LiveObserver(quiet=bool(trace)) as observer, Workspace(observer=observer) as workspace:
+        if trace:
+            _refuse_settings(capture, "--trace")
+            if report is not None:
+                raise UsageError(
+                    "--report is of records, and a trace from elsewhere has none; --html writes a page of it"
+                )
+            found = read_profile(*trace, *what, by_shape=by_shape, workspace=workspace)
+        else:
+            if len(what) != 1:
+                raise UsageError("name one model, or --trace FILE…, or --diff A B")
+            if report is not None:
+                check_folder(report)
+            settings = capture | {"shapes": shapes, "by_shape": by_shape}
+            result = profile_model(what[0], **settings, workspace=workspace)
+            found, record = result.profile, result.record
+        observer.stop()
+        if csv is not None:
+            _write(csv, kernel_csv(found.kernels))
+        page = (html or Path.cwd() / f"{_stem(found)}.profile.html") if open_ or html else None
+        if page is not None:
+            _write(page, profile_page_of(found))
+        print_json(json_text(found)) if json else make_console().print(ProfileReport(found, rows, order))
+        if page is not None:
+            tell(f"page: {page}")
+            if open_:
+                open_in_browser(page)
+        if report is not None and record is not None:
+            tell_report(report_records([record], report, profiles=[found], workspace=workspace))
+    return Exit.DONE
 
 
-def profile_model(settings: dict[str, Any], output: Output) -> int:
-    if output.report is not None:
-        check_folder(output.report)
-    with LiveObserver() as observer:
-        result = profile(**settings, observer=observer)
-    show(result.profile, output)
-    report_beside([result.record] if result.record is not None else [], output.report, [result.profile])
-    return 0
+def open_in_browser(page: Path) -> None:
+    """Only where there is a screen: a text browser would take over the terminal."""
+    has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if has_screen and sys.stdout.isatty():
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())
 
 
-def profile_traces(places: list[str], output: Output, *, by_shape: bool) -> int:
-    if output.report is not None:
-        raise UsageError("--report is of records, and a trace from elsewhere has none; --html writes a page of it")
-    show(read_profile(*places, by_shape=by_shape), output)
-    return 0
-
-
-def compare(before: str, after: str, output: Output) -> int:
-    if output.page or output.opens or output.csv or output.report:
-        raise UsageError("--diff prints a comparison; --open, --html, --csv and --report are of one profile")
-    from redline.report.profile_diff import DiffReport
-
-    diff = compare_profiles(before, after)
-    if output.as_json:
-        print_document(diff)
-    else:
-        make_console().print(DiffReport(diff, output.rows))
-    return 0
-
-
-def show(found: Profile, output: Output) -> None:
-    if output.csv:
-        from redline.report.kernel_csv import kernel_csv
-
-        _write(output.csv, kernel_csv(found.kernels))
-    page = _page(found, output) if output.opens or output.page else None
-    if output.as_json:
-        print_document(found)
-    else:
-        from redline.report.profile import ProfileReport
-
-        make_console().print(ProfileReport(found, output.rows, _sort(output.sort)))
-    if page is not None:
-        print(f"page: {page}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
-        if output.opens:
-            open_in_browser(page)
-
-
-def _sort(word: str | None) -> Sort | None:
-    if word is None:
-        return None
-    for known in get_args(Sort):
-        if word == known:
-            return known  # type: ignore[no-any-return]
-    raise SpecError(f"sort must be one of {', '.join(get_args(Sort))}, got {word!r}")
-
-
-def _page(found: Profile, output: Output) -> Path:
-    from redline.report.profile_page import profile_page
-    from redline.trace.decode import read_trace
-    from redline.trace.strip import strips_of
-
-    files = [Path(source) for source in found.sources if Path(source).is_file()]
-    page = output.page or Path.cwd() / f"{_stem(found)}.profile.html"
-    _write(page, profile_page(found, strips_of([read_trace(file) for file in files])))
-    return page
+def _refuse_settings(settings: Given, mode: str) -> None:
+    """What is already captured cannot be captured differently."""
+    if settings:
+        named = next(iter(settings))
+        option = {"folder": "out", "shapes": "no-shapes"}.get(named, named).replace("_", "-")
+        raise UsageError(f"--{option} is about capturing a model, and {mode} reads what was captured: leave it out")
 
 
 def _stem(found: Profile) -> str:
     if found.capture is not None:
         return f"{found.capture.tool}-{found.capture.record_id}" if not found.ranks else found.capture.record_id
     return Path(found.sources[0]).name.partition(".")[0] or "trace"
-
-
-def open_in_browser(page: Path) -> None:
-    """In the person's browser, where there is a screen: a text browser would take over the terminal."""
-    has_screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if has_screen and sys.stdout.isatty():
-        import webbrowser
-
-        webbrowser.open(page.absolute().as_uri())
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rich.console import RenderableType
 from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
+from redline.analyze.sweep import Estimate
 from redline.protocol import Progress
 from redline.record import RunRecord
-from redline.report.terminal import make_console
-from redline.search.interleave import Observer
+from redline.report.batch import search_title, trial_header, trial_line
+from redline.report.folder import ReportFiles
+from redline.report.race import pair_line
+from redline.report.sweep import estimate_text
+from redline.report.terminal import make_console, one_line
+from redline.search.observer import Observer
+from redline.search.sweep import Cell, Plan
+from redline.search.tune.record import TuneRecord
 from redline.units import format_share
 
 WORDS = {
@@ -39,11 +51,11 @@ QUIET_LINE_PERIOD_S = 5.0
 
 
 class LiveObserver(Observer):
-    """Context manager; hand it to `redline.api.run_specs`."""
+    """Context manager: hand it to a workspace. `quiet` shows nothing while nothing is measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         self._console = make_console(stderr=True)
-        self._live = self._console.is_terminal
+        self._live = self._console.is_terminal and not quiet
         self._progress = RichProgress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -64,6 +76,10 @@ class LiveObserver(Observer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the moving display, so that the result can be printed."""
         if self._live:
             self._progress.stop()
 
@@ -122,3 +138,145 @@ class LiveObserver(Observer):
         if record.id not in self._tasks:
             self._tasks[record.id] = self._progress.add_task(text)
         self._progress.update(self._tasks[record.id], description=text)
+
+
+class LiveSweep(LiveObserver):
+    """One moving line for the cell at hand, one that stays for each that is settled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._index = ""
+
+    def sweep_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
+        settled = len(plan.cells) - waiting
+        told = (
+            f"sweep {plan.name}: {len(plan.cells)} cells, {settled} settled, {waiting} to do; {estimate_text(estimate)}"
+        )
+        self.say(Text(told), on_stdout=False)
+        for idle in plan.idle_exclusions:  # now, while it can still be stopped and mended
+            self.say(Text(str(idle), style="yellow"), on_stdout=False)
+
+    def cell(self, cell: Cell, number: int, of: int) -> None:
+        self._index = f"[{number}/{of}]"
+
+    def name_of(self, record: RunRecord) -> str:
+        workload, threads = record.spec.workload, record.spec.threads
+        parts = [self._index, workload.model, workload.task, str(record.spec.recipe)]
+        parts += [f"batch {workload.batch}"] if workload.batch else []
+        parts += [f"{threads} threads"] if threads else []
+        return " ".join(parts)
+
+    def settled(self, cell: Cell, record: RunRecord) -> None:
+        self.forget(record)
+
+
+PURPOSES = {"largest": "the largest batch", "knee": "the knee", "slo": "the latency target"}
+
+
+class LiveBatches(LiveObserver):
+    """Prints the table as it grows."""
+
+    def __init__(self, *, on_stdout: bool) -> None:
+        super().__init__()
+        self._on_stdout = on_stdout
+        self._title = ""
+        self._purpose: Purpose = "largest"
+
+    def trying(self, batch: int, purpose: Purpose) -> None:
+        self._purpose = purpose
+
+    def opened(self, record: RunRecord) -> None:
+        workload = record.spec.workload
+        title = search_title(workload.model, workload.task, str(record.spec.recipe))
+        if title != self._title:
+            self._title = title
+            self.say(Text(title, style="bold"), on_stdout=self._on_stdout)
+            self.say(Text(trial_header()), on_stdout=self._on_stdout)
+        super().opened(record)
+
+    def name_of(self, record: RunRecord) -> str:
+        return f"batch {record.spec.workload.batch} for {PURPOSES[self._purpose]}"
+
+    def closed(self, record: RunRecord) -> None:
+        self.forget(record)
+
+    def tried(self, trial: BatchTrial) -> None:
+        self.say(trial_line(trial), on_stdout=self._on_stdout)
+
+
+class LiveRace(LiveObserver):
+    """One moving line per recipe of the replicate, and after each replicate how the pairs stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._replicate = ""
+
+    def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
+        self._replicate = f"replicate {number} of {planned}"
+
+    def name_of(self, record: RunRecord) -> str:
+        return f"{self._replicate} {record.spec.recipe}"
+
+    def closed(self, record: RunRecord) -> None:
+        super().closed(record)
+        self.forget(record)
+
+    def standing(self, pairs: Sequence[Pair]) -> None:
+        for pair in pairs:
+            self.say(Text(f"{self._replicate}: {pair_line(pair)}", style="dim"), on_stdout=False)
+
+
+class LiveTune(LiveObserver):
+    """A line that stays for each trial, and who leads; one that moves for what is happening."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._index = ""
+        self._leader = ""
+
+    def tune_planned(self, tune: TuneRecord, recipes: int, budget_s: float) -> None:
+        self._stay(f"tune {tune.name}: {recipes} recipes are possible, {budget_s:.0f} s at most")
+
+    def stage(self, words: str) -> None:
+        self._stay(words)
+
+    def attempting(self, recipe: str, number: int, why: str) -> None:
+        self._index = f"[{number}]"
+        self._why = why
+
+    def attempted(self, recipe: str, said: str) -> None:
+        self._stay(f"{self._index} {recipe} ({self._why}): {said}")
+
+    def leads(self, recipe: str, ratio: float) -> None:
+        told = f"leader: {recipe}, {ratio:.2f}× the baseline"
+        if told != self._leader:
+            self._leader = told
+            self._stay(told)
+
+    def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
+        self._index = f"replicate {number} of {planned}"
+
+    def standing(self, pairs: Sequence[Pair]) -> None:
+        """The report tells it."""
+
+    def name_of(self, record: RunRecord) -> str:
+        return f"{self._index} {record.spec.recipe}"
+
+    def closed(self, record: RunRecord) -> None:
+        self.forget(record)
+
+    def _stay(self, words: str) -> None:
+        self.say(Text(words, style="dim"), on_stdout=False)
+
+
+def tell_report(files: ReportFiles, *, on_stderr: bool = True) -> None:
+    """What a report says and where it is; beside a measurement on stderr, as stdout is the measurement's."""
+    console = make_console(stderr=on_stderr)
+    console.print(Text(one_line(files.headline), style="bold"))
+    for note in files.notes:
+        console.print(Text(f"note: {one_line(note)}", style="yellow"))
+    if not files.records:
+        console.print(Text("no record to report; start with 'redline demo'", style="dim"))
+    pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"
+    console.print(Text(f"dashboard: {files.dashboard}"))
+    console.print(Text(f"beside it: report.md, {pictures}, results.csv, results.json", style="dim"))

@@ -1,55 +1,46 @@
-"""`redline report` and `--report DIR`: write the folder, say what lies where."""
+"""`redline report`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.text import Text
+import typer
 
-from redline.analyze.profile import Profile
-from redline.analyze.tune.finding import TuneFinding
-from redline.cli.document import print_document
-from redline.record import RunRecord
-from redline.report.folder import ReportFiles
-from redline.report.one_line import one_line
-from redline.report.terminal import make_console
-from redline.reporting import report_records, write_report
+from redline.cli.options import OUTPUT, WHAT, Exit, Json, opt, print_json
+from redline.cli.profile import open_in_browser
 
 
-def report_and_print(
-    ids: Sequence[str], folder: Path, *, last: bool, sweep: str | None, tune: str | None, opens: bool, as_json: bool
+def report(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Records, or files of 'export --raw'. Default: the whole history."),
+    ] = None,
+    last: Annotated[bool, opt("--last", group=WHAT, help="The last run, with the recipes measured beside it.")] = False,
+    sweep: Annotated[str | None, opt(group=WHAT, help="The finished cells of a sweep, by its name.")] = None,
+    tune: Annotated[str | None, opt(group=WHAT, help="A search for the fastest recipe, by its name.")] = None,
+    out: Annotated[Path, opt("--out", "-o", group=OUTPUT, metavar="DIR", help="The folder to write.")] = Path(
+        "redline-report"
+    ),
+    open_: Annotated[bool, opt("--open", group=OUTPUT, help="Open the dashboard in a browser.")] = False,
+    json: Json = False,
 ) -> int:
-    files = write_report(ids, folder, last=last, sweep=sweep, tune=tune)
-    if as_json:
-        print_document(files)
+    """Write a folder: a one-file dashboard, a Markdown report with pictures, CSV and JSON. Needs no torch.
+
+    \b
+    Examples:
+      redline report --last --open
+      redline report --sweep resnet50-grid -o report
+    """
+    from redline.api.report import write_report
+    from redline.cli.progress import tell_report
+    from redline.report.terminal import json_text
+
+    files = write_report(ids or [], out, last=last, sweep=sweep, tune=tune)
+    if json:
+        print_json(json_text(files))
     else:
-        _tell(files, on_stderr=False)
-    if opens:
-        from redline.cli.profile import open_in_browser
-
+        tell_report(files, on_stderr=False)
+    if open_:
         open_in_browser(Path(files.dashboard))
-    return 0
-
-
-def report_beside(
-    records: Sequence[RunRecord],
-    folder: Path | None,
-    profiles: Sequence[Profile] | None = None,
-    tunes: Sequence[TuneFinding] = (),
-) -> None:
-    """What `--report DIR` adds to a command that measures; stdout stays the command's own."""
-    if folder is not None:
-        _tell(report_records(records, folder, profiles=profiles, tunes=tunes), on_stderr=True)
-
-
-def _tell(files: ReportFiles, *, on_stderr: bool) -> None:
-    console = make_console(stderr=on_stderr)
-    console.print(Text(one_line(files.headline), style="bold"))
-    for note in files.notes:
-        console.print(Text(f"note: {one_line(note)}", style="yellow"))
-    if not files.records:
-        console.print(Text("no record to report; start with 'redline demo'", style="dim"))
-    pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"
-    console.print(Text(f"dashboard: {files.dashboard}"))
-    console.print(Text(f"beside it: report.md, {pictures}, results.csv, results.json", style="dim"))
+    return Exit.DONE

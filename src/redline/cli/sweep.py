@@ -1,102 +1,93 @@
-"""`redline sweep`: the grid from flags, a file or a preset; progress cell by cell; the table or the document."""
+"""`redline sweep`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from rich.text import Text
-
-from redline.analyze.sweep import Estimate
-from redline.api import sweep_specs
-from redline.cli.main import EXIT_INTERRUPTED
-from redline.cli.progress import LiveObserver
-from redline.cli.report import report_beside
+from redline.cli.options import (
+    HOW,
+    MEASURED,
+    WHAT,
+    WORKLOAD,
+    Exit,
+    Given,
+    Json,
+    Models,
+    Options,
+    Recipes,
+    Report,
+    only_set,
+    opt,
+    print_json,
+    takes,
+    tell,
+)
 from redline.errors import SpecError
-from redline.record import RunRecord
-from redline.report.folder import check_folder
-from redline.report.sweep import estimate_text, sweep_json, sweep_report
-from redline.report.terminal import make_console
-from redline.search.grid import grid_from_table, preset, read_sweep
-from redline.search.plan import Cell, Plan
-from redline.search.sweep import SweepObserver
-from redline.spec_table import layered
+
+AXES: Options = {
+    "batch": Annotated[list[str] | None, opt("--batch", "-b", group=WHAT, help="8, 1,8,16 or 16..512 (doubling).")],
+    "task": Annotated[list[str] | None, opt(group=WHAT, metavar="[infer|train]", help="Repeat for both.")],
+    "threads": Annotated[list[int] | None, opt(group=WHAT, help="CPU threads inside operators; repeat for several.")],
+}
+"""Where a run has one value, a sweep has a list."""
 
 
-class LiveSweep(LiveObserver, SweepObserver):
-    """One moving line for the cell at hand, one that stays for each that is settled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._place = ""
-
-    def planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
-        settled = len(plan.cells) - waiting
-        told = (
-            f"sweep {plan.name}: {len(plan.cells)} cells, {settled} settled, {waiting} to do; {estimate_text(estimate)}"
-        )
-        self.say(Text(told), on_stdout=False)
-        for idle in plan.idle_exclusions:  # now, while it can still be stopped and mended
-            self.say(Text(str(idle), style="yellow"), on_stdout=False)
-
-    def cell(self, cell: Cell, number: int, of: int) -> None:
-        self._place = f"[{number}/{of}]"
-
-    def name_of(self, record: RunRecord) -> str:
-        workload, threads = record.spec.workload, record.spec.threads
-        parts = [self._place, workload.model, workload.task, str(record.spec.recipe)]
-        parts += [f"batch {workload.batch}"] if workload.batch else []
-        parts += [f"{threads} threads"] if threads else []
-        return " ".join(parts)
-
-    def settled(self, cell: Cell, record: RunRecord) -> None:
-        self.forget(record)
-
-
-def sweep_table(given: Mapping[str, Any], file: Path | None, preset_name: str | None) -> dict[str, Any]:
-    """The flags over the file over the preset."""
-    if file is not None and preset_name is not None:
-        raise SpecError("give a file or a preset, not both")
-    base = read_sweep(file) if file is not None else preset(preset_name) if preset_name is not None else {}
-    return layered(base, given)
-
-
-def sweep_and_print(
-    table: Mapping[str, Any],
+@takes(WORKLOAD | MEASURED | AXES)
+def sweep(
     *,
-    fresh: bool,
-    retry_failed: bool,
-    dry_run: bool,
-    as_json: bool,
-    report: Path | None = None,
+    model: Models = None,
+    recipe: Recipes = None,
+    given: Given,
+    file: Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with a [sweep] table.")] = None,
+    preset: Annotated[
+        str | None, opt(group=WHAT, metavar="[fp16-torchscript|amp-batches]", help="A built-in grid.")
+    ] = None,
+    name: Annotated[str | None, opt(group=HOW, help="Name of the sweep. Default: derived from its grid.")] = None,
+    fresh: Annotated[bool, opt("--fresh", group=HOW, help="Start over; old records stay in the history.")] = False,
+    retry_failed: Annotated[bool, opt("--retry-failed", group=HOW, help="Try failed cells again.")] = False,
+    dry_run: Annotated[
+        bool, opt("--dry-run", group=HOW, help="Show the plan and a time estimate; measure nothing.")
+    ] = False,
+    report: Report = None,
+    json: Json = False,
 ) -> int:
+    """Measure a grid of models, recipes, batches, tasks and threads; run again, it continues where it stopped.
+
+    Every cell runs in its own process and is kept as soon as it is done. A cell that fails is a row too, and is tried
+    again only with --retry-failed. Cells are measured one after the other: for ratios with intervals use 'run'.
+
+    \b
+    Examples:
+      redline sweep resnet50 vit_b_16 -r baseline -r fp16 --batch 1..64
+      redline sweep --file grid.toml --dry-run
+    """
+    from redline.api.report import report_records
+    from redline.api.sweep import sweep as sweep_models
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveSweep, tell_report
+    from redline.report.folder import check_folder
+    from redline.report.sweep import sweep_report
+    from redline.report.terminal import make_console
+
     if report is not None:
         if dry_run:
             raise SpecError("a dry run measures nothing to report: leave out --report or --dry-run")
         check_folder(report)
-    grid = dict(table)
-    name = grid.pop("name", None)
-    found = grid_from_table(grid)
+    lists = {"batch": "batches", "task": "tasks", "threads": "threads"}
+    asked = {lists.get(key, key): value for key, value in given.items()}
+    asked |= only_set(recipes=recipe, file=file, preset=preset, name=name)
     try:
-        with LiveSweep() as observer:
-            result = sweep_specs(
-                found.cells,
-                idle_exclusions=found.idle,
-                name=name,
-                fresh=fresh,
-                retry_failed=retry_failed,
-                dry_run=dry_run,
-                observer=observer,
+        with LiveSweep() as observer, Workspace(observer=observer) as workspace:
+            result = sweep_models(
+                model, **asked, fresh=fresh, retry_failed=retry_failed, dry_run=dry_run, workspace=workspace
             )
+            observer.stop()
+            shown = sweep_report(result.summary, result.rows, result.estimate)
+            print_json(result.to_json()) if json else make_console().print(shown)
+            if report is not None:
+                tell_report(report_records(list(result.records.values()), report, workspace=workspace))
     except KeyboardInterrupt:
-        make_console(stderr=True).print("interrupted; settled cells are kept, the same command goes on", markup=False)
-        return EXIT_INTERRUPTED
-    if as_json:
-        sys.stdout.write(sweep_json(result.summary, result.estimate) + "\n")
-    else:
-        make_console().print(sweep_report(result.summary, result.rows, result.estimate))
-    ids = [cell.record_id for cell in result.summary.cells if cell.record_id in result.records]
-    report_beside([result.records[record_id] for record_id in ids if record_id], report)
-    return 0  # a cell that failed is a row like any other
+        tell("interrupted; finished cells are kept, and the same command continues")
+        return Exit.INTERRUPTED
+    return Exit.DONE  # a cell that failed is a row like any other

@@ -1,87 +1,111 @@
-"""`redline tune`: the leader so far while it searches, then the report or the document."""
+"""`redline tune`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.text import Text
+from redline.cli.options import (
+    HOW,
+    ISOLATED,
+    WHAT,
+    WORKLOAD,
+    Exit,
+    Given,
+    Json,
+    Model,
+    Options,
+    Replicates,
+    Report,
+    only_set,
+    opt,
+    print_json,
+    takes,
+)
 
-from redline.analyze.race import Pair
-from redline.analyze.tune.record import TuneRecord
-from redline.cli.main import EXIT_FAILED_ROW, EXIT_INTERRUPTED
-from redline.cli.progress import LiveObserver
-from redline.cli.report import report_beside
-from redline.record import RunRecord
-from redline.report.folder import check_folder
-from redline.report.terminal import make_console
-from redline.report.tune import tune_json, tune_report
-from redline.search.tune.tuner import TuneObserver
-from redline.tuning import tune
-
-
-class LiveTune(LiveObserver, TuneObserver):
-    """A line that stays for each trial, and who leads; one that moves for what is happening."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._place = ""
-        self._leader = ""
-
-    def planned(self, tune: TuneRecord, recipes: int, budget_s: float) -> None:
-        self._stay(f"tune {tune.name}: {recipes} recipes are possible, {budget_s:.0f} s at most")
-
-    def stage(self, words: str) -> None:
-        self._stay(words)
-
-    def attempting(self, recipe: str, number: int, why: str) -> None:
-        self._place = f"[{number}]"
-        self._why = why
-
-    def attempted(self, recipe: str, said: str) -> None:
-        self._stay(f"{self._place} {recipe} ({self._why}): {said}")
-
-    def leads(self, recipe: str, ratio: float) -> None:
-        told = f"leader: {recipe}, {ratio:.2f}× the baseline"
-        if told != self._leader:
-            self._leader = told
-            self._stay(told)
-
-    def heat(self, number: int, planned: int, recipes: Sequence[str]) -> None:
-        self._place = f"heat {number} of {planned}"
-
-    def stands(self, pairs: Sequence[Pair]) -> None:
-        """The report tells it."""
-
-    def name_of(self, record: RunRecord) -> str:
-        return f"{self._place} {record.spec.recipe}"
-
-    def closed(self, record: RunRecord) -> None:
-        self.forget(record)
-
-    def _stay(self, words: str) -> None:
-        self.say(Text(words, style="dim"), on_stdout=False)
+BATCH: Options = {
+    "batch": Annotated[str | None, opt("--batch", "-b", group=WHAT, help="Items per step, or auto to search it too.")]
+}
 
 
-def tune_and_print(given: Mapping[str, Any], *, as_json: bool, report: Path | None = None) -> int:
+@takes(WORKLOAD | BATCH | ISOLATED)
+def tune(
+    *,
+    model: Model,
+    budget: Annotated[
+        str, opt(group=HOW, help="Time the search may take, such as 60s or 5m; it often ends earlier.")
+    ] = "10m",
+    objective: Annotated[str, opt(group=HOW, metavar="[throughput|latency]", help="What to optimize.")] = "throughput",
+    slo_p95: Annotated[str | None, opt("--slo-p95", group=HOW, help="Keep the p95 step within, such as 20ms.")] = None,
+    tolerance: Annotated[
+        str | None, opt(group=HOW, help="Numerics: a factor on the error of rounding such as 2x, or a relative error.")
+    ] = None,
+    allow_quantized: Annotated[
+        bool, opt("--allow-quantized", group=HOW, help="Try int8 and fp8 too; recommended only with --check.")
+    ] = False,
+    check: Annotated[
+        str | None, opt(group=HOW, help="file.py:function, a metric of the model; higher is better.")
+    ] = None,
+    recipe: Annotated[
+        list[str] | None, opt("--recipe", "-r", group=HOW, help="A recipe to try first; repeatable.")
+    ] = None,
+    switches: Annotated[
+        str | None, opt(group=HOW, help="Use only these switches, such as fp16,compile,graphs.")
+    ] = None,
+    without: Annotated[str | None, opt(group=HOW, help="Leave these switches out, such as compile.")] = None,
+    replicates: Replicates = 3,
+    resume: Annotated[bool, opt("--resume", group=HOW, help="Continue the same search where it stopped.")] = False,
+    name: Annotated[str | None, opt(group=HOW, help="Name of the search. Default: derived from what is asked.")] = None,
+    given: Given,
+    report: Report = None,
+    json: Json = False,
+) -> int:
+    """Find the fastest recipe that keeps the numerics, prove it, say what each switch brings, and print the code.
+
+    Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far.
+
+    \b
+    Examples:
+      redline tune resnet50 --batch 32 --budget 5m
+      redline tune my_model.py:build --task train --without graphs
+      redline tune resnet50 --batch 32 --resume --budget 10m
+    """
+    from redline.api.report import report_records
+    from redline.api.tune import tune as tune_model
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveTune, tell_report
+    from redline.report.folder import check_folder
+    from redline.report.terminal import make_console
+    from redline.report.tune import tune_report
+    from redline.spec import MOST_REPLICATES, require_range
+
+    require_range("replicates", replicates, 1, MOST_REPLICATES)
     if report is not None:
         check_folder(report)
-    settings = dict(given)
-    model = settings.pop("model")
-    for name in ("steps", "without"):
-        if name in settings:
-            settings[name] = [word.strip() for word in settings[name].split(",") if word.strip()]
-    if str(settings.get("batch", "")).isdecimal():
-        settings["batch"] = int(settings["batch"])
-    with LiveTune() as observer:
-        result = tune(model, **settings, observer=observer)
-    if as_json:
-        sys.stdout.write(tune_json(result.finding) + "\n")
-    else:
-        make_console().print(tune_report(result.finding))
-    report_beside(list(result.records.values()), report, tunes=[result.finding])
+    if str(given.get("batch", "")).isdecimal():
+        given["batch"] = int(given["batch"])
+    listed: dict[str, Any] = {
+        key: [word.strip() for word in (text or "").split(",")]
+        for key, text in (("steps", switches), ("without", without))
+        if text
+    }
+    with LiveTune() as observer, Workspace(observer=observer) as workspace:
+        result = tune_model(
+            model,
+            budget=budget,
+            objective=objective,
+            allow_quantized=allow_quantized,
+            replicates=replicates,
+            resume=resume,
+            **only_set(slo_p95=slo_p95, tolerance=tolerance, check=check, recipes=recipe, name=name),
+            **listed,
+            **given,
+            workspace=workspace,
+        )
+        observer.stop()
+        print_json(result.to_json()) if json else make_console().print(tune_report(result.finding))
+        if report is not None:
+            tunes = [result.finding]
+            tell_report(report_records(list(result.records.values()), report, tunes=tunes, workspace=workspace))
     if result.finding.state == "interrupted":
-        return EXIT_INTERRUPTED
-    return 0 if result.winner is not None else EXIT_FAILED_ROW
+        return Exit.INTERRUPTED
+    return Exit.DONE if result.winner is not None else Exit.FAILED_ROW

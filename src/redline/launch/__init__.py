@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redline.errors import UsageError
-from redline.launch.session import Door, Session
+from redline.launch.door import Door, Session
 from redline.spec import LaunchSpec
 
 __all__ = ["Door", "Session", "open_door"]

@@ -14,7 +14,7 @@ from redline.spec import LaunchSpec, RunSpec
 
 class InlineSession:
     def __init__(self, handed_over: dict[str, Any]) -> None:
-        from redline.bench.session import BenchSession  # torch is loaded here, and only here, on the desk
+        from redline.bench.session import BenchSession
 
         self._on_progress: OnProgress | None = None
         self._bench = BenchSession(on_progress=self._progress, isolated=False, handed_over=handed_over)

@@ -7,7 +7,7 @@ from datetime import datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.limits import CeilingsSummary, Figure
+from redline.analyze.ceilings import CeilingsSummary, Figure
 from redline.report.terminal import make_table
 from redline.units import format_bytes, format_seconds, format_share, significant
 

@@ -9,9 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.compare import Comparison, Comparisons
-from redline.report.markdown_text import cell, escaped, table
-from redline.report.one_line import one_line
-from redline.report.terminal import make_table
+from redline.report.terminal import cell, escaped, make_table, one_line, table
 from redline.units import format_bytes, format_seconds
 
 STYLES = {

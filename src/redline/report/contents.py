@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.analyze.curves import Curve, curves_of
-from redline.analyze.headroom import Headroom
+import msgspec
+
+from redline.analyze.curves import Curve, curves_of, standing
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.recommend import Advice, headline, recommend
-from redline.analyze.subject import Subject, subjects_of
+from redline.analyze.recommend import Advice, headline, rate_text, recommend
 from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
-from redline.analyze.tune.advice import with_winners
-from redline.analyze.tune.finding import TuneFinding
-from redline.analyze.tune.headroom import headroom_of
 from redline.errors import TraceError
-from redline.record import RunRecord
-from redline.report.roofline_chart import RooflineChart, roofline_charts
+from redline.identity import Subject, is_capture, subjects_of
+from redline.record import Environment, RunRecord
+from redline.report.roofline import RooflineChart, roofline_charts
+from redline.search.tune.gains import Headroom, headroom_of, with_winners
+from redline.search.tune.result import TuneFinding
+from redline.spec import BASELINE, Frozen
+from redline.units import format_bytes
 
 MOST_NOTES = 8
 """A history full of damaged records is told of in a few lines."""
@@ -82,7 +85,7 @@ def contents_of(
         notes=_first(told),
         headrooms=sorted(
             [found for tune in tunes if (found := headroom_of(tune, rows)) is not None],
-            key=lambda headroom: -len(headroom.steps),
+            key=lambda headroom: -len(headroom.switches),
         ),
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
     )
@@ -123,3 +126,135 @@ def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> t
         except TraceError as error:
             gone.append(f"no kernels of record {record.id}: {error}")
     return found, gone
+
+
+@dataclass(frozen=True)
+class Line:
+    """One record for all that measured the same."""
+
+    subject: Subject
+    record: RunRecord
+    row: RunSummary
+    """Its ratio is left out where it is against another than most ratios of its subject are."""
+    rates: tuple[float, ...]
+    """Items per second of each of them, in the order in which they were measured."""
+    measured_at: float
+    """The newest of them."""
+
+    @property
+    def told(self) -> str:
+        """How many there were and how far apart; the intervals of single processes do not show that."""
+        if len(self.rates) < 2:
+            return "1"
+        low, high = (rate_text(each, None).removesuffix(" items/s") for each in (min(self.rates), max(self.rates)))
+        return f"{len(self.rates)}: {low}–{high}"
+
+
+def folded(contents: Contents) -> list[Line]:
+    """In the order in which things were first measured. What failed, and what ran beside a profile, stays apart."""
+    together: dict[Hashable, list[tuple[Subject, RunRecord, RunSummary]]] = {}
+    usual = _usual_firsts(contents)
+    for subject, record, row in zip(contents.subjects, contents.records, contents.rows, strict=True):
+        if row.vs_first is not None and row.vs_first.recipe != usual[subject]:
+            row = msgspec.structs.replace(row, vs_first=None)
+        together.setdefault(_same(subject, record, row), []).append((subject, record, row))
+    return [_line(each) for each in together.values()]
+
+
+def _usual_firsts(contents: Contents) -> dict[Subject, str]:
+    """The baseline where any ratio of a subject is against it: an ablation sets its recipes against the winner.
+
+    Else what most are against.
+    """
+    counts: dict[Subject, Counter[str]] = {}
+    for subject, row in zip(contents.subjects, contents.rows, strict=True):
+        if row.vs_first is not None:
+            counts.setdefault(subject, Counter())[row.vs_first.recipe] += 1
+    return {
+        subject: BASELINE if BASELINE in firsts else firsts.most_common(1)[0][0] for subject, firsts in counts.items()
+    }
+
+
+def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:
+    if row.throughput_per_s is None or is_capture(record) or record.prepared is None:
+        return record.id
+    environment = record.prepared.environment
+    return subject, row.recipe, row.batch, environment.versions.get("torch"), environment.device.driver
+
+
+def _line(measured: Sequence[tuple[Subject, RunRecord, RunSummary]]) -> Line:
+    subject, record, row = max(measured, key=lambda each: standing(each[1]))
+    rates = tuple(each.throughput_per_s for _, _, each in measured if each.throughput_per_s is not None)
+    return Line(subject, record, row, rates, max(each.created_at for _, each, _ in measured))
+
+
+METHOD = (
+    "Every spec ran in a process of its own. Warm-up ended when two windows of steps agreed; timing stopped when the 95 % "
+    "interval of the median was narrow enough, or the verdict says why it was not.",
+    "Latency waits for the device after every step. Throughput and training run without waiting and are timed by device "
+    "events; on a CPU the host clock serves both.",
+    "Intervals are order statistics of the median, widened where samples depend on each other, and hold within one "
+    "process: another process may sit a few percent apart.",
+    "A ratio with an interval comes from blocks measured in turns, in random order. Records that merely followed each "
+    "other are shown side by side and carry none.",
+    "p95 needs 130 samples and p99 662; with fewer they are not told. Every recipe's answers were compared with strict "
+    "fp32 on fixed inputs; one that is too far away is shown and never recommended.",
+    "The knee is where throughput reaches 90 % of what larger batches near, by the fit t = a + c·b on batches that the "
+    "device, not the host, limits; the smallest are left out where one line does not describe all.",
+)
+
+
+VERSIONS_FIRST = ("torch", "torchvision", "cuda", "hip", "cudnn", "triton")
+
+
+class Place(Frozen):
+    device: str
+    facts: tuple[tuple[str, str], ...]
+    records: int
+
+
+def places_of(records: Sequence[RunRecord]) -> list[Place]:
+    counts: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+    for record in records:
+        if record.prepared is not None:
+            environment = record.prepared.environment
+            place = (environment.device.name or environment.device.kind, tuple(_facts(environment)))
+            counts[place] = counts.get(place, 0) + 1
+    return [Place(device=device, facts=facts, records=count) for (device, facts), count in counts.items()]
+
+
+def _facts(environment: Environment) -> list[tuple[str, str]]:
+    device = environment.device
+    limit = f", {device.power_limit_w:.0f} W" if device.power_limit_w else ""
+    memory = format_bytes(device.memory_bytes) if device.memory_bytes else ""
+    cores = f"{environment.logical_cores} logical cores" if environment.logical_cores else ""
+    names = sorted(environment.versions, key=lambda name: (_rank(name), name))
+    told = (
+        ("device", f"{device.kind}, {memory}{limit}" if memory else f"{device.kind}{limit}"),
+        ("driver", device.driver or ""),
+        ("CPU", ", ".join(part for part in (environment.cpu, cores) if part)),
+        ("threads", str(environment.threads) if environment.threads else ""),
+        ("platform", environment.platform),
+        ("Python", environment.python),
+        ("versions", ", ".join(f"{name} {environment.versions[name]}" for name in names)),
+        ("Redline", environment.redline),
+        ("variables", ", ".join(_variables(environment))),
+        ("code", _code(environment)),
+    )
+    return [(name, value) for name, value in told if value]
+
+
+def _variables(environment: Environment) -> list[str]:
+    """Those that say how; where something lies changes no speed and is nobody else's business."""
+    told = sorted(environment.variables.items())
+    return [f"{name}={value}" for name, value in told if not name.endswith(("_DIR", "_PATH", "_HOME"))]
+
+
+def _rank(name: str) -> int:
+    return VERSIONS_FIRST.index(name) if name in VERSIONS_FIRST else len(VERSIONS_FIRST)
+
+
+def _code(environment: Environment) -> str:
+    if environment.git_commit is None:
+        return ""
+    return f"{environment.git_commit[:12]}{' with local changes' if environment.git_dirty else ''}"

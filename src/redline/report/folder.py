@@ -8,10 +8,10 @@ from typing import Any
 
 from redline.errors import SpecError
 from redline.report.contents import Contents
-from redline.spec import Spec
+from redline.spec import Frozen
 
 
-class ReportFiles(Spec):
+class ReportFiles(Frozen):
     """What was written."""
 
     folder: str

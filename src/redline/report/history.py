@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
-from redline.report.limit_cells import limit_lines
+from redline.report.cells import limit_lines
 from redline.report.run import FittingTable
 from redline.report.terminal import make_table
 from redline.store import Row

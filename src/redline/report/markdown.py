@@ -7,17 +7,14 @@ from datetime import UTC, datetime
 from itertools import groupby
 
 from redline import __version__
-from redline.analyze.accuracy import error_text
-from redline.analyze.headroom import waterfall
 from redline.analyze.recommend import held_bytes, rate_text, ratio_text
-from redline.analyze.subject import Subject, is_capture
 from redline.analyze.summary import RunSummary
+from redline.analyze.trust import error_text
+from redline.identity import Subject, is_capture
 from redline.report.cells import bound_word
-from redline.report.contents import Contents
-from redline.report.dashboard.environment import places_of
-from redline.report.folded import Line, folded
-from redline.report.markdown_text import cell, escaped, table
-from redline.report.method import METHOD
+from redline.report.contents import METHOD, Contents, Line, folded, places_of
+from redline.report.terminal import cell, escaped, table
+from redline.search.tune.gains import waterfall
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 MOST_ROWS = 400

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline.analyze.profile import Profile
 from redline.report.profile import PERFETTO, facts, hints, title
-from redline.trace.strip import Strip
+from redline.trace.decode import read_trace
+from redline.trace.timeline import Strip, strips_of
 from redline.units import format_seconds, format_share
 
 HEIGHT = 60
 WIDTH = 960
 KERNELS_SHOWN = 200
 OPERATORS_SHOWN = 100
+
+
+def profile_page_of(profile: Profile) -> str:
+    """The page, with the timelines of those of its trace files that are still there."""
+    files = [Path(source) for source in profile.sources if Path(source).is_file()]
+    return profile_page(profile, strips_of([read_trace(file) for file in files]))
 
 
 def profile_page(profile: Profile, strips: Sequence[Strip] = ()) -> str:

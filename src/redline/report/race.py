@@ -10,10 +10,9 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.accuracy import farthest
 from redline.analyze.race import TIME_BAND, Heat, Pair, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
-from redline.analyze.trust import IN_COMPANY
+from redline.analyze.trust import IN_COMPANY, farthest
 from redline.report.cells import error_cell
 from redline.report.export import export_json
 from redline.report.terminal import make_table

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.limits import RooflineRow
+from redline.analyze.ceilings import CeilingsSummary, RooflineRow
+from redline.analyze.summary import CeilingsOf, RunSummary
+from redline.errors import SpecError
+from redline.record import RunRecord
+from redline.report.batch import check_place
 from redline.report.terminal import make_table
+from redline.spec import Frozen
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
+from redline.work import Ceilings
 
 
 class RooflineReport:
@@ -118,3 +127,152 @@ def _next(rows: Sequence[RooflineRow]) -> str:
         "compute": "the products are in the way: a shorter number format (tf32, fp16, bf16) computes faster",
     }
     return f"{left}; {advice.get(best.bound.label, 'redline profile shows where the time goes')}"
+
+
+class Roof(Frozen):
+    """A ceiling: of bandwidth (bytes per second, the slope) or of arithmetic (FLOP per second, flat)."""
+
+    label: str
+    bytes_per_s: float | None = None
+    flops_per_s: float | None = None
+
+
+class RooflinePoint(Frozen):
+    row: int
+    """The place of its record in the report."""
+    label: str
+    intensity: float
+    """FLOP per compulsory byte."""
+    flops_per_s: float
+    told: str
+
+
+class RooflineChart(Frozen):
+    title: str
+    roofs: tuple[Roof, ...]
+    points: tuple[RooflinePoint, ...]
+
+
+def roofline_charts(
+    records: Sequence[RunRecord], rows: Sequence[RunSummary], ceilings_of: CeilingsOf
+) -> list[RooflineChart]:
+    """Of the records whose work was counted and whose device's ceilings are known."""
+    points: dict[str, list[RooflinePoint]] = {}
+    places: dict[str, Ceilings] = {}
+    formats: dict[str, dict[str, None]] = {}
+    for number, (record, row) in enumerate(zip(records, rows, strict=True)):
+        known, point = ceilings_of(record), _point(number, row)
+        if known is None or point is None:
+            continue
+        title = _title(known)
+        places.setdefault(title, known)
+        assert record.prepared is not None
+        assert record.prepared.work is not None
+        formats.setdefault(title, {}).update(dict.fromkeys(record.prepared.work.flops_by_format()))
+        points.setdefault(title, []).append(point)
+    return [
+        RooflineChart(title=title, roofs=_roofs(places[title], list(formats[title])), points=tuple(under))
+        for title, under in points.items()
+    ]
+
+
+def _point(number: int, row: RunSummary) -> RooflinePoint | None:
+    found = row.roofline
+    if found is None or not found.intensity:
+        return None
+    left = "n/a" if found.headroom is None else f"{found.headroom:.1f}×"
+    wrong = f"; {found.error}" if found.error else ""
+    told = f"{left} left to the roofline of {format_seconds(found.attainable_s)} ({found.limited_by})"
+    return RooflinePoint(
+        row=number,
+        label=f"{row.recipe} · b{row.batch}" if row.batch else row.recipe,
+        intensity=found.intensity,
+        flops_per_s=found.achieved_flops_per_s,
+        told=f"{told}; {format_share(found.efficiency)} of the peak{wrong}",
+    )
+
+
+def _roofs(ceilings: Ceilings, formats: Sequence[str]) -> tuple[Roof, ...]:
+    bandwidth = ceilings.copy_bytes_per_s
+    slope = Roof(label=f"copy, {bandwidth / 1e9:.4g} GB/s", bytes_per_s=bandwidth)
+    flat = [
+        Roof(label=f"{form}, {ceilings.flops_per_s[form] / 1e12:.3g} TFLOP/s", flops_per_s=ceilings.flops_per_s[form])
+        for form in formats
+        if form in ceilings.flops_per_s
+    ]
+    return (slope, *flat)
+
+
+def _title(ceilings: Ceilings) -> str:
+    """All that ceilings are kept by: two places with one title would share their roofs."""
+    threads = f"{ceilings.threads} threads" if ceilings.threads else ""
+    driver = f"driver {ceilings.driver}" if ceilings.driver else ""
+    torch = f"torch {ceilings.torch}" if ceilings.torch else ""
+    return ", ".join(part for part in (ceilings.name or ceilings.kind, threads, driver, torch) if part)
+
+
+def plot_roofline(rows: Sequence[RooflineRow], ceilings: CeilingsSummary, path: Path) -> Path:
+    check_place(path)
+    # The figure is made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots()
+    low, high = _span(rows)
+    _roofs_roofline_plot(axes, rows, ceilings, low, high)
+    for number, row in enumerate(rows):
+        _points(axes, row, f"C{number % 10}")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    axes.set_xlabel("FLOPs per byte (points: unfused; stars: whole step, compulsory bytes)")
+    axes.set_ylabel("FLOP/s")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize="small", loc="lower right")
+    first = rows[0]
+    figure.suptitle(f"{first.model} · {first.task} · batch {first.batch} · {first.device_name}")
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise SpecError(f"cannot write the plot to {path}: {error.strerror}") from None
+    return path
+
+
+def _span(rows: Sequence[RooflineRow]) -> tuple[float, float]:
+    found = [row.intensity for row in rows if row.intensity]
+    found += [point.flops / point.bytes for row in rows for point in row.points if point.bytes]
+    found += [one.intensity for row in rows for one in row.classes if one.intensity]
+    return min(found, default=0.1) / 3, max(found, default=1000.0) * 3
+
+
+def _roofs_roofline_plot(
+    axes: Any, rows: Sequence[RooflineRow], ceilings: CeilingsSummary, low: float, high: float
+) -> None:
+    bandwidth = ceilings.copy_bytes_per_s.measured or np.nan
+    grid = np.geomspace(low, high, 200)
+    formats = dict.fromkeys(form for row in rows for form in row.formats)
+    for form in formats:
+        figure = ceilings.tflops.get(form)
+        if figure is None or figure.measured is None:
+            continue
+        roof = np.minimum(grid * bandwidth, figure.measured * 1e12)
+        axes.plot(grid, roof, "-", color="0.3", linewidth=1.2)
+        axes.annotate(f"{form} {figure.measured:.3g} TFLOP/s", (high, roof[-1]), ha="right", va="bottom", fontsize=8)
+    axes.annotate(f"copy {bandwidth / 1e9:.4g} GB/s", (low * 1.5, low * 1.5 * bandwidth), fontsize=8, rotation=30)
+
+
+def _points(axes: Any, row: RooflineRow, colour: str) -> None:
+    points = [point for point in row.points if point.bytes and point.seconds]
+    if points:
+        across = [point.flops / point.bytes for point in points]
+        axes.plot(across, [point.flops / point.seconds for point in points], ".", color=colour, alpha=0.5)
+    for one in row.classes:
+        if one.intensity and one.measured_s:
+            height = one.flops / one.measured_s
+            axes.plot([one.intensity], [height], "o", color=colour)
+            axes.annotate(one.name, (one.intensity, height), fontsize=7, xytext=(3, 3), textcoords="offset points")
+    if row.intensity:
+        left = "" if row.headroom is None else f" ({row.headroom:.1f}× left)"
+        axes.plot(
+            [row.intensity], [row.achieved_flops_per_s], "*", color=colour, markersize=14, label=f"{row.recipe}{left}"
+        )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import msgspec
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from redline.trace.classes import printable
 
 PIPE_WIDTH = 160
 """Where there is no terminal to measure: wide enough for every column."""
@@ -26,6 +32,11 @@ def as_text(report: RenderableType) -> str:
     return captured.get()
 
 
+def json_text(document: Any) -> str:
+    """One JSON document, as `--json` prints it."""
+    return msgspec.json.format(msgspec.json.encode(document)).decode() + "\n"
+
+
 def plain_table(title: str) -> Table:
     return make_table(Text(title, style="dim"))
 
@@ -34,3 +45,32 @@ def make_table(title: Text | None) -> Table:
     return Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 1)
     )
+
+
+def one_line(text: str, longest: int | None = None) -> str:
+    """Blanks of any kind become one space, nothing is left that a terminal would obey; the end stays when it is cut."""
+    line = printable(" ".join(text.split()))
+    return line if longest is None or len(line) <= longest else f"{line[: longest - 9]}…{line[-8:]}"
+
+
+LONGEST = 80
+_SPECIAL = re.compile(r"([\\`*_\[\]#|~$])")
+_LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
+
+
+def escaped(text: str, longest: int | None = None) -> str:
+    """On one line, cut where it is too long, with nothing in it that a Markdown reader or a browser would obey."""
+    line = one_line(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+    line = _SPECIAL.sub(r"\\\1", line)
+    # At the start of a line these would begin a list, a quote or a heading's underline.
+    return _LEADING.sub(lambda match: "".join(f"&#{ord(one)};" for one in match.group(1)), line)
+
+
+def cell(text: str) -> str:
+    return escaped(text, LONGEST)
+
+
+def table(headers: list[str], rows: list[list[str]], *, left: int = 1) -> list[str]:
+    """Lines of a table whose first `left` columns are texts and whose others are numbers; cells are escaped already."""
+    rule = ["---" if place < left else "---:" for place in range(len(headers))]
+    return ["| " + " | ".join(line) + " |" for line in (headers, rule, *rows)]

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.tune.finding import Ranked, TuneFinding, Winner
 from redline.report.cells import error_cell
 from redline.report.race import VERDICT_STYLE
 from redline.report.terminal import make_table
+from redline.search.tune.result import Ranked, TuneFinding, Winner
 from redline.spec import BASELINE
 from redline.units import significant
 
@@ -33,7 +33,7 @@ def tune_json(found: TuneFinding) -> str:
         "batch": found.batch,
         "winner": winner,
         "ranking": found.ranking,
-        "steps": found.steps,
+        "switches": found.switches,
         "rejected": found.rejected,
         "refused": found.refused,
         "headroom": found.headroom,
@@ -46,14 +46,14 @@ def tune_json(found: TuneFinding) -> str:
 
 
 def tune_report(found: TuneFinding) -> RenderableType:
-    """Ranking, winner, what each step brings, what was rejected and why, the code, the next step."""
+    """Ranking, winner, what each switch brings, what was rejected and why, the code, the next step."""
     parts: list[RenderableType] = []
     if found.ranking:
         parts.append(_ranking(found))
         if len(found.ranking) > SHOWN:
             parts.append(Text(f"  and {len(found.ranking) - SHOWN} slower ones (--json lists all)", style="dim"))
     parts += [_winner(found, found.winner)] if found.winner is not None else []
-    if found.steps:
+    if found.switches:
         parts.append(_steps(found))
     parts += _reasons(found)
     parts += [Text(f"  note: {note}", style="yellow") for note in found.notes]
@@ -110,12 +110,12 @@ def _standing(found: TuneFinding) -> str:
 
 
 def _steps(found: TuneFinding) -> Table:
-    table = make_table(Text("what each step brings (time without it over time with it)", style="dim"))
-    table.add_column("step", no_wrap=True)
+    table = make_table(Text("what each switch brings (time without it over time with it)", style="dim"))
+    table.add_column("switch", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
-    for gain in found.steps:
+    for gain in found.switches:
         interval = f" ({gain.low:.2f}–{gain.high:.2f})" if gain.low and gain.high else ""
-        table.add_row(Text(gain.step), f"{gain.gain:.2f}×{interval}")
+        table.add_row(Text(gain.switch), f"{gain.gain:.2f}×{interval}")
     return table
 
 
@@ -123,7 +123,7 @@ def _reasons(found: TuneFinding) -> list[RenderableType]:
     told: list[RenderableType] = [
         Text(f"  rejected: {row.recipe}: {row.reason}", style="red") for row in found.rejected
     ]
-    return told + [Text(f"  not tried: {row.step}: {row.reason}", style="dim") for row in _apart(found)]
+    return told + [Text(f"  not tried: {row.switch}: {row.reason}", style="dim") for row in _apart(found)]
 
 
 def _apart(found: TuneFinding) -> Sequence[Any]:

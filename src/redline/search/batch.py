@@ -25,10 +25,11 @@ from redline.analyze.batch import (
     within_target,
 )
 from redline.errors import SpecError
-from redline.launch.session import Door
+from redline.launch.door import Door
 from redline.record import RunRecord
-from redline.search.interleave import Journal, Observer, measure_together
+from redline.search.group import measure_together
 from redline.search.largest import Room, Tried, bounds, next_batch
+from redline.search.observer import Journal, Observer
 from redline.spec import MOST_ITEMS, MeasureSpec, RunSpec
 
 MAX_TRIALS = 8
@@ -44,14 +45,6 @@ HOPELESS = ("user", "unsupported", "compile", "numerics")
 """A first trial that breaks like this breaks at any batch; so does one that cannot even open the device."""
 
 
-class BatchObserver(Observer):
-    """Is told of trials as well."""
-
-    def trying(self, batch: int, purpose: Purpose) -> None: ...
-
-    def tried(self, trial: BatchTrial) -> None: ...
-
-
 @dataclass
 class BatchSearch:
     """One recipe's search: what was tried so far, and how to try more."""
@@ -59,7 +52,7 @@ class BatchSearch:
     spec: RunSpec
     door: Door
     journal: Journal
-    observer: BatchObserver
+    observer: Observer
     records: list[RunRecord] = field(default_factory=list)
     trials: list[BatchTrial] = field(default_factory=list)
 
@@ -93,17 +86,17 @@ class BatchSearch:
         return any(trial.batch == batch for trial in self.trials)
 
 
-def find_batch(
+def search_batch(
     spec: RunSpec,
     door: Door,
     journal: Journal,
-    observer: BatchObserver | None = None,
+    observer: Observer | None = None,
     *,
     most: int | None = None,
     slo_p95_s: float | None = None,
 ) -> BatchFinding:
     """Search for one spec (its batch is ignored). `most`: look no further than this batch."""
-    search = BatchSearch(spec, door, journal, observer or BatchObserver())
+    search = BatchSearch(spec, door, journal, observer or Observer())
     find_largest(search, min(most or MOST_ITEMS, MOST_ITEMS))
     if search.largest:
         find_knee(search)

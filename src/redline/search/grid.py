@@ -1,4 +1,4 @@
-"""From lists to cells: every combination of models, tasks, threads, batches and recipes, less what is excluded."""
+"""How values of a grid's axes are written: one, a list, and for batches a range as well."""
 
 from __future__ import annotations
 
@@ -7,18 +7,144 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from fnmatch import fnmatchcase
+from itertools import groupby, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from redline.analyze.sweep import IdleExclusion
-from redline.errors import SpecError, UnknownName
-from redline.search.axes import listed, parse_batches
-from redline.search.exclude import parse_exclusions
-from redline.spec import Recipe, RunSpec, key_of, memory_identity
+from redline.errors import SpecError, UnknownName, UsageError
+from redline.protocol import Checked
+from redline.spec import Recipe, RunSpec, Task, key_of, memory_identity
 from redline.spec_table import layered, specs_from_table
+
+AXES = ("model", "task", "threads", "batch", "recipe")
+_DOUBLING = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple | set | range) else [value]
+
+
+def parse_batches(value: Any) -> list[int]:
+    """`8`, `[1, 8]`, `"1,8,16"` and `"16..512"`, which doubles from the first to the last."""
+    found: list[int] = []
+    for part in (word for item in listed(value) for word in (item.split(",") if isinstance(item, str) else [item])):
+        text = str(part).strip()
+        doubling = _DOUBLING.fullmatch(text)
+        if doubling:
+            found += _doubled(int(doubling.group(1)), int(doubling.group(2)), text)
+        elif text.isdecimal() and not isinstance(part, bool):
+            found.append(int(text))
+        else:
+            raise SpecError(f"batch must be a number, a list such as 1,8,16 or a range such as 16..512, got {text!r}")
+    return list(dict.fromkeys(found))
+
+
+def _doubled(low: int, high: int, text: str) -> list[int]:
+    if not 0 < low <= high:
+        raise SpecError(f"batch range {text!r} must go from 1 or more upwards")
+    batches = [low]
+    while batches[-1] * 2 <= high:
+        batches.append(batches[-1] * 2)
+    return batches if batches[-1] == high else [*batches, high]
+
+
+_TASKS: tuple[Task, ...] = get_args(Task)
+_WORDS = ("model", "recipe")
+"""Axes on which each value is told that no cell has; a range of batches may well reach beyond the grid."""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Fits the cells that have one of the wanted values on each of the axes it names."""
+
+    wanted: Mapping[str, Sequence[Any]]
+
+    def fits(self, cell: RunSpec) -> bool:
+        return all(any(_has(cell, axis, value) for value in values) for axis, values in self.wanted.items())
+
+    def idle(self, cells: Sequence[RunSpec]) -> IdleExclusion | None:
+        """What it asks for in vain. Cells are the whole product, so one that fits none has an axis with no value of it."""
+        fits_none = not any(self.fits(cell) for cell in cells)
+        missing = {
+            axis: [value for value in values if not any(_has(cell, axis, value) for cell in cells)]
+            for axis, values in self.wanted.items()
+            if fits_none or axis in _WORDS
+        }
+        told = [f"no {axis} {', '.join(map(str, values))}" for axis, values in missing.items() if values]
+        if not told:
+            return None
+        exclusion = {axis: list(values) for axis, values in self.wanted.items()}
+        return IdleExclusion(exclusion=exclusion, reason=f"the grid has {' and '.join(told)}")
+
+
+def parse_exclusions(tables: Any, where: str) -> list[Exclusion]:
+    if not isinstance(tables, list | tuple) or not all(isinstance(table, Mapping) for table in tables):
+        raise SpecError(f"{where}: write each exclusion as a [[sweep.exclude]] table")
+    return [_parsed(table, where) for table in tables]
+
+
+def recipe_probes(idle: Sequence[IdleExclusion], cell: RunSpec) -> list[RunSpec]:
+    """Only the bench knows all steps. So ask it whether a cell that is sound could have these recipes, in any task."""
+    recipes = dict.fromkeys(text for found in idle for text in found.exclusion.get("recipe", []))
+    return [
+        msgspec.structs.replace(
+            cell, recipe=Recipe.parse(text), workload=msgspec.structs.replace(cell.workload, task=task)
+        )
+        for text in recipes
+        for task in _TASKS
+    ]
+
+
+def refuse_unknown_recipes(answers: Sequence[Checked]) -> None:
+    """Raises for the first recipe that was refused in every task."""
+    for recipe, group in groupby(answers, key=lambda answer: str(answer.spec.recipe)):
+        reasons = [answer.usage for answer in group]
+        if all(reasons):
+            raise UsageError(f"an exclusion names the recipe {recipe}, which cannot be: {reasons[0]}")
+
+
+def _parsed(table: Mapping[str, Any], where: str) -> Exclusion:
+    if not table:
+        raise SpecError(f"{where}: an exclusion must name at least one of {', '.join(AXES)}")
+    for axis in table:
+        if axis not in AXES:
+            raise UnknownName("field of an exclusion", str(axis), AXES, hint=f"{where}: there are {', '.join(AXES)}")
+    return Exclusion({axis: _values(axis, value, f"{where}: {axis} of an exclusion") for axis, value in table.items()})
+
+
+def _values(axis: str, value: Any, what: str) -> list[Any]:
+    values: list[Any] = parse_batches(value) if axis == "batch" else listed(value)
+    if not values:
+        raise SpecError(f"{what} must name at least one value, got {value!r}")
+    if axis in ("batch", "threads"):
+        _require_numbers(values, what)
+        return values
+    if not all(isinstance(text, str) for text in values):
+        raise SpecError(f"{what} must be a text or a list of texts, got {value!r}")
+    for text in values if axis == "task" else ():
+        if text not in _TASKS:
+            raise UnknownName("task", text, _TASKS, hint=f"{what}: there are {', '.join(_TASKS)}")
+    return [Recipe.parse(text).canonical() for text in values] if axis == "recipe" else values
+
+
+def _require_numbers(values: Sequence[Any], what: str) -> None:
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise SpecError(f"{what} must be a whole number of 1 or more, or a list of them, got {value!r}")
+
+
+def _has(cell: RunSpec, axis: str, value: Any) -> bool:
+    if axis == "model":
+        return fnmatchcase(cell.workload.model, value)
+    values = {"task": cell.workload.task, "threads": cell.threads, "batch": cell.workload.batch}
+    return bool(value == (cell.recipe.canonical() if axis == "recipe" else values[axis]))
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fp16-torchscript": {
@@ -133,7 +259,7 @@ def _middles(batches: list[int | None]) -> list[int | None]:
 
 
 def _compiles(recipe: Recipe) -> bool:
-    return any(step.name in ("compile", "torchscript") for step in recipe.steps)
+    return any(step.name in ("compile", "torchscript") for step in recipe.switches)
 
 
 def _once_each(cells: Iterable[RunSpec]) -> list[RunSpec]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from redline.spec import Spec
+from redline.spec import Frozen
 
 START = 8
 WITHIN = 0.02
@@ -43,7 +43,7 @@ ROUNDING_SHARE = 0.005
 """How far a memory figure may be off: a segment of the allocator, or what measuring can resolve."""
 
 
-class Tried(Spec):
+class Tried(Frozen):
     """One batch: what it needed, or that it did not run."""
 
     batch: int
@@ -51,7 +51,7 @@ class Tried(Spec):
     """None: it did not fit, or broke in another way."""
 
 
-class Room(Spec):
+class Room(Frozen):
     """What there is to fill."""
 
     capacity_bytes: int | None
@@ -65,7 +65,7 @@ class _Point(NamedTuple):
     needed: int
 
 
-class Bounds(Spec):
+class Bounds(Frozen):
     """What the trials say about the largest batch."""
 
     fits: int | None

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import shutil
 import time
+from pathlib import Path
 
 import msgspec
 
-from redline.launch.session import Door, Session
-from redline.protocol import (
-    BlockReply,
-    Measure,
-    Prepare,
-    PreparedReply,
-    Profile,
-    Progress,
-    Reply,
-    TraceReply,
-)
-from redline.record import RunRecord, key_of_record, new_id
-from redline.search.interleave import Journal, Observer, failure_of
-from redline.spec import MeasureSpec, RunSpec
+from redline.errors import UsageError
+from redline.launch.door import Door, Session
+from redline.launch.spawn import SpawnDoor, run_after, run_script
+from redline.protocol import BlockReply, Measure, Prepare, PreparedReply, Profile, Progress, Reply, Request, TraceReply
+from redline.record import RunRecord, TraceRef, key_of_record, new_id
+from redline.search.group import failure_of
+from redline.search.observer import Journal, Observer
+from redline.spec import LaunchSpec, MeasureSpec, RunSpec
+from redline.trace.vendors.tool import VendorTable, VendorTool
 
 TIMED_BLOCKS = 3
 TIMED_SECONDS = 1.0
@@ -89,3 +88,74 @@ def _block(spec: RunSpec, number: int) -> Measure:
 
 def _failed(record: RunRecord, reply: Reply) -> RunRecord:
     return msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
+
+
+SCRIPT_TIMEOUT_S = 3600.0
+"""A tool that replays runs the worker a dozen times or more."""
+
+
+def find_tool(tool: VendorTool) -> str:
+    """Its command; raises with how to get it where it is not there."""
+    folders = [os.environ.get("PATH", os.defpath)]
+    folders += [folder for pattern in tool.also_in for folder in sorted(glob.glob(pattern), reverse=True)]
+    found = shutil.which(tool.name, path=os.pathsep.join(folders))
+    if found is None:
+        raise UsageError(f"{tool.name} is not installed, or not on the PATH: {tool.how_to_get}")
+    return found
+
+
+def check_device(tool: VendorTool, device: str) -> None:
+    kind = device.partition(":")[0]
+    if kind not in tool.devices:
+        raise UsageError(f"{tool.name} looks at {' and '.join(tool.devices)} devices; this would run on {kind}")
+
+
+def profile_behind(
+    spec: RunSpec, tool: VendorTool, folder: Path, steps: int | None = None, observer: Observer | None = None
+) -> tuple[RunRecord, VendorTable | None]:
+    """What the tool told of a few steps; no table where the worker failed, the record then says why."""
+    observer = observer or Observer()
+    command = find_tool(tool)
+    folder.mkdir(parents=True, exist_ok=True)
+    request = Profile(path=str(folder), wait=0, warmup=1, active=steps or tool.steps, outside=True)
+    prefix = (command, *tool.prefix(folder)[1:])
+    launch = LaunchSpec(door="spawn", command_prefix=prefix, close_timeout_s=tool.exit_timeout_s)
+    spec = msgspec.structs.replace(spec, launch=launch)
+    record = RunRecord(id=new_id(), spec=spec, created_at=time.time())
+    observer.opened(record)
+    record = _by_script(record, request, folder) if tool.replays else _by_door(record, request, observer)
+    if record.failure is not None:
+        return record, None
+    observer.progress(record, Progress(stage="reading", detail=tool.name))
+    for follow_up in tool.follow_ups(folder):
+        run_after((command, *follow_up.command[1:]), follow_up.output)
+    return record, tool.read(folder)
+
+
+def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunRecord:
+    door = SpawnDoor(record.spec.launch)
+    try:
+        session = door.open(record.spec)
+        prepare = Prepare(spec=record.spec, bare=True)
+        reply = session.ask(prepare, lambda progress: observer.progress(record, progress))
+        if isinstance(reply, PreparedReply):
+            prepared = reply.prepared
+            key = key_of_record(record.spec, prepared)
+            record = msgspec.structs.replace(record, prepared=prepared, key=key)
+            observer.progress(record, Progress(stage="profile"))
+            reply = session.ask(request)
+            # The tool writes its files when the worker has left in peace: killing it would leave nothing.
+            session.close()
+    finally:
+        door.close()
+    if isinstance(reply, TraceReply):
+        return msgspec.structs.replace(record, trace=reply.trace, stopped="target")
+    return msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
+
+
+def _by_script(record: RunRecord, request: Profile, folder: Path) -> RunRecord:
+    requests: list[Request] = [Prepare(spec=record.spec, bare=True), request]
+    started = time.perf_counter()
+    run_script(record.spec.launch.command_prefix, requests, folder, SCRIPT_TIMEOUT_S)
+    trace = TraceRef(path=str(folder), steps=request.active, capture_s=time.perf_counter() - started, bytes=0)
+    return msgspec.structs.replace(record, trace=trace, stopped="target")

@@ -17,19 +17,18 @@ import msgspec
 from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of
 from redline.analyze.statistics import student_t
 from redline.errors import UsageError
-from redline.launch.session import Door
+from redline.launch.door import Door
 from redline.record import BlockKind, RunRecord, new_id
-from redline.search.interleave import (
+from redline.search.group import (
     FEWEST_ALONE,
     Entry,
-    Journal,
-    Observer,
     finish_entry,
     in_random_order,
     measure_alone_first,
     measure_round,
     open_entry,
 )
+from redline.search.observer import Journal, Observer
 from redline.spec import RunSpec, WorkloadSpec
 
 REPLICATES = 3
@@ -42,14 +41,6 @@ FEWEST_ROUNDS = 4
 WITHIN_SHARE = 1 / 3
 """Of the band: rounds go on until what they leave open inside a heat is no more than this."""
 TOO_CROWDED = "did not fit in memory beside the others: opened in turn instead"
-
-
-class RaceObserver(Observer):
-    """Is told of heats as well."""
-
-    def heat(self, number: int, planned: int, recipes: Sequence[str]) -> None: ...
-
-    def stands(self, pairs: Sequence[Pair]) -> None: ...
 
 
 @dataclass
@@ -168,11 +159,11 @@ class Race:
         return True
 
 
-def race(
+def race_specs(
     specs: Sequence[RunSpec],
     door: Door,
     journal: Journal,
-    observer: RaceObserver | None = None,
+    observer: Observer | None = None,
     *,
     replicates: int = REPLICATES,
     seed: int = 0,
@@ -182,17 +173,17 @@ def race(
     A recipe that breaks is out after its first heat; one whose every pair is decided leaves before an extension.
     """
     check_racers(specs, replicates)
-    observer = observer or RaceObserver()
+    observer = observer or Observer()
     running = Race(door, journal, observer, random.Random(seed), replicates=replicates)
     racers = list(specs)
     planned, extensions = replicates, 0
     while True:
-        observer.heat(len(running.heats) + 1, planned, [str(spec.recipe) for spec in racers])
+        observer.replicate(len(running.heats) + 1, planned, [str(spec.recipe) for spec in racers])
         records = running.run_heat(racers)
         broken = {str(record.spec.recipe) for record in records if record.failure is not None}
         racers = [spec for spec in racers if str(spec.recipe) not in broken]
         pairs = running.pairs
-        observer.stands(pairs)
+        observer.standing(pairs)
         open_pairs = _undecided(pairs, racers)
         if len(racers) < 2 or (len(running.heats) >= min(FEWEST_HEATS, replicates) and not open_pairs):
             return running.heats

@@ -1,26 +1,154 @@
-"""Sweeps that never lose a row: each cell measured alone, in a process of its own, and written the moment it is done.
+"""What a sweep is going to measure: cells with keys that are known before anything runs.
 
-Cells follow each other, so no ratio between two of them carries an interval; `redline run` with several recipes
-measures them in turns. What a kill can take away is the cell in flight: its record and the note that settles it are
-one transaction (`redline.store.sweeps`).
+The spec key of a record holds the hash of the built model, so it comes too late to ask whether a cell is already
+there. The plan key stands in for it: the spec, the place as one question to the bench tells it, and what the model's
+source knows without building it (`docs/decisions/0002-plan-keys.md`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
 
 from redline.analyze.summary import FailureSummary
-from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, cell_of, sweep_summary
-from redline.errors import DoorError
+from redline.analyze.sweep import (
+    Estimate,
+    IdleExclusion,
+    LeftOut,
+    SweepCell,
+    SweepSummary,
+    cell_of,
+    elapsed_s,
+    sweep_summary,
+)
+from redline.errors import DoorError, SpecError, UsageError
+from redline.launch.door import Door
 from redline.launch.lock import device_lock
-from redline.launch.session import Door
-from redline.record import Block, Failure, RunRecord, new_id
-from redline.search.interleave import Observer, measure_together
-from redline.search.plan import Cell, Plan
-from redline.store import SettledCell
+from redline.protocol import Checked
+from redline.record import BENCHMARK_VERSION, Block, Environment, Failure, RunRecord, new_id
+from redline.search.grid import default_name, in_informative_order
+from redline.search.group import measure_together
+from redline.search.observer import Observer
+from redline.spec import RunSpec, key_of, memory_identity
+from redline.store import Row, SettledCell
+
+LOOK_BACK = 100
+"""Records of a model that an estimate looks through: the newest, so that a long history costs no more than a short one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination, to be measured in a process of its own."""
+
+    spec: RunSpec
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    name: str
+    cells: tuple[Cell, ...]
+    """In the order in which they are measured."""
+    left_out: tuple[LeftOut, ...] = ()
+    idle_exclusions: tuple[IdleExclusion, ...] = ()
+
+
+class Past(Protocol):
+    """What an estimate asks a history: `redline.store.History`."""
+
+    def rows(self, *, model: str, limit: int) -> list[Row]: ...
+
+    def load(self, id_or_unique_prefix: str, /) -> RunRecord: ...
+
+
+def make_plan(
+    specs: Sequence[RunSpec],
+    answers: Sequence[Checked],
+    environment_of: Callable[[str], Environment],
+    name: str | None = None,
+    idle_exclusions: Sequence[IdleExclusion] = (),
+) -> Plan:
+    """From a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out."""
+    possible = [answer for answer in answers if answer.usage is None]
+    left_out = [_left_out(answer, possible) for answer in answers if answer.usage is not None]
+    places = {device: environment_of(device) for device in {answer.spec.device for answer in possible}}
+    fingerprints = {id(answer.spec): answer.fingerprint for answer in possible}
+    ordered = in_informative_order([answer.spec for answer in possible])
+    cells = [Cell(spec=spec, key=plan_key(spec, fingerprints[id(spec)], places[spec.device])) for spec in ordered]
+    return Plan(
+        # By what was asked for: what `auto` means may differ from machine to machine.
+        name=name or default_name(specs),
+        cells=tuple({cell.key: cell for cell in cells}.values()),
+        left_out=tuple(left_out),
+        idle_exclusions=tuple(idle_exclusions),
+    )
+
+
+def check_name(name: Any) -> None:
+    """Of a sweep. `redline compare` takes several names joined by commas."""
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise SpecError(f"name must be a text that is not empty, got {name!r}")
+    if name is not None and "," in name:
+        raise SpecError(f"name must not have a comma, which joins names where sweeps are compared, got {name!r}")
+
+
+def plan_key(spec: RunSpec, fingerprint: str, place: Environment) -> str:
+    identity = {
+        "plan": fingerprint,
+        "device": f"{place.device.kind} {place.device.name}",
+        "driver": place.device.driver,
+        "torch": place.versions.get("torch"),
+        "benchmark": BENCHMARK_VERSION,
+        **memory_identity(spec),
+    }
+    return key_of(spec, identity)
+
+
+def estimate(cells: Iterable[Cell], past: Past) -> Estimate:
+    """A cell takes about as long as the newest of its model and task under the same recipe, else under any."""
+
+    @cache
+    def rows_of(model: str) -> list[Row]:
+        found = past.rows(model=model, limit=LOOK_BACK)
+        # Records measured in turns with others took the others' time as well.
+        return [row for row in found if row.status == "done" and row.group is None]
+
+    @cache
+    def seconds_of(model: str, task: str, recipe: str) -> float | None:
+        same_task = [row for row in rows_of(model) if row.task == task]
+        for row in sorted(same_task, key=lambda row: row.recipe != recipe)[:1]:
+            return elapsed_s(past.load(row.id))
+        return None
+
+    cells = list(cells)
+    times = [seconds_of(cell.spec.workload.model, cell.spec.workload.task, str(cell.spec.recipe)) for cell in cells]
+    known = [seconds for seconds in times if seconds is not None]
+    strangers = [cell.spec.workload.model for cell, seconds in zip(cells, times, strict=True) if seconds is None]
+    return Estimate(
+        seconds=sum(known),
+        known=len(known),
+        unknown=len(strangers),
+        unknown_models=tuple(dict.fromkeys(strangers)),
+    )
+
+
+def _left_out(answer: Checked, possible: Sequence[Checked]) -> LeftOut:
+    """A refusal is a mistake, unless its model and its recipe are both possible elsewhere in the grid."""
+    spec, reason = answer.spec, answer.usage
+    assert reason is not None
+    model_is_sound = any(other.spec.workload.model == spec.workload.model for other in possible)
+    recipe_is_sound = any(other.spec.recipe == spec.recipe for other in possible)
+    if not (model_is_sound and recipe_is_sound):
+        raise UsageError(reason)
+    workload = spec.workload
+    return LeftOut(
+        model=workload.model, task=workload.task, recipe=str(spec.recipe), batch=workload.batch, reason=reason
+    )
+
 
 BROKEN_DOORS = 3
 """So many workers in a row that could not even be started: the machine is at fault, not the cells."""
@@ -36,16 +164,6 @@ class Ledger(Protocol):
     def settle(self, key: str, record: RunRecord) -> None: ...
 
     def forget(self) -> None: ...
-
-
-class SweepObserver(Observer):
-    """Is told of cells as well."""
-
-    def planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None: ...
-
-    def cell(self, cell: Cell, number: int, of: int) -> None: ...
-
-    def settled(self, cell: Cell, record: RunRecord) -> None: ...
 
 
 class CellJournal:
@@ -66,17 +184,17 @@ class CellJournal:
             self._ledger.settle(self._key, record)
 
 
-def sweep(
+def sweep_plan(
     plan: Plan,
     door: Door,
     ledger: Ledger,
-    observer: SweepObserver | None = None,
+    observer: Observer | None = None,
     *,
     fresh: bool = False,
     retry_failed: bool = False,
 ) -> SweepSummary:
     """Measure what is not settled yet. `fresh` starts over, `retry_failed` tries failed cells again."""
-    observer = observer or SweepObserver()
+    observer = observer or Observer()
     with ledger.held():
         if fresh:
             ledger.forget()

@@ -3,11 +3,10 @@
 Importing this loads no database library; opening a `History` does.
 """
 
-from redline.store.ceilings import CeilingShelf, ceilings_of, place_of, place_of_ceilings
+from redline.store.ceilings import CeilingShelf, device_key_of, device_key_of_ceilings
 from redline.store.codec import Row, Status
 from redline.store.history import Filters, History, OnUnreadable
-from redline.store.sweeps import CellStatus, SettledCell, SweepLedger
-from redline.store.tunes import TuneLedger, TuneRow
+from redline.store.ledgers import CellStatus, SettledCell, SweepLedger, TuneLedger, TuneRow
 
 __all__ = [
     "CeilingShelf",
@@ -21,7 +20,6 @@ __all__ = [
     "SweepLedger",
     "TuneLedger",
     "TuneRow",
-    "ceilings_of",
-    "place_of",
-    "place_of_ceilings",
+    "device_key_of",
+    "device_key_of_ceilings",
 ]

@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.record import Environment, RunRecord
+from redline.record import Environment
 from redline.work import CEILINGS_SCHEMA, Ceilings
 
 if TYPE_CHECKING:
     from redline.store.database import Database
 
 
-def place_of(environment: Environment) -> str:
+def device_key_of(environment: Environment) -> str:
     """The key under which the ceilings of this place are kept."""
     device = environment.device
     threads = environment.threads if device.kind == "cpu" else None
     return _key(device.kind, device.name, device.driver, environment.versions.get("torch"), threads)
 
 
-def place_of_ceilings(ceilings: Ceilings) -> str:
+def device_key_of_ceilings(ceilings: Ceilings) -> str:
     return _key(ceilings.kind, ceilings.name, ceilings.driver, ceilings.torch, ceilings.threads)
 
 
 def _key(*parts: str | int | None) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:24]
-
-
-def ceilings_of(records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings | None]:
-    """What this user's history knows of the devices that counted records were measured on; nothing is measured."""
-    from redline.store.history import History
-
-    places = {
-        record.id: place_of(record.prepared.environment)
-        for record in records
-        if record.prepared is not None and record.prepared.work is not None
-    }
-    found: dict[str, Ceilings | None] = {}
-    if places:
-        with History.open(only_to_read=True) as history:
-            shelf = history.ceilings()
-            found = {place: shelf.get(place) for place in set(places.values())}
-    return lambda record: found.get(places.get(record.id, ""))
 
 
 class CeilingShelf:
@@ -70,7 +52,7 @@ class CeilingShelf:
     def put(self, ceilings: Ceilings) -> None:
         from redline.store import queries
 
-        place = place_of_ceilings(ceilings)
+        place = device_key_of_ceilings(ceilings)
         values = {
             "place": place,
             "device_name": ceilings.name,

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from redline.errors import StoreError
 from redline.store import layout
-from redline.store.place import KINDS, VARIABLE, describe, folder_of, for_reading, in_memory
+from redline.store.location import KINDS, VARIABLE, describe, folder_of, for_reading, in_memory
 
 BUSY_SECONDS = 60
 """How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""

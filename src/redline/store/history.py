@@ -1,11 +1,14 @@
-"""The history as the rest of Redline sees it."""
+"""Who is writing a record: a process that can be asked whether it still lives, as long as that can be seen from here."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -15,14 +18,66 @@ from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
 from redline.store.ceilings import CeilingShelf
 from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
-from redline.store.sweeps import SweepLedger
-from redline.store.tunes import TuneLedger
-from redline.store.writer import is_gone, this_process
+from redline.store.ledgers import SweepLedger, TuneLedger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
 
     from redline.store.database import Database
+
+
+# Of what /proc tells of a process, behind its name.
+STATE = 0
+STARTED = 19
+"""In the kernel's own ticks, which no change of the clock moves."""
+
+
+def this_process() -> str | None:
+    """A name that no other process on any machine has; None where the system does not tell enough."""
+    fields = _stat(os.getpid())
+    return f"{_machine()} {os.getpid()} {fields[STARTED]}" if fields else None
+
+
+def is_gone(writer: str) -> bool:
+    """True only where that is certain: of another machine or container nothing is known here."""
+    machine, pid, started = writer.rsplit(" ", 2)
+    if machine != _machine():
+        return False
+    if fields := _stat(int(pid)):
+        return fields[STATE] == "Z" or fields[STARTED] != started
+    try:
+        os.kill(int(pid), 0)  # asks, and sends nothing
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False  # somebody else's, which /proc may hide
+
+
+def _machine() -> str:
+    try:
+        processes = os.readlink("/proc/self/ns/pid")  # a container numbers its processes anew
+    except OSError:
+        processes = ""
+    return f"{socket.gethostname()}/{_machine_id()}/{processes}"
+
+
+@cache
+def _machine_id() -> str:
+    """Hosts may share a name; machines that were set up apart do not share this."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the name before may hold anything, blanks and brackets too
+
 
 # Everything that imports SQLAlchemy (a quarter of a second) is imported by the method that needs it: a command that
 # opens no history must not wait for it. By the second call such an import is a dictionary lookup.
@@ -71,7 +126,7 @@ class History:
         `only_to_read` will do with a file in a folder where nothing may be written.
         """
         from redline.store.database import Database
-        from redline.store.place import resolve
+        from redline.store.location import resolve
 
         place = resolve(None if url is None else os.fspath(url))
         return cls(Database.open(place, only_to_read=only_to_read))

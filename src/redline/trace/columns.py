@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.spec import Spec
+from redline.spec import Frozen
 
 Ints = NDArray[np.int64]
 Ids = NDArray[np.int32]
@@ -113,7 +113,7 @@ class Shape:
     types: str
 
 
-class Lost(Spec):
+class Lost(Frozen):
     """What a damaged file cost."""
 
     truncated: bool = False
@@ -158,3 +158,49 @@ class Trace:
 
 def seconds(nanoseconds: float) -> float:
     return nanoseconds / 1e9  # divided, not multiplied by 1e-9: the nearest float there is
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """In order, and none touches the next."""
+
+    start: Ints
+    end: Ints
+    first: Ints
+    """For each, which of the given intervals began it."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def total(self) -> int:
+        return int((self.end - self.start).sum())
+
+    @property
+    def span(self) -> int:
+        return int(self.end[-1] - self.start[0]) if len(self) else 0
+
+
+def union(start: Ints, end: Ints) -> Intervals:
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order]) if len(order) else end
+    if not len(order):
+        return Intervals(start, reach, order)
+    # A new one begins where everything before has ended.
+    begins = np.flatnonzero(np.concatenate(([True], start[1:] > reach[:-1])))
+    ends = np.concatenate((begins[1:] - 1, [len(order) - 1]))
+    return Intervals(start[begins], reach[ends], order[begins])
+
+
+def joined(*several: Intervals) -> Intervals:
+    return union(np.concatenate([each.start for each in several]), np.concatenate([each.end for each in several]))
+
+
+def overlap(one: Intervals, other: Intervals) -> int:
+    """How long both hold."""
+    return one.total + other.total - joined(one, other).total
+
+
+def gaps(busy: Intervals) -> Intervals:
+    """What lies between them; `first` then tells which of the given intervals ended each gap."""
+    return Intervals(busy.end[:-1], busy.start[1:], busy.first[1:])

@@ -1,24 +1,151 @@
-"""From a trace file to columns: read a block, cut it between two events, decode the piece, keep what tables need.
-
-Memory stays that of one block and of the columns, whatever the size of the file. A damaged file gives what is whole in
-it, and `lost` says what that cost.
-"""
+"""The bytes of a trace file, gunzipped where they are gzipped, block by block."""
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
 
 from redline.errors import TraceError
-from redline.trace.building import Builder, NeedsExactTimes
+from redline.trace.building import AnyEvent, Builder, NeedsExactTimes, coerce, exact_decoder, fast_decoder
 from redline.trace.columns import Lost, Trace
-from redline.trace.events import AnyEvent, coerce, exact_decoder, fast_decoder
-from redline.trace.reading import TraceFile
-from redline.trace.splitting import find_events, last_boundary, scan
+
+BLOCK_BYTES = 1 << 20
+"""Small enough that a block and all that is decoded from it stay in the processor's cache."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31
+
+
+class TraceFile:
+    """Goes once through a file. A file that ends before its time is no exception: `problem` then says so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.problem: str | None = None
+        self.size_bytes = 0
+        """Uncompressed, so far."""
+
+    def blocks(self) -> Iterator[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                gzipped = file.read(2) == _GZIP_MAGIC
+                file.seek(0)
+                for block in self._gunzipped(file) if gzipped else _plain(file):
+                    self.size_bytes += len(block)
+                    yield block
+        except FileNotFoundError:
+            raise TraceError(f"no such file: {self._path}") from None
+        except OSError as error:
+            raise TraceError(f"cannot read {self._path}: {error.strerror}") from None
+
+    def _gunzipped(self, file: BinaryIO) -> Iterator[bytes]:
+        stream = zlib.decompressobj(_GZIP_WINDOW)
+        rest = b""
+        while compressed := rest or file.read(BLOCK_BYTES):
+            try:
+                # No more than a block at a time: a few kilobytes of gzip can hold gigabytes.
+                block = stream.decompress(compressed, BLOCK_BYTES)
+            except zlib.error as error:
+                self.problem = f"the gzip data are damaged after {self.size_bytes:,} bytes ({error})"
+                return
+            if block:
+                yield block
+            rest = stream.unconsumed_tail
+            if stream.eof:
+                rest = stream.unused_data
+                if rest[:2] != _GZIP_MAGIC:
+                    return
+                stream = zlib.decompressobj(_GZIP_WINDOW)  # several gzip files in a row are one
+        yield stream.flush()
+        self.problem = f"the gzip data end early, after {self.size_bytes:,} bytes"
+
+
+def _plain(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+_BLANKS = b" \t\r\n"
+_MOST_GUESSES = 64
+
+# A lone quote is a string that the buffer's end cuts off.
+_TOKEN = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]')
+_EVENTS = re.compile(rb'"traceEvents"\s*+:\s*+\[')
+_QUOTE, _OPENING, _CLOSING, _END = ord('"'), frozenset(b"[{"), frozenset(b"]}"), ord("]")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What an exact look at a buffer that begins between two events found."""
+
+    spans: list[tuple[int, int]]
+    """Whole events."""
+    strays: int
+    """Values between events that are none: numbers, words."""
+    consumed: int
+    """Up to here the buffer is understood."""
+    end: int | None
+    """Where the closing bracket of the list of events stands, if it is in the buffer."""
+
+
+def find_events(buffer: bytes) -> int | None:
+    """Where the first event may begin; None when the list of events is not in the buffer."""
+    # A key never looks like this inside a string: its quotes would be escaped there.
+    found = _EVENTS.search(buffer)
+    if found:
+        return found.end()
+    bare = buffer.lstrip(_BLANKS)
+    return len(buffer) - len(bare) + 1 if bare[:1] == b"[" else None
+
+
+def last_boundary(buffer: bytes) -> int | None:
+    """The place of a comma that seems to stand between two events, as late as possible."""
+    position = len(buffer)
+    for _ in range(_MOST_GUESSES):
+        position = buffer.rfind(b"{", 0, position)
+        if position < 0:
+            return None
+        # Between two events there is little but a comma; an event is longer than what is looked at here.
+        before = buffer[max(0, position - 64) : position].rstrip(_BLANKS)
+        if before.endswith(b",") and before[:-1].rstrip(_BLANKS).endswith(b"}"):
+            return buffer.rindex(b",", 0, position)
+    return None
+
+
+def scan(buffer: bytes) -> Scan:
+    """Step over strings and count brackets, so that not even nonsense between them leads astray."""
+    spans: list[tuple[int, int]] = []
+    strays = depth = start = consumed = 0
+    for token in _TOKEN.finditer(buffer):
+        character = buffer[token.start()]
+        if character in _OPENING:
+            if depth == 0:
+                start = token.start()
+                strays += _strays(buffer[consumed:start])
+            depth += 1
+        elif character in _CLOSING:
+            if depth == 0:
+                end = token.start() if character == _END else None
+                return Scan(spans, strays + _strays(buffer[consumed : token.start()]), consumed, end)
+            depth -= 1
+            if depth == 0:
+                spans.append((start, token.end()))
+                consumed = token.end()
+        elif character == _QUOTE and token.end() - token.start() == 1:
+            break
+    return Scan(spans, strays, consumed, None)
+
+
+def _strays(between: bytes) -> int:
+    return sum(1 for word in between.split(b",") if word.strip(_BLANKS))
+
 
 LONGEST_EVENT_BYTES = 64 << 20
 """Nothing that is a trace goes on so long without an event ending, or before its list of events begins."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from redline.spec import Spec
+from redline.spec import Frozen
 from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of, short_name
 from redline.trace.columns import Trace, Work, seconds
 
@@ -29,7 +29,7 @@ class NamedTime:
     """Moved by all of them; None where one does not tell."""
 
 
-class KernelRow(Spec, rename={"kernel_class": "class"}):
+class KernelRow(Frozen, rename={"kernel_class": "class"}):
     name: str
     short_name: str
     kernel_class: KernelClass
@@ -42,7 +42,7 @@ class KernelRow(Spec, rename={"kernel_class": "class"}):
     """Of the time in all kernels."""
 
 
-class ClassRow(Spec):
+class ClassRow(Frozen):
     name: KernelClass
     total_s: float
     share: float
@@ -50,7 +50,7 @@ class ClassRow(Spec):
     calls: int
 
 
-class Direction(Spec):
+class Direction(Frozen):
     """Copies from one kind of memory to another."""
 
     name: str

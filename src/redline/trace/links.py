@@ -1,14 +1,105 @@
-"""Who launched what: device work to the call that launched it, and that to the operator it came from."""
+"""Which range stands inside which, for ranges of many threads at once, without a loop over them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from redline.trace.columns import UNKNOWN, Ints, Trace
-from redline.trace.nesting import Nesting
+from redline.trace.columns import UNKNOWN, Ids, Ints, Trace
+
+DEEPEST = 1000
+"""Ranges nested deeper than this count as neighbours at that depth: no program calls operators so deep."""
+
+
+class Nesting:
+    """Parents and depths of ranges. A range that ends where another begins is not around it."""
+
+    def __init__(self, thread: Ids, start: Ints, end: Ints) -> None:
+        self._end = end
+        self._times, rank = np.unique(np.concatenate((start, end)), return_inverse=True)
+        start_rank, end_rank = rank[: len(start)], rank[len(start) :]
+        # Places on one long axis, a stretch of it for each thread. At one time, ends come before starts, and the end
+        # of a range without length after its own start.
+        self._stretch = 4 * (len(self._times) + 1)
+        base = thread.astype(np.int64) * self._stretch
+        opens = base + 4 * start_rank + 2
+        closes = base + 4 * end_rank + np.where(start_rank == end_rank, 3, 0)
+        self.order: Ints = np.lexsort((-closes, opens))
+        self._opens = opens[self.order]
+        self._closes = closes
+        depth = np.arange(len(start)) - np.searchsorted(np.sort(closes), self._opens, side="right")
+        self.depth: Ints = np.empty(len(start), np.int64)
+        self.depth[self.order] = np.minimum(depth, DEEPEST)
+        self.parent = self._parents()
+
+    def levels(self) -> Iterator[Ints]:
+        """The ranges of each depth, outermost first, each level in order of time."""
+        by_depth = self.order[np.argsort(self.depth[self.order], kind="stable")]
+        bounds = np.searchsorted(self.depth[by_depth], np.arange(int(self.depth.max(initial=-1)) + 2))
+        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            yield by_depth[low:high]
+
+    def _parents(self) -> Ints:
+        parent = np.full(len(self.order), UNKNOWN, np.int64)
+        place = np.empty(len(self.order), np.int64)
+        place[self.order] = np.arange(len(self.order))
+        above: Ints | None = None
+        for level in self.levels():
+            if above is not None and len(above):
+                parent[level] = above[np.searchsorted(place[above], place[level]) - 1]
+            above = level
+        return parent
+
+    def children_sum(self, values: Ints) -> Ints:
+        """For each range, the values of those directly inside it."""
+        total = np.zeros(len(self.parent), np.int64)
+        inside = self.parent >= 0
+        np.add.at(total, self.parent[inside], values[inside])
+        return total
+
+    def with_all_inside(self, values: Ints) -> Ints:
+        """For each range, its own value and those of everything inside it."""
+        total = values.astype(np.int64, copy=True)
+        for level in reversed(list(self.levels())[1:]):
+            np.add.at(total, self.parent[level], total[level])
+        return total
+
+    def repeats(self, name: Ids) -> Ints:
+        """Rows that stand inside a range of the same name; counting both would count the time twice."""
+        found = np.zeros(len(name), np.bool_)
+        rows, ancestor = np.arange(len(name)), self.parent
+        for _ in range(DEEPEST):
+            alive = ancestor >= 0
+            if not alive.any():
+                break
+            rows, ancestor = rows[alive], ancestor[alive]
+            found[rows] |= name[ancestor] == name[rows]
+            # Whoever has found its namesake need not look further up.
+            rest = ~found[rows]
+            rows, ancestor = rows[rest], self.parent[ancestor[rest]]
+        return np.flatnonzero(found)
+
+    def around(self, thread: Ids, at: Ints) -> Ints:
+        """The innermost range around each moment on a thread; UNKNOWN where there is none."""
+        if not len(self.order):
+            return np.full(len(at), UNKNOWN, np.int64)
+        rank = np.searchsorted(self._times, at, side="right") - 1
+        exact = self._times[np.maximum(rank, 0)] == at
+        place = thread.astype(np.int64) * self._stretch + 4 * rank + np.where(exact, 2, 3)
+        position = np.searchsorted(self._opens, place, side="right") - 1
+        found = np.where(position >= 0, self.order[np.maximum(position, 0)], UNKNOWN)
+        for _ in range(DEEPEST):
+            outside = (found >= 0) & (self._closes[np.maximum(found, 0)] <= place)
+            if not outside.any():
+                break
+            found[outside] = self.parent[found[outside]]
+        # The last range opened before may belong to the thread below on the axis.
+        low = thread.astype(np.int64) * self._stretch
+        mine = self._closes[np.maximum(found, 0)] >= low
+        return np.where((found >= 0) & mine, found, UNKNOWN)
 
 
 @dataclass(frozen=True)

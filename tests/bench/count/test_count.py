@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision.models import get_model, get_model_weights
 
 from redline.bench.count.count import Task, count_work
-from redline.bench.count.formats import Tf32
-from redline.bench.count.traffic import tensor_bytes
+from redline.bench.count.counter import Tf32
+from redline.bench.count.kinds import tensor_bytes
 from redline.work import ModuleWork, WorkCount
 
 

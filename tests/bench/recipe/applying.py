@@ -12,7 +12,7 @@ from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import Setup
 from redline.bench.recipe.code import RecipeCode
-from redline.bench.recipe.compose import apply_recipe, number_format_of, steps_of
+from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
 from redline.bench.recipe.numerics import OutputReference
 from redline.bench.workload.step import InferenceStep
 from redline.bench.workload.workload import Workload, assemble
@@ -47,7 +47,7 @@ def judged(recipe: str, model: nn.Module, *args: Any) -> Numerics:
 
 def code_of(recipe: str, task: Task = "infer", device: str = "cpu") -> RecipeCode:
     code = RecipeCode(task=task, device=device)
-    for step in steps_of(Recipe.parse(recipe), task):
+    for step in switches_of(Recipe.parse(recipe), task):
         step.write(code)
     return code
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from redline.bench.flags import remember_flags
+from redline.bench.environment import remember_flags
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.base import STEPS
-from redline.bench.recipe.choices import step_choices
-from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe.base import SWITCHES
+from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.workload.step import TrainingStep
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe
@@ -116,7 +115,7 @@ def test_a_model_without_attention_is_refused() -> None:
 
 def test_a_tuner_is_told_without_a_run_where_looking_is_enough() -> None:
     def refusals(model: nn.Module) -> dict[str, str | None]:
-        choices = step_choices(model, CpuDevice(), "infer")
+        choices = switch_choices(model, CpuDevice(), "infer")
         return {choice.step: choice.refusal for choice in choices if choice.step.startswith("sdpa:")}
 
     assert set(refusals(nn.Linear(16, 3)).values()) == {
@@ -147,9 +146,9 @@ def test_another_error_of_the_model_is_its_own() -> None:
 
 def test_a_backend_must_be_named() -> None:
     with pytest.raises(SpecError, match="sdpa needs a backend: sdpa:flash, sdpa:efficient, sdpa:cudnn, sdpa:math"):
-        steps_of(Recipe.parse("sdpa"), "infer")
+        switches_of(Recipe.parse("sdpa"), "infer")
     with pytest.raises(SpecError, match="sdpa takes one of flash, efficient, cudnn, math, got 'slow'"):
-        steps_of(Recipe.parse("sdpa:slow"), "infer")
+        switches_of(Recipe.parse("sdpa:slow"), "infer")
 
 
 def test_cudnn_is_refused_on_amd() -> None:
@@ -157,12 +156,12 @@ def test_cudnn_is_refused_on_amd() -> None:
         kind = "rocm"
         clock = "device"
 
-    (step,) = Recipe.parse("sdpa:cudnn").steps
-    assert STEPS.get("sdpa")(step).refusal(Instinct(), "infer") == "cuDNN is NVIDIA's"
+    (step,) = Recipe.parse("sdpa:cudnn").switches
+    assert SWITCHES.get("sdpa")(step).refusal(Instinct(), "infer") == "cuDNN is NVIDIA's"
 
 
 def test_the_fast_path_is_back_when_the_session_is_over() -> None:
-    from redline.bench.flags import remember_flags
+    from redline.bench.environment import remember_flags
 
     restore = remember_flags()
     applied("sdpa:math", Encoder(), inputs())

@@ -1,4 +1,4 @@
-"""From a recipe's text to steps in their order: what is known, what excludes what, what a device refuses and why."""
+"""From a recipe's text to switches in their order: what is known, what excludes what, what a device refuses and why."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.base import STEPS, RecipeStep, Setup
-from redline.bench.recipe.compose import apply_recipe, number_format_of, steps_of
-from redline.bench.recipe.steps.compiler import Compile
+from redline.bench.recipe.base import SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
+from redline.bench.recipe.switches.compiler import Compile
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError, UnknownName
 from redline.launch import open_door
@@ -61,11 +61,11 @@ class Cpu(CpuDevice):
 
 
 def names(text: str, task: Task = "infer") -> list[str]:
-    return [step.name for step in steps_of(Recipe.parse(text), task)]
+    return [switch.name for switch in switches_of(Recipe.parse(text), task)]
 
 
 def spelled(name: str) -> str:
-    """A step as one writes it: `sdpa` means nothing without a backend."""
+    """A switch as one writes it: `sdpa` means nothing without a backend."""
     return "sdpa:math" if name == "sdpa" else name
 
 
@@ -82,19 +82,19 @@ def applied(text: str, workload: Workload, device: CpuDevice | None = None) -> S
 
 
 def settings(text: str) -> dict[str, Any]:
-    (step,) = steps_of(Recipe.parse(text), "infer")
-    assert isinstance(step, Compile)
-    return step.settings
+    (switch,) = switches_of(Recipe.parse(text), "infer")
+    assert isinstance(switch, Compile)
+    return switch.settings
 
 
 def test_every_step_of_the_house_is_known_and_says_what_it_does() -> None:
-    # Other tests plant faults as steps of their own.
-    assert tuple(name for name in STEPS.names() if not name.startswith("fault-")) == HOUSE
+    # Other tests plant faults as switches of their own.
+    assert tuple(name for name in SWITCHES.names() if not name.startswith("fault-")) == HOUSE
     for name in HOUSE:
-        step = STEPS.get(name)
-        assert step.name == name
-        assert step.summary
-        assert names(spelled(name), step.tasks[0]) == [name]
+        switch = SWITCHES.get(name)
+        assert switch.name == name
+        assert switch.summary
+        assert names(spelled(name), switch.tasks[0]) == [name]
 
 
 def test_the_baseline_is_no_step_and_forbids_tf32() -> None:
@@ -114,7 +114,7 @@ def test_two_steps_exclude_each_other_whichever_is_written_first(pair: tuple[str
     for first, second in (pair, pair[::-1]):
         if frozenset(pair) in EXCLUSIVE:
             with pytest.raises(SpecError, match="exclude each other") as caught:
-                steps_of(Recipe.parse(f"{spelled(first)}+{spelled(second)}"), "infer")
+                switches_of(Recipe.parse(f"{spelled(first)}+{spelled(second)}"), "infer")
             assert first in str(caught.value)
             assert second in str(caught.value)
         else:
@@ -122,15 +122,15 @@ def test_two_steps_exclude_each_other_whichever_is_written_first(pair: tuple[str
 
 
 def test_an_exclusion_said_on_one_side_holds_from_both() -> None:
-    assert "compile" not in STEPS.get("torchscript").excludes, "said by compile alone"
+    assert "compile" not in SWITCHES.get("torchscript").excludes, "said by compile alone"
     for text in ("torchscript+compile", "compile+torchscript"):
         with pytest.raises(SpecError, match="compile and torchscript exclude each other"):
-            steps_of(Recipe.parse(text), "infer")
+            switches_of(Recipe.parse(text), "infer")
 
 
 def test_a_step_for_inference_is_refused_for_training() -> None:
     with pytest.raises(SpecError, match="torchscript is for infer, not for train"):
-        steps_of(Recipe.parse("torchscript"), "train")
+        switches_of(Recipe.parse("torchscript"), "train")
     for name in FOR_TRAINING:
         assert names(spelled(name), "train") == [name]
     with pytest.raises(BenchError, match="freeze turns weights into constants") as caught:
@@ -143,25 +143,25 @@ def test_a_step_for_inference_is_refused_for_training() -> None:
     [("compil", "compile"), ("chanels-last", "channels-last"), ("FP16", "fp16"), ("amp_bf16", "amp-bf16")],
 )
 def test_an_unknown_step_is_answered_with_the_closest(written: str, meant: str) -> None:
-    with pytest.raises(UnknownName, match=f"unknown recipe step '{written}'") as caught:
-        steps_of(Recipe.parse(written), "infer")
+    with pytest.raises(UnknownName, match=f"unknown recipe switch '{written}'") as caught:
+        switches_of(Recipe.parse(written), "infer")
     assert caught.value.close[0] == meant
     assert "did you mean" in str(caught.value)
 
 
 def test_an_unknown_step_like_no_other_suggests_nothing() -> None:
     with pytest.raises(UnknownName) as caught:
-        steps_of(Recipe.parse("zzzzzzzz"), "infer")
+        switches_of(Recipe.parse("zzzzzzzz"), "infer")
     assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("fp16:fast", "step fp16 takes no argument, got 'fast'"),
-        ("channels-last:blocked=true", "step channels-last takes no options, got blocked"),
-        ("torchscript:trace", "step torchscript takes no argument, got 'trace'"),
-        ("compile:fast", "step compile takes one of default, reduce-overhead, .*, freeze, got 'fast'"),
+        ("fp16:fast", "switch fp16 takes no argument, got 'fast'"),
+        ("channels-last:blocked=true", "switch channels-last takes no options, got blocked"),
+        ("torchscript:trace", "switch torchscript takes no argument, got 'trace'"),
+        ("compile:fast", "switch compile takes one of default, reduce-overhead, .*, freeze, got 'fast'"),
         ("compile:colour=red", "compile has no option 'colour': give fullgraph, dynamic, backend or an inductor"),
         ("compile:mode=max-autotune", "compile has no option 'mode'"),
         ("compile:fullgraph=3", "fullgraph must be true or false, got 3"),
@@ -175,7 +175,7 @@ def test_an_unknown_step_like_no_other_suggests_nothing() -> None:
 )
 def test_a_step_refuses_what_it_does_not_take(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        steps_of(Recipe.parse(text), "infer")
+        switches_of(Recipe.parse(text), "infer")
 
 
 def test_the_words_behind_compile_become_the_compilers_settings() -> None:
@@ -191,8 +191,8 @@ def test_the_words_behind_compile_become_the_compilers_settings() -> None:
 
 
 def test_the_order_of_application_is_not_the_order_of_the_text() -> None:
-    steps = ("compile", "channels-last", "fp16", "cudnn-benchmark")
-    orders = {tuple(names("+".join(order))) for order in permutations(steps)}
+    switches = ("compile", "channels-last", "fp16", "cudnn-benchmark")
+    orders = {tuple(names("+".join(order))) for order in permutations(switches)}
     assert orders == {("cudnn-benchmark", "fp16", "channels-last", "compile")}
     for text in ("fp16+channels-last", "channels-last+fp16"):
         setup = applied(text, convolution())
@@ -211,17 +211,17 @@ def test_the_numerics_are_judged_in_the_coarsest_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "reason"),
+    ("switch", "reason"),
     [
         ("tf32", "tf32: TF32 is a format of NVIDIA Ampere and later GPUs, not of cpu"),
         ("cudnn-benchmark", "cudnn-benchmark: cuDNN runs on GPUs only"),
     ],
 )
-def test_a_step_for_gpus_is_refused_on_a_cpu_with_the_reason(step: str, reason: str) -> None:
+def test_a_step_for_gpus_is_refused_on_a_cpu_with_the_reason(switch: str, reason: str) -> None:
     workload = convolution()
     before = workload.model.weight.dtype
     with pytest.raises(BenchError, match=reason) as caught:
-        applied(f"{step}+compile", workload)
+        applied(f"{switch}+compile", workload)
     assert caught.value.kind == "unsupported"
     with pytest.raises(BenchError, match="cuDNN runs on GPUs only"):
         applied("fp16+cudnn-benchmark", workload)
@@ -236,9 +236,9 @@ def test_channels_last_is_refused_where_nothing_has_channels() -> None:
 
 
 PLUGIN = """
-from redline.bench.recipe.base import PRECISION, RecipeStep
+from redline.bench.recipe.base import PRECISION, RecipeSwitch
 
-class Doubled(RecipeStep):
+class Doubled(RecipeSwitch):
     name = "doubled"
     summary = "twice the answer"
     stage = PRECISION
@@ -257,21 +257,21 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     metadata = tmp_path / f"{name}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[redline.recipe_steps]\ndoubled = {name}:Doubled\n")
+    (metadata / "entry_points.txt").write_text(f"[redline.switches]\ndoubled = {name}:Doubled\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield name
     sys.modules.pop(name, None)
 
 
 def test_a_step_comes_in_through_an_entry_point(plugin: str) -> None:
-    steps: Registry[type[RecipeStep]] = Registry("recipe step", group="redline.recipe_steps")
+    switches: Registry[type[RecipeSwitch]] = Registry("recipe switch", group="redline.switches")
     assert plugin not in sys.modules, "nothing is imported before somebody asks"
     workload = workload_of(nn.Linear(4, 3), torch.randn(2, 4))
     setup = Setup(workload=workload, device=CpuDevice(), model=workload.model, args=workload.args, kwargs={})
-    (step,) = Recipe.parse("doubled").steps
-    steps.get("doubled")(step).apply(setup)
+    (switch,) = Recipe.parse("doubled").switches
+    switches.get("doubled")(switch).apply(setup)
     torch.testing.assert_close(setup.model(*setup.args), 2 * workload.model(*workload.args))
-    assert steps.names() == ["doubled"]
+    assert switches.names() == ["doubled"]
 
 
 def test_a_worker_knows_the_steps_that_are_installed(plugin: str) -> None:
@@ -295,4 +295,4 @@ def test_a_worker_knows_the_steps_that_are_installed(plugin: str) -> None:
 )
 def test_modes_and_options_are_refused_for_a_backend_that_would_ignore_them(recipe: str) -> None:
     with pytest.raises(SpecError, match="are inductor's; backend"):
-        steps_of(Recipe.parse(recipe), "infer")
+        switches_of(Recipe.parse(recipe), "infer")

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.choices import step_choices
-from redline.bench.recipe.compose import apply_recipe, steps_of
+from redline.bench.recipe.compose import apply_recipe, switch_choices, switches_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
-from redline.bench.workload.graphed import GraphedInference, GraphedTraining, make_step
+from redline.bench.recipe.switches.graphs import GraphedInference, GraphedTraining, make_step
 from redline.bench.workload.step import InferenceStep, TrainingStep
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError
@@ -114,7 +113,7 @@ def test_numerics_compare_what_each_replay_returned() -> None:
 @pytest.mark.parametrize("recipe", ["graphs", "graphs+fused-optimizer", "graphs+amp-bf16"])
 def test_recording_leaves_training_where_it_began(recipe: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps made before recording are undone: weights, statistics, momentum and step counts."""
-    monkeypatch.setattr("redline.bench.workload.graphed.COUNTS_STEPS", ())  # `capturable` is refused on a CPU
+    monkeypatch.setattr("redline.bench.recipe.switches.graphs.COUNTS_STEPS", ())  # `capturable` is refused on a CPU
     setup, _ = graphed(recipe, "train")
     step = make_step(setup, optimizer)
     assert isinstance(step, GraphedTraining)
@@ -159,7 +158,7 @@ def test_gradient_scaling_needs_an_optimizer_that_decides_on_the_gpu() -> None:
 
 def test_a_tuner_is_told_of_the_same_need() -> None:
     told = {
-        task: {choice.step: choice for choice in step_choices(workload(task).model, ReplayingCpu(), task)}
+        task: {choice.step: choice for choice in switch_choices(workload(task).model, ReplayingCpu(), task)}
         for task in ("infer", "train")
     }
     (need,) = told["train"]["graphs"].needs
@@ -193,13 +192,13 @@ def test_a_cpu_has_no_graphs() -> None:
 def test_compilers_that_make_graphs_themselves_are_excluded() -> None:
     for recipe in ("graphs+compile:reduce-overhead", "compile:max-autotune+graphs", "torchscript+graphs"):
         with pytest.raises(SpecError, match="exclude each other"):
-            steps_of(Recipe.parse(recipe), "infer")
+            switches_of(Recipe.parse(recipe), "infer")
     for recipe in ("graphs+compile", "graphs+compile:max-autotune-no-cudagraphs", "graphs+compile:freeze"):
-        assert [step.name for step in steps_of(Recipe.parse(recipe), "infer")] == ["compile", "graphs"]
+        assert [step.name for step in switches_of(Recipe.parse(recipe), "infer")] == ["compile", "graphs"]
 
 
 def test_fused_optimizer_is_for_training() -> None:
     with pytest.raises(SpecError, match="fused-optimizer is for train"):
-        steps_of(Recipe.parse("fused-optimizer"), "infer")
+        switches_of(Recipe.parse("fused-optimizer"), "infer")
     setup = apply_recipe(Recipe.parse("fused-optimizer"), workload("train"), CpuDevice())
     assert TrainingStep(setup, "adam")._optimizer.defaults["fused"] is True

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 import planted_faults
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.flags import remember_flags
+from redline.bench.environment import remember_flags
 from redline.bench.recipe.base import Setup
 from redline.bench.recipe.compose import apply_recipe, number_format_of
 from redline.bench.recipe.numerics import (

@@ -13,8 +13,8 @@ from applying import applied, code_of, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe import extras
-from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe import base as extras
+from redline.bench.recipe.compose import switches_of
 from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.plain.onnx import OnnxModel
 from redline.bench.workload.step import InferenceStep
@@ -213,9 +213,9 @@ def test_a_missing_package_or_provider_is_told(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_cannot_stand_beside_it(other: str) -> None:
     with pytest.raises(SpecError, match="exclude each other"):
-        steps_of(Recipe.parse(f"onnx+{other}"), "infer")
+        switches_of(Recipe.parse(f"onnx+{other}"), "infer")
     with pytest.raises(SpecError, match="onnx is for infer, not for train"):
-        steps_of(Recipe.parse("onnx"), "train")
+        switches_of(Recipe.parse("onnx"), "train")
 
 
 class Stream:

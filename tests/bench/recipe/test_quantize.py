@@ -12,9 +12,9 @@ from applying import applied, code_of, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe import extras
-from redline.bench.recipe.base import STEPS
-from redline.bench.recipe.compose import number_format_of, steps_of
+from redline.bench.recipe import base as extras
+from redline.bench.recipe.base import SWITCHES
+from redline.bench.recipe.compose import number_format_of, switches_of
 from redline.bench.recipe.rounding import rounded_inputs, rounded_tensor, rounded_weights
 from redline.bench.workload.borrow import remember_module
 from redline.errors import BenchError, SpecError
@@ -162,14 +162,14 @@ def test_fp8_needs_a_gpu_that_has_it(capability: tuple[int, int], monkeypatch: p
 @pytest.mark.parametrize("other", ["fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"])
 def test_what_cannot_stand_beside_it(other: str) -> None:
     with pytest.raises(SpecError, match="exclude each other"):
-        steps_of(Recipe.parse(f"int8+{other}"), "infer")
+        switches_of(Recipe.parse(f"int8+{other}"), "infer")
 
 
 def test_quantizing_is_opt_in_for_inference_and_never_the_tuners_own_idea() -> None:
     for name in ("int8", "fp8"):
-        assert STEPS.get(name).quantizes
+        assert SWITCHES.get(name).quantizes
         with pytest.raises(SpecError, match="is for infer"):
-            steps_of(Recipe.parse(name), "train")
+            switches_of(Recipe.parse(name), "train")
 
 
 def test_the_argument_decides_what_is_rounded() -> None:

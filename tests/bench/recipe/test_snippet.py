@@ -221,17 +221,17 @@ def test_a_hostile_name_stays_inside_the_docstring() -> None:
 
 
 def test_a_step_of_somebody_else_is_named_as_missing() -> None:
-    from redline.bench.recipe.base import PRECISION, STEPS, RecipeStep
+    from redline.bench.recipe.base import PRECISION, SWITCHES, RecipeSwitch
 
-    class Other(RecipeStep):
+    class Other(RecipeSwitch):
         name = "other"
         summary = "somebody else's"
         stage = PRECISION
 
         def apply(self, setup) -> None: ...
 
-    STEPS.register("other")(Other)
+    SWITCHES.register("other")(Other)
     try:
         assert "other has no plain form: it is left out here" in snippet("other")
     finally:
-        del STEPS._entries["other"]
+        del SWITCHES._entries["other"]

@@ -13,8 +13,8 @@ from applying import applied, code_of, output_of
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe import extras
-from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe import base as extras
+from redline.bench.recipe.compose import switches_of
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe
 
@@ -84,4 +84,4 @@ def test_it_is_refused_without_the_gpu_or_the_package(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("other", ["compile", "torchscript", "onnx", "amp", "amp-bf16", "graphs", "sdpa:math", "int8"])
 def test_what_cannot_stand_beside_it(other: str) -> None:
     with pytest.raises(SpecError, match="exclude each other"):
-        steps_of(Recipe.parse(f"tensorrt+{other}"), "infer")
+        switches_of(Recipe.parse(f"tensorrt+{other}"), "infer")

@@ -23,8 +23,7 @@ from redline.protocol import (
 from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.trace.decode import read_trace
 from redline.trace.links import Links
-from redline.trace.phases import phases_of
-from redline.trace.steps import steps_of
+from redline.trace.phases import phases_of, steps_of
 
 MISBEHAVING = Path(__file__).parents[2] / "models" / "misbehaving.py"
 
@@ -71,7 +70,7 @@ def test_phases_and_steps_are_in_the_trace(session: BenchSession, tmp_path: Path
 def test_timed_blocks_carry_no_ranges(session: BenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(session.handle(Prepare(spec=spec_of("infer"), bare=True)), PreparedReply)
     traced(session.handle(Profile(path=str(tmp_path / "t.json.gz"), active=1)))
-    from redline.bench.trace import marks
+    from redline.bench import capture as marks
 
     def forbidden(*_: object) -> None:
         raise AssertionError("a range in a timed block")

@@ -6,8 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from redline.bench.workload.outputs import float_tensors
-from redline.bench.workload.structure import describe, map_tensors, named_tensors
+from redline.bench.workload.structure import describe, float_tensors, map_tensors, named_tensors
 
 Pair = namedtuple("Pair", ["logits", "aux"])
 

@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from redline.analyze.curves import Curve
-from redline.analyze.recommend.advice import Advice, held_bytes, noise_remark, rate, rate_text, ratio_text, work
-from redline.analyze.recommend.avoid import what_to_avoid
 from redline.analyze.recommend.batches import batches_to_use
-from redline.analyze.recommend.evidence import Evidence, may_recommend, recommendable
-from redline.analyze.recommend.recipes import costs, recipe_to_use
-from redline.analyze.subject import Subject
+from redline.analyze.recommend.evidence import (
+    Advice,
+    Evidence,
+    held_bytes,
+    may_recommend,
+    noise_remark,
+    rate,
+    rate_text,
+    ratio_text,
+    recommendable,
+    work,
+)
+from redline.analyze.recommend.recipes import costs, recipe_to_use, what_to_avoid
 from redline.analyze.summary import RunSummary
+from redline.identity import Subject
 from redline.spec import RunSpec
 
 __all__ = [

@@ -8,19 +8,21 @@ import msgspec
 
 from redline.analyze.curves import Curve
 from redline.analyze.knee import SATURATED
-from redline.analyze.recommend.advice import (
+from redline.analyze.recommend.evidence import (
+    CLEARLY_FASTER,
     Advice,
+    Evidence,
     advise,
     do,
     held_bytes,
     latency_text,
     noise_remark,
     p50_s,
+    per_s,
     rate,
     rate_text,
     work,
 )
-from redline.analyze.recommend.evidence import CLEARLY_FASTER, Evidence, per_s
 from redline.analyze.summary import RunSummary
 from redline.units import format_bytes, format_seconds, significant
 

@@ -9,15 +9,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.count.count import Task, because, count_work
-from redline.bench.count.formats import Tf32
+from redline.bench.count.counter import Tf32
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import COMPILER, PRECISION, Setup
-from redline.bench.recipe.compose import steps_of
+from redline.bench.recipe.compose import switches_of
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
 from redline.protocol import CountAnswer
-from redline.spec import RunSpec
+from redline.spec import OptimizerName, RunSpec
 from redline.work import ModuleWork, WorkCount
 
 
@@ -54,14 +54,14 @@ def _prepared(spec: RunSpec, workload: Workload) -> Setup:
     setup = Setup(
         workload=workload, device=CpuDevice(), model=workload.model, args=workload.args, kwargs=workload.kwargs
     )
-    for step in steps_of(spec.recipe, workload.task):
+    for step in switches_of(spec.recipe, workload.task):
         if PRECISION <= step.stage < COMPILER:
             step.apply(setup)
     return setup
 
 
 def _tf32(spec: RunSpec) -> Tf32:
-    asked = any(step.number_format == "tf32" for step in steps_of(spec.recipe, spec.workload.task))
+    asked = any(step.number_format == "tf32" for step in switches_of(spec.recipe, spec.workload.task))
     return Tf32(matmul=asked, convolution=asked)
 
 
@@ -85,3 +85,18 @@ def _joined(forward: ModuleWork, both: ModuleWork | None) -> ModuleWork:
     if both is None:
         return forward
     return msgspec.structs.replace(forward, backward_flops=both.backward_flops, backward_bytes=both.backward_bytes)
+
+
+def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount:
+    trains = setup.task == "train"
+    return count_work(
+        Task(
+            model=setup.workload.model,
+            inputs=(setup.args, setup.kwargs),
+            loss=setup.workload.loss if trains else None,
+            autocast=setup.autocast,
+            optimizer=optimizer if trains else None,
+            tf32=Tf32.of(setup.device),
+            modules=modules,
+        )
+    )

@@ -1,7 +1,8 @@
-"""The work of one step: on a copy without memory where that can be, else in one real step, which then says so."""
+"""What was counted per module, summed up the tree of modules."""
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,18 +12,112 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from redline.bench.count.counter import WorkCounter
-from redline.bench.count.formats import NO_TF32, Tf32
-from redline.bench.count.traffic import distinct, tensor_bytes
-from redline.bench.count.tree import module_rows
-from redline.bench.count.twin import fake_inputs, fake_mode, fake_twin, has_no_values
+from redline.bench.count.counter import NO_TF32, Share, Tf32, WorkCounter
+from redline.bench.count.kinds import distinct, tensor_bytes
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import Loss
-from redline.bench.workload.structure import named_tensors
+from redline.bench.workload.structure import map_tensors, named_tensors
+from redline.errors import BenchError
 from redline.spec import OptimizerName
-from redline.work import OperatorWork, Uncounted, WorkCount
+from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
+
+
+def module_rows(model: nn.Module, counter: WorkCounter) -> list[ModuleWork]:
+    """Parents before children, as `named_modules` tells them; what did nothing and holds nothing is left out."""
+    rows = []
+    whole = {path: Share() for path, _ in model.named_modules()}
+    for path, share in counter.shares.items():
+        for ancestor in ancestors(path):
+            _add(whole[ancestor], share)
+    for path, module in model.named_modules():
+        share, calls = whole[path], counter.places.calls[path]
+        params = sum(int(parameter.numel()) for parameter in module.parameters())
+        if not (params or calls or share.bytes):
+            continue
+        rows.append(
+            ModuleWork(
+                path=path,
+                type=type(module).__name__,
+                params=params,
+                calls=calls,
+                number_format=share.formats.most_common(1)[0][0] if share.formats else "",
+                flops=share.flops["forward"],
+                backward_flops=share.flops["backward"],
+                other_flops=share.other_flops,
+                bytes=share.bytes["forward"],
+                backward_bytes=share.bytes["backward"],
+            )
+        )
+    return rows
+
+
+def ancestors(path: str) -> list[str]:
+    """The path itself, all those around it, and the model: `a.b`, `a` and the empty path."""
+    found = [""]
+    for position, character in enumerate(path):
+        if character == ".":
+            found.append(path[:position])
+    return [*found, path] if path else found
+
+
+def _add(total: Share, share: Share) -> None:
+    total.flops.update(share.flops)
+    total.bytes.update(share.bytes)
+    total.formats.update(share.formats)
+    total.other_flops += share.other_flops
+
+
+def fake_mode(model: nn.Module, inputs: Any) -> FakeTensorMode:
+    """The mode a model was built under, else a new one. Tensors that hide in places unknown may enter as they are."""
+    tensors = [*model.parameters(), *model.buffers(), *(tensor for _, tensor in named_tensors(inputs))]
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
+    return map_tensors(inputs, lambda _, tensor: _fake(tensor, mode))
+
+
+def fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Whatever the module does to itself while it runs, it does to the copy."""
+    tensors = [*model.parameters(), *model.buffers(), *_attributes(model)]
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        return model  # built without memory, for counting alone
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
+    memo: dict[int, Any] = {id(tensor): _fake(tensor, mode) for tensor in tensors}
+    # What the copy would share with the original, were it not copied, must live as long as the memo does.
+    memo[id(memo)] = tensors
+    return copy.deepcopy(model, memo)
+
+
+def has_no_values(model: nn.Module) -> bool:
+    """Built on torch's meta device or under a fake mode: it can be counted, not run."""
+    return any(isinstance(one, FakeTensor) or one.is_meta for one in (*model.parameters(), *model.buffers()))
+
+
+def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor, static_shapes=True)
+    # As if on the CPU: some operators take another way on the meta device than on any that exists.
+    with mode:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _attributes(model: nn.Module) -> list[Tensor]:
+    """Tensors that are neither parameters nor buffers: weights that a norm computes anew, masks, tables."""
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+
 
 STATE_COPIES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
 """Tensors as large as the weights that an optimizer keeps: momentum; first and second moment."""

@@ -1,4 +1,4 @@
-"""The dispatch mode that sees every operator of a step and writes down what it must do, and for which module."""
+"""Which number format an operator computes in."""
 
 from __future__ import annotations
 
@@ -13,12 +13,53 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from redline.bench.count.formats import Tf32, number_format
 from redline.bench.count.formulas import is_ragged
-from redline.bench.count.kinds import Known, known
-from redline.bench.count.traffic import Touched, distinct, read_bytes, tensor_bytes, tensors_in
+from redline.bench.count.kinds import Known, Touched, distinct, known, read_bytes, tensor_bytes, tensors_in
+from redline.bench.device.base import Device
 from redline.bench.module_watch import watching
 from redline.work import PRODUCTS, OperatorKind, WorkPhase
+
+_FORMATS = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "fp32",
+    torch.complex128: "fp64",
+    torch.int8: "int8",
+    torch.uint8: "int8",
+    **{getattr(torch, name): "fp8" for name in (
+        "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    ) if hasattr(torch, name)},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tf32:
+    """Where fp32 products may use the shorter format."""
+
+    matmul: bool = False
+    convolution: bool = False
+
+    @classmethod
+    def of(cls, device: Device) -> Tf32:
+        if not device.is_accelerator:
+            return cls()
+        return cls(matmul=torch.backends.cuda.matmul.allow_tf32, convolution=torch.backends.cudnn.allow_tf32)
+
+
+NO_TF32 = Tf32()
+
+
+def number_format(tensors: Iterable[Tensor], kind: OperatorKind | None, tf32: Tf32) -> str:
+    """That of the first tensor that holds numbers to compute with."""
+    found = next((_FORMATS[tensor.dtype] for tensor in tensors if tensor.dtype in _FORMATS), "int")
+    if found == "fp32" and kind in ("matmul", "attention"):
+        return "tf32" if tf32.matmul else found
+    if found == "fp32" and kind == "convolution":
+        return "tf32" if tf32.convolution else found
+    return found
+
 
 Row = tuple[str, OperatorKind, str, WorkPhase, int, int]
 """Name, kind, number format, phase, FLOPs and bytes of one call."""

@@ -15,7 +15,7 @@ from redline.bench.workload.step import TimedStep
 
 PRECISION = 0.005
 """Of the memory needed: finer than that the allocator's own rounding shows."""
-STEPS = 2
+SWITCHES = 2
 """The first fills the empty cache, the second must live with what the first left behind."""
 MAX_SECONDS = 10.0
 
@@ -53,7 +53,7 @@ def _reserved_under(step: TimedStep, device: Device, cap_bytes: int) -> int | No
     device.cap_allocator(cap_bytes)
     try:
         with step.context():
-            for _ in range(STEPS):
+            for _ in range(SWITCHES):
                 step()
             device.synchronize()
         return device.memory().peak_reserved_bytes

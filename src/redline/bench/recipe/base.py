@@ -1,10 +1,11 @@
-"""What a recipe step is, and the setup it works on."""
+"""What a recipe switch is, and the setup it works on."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +14,10 @@ from torch.utils import _pytree as pytree
 from redline.bench.device.base import Device
 from redline.bench.recipe.code import RecipeCode
 from redline.bench.workload.workload import Workload
-from redline.errors import SpecError
-from redline.protocol import Relief, StepNeed
+from redline.errors import MissingExtra, SpecError
+from redline.protocol import Relief, SwitchNeed
 from redline.registry import Registry
-from redline.spec import OptionValue, Step, Task
+from redline.spec import OptionValue, Switch, Task
 
 FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, COMPILER, GRAPHS = 0, 5, 10, 20, 30, 40, 50, 60
 """Stages: a recipe is applied in this order, however it was written. Casting comes before compiling.
@@ -27,7 +28,7 @@ Weights are rewritten before they are cast, in all the digits there are; what is
 
 @dataclass
 class Setup:
-    """A workload on its way through a recipe; each step changes what it is about and nothing else."""
+    """A workload on its way through a recipe; each switch changes what it is about and nothing else."""
 
     workload: Workload
     device: Device
@@ -72,47 +73,47 @@ class Setup:
         )
 
 
-class RecipeStep(ABC):
+class RecipeSwitch(ABC):
     """One optimisation: what it needs, what it excludes, how it is applied. One family, one file."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     stage: ClassVar[int]
     family: ClassVar[str] = ""
-    """Steps of one family do the same job in different ways; the tuner takes at most one. Empty: a family of its own."""
+    """Switches of one family do the same job in different ways; the tuner takes at most one. Empty: a family of its own."""
     relieves: ClassVar[Relief] = "device"
     quantizes: ClassVar[bool] = False
     """Changes the weights themselves: never tried or recommended unless asked for."""
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
     excludes: ClassVar[frozenset[str]] = frozenset()
-    """Steps that cannot stand in the same recipe, as `name` or `name:argument`; saying it on one side is enough."""
-    needs: ClassVar[dict[Task, tuple[StepNeed, ...]]] = {}
-    """By task: steps that must stand beside it once some other does. A recipe without them is refused, and never tried."""
+    """Switches that cannot stand in the same recipe, as `name` or `name:argument`; saying it on one side is enough."""
+    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {}
+    """By task: switches that must stand beside it once some other does. A recipe without them is refused, and never tried."""
     number_format: ClassVar[str | None] = None
     """The number format it computes in, where it changes that: what the numerics are judged against."""
     arguments: ClassVar[tuple[str, ...]] = ()
     """What may stand behind the colon."""
     offered: ClassVar[tuple[str | None, ...]] = (None,)
-    """The arguments a tuner tries; None is the step without one."""
+    """The arguments a tuner tries; None is the switch without one."""
     leaves_program: ClassVar[bool] = False
     """A compiler sees the same program with and without it, and finds in its cache what it made for the other."""
     slow_to_prepare: ClassVar[frozenset[str | None]] = frozenset()
-    """Those of the arguments that take minutes to compile; None is the step without one."""
+    """Those of the arguments that take minutes to compile; None is the switch without one."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        if step.argument is not None and step.argument not in self.arguments:
+    def __init__(self, switch: Switch) -> None:
+        self.switch = switch
+        if switch.argument is not None and switch.argument not in self.arguments:
             allowed = f"one of {', '.join(self.arguments)}" if self.arguments else "no argument"
-            raise SpecError(f"step {self.name} takes {allowed}, got {step.argument!r}")
-        self.accept_options(step.options)
+            raise SpecError(f"switch {self.name} takes {allowed}, got {switch.argument!r}")
+        self.accept_options(switch.options)
 
     def accept_options(self, options: dict[str, OptionValue]) -> None:
-        """Refuse what the step does not know."""
+        """Refuse what the switch does not know."""
         if options:
-            raise SpecError(f"step {self.name} takes no options, got {', '.join(sorted(options))}")
+            raise SpecError(f"switch {self.name} takes no options, got {', '.join(sorted(options))}")
 
     def computes_in(self) -> str | None:
-        """The same, for a step whose argument decides."""
+        """The same, for a switch whose argument decides."""
         return self.number_format
 
     def refusal(self, device: Device, task: Task) -> str | None:
@@ -131,11 +132,16 @@ class RecipeStep(ABC):
     def apply(self, setup: Setup) -> None: ...
 
     def write(self, code: RecipeCode) -> None:
-        """Add what this step does to a snippet of plain PyTorch."""
-        code.notes.append(f"{self.step} has no plain form: it is left out here")
+        """Add what this switch does to a snippet of plain PyTorch."""
+        code.notes.append(f"{self.switch} has no plain form: it is left out here")
 
 
-STEPS: Registry[type[RecipeStep]] = Registry(
-    "recipe step", package="redline.bench.recipe.steps", group="redline.recipe_steps"
+SWITCHES: Registry[type[RecipeSwitch]] = Registry(
+    "recipe switch", package="redline.bench.recipe.switches", group="redline.switches"
 )
-"""Steps of the house are files in `steps/`; others register a class under the entry-point group."""
+"""Switches of the house are files in `switches/`; others register a class under the entry-point group."""
+
+
+def missing_extra(package: str, extra: str) -> str | None:
+    """Why a switch cannot be had without `package`, or None where it is installed. Nothing is imported."""
+    return None if find_spec(package) else str(MissingExtra("it", package, extra))

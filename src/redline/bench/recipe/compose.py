@@ -2,55 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import nn
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import STEPS, RecipeStep, Setup
-from redline.bench.recipe.choices import exclude_each_other, unmet_need
+from redline.bench.recipe.base import SWITCHES, RecipeSwitch, Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
-from redline.spec import Recipe, Task
+from redline.protocol import SwitchChoice
+from redline.spec import Recipe, Switch, Task
 
 _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8", "int8")
 
 
-def steps_of(recipe: Recipe, task: Task) -> list[RecipeStep]:
-    """The recipe's steps in the order of application. A mistake in the recipe itself is a `UsageError`."""
-    steps = [STEPS.get(step.name)(step) for step in recipe.steps]
-    for step in steps:
-        if task not in step.tasks:
-            raise SpecError(f"step {step.name} is for {' and '.join(step.tasks)}, not for {task}")
-        clash = next((other for other in steps if other is not step and exclude_each_other(step, other)), None)
+def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
+    """The recipe's switches in the order of application. A mistake in the recipe itself is a `UsageError`."""
+    switches = [SWITCHES.get(switch.name)(switch) for switch in recipe.switches]
+    for switch in switches:
+        if task not in switch.tasks:
+            raise SpecError(f"switch {switch.name} is for {' and '.join(switch.tasks)}, not for {task}")
+        clash = next((other for other in switches if other is not switch and exclude_each_other(switch, other)), None)
         if clash is not None:
-            one, other = sorted((str(step.step), str(clash.step)))
+            one, other = sorted((str(switch.switch), str(clash.switch)))
             raise SpecError(f"recipe {recipe}: {one} and {other} exclude each other")
-    return sorted(steps, key=lambda step: step.stage)
+    return sorted(switches, key=lambda switch: switch.stage)
 
 
 def number_format_of(recipe: Recipe, task: Task) -> str:
-    """The coarsest number format any step computes in."""
-    formats = [step.computes_in() for step in steps_of(recipe, task)]
+    """The coarsest number format any switch computes in."""
+    formats = [switch.computes_in() for switch in switches_of(recipe, task)]
     return max((name for name in formats if name), key=_COARSENESS.index, default="fp32")
 
 
-def refuse_impossible(steps: list[RecipeStep], task: Task, device: Device, model: nn.Module | None) -> None:
-    """Raise why the first step that cannot be had here cannot; without a model, what can be said without one."""
-    for step in steps:
+def refuse_impossible(switches: list[RecipeSwitch], task: Task, device: Device, model: nn.Module | None) -> None:
+    """Raise why the first switch that cannot be had here cannot; without a model, what can be said without one."""
+    for switch in switches:
         reason = (
-            step.refusal(device, task)
-            or (step.irrelevance(model, task) if model is not None else None)
-            or unmet_need(step, steps, task)
+            switch.refusal(device, task)
+            or (switch.irrelevance(model, task) if model is not None else None)
+            or unmet_need(switch, switches, task)
         )
         if reason:
-            raise BenchError("unsupported", f"{step.name}: {reason}")
+            raise BenchError("unsupported", f"{switch.name}: {reason}")
 
 
 def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
-    """Strict fp32 first, then each step in its turn; a step the device cannot do is refused with the reason."""
-    steps = steps_of(recipe, workload.task)
-    refuse_impossible(steps, workload.task, device, workload.model)
+    """Strict fp32 first, then each switch in its turn; a switch the device cannot do is refused with the reason."""
+    switches = switches_of(recipe, workload.task)
+    refuse_impossible(switches, workload.task, device, workload.model)
     device.allow_tf32(False)
     setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
-    for step in steps:
-        step.apply(setup)
+    for switch in switches:
+        switch.apply(setup)
     return setup
+
+
+def switch_choices(model: torch.nn.Module, device: Device, task: Task) -> list[SwitchChoice]:
+    """Every switch with each argument it offers. A switch for another task is no choice at all."""
+    kinds = [kind for kind in map(SWITCHES.get, SWITCHES) if task in kind.tasks]
+    switches = [kind(Switch(name=kind.name, argument=argument)) for kind in kinds for argument in kind.offered]
+    return [_choice(switch, switches, model, device, task) for switch in switches]
+
+
+def _choice(
+    switch: RecipeSwitch, among: list[RecipeSwitch], model: torch.nn.Module, device: Device, task: Task
+) -> SwitchChoice:
+    argument = switch.switch.argument
+    return SwitchChoice(
+        switch=str(switch.switch),
+        family=switch.family or switch.name,
+        relieves=switch.relieves,
+        excludes=tuple(sorted(str(other.switch) for other in among if exclude_each_other(switch, other))),
+        needs=switch.needs.get(task, ()),
+        refusal=switch.refusal(device, task) or switch.irrelevance(model, task) or switch.caution(task),
+        quantizes=switch.quantizes,
+        leaves_program=switch.leaves_program,
+        is_slow_to_prepare=argument in switch.slow_to_prepare,
+    )
+
+
+def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch) -> bool:
+    """One name stands in a recipe once."""
+    return one.name == other.name or bool(names_of(one) & other.excludes or names_of(other) & one.excludes)
+
+
+def unmet_need(switch: RecipeSwitch, recipe: Sequence[RecipeSwitch], task: Task) -> str | None:
+    """Why this switch cannot stand in this recipe, with what is missing; None where nothing is."""
+    names = {name for other in recipe for name in names_of(other)}
+    return next((need.reason for need in switch.needs.get(task, ()) if not need.is_met(names)), None)
+
+
+def names_of(switch: RecipeSwitch) -> set[str]:
+    """By which an exclusion may mean it: its name, or its name with the argument it has."""
+    return {switch.name, f"{switch.name}:{switch.switch.argument or 'default'}"}

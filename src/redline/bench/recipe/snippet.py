@@ -11,9 +11,9 @@ from torch import nn
 
 from redline.bench.device import open_device, resolve_device
 from redline.bench.recipe.code import RecipeCode
-from redline.bench.recipe.compose import refuse_impossible, steps_of
+from redline.bench.recipe.compose import refuse_impossible, switches_of
+from redline.bench.recipe.switches.graphs import COUNTS_STEPS
 from redline.bench.workload.build import example_code
-from redline.bench.workload.graphed import COUNTS_STEPS
 from redline.bench.workload.sources.live import HANDED_OVER
 from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
 from redline.errors import BenchError
@@ -31,7 +31,7 @@ def snippet_of(spec: RunSpec) -> str:
     """
     device = open_device(resolve_device(spec.device))
     with _handed_over(spec.workload) as model:
-        refuse_impossible(steps_of(spec.recipe, spec.workload.task), spec.workload.task, device, model)
+        refuse_impossible(switches_of(spec.recipe, spec.workload.task), spec.workload.task, device, model)
     code = code_of(spec)
     # What is rendered is code, not a page: nothing is escaped, and names go in as literals.
     environment = Environment(
@@ -76,7 +76,7 @@ def code_of(spec: RunSpec) -> RecipeCode:
     task = spec.workload.task
     kind = resolve_device(spec.device).partition(":")[0]
     code = RecipeCode(task=task, device="cpu" if kind == "cpu" else "cuda")  # torch says cuda to ROCm as well
-    steps = steps_of(spec.recipe, task)
+    steps = switches_of(spec.recipe, task)
     if code.device == "cuda" and "tf32" not in {step.name for step in steps}:
         # Torch allows TF32 in convolutions unless it is told otherwise; this was measured without.
         code.flags.append("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False")

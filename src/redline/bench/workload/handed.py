@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redline.bench.workload.identity import forward_code
+from redline.bench.workload.fingerprint import forward_code
 from redline.bench.workload.inputs import Inputs, leading_size, resize_leading
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble

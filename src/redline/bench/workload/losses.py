@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from redline.bench.workload.outputs import float_tensors
+from redline.bench.workload.structure import float_tensors
 from redline.errors import BenchError
 
 Loss = Callable[[Any], Tensor]

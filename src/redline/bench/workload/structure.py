@@ -88,3 +88,8 @@ def _same_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
     except TypeError:  # a read-only mapping
         return parts
     return twin
+
+
+def float_tensors(output: Any) -> list[tuple[str, Tensor]]:
+    """Named floating tensors of any output; a lone tensor is called `output`. None and other objects are left out."""
+    return [(path or "output", tensor) for path, tensor in named_tensors(output) if tensor.is_floating_point()]

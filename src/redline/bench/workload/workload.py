@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redline.bench.workload.identity import input_hash, model_hash
+from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import Inputs, input_shapes, leading_size, redraw
 from redline.bench.workload.losses import Loss, training_loss
 from redline.bench.workload.structure import map_leaves

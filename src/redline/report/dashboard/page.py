@@ -1,14 +1,12 @@
-"""One HTML file that needs nothing else: style, script, library and data lie inside it.
-
-plotly.js is kept gzipped, which makes the page 3 MB smaller; the browser unpacks it. A content policy with the scripts'
-own hashes lets nothing else run, whatever a model is called.
-"""
+"""What to do, as cards: what decides first, then what a profile found, then what to keep away from."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -17,13 +15,110 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from redline import __version__
-from redline.report.contents import Contents
-from redline.report.dashboard.cards import cards_of
-from redline.report.dashboard.environment import places_of
+from redline.analyze.profile import Profile
+from redline.analyze.recommend import Advice, rate, recommendable
+from redline.analyze.summary import RunSummary
+from redline.report.contents import METHOD, Contents, places_of
 from redline.report.dashboard.payload import as_json, payload_of
 from redline.report.dashboard.sections import sections_of
-from redline.report.dashboard.tiles import tiles_of
-from redline.report.method import METHOD
+from redline.spec import Frozen
+from redline.units import format_seconds
+
+FIRST = ("recipe", "throughput", "latency")
+FINDINGS = 3
+"""Of each profile: those that could bring the most."""
+
+
+class Card(Frozen):
+    kind: str
+    headline: str
+    details: tuple[str, ...]
+
+
+def cards_of(contents: Contents) -> list[Card]:
+    told = [Card(kind=each.kind, headline=each.headline, details=each.details) for each in contents.advice]
+    deciding = sorted((card for card in told if card.kind in FIRST), key=lambda card: FIRST.index(card.kind))
+    found = [card for profile in contents.profiles for card in _findings(profile)]
+    return [*deciding, *found, *(card for card in told if card.kind not in FIRST)]
+
+
+def _findings(profile: Profile) -> Iterator[Card]:
+    capture = profile.capture
+    about = f"{capture.model} · {capture.task} · {capture.recipe} · batch {capture.batch}" if capture else ""
+    for finding in profile.findings[:FINDINGS]:
+        yield Card(
+            kind="profile",
+            headline=f"{finding.code}: at most {finding.gain_bound:.2f}× faster without it",
+            details=tuple(part for part in (about, finding.evidence, f"next: {finding.next}") if part),
+        )
+
+
+class Tile(Frozen):
+    label: str
+    value: str
+    about: str
+    verdict: str = ""
+    trusted: bool = True
+
+
+def tiles_of(contents: Contents) -> list[Tile]:
+    rows = {row.record_id: row for row in contents.rows}
+    tiles = [_speed_up(contents.advice, rows), _fastest(contents), _quickest(contents), _counts(contents)]
+    return [tile for tile in tiles if tile is not None]
+
+
+def _speed_up(advice: Sequence[Advice], rows: dict[str, RunSummary]) -> Tile | None:
+    for each in advice:
+        row = rows.get(each.record_id)
+        if each.kind == "recipe" and row is not None and each.ratio is not None:
+            between = f"{each.low:.2f}–{each.high:.2f}, " if each.low is not None and each.high is not None else ""
+            return _tile("Speed-up", f"{each.ratio:.2f}×", f"{between}{_where(row)}", row)
+    return None
+
+
+def _fastest(contents: Contents) -> Tile | None:
+    rows = _believed(recommendable(contents.rows, contents.subjects))
+    best = max(rows, key=lambda row: row.throughput_per_s or 0.0, default=None)
+    return _tile("Highest throughput", rate(best), _where(best), best) if best else None
+
+
+def _quickest(contents: Contents) -> Tile | None:
+    sound = recommendable(contents.rows, contents.subjects)
+    rows = _believed([row for row in sound if row.task == "infer" and row.latency_s is not None])
+    best = min(rows, key=lambda row: row.latency_s.p50 if row.latency_s else 0.0, default=None)
+    if best is None or best.latency_s is None:
+        return None
+    tail = f", p95 {format_seconds(best.latency_s.p95)}" if best.latency_s.p95 is not None else ""
+    return _tile("Lowest median latency", format_seconds(best.latency_s.p50), _where(best) + tail, best)
+
+
+def _believed(rows: list[RunSummary]) -> list[RunSummary]:
+    """Without the noisy ones, unless there are no others."""
+    return [row for row in rows if row.verdict.trusted] or rows
+
+
+def _counts(contents: Contents) -> Tile:
+    failed = sum(row.failure is not None for row in contents.rows)
+    labels = Counter(label for row in contents.rows if row.failure is None for label in row.verdict.labels)
+    told = ", ".join(f"{count} {label}" for label, count in labels.most_common())
+    about = ", ".join(part for part in (told, f"{failed} failed" if failed else "") if part)
+    return Tile(label="Records", value=f"{len(contents.rows)}", about=about)
+
+
+def _tile(label: str, value: str, about: str, row: RunSummary) -> Tile:
+    return Tile(
+        label=label,
+        value=value,
+        about=about,
+        verdict=", ".join(row.verdict.labels),
+        trusted=row.verdict.trusted,
+    )
+
+
+def _where(row: RunSummary) -> str:
+    batch = f" at batch {row.batch}" if row.batch else ""
+    return f"{row.model} with {row.recipe}{batch}"
+
 
 SCRIPTS = ("data.js", "theme.js", "filters.js", "plots.js", "charts.js", "table.js", "main.js")
 """In this order: each may use those before it."""

@@ -1,1 +1,1 @@
-"""The fastest recipe that keeps the numbers right, and what each of its steps brings."""
+"""`tune`: the record of a search, the space, the loop, the finals and what came of it."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redline.analyze.batch import BatchFinding
-from redline.analyze.tune.finding import NO_RATIO, complexity, heats_of, winner_of
-from redline.analyze.tune.record import BatchChoice
 from redline.record import RunRecord
-from redline.search.batch import find_batch
+from redline.search.batch import search_batch
 from redline.search.race import Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.finals import final_spec, heat_s
-from redline.search.tune.space import BASELINE, Steps
-from redline.search.tune.tuner import Tuner
+from redline.search.tune.record import BatchChoice
+from redline.search.tune.result import NO_RATIO, complexity, heats_of, winner_of
+from redline.search.tune.space import BASELINE, Switches
+from redline.search.tune.trials import Tuner
 from redline.spec import MeasureSpec
 
 BEST = 2
@@ -52,10 +52,10 @@ def choose_batch(tuner: Tuner) -> None:
 
 
 def _search_s(tuner: Tuner, recipe: str) -> float:
-    return max(SEARCH_S, USUAL_TRIALS * Costs(tuner).anew_s(tuner.space.steps_of(recipe)))
+    return max(SEARCH_S, USUAL_TRIALS * Costs(tuner).anew_s(tuner.space.switches_of(recipe)))
 
 
-def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
+def _heat_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
     """The first one at the new batch; later ones find what was compiled for it."""
     costs = Costs(tuner)
     again_s = sum(costs.anew_s(each) - costs.expected_s(each) for each in racers)
@@ -64,8 +64,8 @@ def _heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
 
 def _search_batch(tuner: Tuner, recipe: str) -> None:
     tuner.observer.stage(f"the batch for {recipe}")
-    spec = tuner.spec_of(tuner.space.steps_of(recipe), MeasureSpec.for_effort("quick"))
-    found = find_batch(spec, tuner.door, tuner.journal, tuner.observer, slo_p95_s=tuner.asked.slo_p95_s)
+    spec = tuner.spec_of(tuner.space.switches_of(recipe), MeasureSpec.for_effort("quick"))
+    found = search_batch(spec, tuner.door, tuner.journal, tuner.observer, slo_p95_s=tuner.asked.slo_p95_s)
     chosen = best_batch(found)
     if chosen is not None:
         tuner.keep(batches=(*tuner.tune.batches, chosen))
@@ -98,7 +98,7 @@ def race_at_batch(tuner: Tuner) -> None:
         if tuner.left_s < _heat_s(tuner, racers):
             _note_a_short_race(tuner, chosen.batch, number)
             return
-        tuner.observer.heat(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])
+        tuner.observer.replicate(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])
         records = race.run_heat([final_spec(tuner, each, first=False, batch=chosen.batch) for each in racers])
         tuner.records.update((record.id, record) for record in records)
         broken = {str(record.spec.recipe) for record in records if record.failure is not None}
@@ -121,13 +121,13 @@ def _chosen(tuner: Tuner) -> BatchChoice:
     return max(tuner.tune.batches, key=lambda choice: choice.throughput_per_s)
 
 
-def _racers(tuner: Tuner) -> list[Steps]:
+def _racers(tuner: Tuner) -> list[Switches]:
     """The baseline, who moves most at its batch, and who won at the first one: it may be the faster here too."""
     names = [_chosen(tuner).recipe, winner_of(tuner.tune, tuner.records)]
-    return list(dict.fromkeys([BASELINE, *(tuner.space.steps_of(name) for name in names if name is not None)]))
+    return list(dict.fromkeys([BASELINE, *(tuner.space.switches_of(name) for name in names if name is not None)]))
 
 
-def _heats_at(tuner: Tuner, batch: int, racers: Sequence[Steps]) -> list[list[RunRecord]]:
+def _heats_at(tuner: Tuner, batch: int, racers: Sequence[Switches]) -> list[list[RunRecord]]:
     """Those of an earlier session, unless they were at another batch or of others."""
     heats = heats_of(tuner.tune.batch_heats, tuner.records)
     names = {str(record.spec.recipe) for heat in heats[:1] for record in heat}
@@ -152,7 +152,7 @@ def _best_two(tuner: Tuner) -> list[str]:
         return []
     known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
     others = [each.recipe for each in known if each.recipe != winner]
-    # Another memory appetite may fit a larger batch; a twin with one more step will not.
+    # Another memory appetite may fit a larger batch; a twin with one more switch will not.
     others.sort(
         key=lambda recipe: (len(set(recipe.split("+")) ^ set(winner.split("+"))) < 2, complexity(recipe) == (0, 0))
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from redline.search.tune.rules import prepare_s
-from redline.search.tune.space import Steps
-from redline.search.tune.tuner import Tuner
+from redline.search.tune.space import Switches, prepare_s
+from redline.search.tune.trials import Tuner
 
 FIRST_TRIAL_S = 4.0
 WARM_SHARE = 0.25
@@ -22,82 +22,108 @@ Kind = frozenset[tuple[str, bool]]
 class Costs:
     """What trials took so far, and what other recipes will take by that.
 
-    Some things are paid once and must not be charged to whoever comes later: the first use of a step, whose kernels and
+    Some things are paid once and must not be charged to whoever comes later: the first use of a switch, whose kernels and
     libraries come from disk, and the first compilation of a program, which is in a cache then. What a trial took that
     broke before its end says nothing.
     """
 
     def __init__(self, tuner: Tuner) -> None:
         self._choices = tuner.space.by_step
-        self._known: dict[Steps, float] = {}
-        self._paid_first: set[Steps] = set()
-        """Those that were the first with one of their steps."""
-        self._cold: set[Steps] = set()
+        self._known: dict[Switches, float] = {}
+        self._paid_first: set[Switches] = set()
+        """Those that were the first with one of their switches."""
+        self._cold: set[Switches] = set()
         """Those that were the first to have their program compiled."""
-        self._compiled: set[Steps] = set()
+        self._compiled: set[Switches] = set()
         met: set[str] = set()
-        unsure: set[Steps] = set()
+        unsure: set[Switches] = set()
         for trial in tuner.tune.trials:
-            steps = tuner.space.steps_of(trial.recipe)
-            program, record = self._program(steps), tuner.records.get(trial.record_id)
-            if steps in tuner.seen() and steps not in self._known and program not in unsure:
-                self._known[steps] = trial.cost_s
-                self._paid_first |= {steps} if steps - met else set()
-                self._cold |= {steps} if program not in self._compiled else set()
-                met |= steps
+            switches = tuner.space.switches_of(trial.recipe)
+            program, record = self._program(switches), tuner.records.get(trial.record_id)
+            if switches in tuner.seen() and switches not in self._known and program not in unsure:
+                self._known[switches] = trial.cost_s
+                self._paid_first |= {switches} if switches - met else set()
+                self._cold |= {switches} if program not in self._compiled else set()
+                met |= switches
             if record is not None and record.prepared is not None:
                 self._compiled.add(program)
-            elif self._kind(steps):
+            elif self._kind(switches):
                 unsure.add(program)  # it broke before or after it was compiled: nobody knows what is in the cache
         recipes = {str(record.spec.recipe) for record in tuner.records.values() if record.prepared is not None}
-        self._compiled |= {self._program(tuner.space.steps_of(recipe)) for recipe in recipes}
+        self._compiled |= {self._program(tuner.space.switches_of(recipe)) for recipe in recipes}
 
-    def expected_s(self, steps: Steps) -> float:
+    def expected_s(self, switches: Switches) -> float:
         """To open this recipe, now for the first time or again, to check it and to time it."""
-        is_warm = self._program(steps) in self._compiled
-        return self._warm_s(steps) if is_warm or not self._kind(steps) else self._cold_s(steps)
+        is_warm = self._program(switches) in self._compiled
+        return self._warm_s(switches) if is_warm or not self._kind(switches) else self._cold_s(switches)
 
-    def anew_s(self, steps: Steps) -> float:
+    def anew_s(self, switches: Switches) -> float:
         """At a batch it was never opened at: whatever it compiles is compiled again."""
-        return self._cold_s(steps) if self._kind(steps) else self._plain_s(steps)
+        return self._cold_s(switches) if self._kind(switches) else self._plain_s(switches)
 
-    def _warm_s(self, steps: Steps) -> float:
+    def _warm_s(self, switches: Switches) -> float:
         """The same once its program has been compiled."""
-        warm = [other for other in self._alike(steps) if other not in self._cold]
-        if not self._kind(steps):
-            return self._plain_s(steps)
+        warm = [other for other in self._alike(switches) if other not in self._cold]
+        if not self._kind(switches):
+            return self._plain_s(switches)
         if warm:
-            return self._middle(steps, warm)
-        plain_s = self._plain_s(steps)
-        return plain_s + WARM_SHARE * max(self._cold_s(steps) - plain_s, 0.0)
+            return self._middle(switches, warm)
+        plain_s = self._plain_s(switches)
+        return plain_s + WARM_SHARE * max(self._cold_s(switches) - plain_s, 0.0)
 
-    def _cold_s(self, steps: Steps) -> float:
+    def _cold_s(self, switches: Switches) -> float:
         """By others that had to compile; else a plain trial, and what experience says about compiling."""
-        cold = [other for other in self._alike(steps) if other in self._cold]
-        own = [other for other in cold if self._program(other) == self._program(steps)]
+        cold = [other for other in self._alike(switches) if other in self._cold]
+        own = [other for other in cold if self._program(other) == self._program(switches)]
         if cold:
-            return self._known[own[0]] if own else self._middle(steps, cold)
-        return self._plain_s(steps) + sum(prepare_s(self._choices[step]) for step in steps)
+            return self._known[own[0]] if own else self._middle(switches, cold)
+        return self._plain_s(switches) + sum(prepare_s(self._choices[switch]) for switch in switches)
 
-    def _plain_s(self, steps: Steps) -> float:
+    def _plain_s(self, switches: Switches) -> float:
         """With nothing to compile."""
         plain = [other for other in self._known if not self._kind(other)]
-        return self._middle(steps, plain) if plain else FIRST_TRIAL_S
+        return self._middle(switches, plain) if plain else FIRST_TRIAL_S
 
-    def _alike(self, steps: Steps) -> list[Steps]:
-        return [other for other in self._known if self._kind(other) == self._kind(steps)]
+    def _alike(self, switches: Switches) -> list[Switches]:
+        return [other for other in self._known if self._kind(other) == self._kind(switches)]
 
-    def _middle(self, steps: Steps, others: Iterable[Steps]) -> float:
+    def _middle(self, switches: Switches, others: Iterable[Switches]) -> float:
         """The median of the nearest that paid for no first use; where all did, the cheapest."""
         settled = [other for other in others if other not in self._paid_first]
         if not settled:
             return min(self._known[other] for other in others)
-        nearest = sorted(settled, key=lambda other: len(steps ^ other))[:ALIKE]
+        nearest = sorted(settled, key=lambda other: len(switches ^ other))[:ALIKE]
         return median(self._known[other] for other in nearest)
 
-    def _kind(self, steps: Iterable[str]) -> Kind:
-        choices = (self._choices[step] for step in steps)
+    def _kind(self, switches: Iterable[str]) -> Kind:
+        choices = (self._choices[switch] for switch in switches)
         return frozenset((choice.family, choice.is_slow_to_prepare) for choice in choices if prepare_s(choice) > 0)
 
-    def _program(self, steps: Steps) -> Steps:
-        return frozenset(step for step in steps if not self._choices[step].leaves_program)
+    def _program(self, switches: Switches) -> Switches:
+        return frozenset(switch for switch in switches if not self._choices[switch].leaves_program)
+
+
+FAR_BETTER = 2.0
+"""By so much more a recipe must promise than the one that would leave no time for it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe that is worth its seconds and fits into what is left."""
+
+    switches: Switches
+    gain: float
+    """The improvement it promises, as a share of the fastest time so far."""
+    cost_s: float
+    room_s: float
+    """What may be spent until it is done: all but what the end of the search needs."""
+
+    def fits_after(self, other: Candidate) -> bool:
+        return other.cost_s + self.cost_s <= self.room_s
+
+
+def first_of(candidates: Sequence[Candidate]) -> Candidate:
+    """Most improvement per second; but the most promising of all, where that one would leave no time for it."""
+    usual = max(candidates, key=lambda each: each.gain / each.cost_s)
+    crowded_out = [each for each in candidates if each.gain >= FAR_BETTER * usual.gain and not each.fits_after(usual)]
+    return max(crowded_out, key=lambda each: each.gain, default=usual)

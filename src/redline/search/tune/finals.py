@@ -1,20 +1,23 @@
-"""The last few raced in fresh processes, then the winner against itself less one step."""
+"""The last few raced in fresh processes, then the winner against itself less one switch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from redline.analyze.race import TIME_BAND, Heat, Pair, log_ratio, pair_of, pair_with_spread, process_spread
-from redline.analyze.tune.estimates import rejection
-from redline.analyze.tune.finding import NEAR_ENOUGH, gains_of, heats_of, log_over, winner_of
+from redline.protocol import Ask, AskMetric, FailureReply, MetricAnswer
 from redline.record import RunRecord
 from redline.search.race import Race
 from redline.search.tune.costs import Costs
-from redline.search.tune.finalists import choose_finalists
-from redline.search.tune.space import BASELINE, Steps
-from redline.search.tune.tuner import Tuner
+from redline.search.tune.estimates import quantizing_of, rejection
+from redline.search.tune.model import PROCESS_SD
+from redline.search.tune.record import Metric
+from redline.search.tune.result import NEAR_ENOUGH, gains_of, heats_of, log_over, winner_of
+from redline.search.tune.space import BASELINE, Switches
+from redline.search.tune.trials import Tuner
 from redline.spec import MeasureSpec, RunSpec
 
 BEHIND_AFTER_ONE = 0.03
@@ -51,20 +54,20 @@ def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
 
 
 def simplify(tuner: Tuner) -> None:
-    """Steps that bring nothing go, where the recipe without all of them is as fast in heats of its own."""
+    """Switches that bring nothing go, where the recipe without all of them is as fast in heats of its own."""
     chosen = winner_of(tuner.tune, tuner.records)
-    useless = {gain.step for gain in gains_of(chosen, tuner.tune, tuner.records) if gain.gain <= 1 + NEAR_ENOUGH}
+    useless = {gain.switch for gain in gains_of(chosen, tuner.tune, tuner.records) if gain.gain <= 1 + NEAR_ENOUGH}
     if chosen is None or not useless:
         return
-    steps = tuner.space.steps_of(chosen)
-    simpler = steps - useless
+    switches = tuner.space.switches_of(chosen)
+    simpler = switches - useless
     if simpler in tuner.broken() or not tuner.space.is_valid(simpler):
         return
     finals = heats_of(tuner.tune.finals, tuner.records)
     if len(_with_both(finals, chosen, tuner.space.text(simpler))) >= tuner.asked.replicates:
         return  # an earlier session has seen that it is slower
     race = _race(tuner)
-    racers = list(dict.fromkeys([BASELINE, steps, simpler]))
+    racers = list(dict.fromkeys([BASELINE, switches, simpler]))
     for _ in range(tuner.asked.replicates):
         if not _run_final(tuner, race, racers):
             return
@@ -73,7 +76,7 @@ def simplify(tuner: Tuner) -> None:
         ablate(tuner)
 
 
-def _with_time_for_all_heats(tuner: Tuner, finalists: list[Steps], done: int) -> list[Steps]:
+def _with_time_for_all_heats(tuner: Tuner, finalists: list[Switches], done: int) -> list[Switches]:
     """Fewer, the slowest going first, where the budget does not hold the heats that are left.
 
     An interval of the fastest is worth more than one rival more in a single heat.
@@ -84,7 +87,7 @@ def _with_time_for_all_heats(tuner: Tuner, finalists: list[Steps], done: int) ->
     return finalists
 
 
-def heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
+def heat_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
     """What a heat of these takes: opening them again, and timing each for its share at most."""
     timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
     costs = Costs(tuner)
@@ -92,7 +95,7 @@ def heat_s(tuner: Tuner, racers: Sequence[Steps]) -> float:
 
 
 def ablate(tuner: Tuner) -> None:
-    """What each step of the winner brings: the winner raced against itself without it.
+    """What each switch of the winner brings: the winner raced against itself without it.
 
     Where there is no time for all, for as many as can be had: those first that take least.
     """
@@ -101,7 +104,7 @@ def ablate(tuner: Tuner) -> None:
         return
     race = _race(tuner)
     while True:
-        racers = _affordable(tuner, [tuner.space.steps_of(chosen), *_to_leave_out(tuner, chosen)])
+        racers = _affordable(tuner, [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)])
         if len(racers) < 2:
             return
         number = min(len(tuner.tune.ablations), ABLATION_HEATS - 1)
@@ -109,32 +112,32 @@ def ablate(tuner: Tuner) -> None:
         tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
 
 
-def _to_leave_out(tuner: Tuner, chosen: str) -> list[Steps]:
-    """The winner without one step each, where that is not settled and was not asked often enough; the cheapest first."""
+def _to_leave_out(tuner: Tuner, chosen: str) -> list[Switches]:
+    """The winner without one switch each, where that is not settled and was not asked often enough; the cheapest first."""
     met = [{str(record.spec.recipe) for record in heat} for heat in heats_of(tuner.tune.ablations, tuner.records)]
 
-    def is_open(steps: Steps) -> bool:
-        asked = sum({chosen, tuner.space.text(steps)} <= names for names in met)
-        return asked < ABLATION_HEATS and not _gain_is_settled(tuner, chosen, steps)
+    def is_open(switches: Switches) -> bool:
+        asked = sum({chosen, tuner.space.text(switches)} <= names for names in met)
+        return asked < ABLATION_HEATS and not _gain_is_settled(tuner, chosen, switches)
 
     return sorted(filter(is_open, _ablated(tuner, chosen)), key=Costs(tuner).expected_s)
 
 
 def untold_steps(tuner: Tuner) -> list[str]:
-    """Steps of the winner that there was no time to leave out once."""
+    """Switches of the winner that there was no time to leave out once."""
     chosen = winner_of(tuner.tune, tuner.records)
     if chosen is None:
         return []
-    told = {gain.step for gain in gains_of(chosen, tuner.tune, tuner.records)}
+    told = {gain.switch for gain in gains_of(chosen, tuner.tune, tuner.records)}
     heats = heats_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
     asked = {str(record.spec.recipe) for heat in heats for record in heat} | set(map(tuner.space.text, tuner.broken()))
-    without = tuner.space.less_one(tuner.space.steps_of(chosen))
-    return [step for step, rest in without if step not in told and tuner.space.text(rest) not in asked]
+    without = tuner.space.less_one(tuner.space.switches_of(chosen))
+    return [switch for switch, rest in without if switch not in told and tuner.space.text(rest) not in asked]
 
 
-def final_spec(tuner: Tuner, steps: Steps, *, first: bool, batch: int | None = None) -> RunSpec:
+def final_spec(tuner: Tuner, switches: Switches, *, first: bool, batch: int | None = None) -> RunSpec:
     """Numbers are checked once more, over the full path of losses, in the first heat."""
-    return tuner.spec_of(steps, final_measure(on_cpu=tuner.on_cpu, checks=first), batch)
+    return tuner.spec_of(switches, final_measure(on_cpu=tuner.on_cpu, checks=first), batch)
 
 
 def final_measure(*, on_cpu: bool, checks: bool) -> MeasureSpec:
@@ -160,18 +163,18 @@ def _race(tuner: Tuner) -> Race:
     )
 
 
-def _run_final(tuner: Tuner, race: Race, racers: Sequence[Steps]) -> bool:
+def _run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
     """One more heat, kept; False where the budget does not hold it."""
     if len(_affordable(tuner, racers)) < len(racers):
         return False
     records = _run_heat(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
     tuner.keep(finals=(*tuner.tune.finals, tuple(record.id for record in records)))
-    tuner.observer.stands(race.pairs)
+    tuner.observer.standing(race.pairs)
     return True
 
 
-def _run_heat(tuner: Tuner, race: Race, racers: Sequence[Steps], number: int, planned: int) -> list[RunRecord]:
-    tuner.observer.heat(number + 1, planned, [tuner.space.text(each) for each in racers])
+def _run_heat(tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int) -> list[RunRecord]:
+    tuner.observer.replicate(number + 1, planned, [tuner.space.text(each) for each in racers])
     known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
     specs = [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
     expected_s, started_s = sum(map(Costs(tuner).expected_s, racers)), tuner.clock()
@@ -187,7 +190,7 @@ def _is_checked(record: RunRecord) -> bool:
     return record.prepared is not None and measure.check_numerics and measure.loss_path_steps >= FULL_LOSS_PATH
 
 
-def _still_in(tuner: Tuner, heats: Sequence[Heat]) -> list[Steps]:
+def _still_in(tuner: Tuner, heats: Sequence[Heat]) -> list[Switches]:
     """Of the last heat, those that are not clearly behind the fastest of it."""
     sound = [record for record in heats[-1] if record.blocks and rejection(record, tuner.tune) is None]
     names = [str(record.spec.recipe) for record in sound]
@@ -196,7 +199,7 @@ def _still_in(tuner: Tuner, heats: Sequence[Heat]) -> list[Steps]:
     fastest = min(names, key=lambda name: log_over(heats, names[0], name, tuner.tune))
     kept = [name for name in names if name == fastest or not _is_behind(tuner, heats, fastest, name)]
     kept.sort(key=lambda name: log_over(heats, fastest, name, tuner.tune))
-    return [tuner.space.steps_of(name) for name in kept]
+    return [tuner.space.switches_of(name) for name in kept]
 
 
 def _is_behind(tuner: Tuner, heats: Sequence[Heat], fastest: str, name: str) -> bool:
@@ -216,7 +219,7 @@ def _with_both(heats: Sequence[Heat], *names: str) -> list[Heat]:
     return [heat for heat in heats if set(names) <= {str(record.spec.recipe) for record in heat}]
 
 
-def _is_decided(tuner: Tuner, heats: Sequence[Heat], finalists: Sequence[Steps]) -> bool:
+def _is_decided(tuner: Tuner, heats: Sequence[Heat], finalists: Sequence[Switches]) -> bool:
     """Enough heats for the interval, and the first two told apart or too close to matter."""
     if len(heats) < tuner.asked.replicates:
         return False
@@ -235,13 +238,13 @@ def _is_settled(pair: Pair | None) -> bool:
     return pair.high < 1 or pair.low > 1 or pair.high - pair.low <= 2 * SETTLED
 
 
-def _ablated(tuner: Tuner, chosen: str) -> list[Steps]:
-    """Without one step each, leaving out what is known to break."""
+def _ablated(tuner: Tuner, chosen: str) -> list[Switches]:
+    """Without one switch each, leaving out what is known to break."""
     broken = set(tuner.broken())
-    return [without for _, without in tuner.space.less_one(tuner.space.steps_of(chosen)) if without not in broken]
+    return [without for _, without in tuner.space.less_one(tuner.space.switches_of(chosen)) if without not in broken]
 
 
-def _gain_is_settled(tuner: Tuner, chosen: str, without: Steps) -> bool:
+def _gain_is_settled(tuner: Tuner, chosen: str, without: Switches) -> bool:
     heats = heats_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
     finals = heats_of(tuner.tune.finals, tuner.records)
     name = tuner.space.text(without)
@@ -252,12 +255,98 @@ def _gain_is_settled(tuner: Tuner, chosen: str, without: Steps) -> bool:
     )
 
 
-def _affordable(tuner: Tuner, racers: Sequence[Steps]) -> list[Steps]:
+def _affordable(tuner: Tuner, racers: Sequence[Switches]) -> list[Switches]:
     """As many of them, from the first on, as the budget still holds."""
     costs, left_s, found = Costs(tuner), tuner.left_s, []
-    for steps in racers:
-        left_s -= costs.expected_s(steps) * tuner.heat_scale
+    for switches in racers:
+        left_s -= costs.expected_s(switches) * tuner.heat_scale
         if left_s < 0:
             break
-        found.append(steps)
+        found.append(switches)
     return found
+
+
+FINALISTS = 4
+NEAR = 0.03
+"""Within this of the fastest, a recipe goes to the last race, and doubt about both is added to it."""
+FINALISTS_RACE_SHARE = 0.5
+ABLATION_SHARE = 0.25
+"""Of the budget, at most, for each: whoever gives minutes wants recipes tried in them too."""
+
+
+def choose_finalists(tuner: Tuner) -> list[Switches]:
+    """Those that could be the fastest for all that is known, the fastest first."""
+    known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
+    if not known:
+        return []
+    best = known[0]
+
+    def doubt(error: float) -> float:
+        return 2 * math.sqrt(error**2 + best.error**2 + 2 * PROCESS_SD**2)
+
+    near = [each for each in known if each.log_s <= best.log_s + min(NEAR, doubt(each.error)) + 1e-12]
+    return [tuner.space.switches_of(each.recipe) for each in near[:FINALISTS]]
+
+
+def race_s(tuner: Tuner, costs: Costs) -> float:
+    """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
+    heat_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
+    return min(tuner.asked.replicates * heat_s, FINALISTS_RACE_SHARE * tuner.budget_s)
+
+
+def ablation_s(tuner: Tuner, costs: Costs) -> float:
+    """To tell what each switch of the fastest brings: good to have, also in part."""
+    leader = tuner.leader()
+    if leader is None:
+        return 0.0
+    switches = tuner.space.switches_of(leader.recipe)
+    racers = [switches, *(without for _, without in tuner.space.less_one(switches))]
+    return min(sum(map(costs.expected_s, racers)), ABLATION_SHARE * tuner.budget_s)
+
+
+PROOF_NEAR = 0.1
+"""Only those within this of the fastest are worth the check, which may take long."""
+
+
+def prove(tuner: Tuner) -> None:
+    """Run the check on every quantized recipe that is among the fastest."""
+    check, known = tuner.asked.check, tuner.seen()
+    if check is None or not known:
+        return
+    fastest = min(each.log_s for each in known.values())
+    done = {metric.recipe for metric in tuner.tune.metrics}
+    for switches, each in sorted(known.items(), key=lambda item: item[1].log_s):
+        is_quantized = bool(quantizing_of(switches, tuner.tune))
+        if (
+            is_quantized
+            and each.recipe not in done
+            and each.log_s <= fastest + PROOF_NEAR
+            and not tuner.is_only_shown(switches)
+        ):
+            tuner.observer.stage(f"your check on {each.recipe}")
+            tuner.keep(metrics=(*tuner.tune.metrics, ask_metric(tuner, switches, check)))
+
+
+def prove_fastest(tuner: Tuner) -> None:
+    """While the search goes on: it should not go by a recipe that may not win."""
+    check, known = tuner.asked.check, tuner.seen()
+    if check is None or not known:
+        return
+    switches, fastest = min(known.items(), key=lambda item: item[1].log_s)
+    is_asked = any(metric.recipe == fastest.recipe for metric in tuner.tune.metrics)
+    if quantizing_of(switches, tuner.tune) and not is_asked and not tuner.is_only_shown(switches):
+        tuner.observer.stage(f"your check on {fastest.recipe}")
+        tuner.keep(metrics=(*tuner.tune.metrics, ask_metric(tuner, switches, check)))
+
+
+def ask_metric(tuner: Tuner, switches: Switches, check: str) -> Metric:
+    spec, recipe = tuner.trial_spec(switches), tuner.space.text(switches)
+    session = tuner.door.open()
+    try:
+        reply = session.ask(Ask(question=AskMetric(spec=spec, check=check)))
+    finally:
+        session.close()
+    if isinstance(reply, MetricAnswer):
+        return Metric(recipe=recipe, value=reply.value, baseline=reply.baseline)
+    why = reply.failure.message if isinstance(reply, FailureReply) else f"the bench answered {type(reply).__name__}"
+    return Metric(recipe=recipe, value=None, baseline=None, failure=why)

@@ -1,4 +1,7 @@
-"""Every recipe that may be tried: at most one step of each family, none beside what it excludes or without what it needs."""
+"""What experience expects of a switch before anything was measured, and how sure it is of that.
+
+Only where to look first: every figure is a wide prior that a few trials overrule. Logarithms of the factor on the time.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,103 @@ from functools import cached_property
 
 import msgspec
 
-from redline.analyze.tune.record import Refused, TuneSpec
 from redline.errors import SpecError, UnknownName
-from redline.protocol import StepChoice, StepNeed
+from redline.protocol import SwitchChoice, SwitchNeed
+from redline.search.tune.record import Refused, TuneSpec
 from redline.spec import Recipe
 
-Steps = frozenset[str]
-"""A recipe as the set of its steps' texts."""
+COLD_COMPILE_S = 25.0
+SLOW_PREPARE_S = 150.0
 
-BASELINE: Steps = frozenset()
+
+@dataclass(frozen=True)
+class Expectation:
+    """Of one switch: what it does to the device's time and to the host's."""
+
+    device: float
+    device_sd: float
+    host: float = 0.0
+    host_sd: float = 0.1
+
+
+ON_GPU: dict[str, Expectation] = {
+    "fp16": Expectation(-0.8, 0.3),
+    "bf16": Expectation(-0.75, 0.3),
+    "amp": Expectation(-0.55, 0.3, 0.3, 0.3),
+    "amp-bf16": Expectation(-0.55, 0.3, 0.3, 0.3),
+    "tf32": Expectation(-0.4, 0.3),
+    "channels-last": Expectation(-0.15, 0.2),
+    "compile": Expectation(-0.35, 0.25, -0.3, 0.5),
+    "compile:reduce-overhead": Expectation(-0.35, 0.25, -2.0, 0.8),
+    "compile:max-autotune": Expectation(-0.38, 0.25, -2.0, 0.8),
+    "compile:max-autotune-no-cudagraphs": Expectation(-0.38, 0.25, -0.3, 0.5),
+    "compile:freeze": Expectation(-0.4, 0.25, -0.3, 0.5),
+    "torchscript": Expectation(-0.1, 0.15, -0.3, 0.4),
+    "graphs": Expectation(-0.03, 0.06, -2.5, 0.8),
+    "cudnn-benchmark": Expectation(-0.06, 0.1),
+    "fused-optimizer": Expectation(-0.05, 0.07, -0.3, 0.3),
+    # Eager convolutions add the folded bias in a kernel of its own: on an H200 that took ResNet-50 5 % longer.
+    "fold-bn": Expectation(0.0, 0.08, -0.2, 0.3),
+    "tensorrt": Expectation(-0.5, 0.4, -0.5, 0.5),
+    "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
+}
+ON_CPU: dict[str, Expectation] = {
+    # Few CPUs have arithmetic for them; where they do not, they are many times slower.
+    **dict.fromkeys(("fp16", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
+    "channels-last": Expectation(-0.2, 0.2),
+    "compile": Expectation(-0.15, 0.2),
+    "compile:freeze": Expectation(-0.35, 0.2),
+    "compile:reduce-overhead": Expectation(-0.15, 0.1),
+    "torchscript": Expectation(-0.2, 0.2),
+    "fold-bn": Expectation(-0.06, 0.08),
+    "onnx": Expectation(-0.4, 0.3),
+}
+UNKNOWN = {
+    "host": Expectation(-0.03, 0.1, -2.0, 1.0),
+    "both": Expectation(-0.15, 0.3, -0.3, 0.6),
+    "device": Expectation(-0.1, 0.3),
+}
+"""Of switches nobody has experience with, such as plug-ins: by what they say they relieve."""
+SHARED_BY_FAMILY = {"precision": 0.4, "compiler": 0.2}
+ON_CPU_SHARED = {"precision": 1.0, "compiler": 0.2}
+"""What all switches of a family have in common: one slow half precision makes the others suspect."""
+DEFAULT_SHARED = 0.1
+
+
+def expectation(choice: SwitchChoice, *, on_cpu: bool) -> Expectation:
+    table = ON_CPU if on_cpu else ON_GPU
+    name = choice.switch.partition(":")[0]
+    return table.get(choice.switch) or table.get(name) or UNKNOWN[choice.relieves]
+
+
+def shared_sd(family: str, *, on_cpu: bool) -> float:
+    return (ON_CPU_SHARED if on_cpu else SHARED_BY_FAMILY).get(family, DEFAULT_SHARED)
+
+
+def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
+    """What two switches do beyond their own effects."""
+    names, families = {one.switch, other.switch}, {one.family, other.family}
+    if "tf32" in names and "precision" in families:
+        return 0.35  # little is left in fp32
+    if "channels-last" in names and "precision" in families:
+        return -0.1  # tensor cores want the channel innermost
+    return 0.0
+
+
+def prepare_s(choice: SwitchChoice) -> float:
+    """Seconds it may add to a first trial, where nothing is known yet."""
+    if choice.is_slow_to_prepare:
+        return SLOW_PREPARE_S
+    return COLD_COMPILE_S if choice.family in ("compiler", "runtime") else 0.0
+
+
+Switches = frozenset[str]
+"""A recipe as the set of its switches' texts."""
+
+BASELINE: Switches = frozenset()
 
 MOST_RECIPES = 20_000
-"""Beyond it only recipes with few steps are enumerated."""
+"""Beyond it only recipes with few switches are enumerated."""
 
 READING_ORDER = (
     "precision",
@@ -39,147 +127,153 @@ READING_ORDER = (
 
 @dataclass(frozen=True)
 class Space:
-    """The steps that may be used, and which recipes they make."""
+    """The switches that may be used, and which recipes they make."""
 
-    choices: tuple[StepChoice, ...]
-
-    @cached_property
-    def by_step(self) -> dict[str, StepChoice]:
-        return {choice.step: choice for choice in self.choices}
+    choices: tuple[SwitchChoice, ...]
 
     @cached_property
-    def families(self) -> dict[str, tuple[StepChoice, ...]]:
+    def by_step(self) -> dict[str, SwitchChoice]:
+        return {choice.switch: choice for choice in self.choices}
+
+    @cached_property
+    def families(self) -> dict[str, tuple[SwitchChoice, ...]]:
         names = sorted({choice.family for choice in self.choices}, key=_reading_place)
         return {name: tuple(choice for choice in self.choices if choice.family == name) for name in names}
 
     @cached_property
-    def _needs(self) -> dict[str, tuple[StepNeed, ...]]:
-        return {choice.step: choice.needs for choice in self.choices if choice.needs}
+    def _needs(self) -> dict[str, tuple[SwitchNeed, ...]]:
+        return {choice.switch: choice.needs for choice in self.choices if choice.needs}
 
     @cached_property
-    def recipes(self) -> tuple[Steps, ...]:
-        """All valid ones, those with fewer steps first; the baseline is the first."""
-        found: list[Steps] = []
+    def recipes(self) -> tuple[Switches, ...]:
+        """All valid ones, those with fewer switches first; the baseline is the first."""
+        found: list[Switches] = []
         for most in range(len(self.families) + 1):
             found += self._with_exactly(most)
             if len(found) > MOST_RECIPES:
                 break
         return tuple(found[:MOST_RECIPES])
 
-    def text(self, steps: Steps) -> str:
-        order = {choice.step: place for place, choice in enumerate(_in_reading_order(self.families))}
-        return "+".join(sorted(steps, key=lambda step: order[step])) or "baseline"
+    def text(self, switches: Switches) -> str:
+        order = {choice.switch: place for place, choice in enumerate(_in_reading_order(self.families))}
+        return "+".join(sorted(switches, key=lambda switch: order[switch])) or "baseline"
 
-    def checked(self, text: str) -> Steps:
+    def checked(self, text: str) -> Switches:
         """The recipe of a text that someone asks for; mistakes in it are told in one line."""
-        steps = self.steps_of(text)
-        lacking = self._lacking(steps)
+        switches = self.switches_of(text)
+        lacking = self._lacking(switches)
         if lacking is not None:
             raise SpecError(f"recipe {text}: {lacking}")
-        return steps
+        return switches
 
-    def steps_of(self, text: str) -> Steps:
-        """The recipe of a text. What was tried before may lack what its steps need: that is how it was learned."""
-        steps = frozenset(str(step) for step in Recipe.parse(text).steps)
-        unknown = sorted(steps - self.by_step.keys())
+    def switches_of(self, text: str) -> Switches:
+        """The recipe of a text. What was tried before may lack what its switches need: that is how it was learned."""
+        switches = frozenset(str(switch) for switch in Recipe.parse(text).switches)
+        unknown = sorted(switches - self.by_step.keys())
         if unknown:
-            raise UnknownName("step", unknown[0], self.by_step, hint="not among those that can be tried here")
-        if not self._fit_together(steps):
-            raise SpecError(f"recipe {text}: its steps exclude each other")
-        return steps
+            raise UnknownName("switch", unknown[0], self.by_step, hint="not among those that can be tried here")
+        if not self._fit_together(switches):
+            raise SpecError(f"recipe {text}: its switches exclude each other")
+        return switches
 
-    def is_valid(self, steps: Steps) -> bool:
-        return self._fit_together(steps) and self._lacking(steps) is None
+    def is_valid(self, switches: Switches) -> bool:
+        return self._fit_together(switches) and self._lacking(switches) is None
 
-    def _fit_together(self, steps: Steps) -> bool:
-        chosen = [self.by_step[step] for step in sorted(steps)]
+    def _fit_together(self, switches: Switches) -> bool:
+        chosen = [self.by_step[switch] for switch in sorted(switches)]
         return all(self._fits(chosen[:place], choice) for place, choice in enumerate(chosen))
 
-    def less_one(self, steps: Steps) -> list[tuple[str, Steps]]:
-        """Each step, and the recipe without it, where that is one."""
-        return [(step, steps - {step}) for step in sorted(steps, key=self.text_place) if self.is_valid(steps - {step})]
+    def less_one(self, switches: Switches) -> list[tuple[str, Switches]]:
+        """Each switch, and the recipe without it, where that is one."""
+        return [
+            (switch, switches - {switch})
+            for switch in sorted(switches, key=self.text_place)
+            if self.is_valid(switches - {switch})
+        ]
 
-    def text_place(self, step: str) -> int:
-        return [choice.step for choice in _in_reading_order(self.families)].index(step)
+    def text_place(self, switch: str) -> int:
+        return [choice.switch for choice in _in_reading_order(self.families)].index(switch)
 
-    def _with_exactly(self, count: int) -> Iterator[Steps]:
+    def _with_exactly(self, count: int) -> Iterator[Switches]:
         yield from self._grown([], list(self.families.values()), count)
 
-    def _grown(self, chosen: list[StepChoice], families: list[tuple[StepChoice, ...]], more: int) -> Iterator[Steps]:
+    def _grown(
+        self, chosen: list[SwitchChoice], families: list[tuple[SwitchChoice, ...]], more: int
+    ) -> Iterator[Switches]:
         if more == 0:
-            steps = frozenset(choice.step for choice in chosen)
-            if self._lacking(steps) is None:
-                yield steps
+            switches = frozenset(choice.switch for choice in chosen)
+            if self._lacking(switches) is None:
+                yield switches
             return
         for place, family in enumerate(families[: len(families) - more + 1]):
             for choice in family:
                 if self._fits(chosen, choice):
                     yield from self._grown([*chosen, choice], families[place + 1 :], more - 1)
 
-    def _lacking(self, steps: Steps) -> str | None:
-        """Why some step cannot do without one that is not there; None where all have what they need."""
-        if not self._needs.keys() & steps:
+    def _lacking(self, switches: Switches) -> str | None:
+        """Why some switch cannot do without one that is not there; None where all have what they need."""
+        if not self._needs.keys() & switches:
             return None
-        names = {name for step in steps for name in _names(self.by_step[step])}
-        needs = ((step, need) for step in sorted(steps) for need in self._needs.get(step, ()))
-        return next((f"{step}: {need.reason}" for step, need in needs if not need.is_met(names)), None)
+        names = {name for switch in switches for name in _names(self.by_step[switch])}
+        needs = ((switch, need) for switch in sorted(switches) for need in self._needs.get(switch, ()))
+        return next((f"{switch}: {need.reason}" for switch, need in needs if not need.is_met(names)), None)
 
-    def _fits(self, chosen: Iterable[StepChoice], new: StepChoice) -> bool:
+    def _fits(self, chosen: Iterable[SwitchChoice], new: SwitchChoice) -> bool:
         return all(
             other.family != new.family and not (_names(other) & set(new.excludes) or _names(new) & set(other.excludes))
             for other in chosen
         )
 
 
-def space_for(tune: TuneSpec, choices: Sequence[StepChoice]) -> tuple[Space, list[Refused]]:
-    """The steps that can be tried, and those that cannot with the reason."""
+def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, list[Refused]]:
+    """The switches that can be tried, and those that cannot with the reason."""
     known = [*choices, *_own_variants(tune.seeds, choices)]
     names = {name for choice in known for name in _names(choice)}
-    for asked in (*tune.steps, *tune.without):
+    for asked in (*tune.switches, *tune.without):
         if asked not in names:
-            raise UnknownName("step", asked, names, hint=f"there are {', '.join(sorted(c.step for c in choices))}")
+            raise UnknownName("switch", asked, names, hint=f"there are {', '.join(sorted(c.switch for c in choices))}")
     usable, refused = [], []
     for choice in known:
         reason = _reason_against(choice, tune)
         if reason is None:
             usable.append(choice)
         else:
-            refused.append(Refused(step=choice.step, reason=reason))
+            refused.append(Refused(switch=choice.switch, reason=reason))
     return Space(tuple(usable)), refused
 
 
-def _reason_against(choice: StepChoice, tune: TuneSpec) -> str | None:
+def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> str | None:
     if choice.refusal is not None:
         return choice.refusal
     if choice.quantizes and not tune.allow_quantized:
         return "changes the weights; --allow-quantized tries it"
-    if tune.steps and not _names(choice) & set(tune.steps):
-        return "not among the steps that were asked for"
+    if tune.switches and not _names(choice) & set(tune.switches):
+        return "not among the switches that were asked for"
     if _names(choice) & set(tune.without):
         return "left out as asked"
     return None
 
 
-def _own_variants(seeds: Iterable[str], choices: Sequence[StepChoice]) -> list[StepChoice]:
-    """Steps of a person's recipes with arguments or options of their own: tried like the plain step."""
-    known = {choice.step for choice in choices}
+def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list[SwitchChoice]:
+    """Switches of a person's recipes with arguments or options of their own: tried like the plain switch."""
+    known = {choice.switch for choice in choices}
     own = []
-    for step in (step for seed in seeds for step in Recipe.parse(seed).steps):
-        plain = next((choice for choice in choices if choice.step.partition(":")[0] == step.name), None)
-        if str(step) in known:
+    for switch in (switch for seed in seeds for switch in Recipe.parse(seed).switches):
+        plain = next((choice for choice in choices if choice.switch.partition(":")[0] == switch.name), None)
+        if str(switch) in known:
             continue
         if plain is None:
-            raise UnknownName("step", str(step), known, hint="not among those that can be tried here")
-        known.add(str(step))
-        own.append(msgspec.structs.replace(plain, step=str(step), refusal=None))
+            raise UnknownName("switch", str(switch), known, hint="not among those that can be tried here")
+        known.add(str(switch))
+        own.append(msgspec.structs.replace(plain, switch=str(switch), refusal=None))
     return own
 
 
-def _names(choice: StepChoice) -> set[str]:
-    return {choice.step, choice.step.partition(":")[0]}
+def _names(choice: SwitchChoice) -> set[str]:
+    return {choice.switch, choice.switch.partition(":")[0]}
 
 
-def _in_reading_order(families: dict[str, tuple[StepChoice, ...]]) -> list[StepChoice]:
+def _in_reading_order(families: dict[str, tuple[SwitchChoice, ...]]) -> list[SwitchChoice]:
     return [choice for family in families.values() for choice in family]
 
 

@@ -1,16 +1,22 @@
-"""One recipe after the other, each measured in turns with the fastest so far, whose worker stays open for that."""
+"""The state of a search while it runs: what was tried, what it may still spend, and where it is kept."""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
+from typing import Any, Protocol
+
+import msgspec
 
 from redline.analyze.race import log_ratio
 from redline.analyze.statistics import PairedLog
-from redline.analyze.tune.estimates import accepts, numerics_reason, rejection
-from redline.analyze.tune.record import Trial
-from redline.record import new_id
-from redline.search.interleave import (
+from redline.launch.door import Door
+from redline.record import BlockKind, RunRecord, new_id
+from redline.search.group import (
     FEWEST_ALONE,
     Entry,
     finish_entry,
@@ -20,8 +26,157 @@ from redline.search.interleave import (
     measure_round,
     open_entry,
 )
-from redline.search.tune.space import Steps
-from redline.search.tune.tuner import Tuner
+from redline.search.observer import Journal, Observer
+from redline.search.tune.estimates import (
+    Estimate,
+    accepts,
+    estimates,
+    numerics_reason,
+    quantizing_of,
+    rejection,
+    unproven,
+)
+from redline.search.tune.record import Trial, TuneRecord, TuneSpec
+from redline.search.tune.space import BASELINE, Space, Switches
+from redline.spec import MeasureSpec, Recipe, RunSpec
+
+Clock = Callable[[], float]
+"""Seconds that pass; a simulated bench has a clock of its own."""
+
+SHORTEST_PREPARE_S = 30.0
+"""However little is left of the budget, a worker that has begun may take this long."""
+
+
+class TuneLedger(Protocol):
+    """Where the search itself is kept: `redline.store.TuneLedger`, or nothing."""
+
+    def save(self, record: TuneRecord) -> None: ...
+
+
+class NoLedger:
+    """Keeps nothing."""
+
+    def save(self, record: TuneRecord) -> None: ...
+
+
+@dataclass
+class Tuner:
+    """One search."""
+
+    tune: TuneRecord
+    space: Space
+    door: Door
+    journal: Journal
+    ledger: TuneLedger
+    observer: Observer
+    clock: Clock
+    budget_s: float
+    order: random.Random
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    spent_before_s: float = 0.0
+    """By sessions before this one."""
+    started_s: float = 0.0
+    kept_back_s: float = 0.0
+    """Of the budget, for what comes last."""
+    is_short: bool = False
+    """More was left to do than this session's budget held."""
+    heat_scale: float = 1.0
+    """What heats took over what they were expected to take."""
+    _seen: tuple[tuple[Trial, ...], dict[Switches, Estimate]] | None = None
+
+    def __post_init__(self) -> None:
+        self.started_s = self.clock()
+        self.spent_before_s = self.tune.seconds
+
+    @property
+    def asked(self) -> TuneSpec:
+        return self.tune.tune
+
+    @cached_property
+    def on_cpu(self) -> bool:
+        return self.asked.spec.device.partition(":")[0] == "cpu"
+
+    @property
+    def only(self) -> BlockKind | None:
+        """A latency target needs both kinds of block."""
+        return None if self.asked.slo_p95_s is not None else self.asked.kind
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - self.kept_back_s - (self.clock() - self.started_s)
+
+    def keep(self, **changes: Any) -> None:
+        """Whatever is known is on disk before the next worker is opened."""
+        seconds = self.spent_before_s + self.clock() - self.started_s
+        self.tune = msgspec.structs.replace(self.tune, seconds=seconds, **changes)
+        self.ledger.save(self.tune)
+
+    def ran_short(self, note: str) -> None:
+        """The budget ended before something that is worth having."""
+        self.is_short = True
+        self.keep(notes=(*self.tune.notes, note))
+
+    def seen(self) -> dict[Switches, Estimate]:
+        """What was timed and kept its numbers, by its switches."""
+        trials = self.tune.trials
+        if self._seen is None or self._seen[0] is not trials:
+            found = {self.space.switches_of(text): each for text, each in estimates(self.tune, self.records).items()}
+            self._seen = (trials, found)
+        return self._seen[1]
+
+    def broken(self) -> list[Switches]:
+        """What failed or lost its numbers."""
+        return [switches for switches in self.tried() if switches not in self.seen()]
+
+    def tried(self) -> set[Switches]:
+        return {self.space.switches_of(trial.recipe) for trial in self.tune.trials}
+
+    def leader(self) -> Estimate | None:
+        """The fastest that may be recommended so far."""
+        known = [each for each in self.seen().values() if self.may_win(each)]
+        return min(known, key=lambda each: each.log_s, default=None)
+
+    def may_win(self, each: Estimate) -> bool:
+        return each.too_late is None and unproven(each.recipe, self.tune) is None
+
+    def is_only_shown(self, switches: Switches) -> bool:
+        """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
+        quantizing = quantizing_of(switches, self.tune)
+        if self.asked.check is None:
+            return bool(quantizing)
+        fallen = [metric.recipe for metric in self.tune.metrics if unproven(metric.recipe, self.tune) is not None]
+        return any(switch in self.space.switches_of(recipe) for recipe in fallen for switch in quantizing)
+
+    def fastest_log_s(self) -> float:
+        """Of all that may still win."""
+        return min(each.log_s for switches, each in self.seen().items() if not self.is_only_shown(switches))
+
+    def baseline(self) -> Estimate | None:
+        return self.seen().get(BASELINE)
+
+    def trial_spec(self, switches: Switches) -> RunSpec:
+        return self.spec_of(switches, trial_measure(on_cpu=self.on_cpu))
+
+    def spec_of(self, switches: Switches, measure: MeasureSpec, batch: int | None = None) -> RunSpec:
+        spec = self.asked.spec
+        patience_s = max(self.left_s, SHORTEST_PREPARE_S)
+        launch = msgspec.structs.replace(
+            spec.launch, prepare_timeout_s=min(spec.launch.prepare_timeout_s, round(patience_s, 1))
+        )
+        workload = spec.workload if batch is None else msgspec.structs.replace(spec.workload, batch=batch)
+        recipe = Recipe.parse(self.space.text(switches))
+        return msgspec.structs.replace(spec, recipe=recipe, measure=measure, launch=launch, workload=workload)
+
+
+def trial_measure(*, on_cpu: bool) -> MeasureSpec:
+    """Short looks: what matters is which recipes are worth a longer one."""
+    return msgspec.structs.replace(
+        MeasureSpec.for_effort("quick"),
+        block_seconds=0.25 if on_cpu else 0.1,
+        warmup_max_seconds=3.0,
+        max_seconds=5.0,
+    )
+
 
 FEWEST_ROUNDS = 3
 MOST_ROUNDS = 8
@@ -48,11 +203,11 @@ class Trials:
     ) -> None:
         self._let_go()
 
-    def attempt(self, steps: Steps) -> None:
+    def attempt(self, switches: Switches) -> None:
         """Open, check the numbers, and only then time; the trial is kept, whatever became of it."""
-        tuner, text = self._tuner, self._tuner.space.text(steps)
+        tuner, text = self._tuner, self._tuner.space.text(switches)
         started_s = tuner.clock()
-        entry = self._open(steps)
+        entry = self._open(switches)
         anchor_id = None
         try:
             if self._may_be_timed(entry):
@@ -67,18 +222,18 @@ class Trials:
         tuner.observer.attempted(text, said)
         self._tell_leader()
 
-    def _open(self, steps: Steps) -> Entry:
-        entry = self._opened(steps)
+    def _open(self, switches: Switches) -> Entry:
+        entry = self._opened(switches)
         failure = entry.record.failure
         if failure is not None and failure.kind == "oom" and self._anchor is not None:
             entry.session.close()
             self._let_go()  # alone it may still fit
-            entry = self._opened(steps)
+            entry = self._opened(switches)
         return entry
 
-    def _opened(self, steps: Steps) -> Entry:
+    def _opened(self, switches: Switches) -> Entry:
         tuner = self._tuner
-        spec, position = tuner.trial_spec(steps), len(tuner.tune.trials)
+        spec, position = tuner.trial_spec(switches), len(tuner.tune.trials)
         entry = open_entry(spec, self._group, position, tuner.door, tuner.journal, tuner.observer)
         entry.only = tuner.only
         return entry

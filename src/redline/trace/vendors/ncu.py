@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from redline.errors import TraceError
-from redline.trace.counters import CounterName, Reading
 from redline.trace.vendors.tables import added_up, nanoseconds, number, rows_under, size_in_bytes, text_of
-from redline.trace.vendors.tool import TOOLS, VendorTable, VendorTool
+from redline.trace.vendors.tool import TOOLS, CounterName, Reading, VendorTable, VendorTool
 
 DURATION = "gpu__time_duration.sum"
 TRAFFIC = "dram__bytes.sum"

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from redline.errors import TraceError
-from redline.trace.counters import CounterName, Reading
 from redline.trace.vendors.rocprof import WHOLE_PROCESS
 from redline.trace.vendors.tables import dispatches, number, text_of
-from redline.trace.vendors.tool import TOOLS, FollowUp, VendorTable, VendorTool
+from redline.trace.vendors.tool import TOOLS, CounterName, FollowUp, Reading, VendorTable, VendorTool
 
 # Names differ between versions; the share is either the value itself or the share of the peak.
 _METRICS: tuple[tuple[str, CounterName, bool], ...] = (

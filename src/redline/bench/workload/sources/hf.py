@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from redline.bench.workload.identity import short_hash
+from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName

@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from redline.bench.failure import is_out_of_memory, one_line
-from redline.bench.workload.fingerprint import code_fingerprint
+from redline.bench.workload.fingerprint import code_fingerprint, short_hash
 from redline.bench.workload.handed import sort_out, workload_of
-from redline.bench.workload.identity import short_hash
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError, closest

@@ -1,0 +1,172 @@
+"""Rows that the commands about limits show: a device's ceilings beside its datasheet, and a record under them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from redline.analyze.profile import Profile
+from redline.analyze.roofline import Datasheet, Roofline, roofline_of
+from redline.errors import UsageError
+from redline.record import RunRecord
+from redline.spec import Frozen, Recipe
+from redline.trace.classes import class_of
+from redline.trace.decode import read_trace
+from redline.trace.links import Links
+from redline.trace.operators import module_times
+from redline.trace.phases import steps_of
+from redline.work import Ceilings
+
+
+class Figure(Frozen):
+    """One limit, as measured and as the datasheet has it; None where there is none."""
+
+    measured: float | None
+    datasheet: float | None
+
+
+class CeilingsSummary(Frozen):
+    kind: str
+    name: str
+    driver: str | None
+    torch: str | None
+    threads: int | None
+    tflops: dict[str, Figure]
+    """Matrix products by number format, in TFLOP/s."""
+    shapes: dict[str, str]
+    copy_bytes_per_s: Figure
+    launch_s: Figure
+    cache_bytes: int | None
+    card: str | None
+    """What the datasheet calls it; None for a card that is not listed."""
+    source: str | None
+    verified: bool | None
+    measured_at: float
+    notes: tuple[str, ...]
+
+
+class Point(Frozen):
+    """Something under a roof: a module that holds no others."""
+
+    name: str
+    kind: str
+    flops: int
+    bytes: int
+    seconds: float
+
+
+class RooflineRow(Roofline, kw_only=True):
+    """A record under the roofs of its device."""
+
+    model: str
+    task: str
+    recipe: str
+    batch: int | None
+    device_name: str
+    record_id: str
+    formats: tuple[str, ...]
+    """What its products compute in."""
+    points: tuple[Point, ...] = ()
+    """Only where modules were told apart."""
+
+
+def ceilings_summary(ceilings: Ceilings) -> CeilingsSummary:
+    sheet = Datasheet.of(ceilings.name)
+    peaks = sheet.flops_per_s if sheet else {}
+    formats = dict.fromkeys((*ceilings.flops_per_s, *peaks))
+    return CeilingsSummary(
+        kind=ceilings.kind,
+        name=ceilings.name,
+        driver=ceilings.driver,
+        torch=ceilings.torch,
+        threads=ceilings.threads,
+        tflops={
+            form: Figure(measured=_tera(ceilings.flops_per_s.get(form)), datasheet=_tera(peaks.get(form)))
+            for form in formats
+        },
+        shapes=ceilings.shapes,
+        copy_bytes_per_s=Figure(measured=ceilings.copy_bytes_per_s, datasheet=sheet.bytes_per_s if sheet else None),
+        launch_s=Figure(measured=ceilings.launch_s, datasheet=None),
+        cache_bytes=ceilings.cache_bytes,
+        card=sheet.card if sheet else None,
+        source=sheet.source if sheet else None,
+        verified=sheet.verified if sheet else None,
+        measured_at=ceilings.measured_at,
+        notes=ceilings.notes,
+    )
+
+
+DISSOLVING = frozenset({"compile", "graphs", "onnx", "tensorrt", "torchscript"})
+"""Steps after which a step is no longer a row of operators."""
+
+
+def roofline_row(record: RunRecord, ceilings: Ceilings, profile: Profile | None = None) -> RooflineRow:
+    """With a profile, each class of operators also carries the time it took."""
+    found = roofline_of(record, ceilings, class_times=class_seconds(profile, record.spec.recipe) if profile else None)
+    prepared = record.prepared
+    if found is None or prepared is None or prepared.work is None:
+        raise UsageError(f"{record.spec.workload.model} under {record.spec.recipe}: {_why_not(record)}")
+    values = {name: getattr(found, name) for name in Roofline.__struct_fields__}
+    return RooflineRow(
+        **values,
+        model=record.spec.workload.model,
+        task=record.spec.workload.task,
+        recipe=str(record.spec.recipe),
+        batch=prepared.workload.items_per_step,
+        device_name=prepared.environment.device.name,
+        record_id=record.id,
+        formats=tuple(prepared.work.flops_by_format()),
+        points=tuple(_points(record)),
+    )
+
+
+def module_seconds(record: RunRecord) -> dict[str, float]:
+    """Seconds of a step directly in each module, from the record's own trace; empty where modules were not marked."""
+    if record.trace is None or not Path(record.trace.path).is_file():
+        return {}
+    links = Links(read_trace(Path(record.trace.path)))
+    steps = steps_of([links])
+    count = steps.count if steps else record.trace.steps
+    return {path: nanoseconds / 1e9 / max(count, 1) for path, nanoseconds in module_times(links).items()}
+
+
+def _points(record: RunRecord) -> list[Point]:
+    work = record.prepared.work if record.prepared else None
+    times = module_seconds(record) if work is not None and work.modules else {}
+    if work is None or not times:
+        return []
+    around = {module.path.rpartition(".")[0] for module in work.modules if module.path}
+    return [
+        Point(
+            name=module.path,
+            kind=module.type,
+            flops=module.flops + module.backward_flops,
+            bytes=module.bytes + module.backward_bytes,
+            seconds=times[module.path],
+        )
+        for module in work.modules
+        if module.path not in around and times.get(module.path) and module.flops
+    ]
+
+
+def class_seconds(profile: Profile, recipe: Recipe) -> dict[str, float]:
+    """By the operator that launched the work: a convolution may run as a kernel called gemm.
+
+    Empty where a recipe dissolves operators into kernels that do the work of several classes.
+    """
+    if any(step.name in DISSOLVING for step in recipe.switches):
+        return {}
+    seconds: dict[str, float] = {}
+    for row in profile.operators:
+        own_s = row.device_self_s if profile.has_device else row.cpu_self_s
+        kind = class_of(row.name)
+        seconds[kind] = seconds.get(kind, 0.0) + own_s / (profile.steps_seen or 1)
+    return {kind: taken for kind, taken in seconds.items() if taken > 0}
+
+
+def _why_not(record: RunRecord) -> str:
+    notes = record.prepared.workload.notes if record.prepared else ()
+    return next((note for note in notes if "not counted" in note), "nothing was counted or measured")
+
+
+def _tera(value: float | None) -> float | None:
+    return None if value is None else value / 1e12

@@ -1,0 +1,1 @@
+"""What notebooks and the command line call: one file per verb, the function beside its result."""

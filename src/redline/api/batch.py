@@ -1,0 +1,88 @@
+"""`redline.find_batch`: the largest batch that fits, the throughput knee, and the best batch under a latency target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from redline.analyze.batch import BatchFinding
+from redline.api.settings import Settings, specs_of, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import SpecError
+from redline.report.batch import batch_json, batch_report, plot_batches
+from redline.report.terminal import as_text
+from redline.search.batch import require_processes, search_batch
+from redline.spec import RunSpec
+from redline.spec_table import layered
+from redline.units import parse_seconds
+
+
+class BatchResult(Sequence[BatchFinding]):
+    """What was found, one entry per recipe."""
+
+    def __init__(self, findings: Sequence[BatchFinding]) -> None:
+        self.findings = list(findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.findings[index]
+
+    def __str__(self) -> str:
+        return as_text(batch_report(self.findings))
+
+    @property
+    def max_batch(self) -> int | None:
+        """Of the first recipe."""
+        return self.findings[0].max_batch
+
+    def to_json(self) -> str:
+        return batch_json(self.findings)
+
+    def plot(self, path: str | Path) -> Path:
+        """Throughput, latency and memory against the batch, as a PNG."""
+        return plot_batches(self.findings, Path(path))
+
+
+@takes_settings
+def find_batch(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] = "baseline",
+    slo_p95: float | str | None = None,
+    max_batch: int | None = None,
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    **settings: Unpack[Settings],
+) -> BatchResult:
+    """The largest batch that fits, the throughput knee, and the best batch whose p95 stays within `slo_p95`.
+
+    `slo_p95` is in seconds or a text such as "20ms". Several recipes are searched one after the other.
+    """
+    table = layered({"effort": "quick"}, settings)
+    slo_p95_s = parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95
+    with use(workspace) as opened:
+        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
+        return find_batch_specs(specs, working, slo_p95_s=slo_p95_s, max_batch=max_batch)
+
+
+def find_batch_specs(
+    specs: Sequence[RunSpec], workspace: Workspace, *, slo_p95_s: float | None = None, max_batch: int | None = None
+) -> BatchResult:
+    """One search per spec, in their order. The batch in a spec is ignored."""
+    require_processes(specs)
+    if slo_p95_s is not None and not slo_p95_s > 0:
+        raise SpecError(f"slo_p95 must be above 0, got {slo_p95_s}")
+    if max_batch is not None and max_batch < 1:
+        raise SpecError(f"max_batch must be 1 or more, got {max_batch}")
+    findings = []
+    for spec in workspace.checked(specs):
+        with workspace.lock(spec.device):
+            door = workspace.door(spec.launch)
+            findings.append(
+                search_batch(spec, door, workspace.journal, workspace.observer, most=max_batch, slo_p95_s=slo_p95_s)
+            )
+    return BatchResult(findings)

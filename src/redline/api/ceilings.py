@@ -1,0 +1,42 @@
+"""`redline.ceilings`: what the device can do at most."""
+
+from __future__ import annotations
+
+from redline.analyze.ceilings import CeilingsSummary, ceilings_summary
+from redline.api.settings import specs_of
+from redline.api.workspace import Workspace, use
+from redline.protocol import AskCeilings, CeilingsAnswer
+from redline.report.ceilings import ceilings_report
+from redline.report.terminal import as_text, json_text
+from redline.store import device_key_of
+from redline.work import Ceilings
+
+
+class CeilingsResult:
+    def __init__(self, summary: CeilingsSummary, ceilings: Ceilings) -> None:
+        self.summary = summary
+        self.ceilings = ceilings
+
+    def __str__(self) -> str:
+        return as_text(ceilings_report(self.summary))
+
+    def to_json(self) -> str:
+        return json_text(self.summary)
+
+
+def ceilings(
+    device: str = "auto", *, threads: int | None = None, fresh: bool = False, workspace: Workspace | None = None
+) -> CeilingsResult:
+    """The device's ceilings: from the history, or measured now and kept there."""
+    with use(workspace) as opened:
+        # Any spec will do: a device that is not here is refused in one line.
+        (probe,) = opened.checked(specs_of(opened, "simple_cnn", device=device)[0])
+        environment = opened.environment(probe.device, threads)
+        shelf = opened.history.ceilings() if opened.keeps else None
+        found = shelf.get(device_key_of(environment)) if shelf is not None and not fresh else None
+        if found is None:
+            with opened.lock(probe.device):
+                found = opened.ask(AskCeilings(device=probe.device, threads=threads), CeilingsAnswer).ceilings
+            if shelf is not None:
+                shelf.put(found)
+    return CeilingsResult(ceilings_summary(found), found)

@@ -1,0 +1,83 @@
+"""`redline.flops`: parameters, MACs, FLOPs and bytes of one step, module by module."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import msgspec
+
+from redline.analyze.ceilings import module_seconds
+from redline.analyze.flops import FlopsSummary, flops_summary
+from redline.api.profile import DEFAULT_STEPS, profile_spec
+from redline.api.settings import Settings, one_spec, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import UsageError
+from redline.protocol import AskCount, CountAnswer, Profile
+from redline.record import RunRecord
+from redline.report.flops import FlopsReport
+from redline.report.terminal import as_text, json_text
+from redline.spec import RunSpec
+
+DISSOLVED = "latency per module is n/a: this recipe dissolves modules into one program"
+
+
+class FlopsResult:
+    def __init__(self, summary: FlopsSummary, record: RunRecord | None = None) -> None:
+        self.summary = summary
+        self.record = record
+
+    def __str__(self) -> str:
+        return as_text(FlopsReport(self.summary))
+
+    def to_json(self) -> str:
+        return json_text(self.summary)
+
+
+@takes_settings
+def flops(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipe: str = "baseline",
+    loss: Any | None = None,
+    latency: bool = False,
+    workspace: Workspace | None = None,
+    **settings: Unpack[Settings],
+) -> FlopsResult:
+    """Count one step, module by module. Nothing runs and no memory is needed.
+
+    With `latency` a few steps run under the profiler, and each module carries its time.
+    """
+    with use(workspace) as opened:
+        spec, working = one_spec(opened, "a count", model, inputs, recipes=recipe, loss=loss, **settings)
+        if latency:
+            return _flops_with_latency(spec, working)
+        (spec,) = working.checked([msgspec.structs.replace(spec, device="cpu")])
+        counted = working.ask(AskCount(spec=spec), CountAnswer, spec.launch)
+    return FlopsResult(flops_summary(spec, counted.workload, counted.work))
+
+
+def module_profile() -> Profile:
+    """A request that times each module."""
+    return Profile(path="", active=DEFAULT_STEPS, shapes=False, modules=True)
+
+
+def _flops_with_latency(spec: RunSpec, workspace: Workspace) -> FlopsResult:
+    record = profile_spec(spec, module_profile(), workspace).record
+    assert record is not None
+    assert record.prepared is not None
+    work = record.prepared.work
+    if work is None:
+        why = [note for note in record.prepared.workload.notes if "not counted" in note]
+        raise UsageError(f"{spec.workload.model}: {why[0] if why else 'work not counted'}")
+    times = module_seconds(record)
+    summary = flops_summary(
+        record.spec,
+        record.prepared.workload,
+        work,
+        times=times or None,
+        ceilings=workspace.ceilings_of([record])(record),
+        device_name=record.prepared.environment.device.name,
+        notes=() if times else (DISSOLVED,),
+    )
+    return FlopsResult(summary, record)

@@ -1,0 +1,174 @@
+"""`redline.profile`: capture a profile, read one, or compare two."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any, Unpack
+
+import msgspec
+import platformdirs
+
+from redline.analyze.profile import Profile, profile_of, with_tool
+from redline.analyze.profile_diff import ProfileDiff, diff_profiles
+from redline.api.settings import Settings, one_spec, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import BenchError, TraceError, UsageError
+from redline.protocol import Profile as ProfileRequest
+from redline.record import RunRecord, new_id
+from redline.report.profile import profile_text
+from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
+from redline.spec import RunSpec
+from redline.trace.decode import read_trace, read_traces
+from redline.trace.vendors.tool import TOOLS
+
+DEFAULT_STEPS = 3
+
+
+class ProfileResult:
+    """A profile, and the record of what was measured beside it where Redline captured it."""
+
+    def __init__(self, profile: Profile, record: RunRecord | None = None) -> None:
+        self.profile = profile
+        self.record = record
+
+    def __str__(self) -> str:
+        return profile_text(self.profile)
+
+    def to_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self.profile)).decode()
+
+
+@takes_settings
+def profile(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipe: str = "baseline",
+    loss: Any | None = None,
+    steps: int | None = None,
+    wait: int = 1,
+    warmup: int = 2,
+    shapes: bool = True,
+    memory: bool = False,
+    stacks: bool = False,
+    by_shape: bool = False,
+    tool: str | None = None,
+    folder: Path | None = None,
+    workspace: Workspace | None = None,
+    **settings: Unpack[Settings],
+) -> ProfileResult:
+    """Profile a few steps of a model under one recipe.
+
+    With `tool` a vendor profiler captures instead of torch's. `folder` receives the trace, laid out for TensorBoard.
+    """
+    with use(workspace) as opened:
+        spec, working = one_spec(opened, "a profile", model, inputs, recipes=recipe, loss=loss, **settings)
+        for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0)):
+            if count is not None and count < least:
+                raise UsageError(f"{name} must be {least} or more, got {count}")
+        if tool is not None:
+            return _profile_with_tool(spec, tool, working, steps=steps, folder=folder)
+        request = ProfileRequest(
+            path="",
+            wait=wait,
+            warmup=warmup,
+            active=steps or DEFAULT_STEPS,
+            shapes=shapes,
+            memory=memory,
+            stacks=stacks,
+        )
+        return profile_spec(spec, request, working, folder=folder, by_shape=by_shape)
+
+
+def profile_spec(
+    spec: RunSpec,
+    request: ProfileRequest,
+    workspace: Workspace,
+    *,
+    folder: Path | None = None,
+    by_shape: bool = False,
+) -> ProfileResult:
+    """Time a few blocks, capture a trace, and diagnose it. A worker that fails raises `BenchError`."""
+    (spec,) = workspace.checked([as_profiled(spec)])
+    record_id = new_id()
+    path = (folder or traces_folder() / record_id) / trace_name(spec)
+    request = msgspec.structs.replace(request, path=str(path.absolute()))
+    with workspace.lock(spec.device):
+        door = workspace.door(spec.launch)
+        record = capture(spec, request, door, workspace.journal, workspace.observer, record_id=record_id)
+    if record.failure is not None:
+        raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
+    known = workspace.ceilings_of([record])(record)
+    return ProfileResult(profile_of([read_trace(path)], record, by_shape=by_shape, ceilings=known), record)
+
+
+def _profile_with_tool(
+    spec: RunSpec, tool: str, workspace: Workspace, *, steps: int | None, folder: Path | None
+) -> ProfileResult:
+    """The same steps under a vendor profiler: its kernel table, and hardware counters where it reads them."""
+    chosen = TOOLS.get(tool)()
+    find_tool(chosen)
+    (spec,) = workspace.checked([spec])
+    check_device(chosen, spec.device)
+    folder = (folder or traces_folder() / f"{chosen.name}-{new_id()}").absolute()
+    with workspace.lock(spec.device):
+        record, table = profile_behind(spec, chosen, folder, steps, workspace.observer)
+        workspace.observer.closed(record)
+    if record.failure is not None or table is None:
+        failure = record.failure
+        raise BenchError(
+            failure.kind if failure else "crash", f"{failure.stage}: {failure.message}" if failure else tool
+        )
+    return ProfileResult(with_tool(table.kernels, table.readings, record, chosen.name, table.notes), record)
+
+
+def read_profile(*sources: str | Path, by_shape: bool = False, workspace: Workspace | None = None) -> Profile:
+    """A profile from trace files, from a folder of them, or from the id of a record that was captured here."""
+    if not sources:
+        raise UsageError("name at least one trace file")
+    paths = [Path(source).expanduser() for source in sources]
+    if len(paths) == 1 and not paths[0].exists() and _may_be_id(str(sources[0])):
+        with use(workspace) as opened:
+            record = _captured_record(str(sources[0]), opened)
+            known = opened.ceilings_of([record])(record)
+        assert record.trace is not None
+        return profile_of(read_traces([Path(record.trace.path)]), record, by_shape=by_shape, ceilings=known)
+    return profile_of(read_traces(paths), by_shape=by_shape)
+
+
+def compare_profiles(
+    before: str | Path | Profile, after: str | Path | Profile, *, workspace: Workspace | None = None
+) -> ProfileDiff:
+    """Which kernels and operators changed between two profiles, or between two sources `read_profile` takes."""
+    sides = [
+        read_profile(each, workspace=workspace) if isinstance(each, str | Path) else each for each in (before, after)
+    ]
+    return diff_profiles(*sides)
+
+
+def traces_folder() -> Path:
+    return Path(platformdirs.user_data_path("redline")) / "traces"
+
+
+def trace_name(spec: RunSpec) -> str:
+    """As TensorBoard's profiler plug-in wants it: `worker.time.pt.trace.json.gz`, the worker being what it shows."""
+    workload = spec.workload
+    words = [workload.model, workload.task, str(spec.recipe), f"b{workload.batch}" if workload.batch else ""]
+    worker = "_".join(re.sub(r"[^A-Za-z0-9+-]+", "-", word).strip("-") for word in words if word)
+    return f"{worker[:120]}.{time.time_ns()}.pt.trace.json.gz"
+
+
+def _may_be_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{6,}", text) is not None
+
+
+def _captured_record(record_id: str, workspace: Workspace) -> RunRecord:
+    with workspace.reading() as history:
+        record = history.load(record_id)
+    if record.trace is None:
+        raise TraceError(f"record {record.id} has no trace: it was measured, not profiled")
+    if not Path(record.trace.path).exists():
+        raise TraceError(f"the trace of record {record.id} is gone: {record.trace.path}")
+    return record

@@ -1,0 +1,74 @@
+"""`redline.race`: which recipe is faster, and is that certain?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import msgspec
+
+from redline.analyze.race import Pair, pairs_of
+from redline.analyze.summary import RunSummary, summarize
+from redline.api.settings import Settings, specs_of, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import UsageError
+from redline.record import RunRecord
+from redline.report.race import race_json, race_report
+from redline.report.terminal import as_text
+from redline.search.race import REPLICATES, check_racers, race_specs
+from redline.spec_table import layered
+
+
+class RaceResult(Sequence[Pair]):
+    """The pairs of a race, with the heats they were derived from."""
+
+    def __init__(self, heats: Sequence[Sequence[RunRecord]]) -> None:
+        self.heats = [list(heat) for heat in heats]
+        self.pairs = pairs_of(self.heats)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.pairs[index]
+
+    def __str__(self) -> str:
+        return as_text(race_report(self.heats))
+
+    @property
+    def records(self) -> list[RunRecord]:
+        return [record for heat in self.heats for record in heat]
+
+    @property
+    def rows(self) -> list[RunSummary]:
+        return summarize(self.records)
+
+    def to_json(self) -> str:
+        return race_json(self.heats)
+
+
+@takes_settings
+def race(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: Iterable[str],
+    replicates: int = REPLICATES,
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    **settings: Unpack[Settings],
+) -> RaceResult:
+    """Measure recipes against each other in fresh processes with interleaved blocks, until every pair is decided."""
+    table = layered({"effort": "quick"}, settings)
+    with use(workspace) as opened:
+        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
+        check_racers(specs, replicates)
+        if any(msgspec.structs.replace(spec, recipe=specs[0].recipe) != specs[0] for spec in specs):
+            raise UsageError("a race is of one model: name one")
+        specs = working.checked(specs)
+        with working.lock(specs[0].device):
+            door = working.door(specs[0].launch)
+            heats = race_specs(
+                specs, door, working.journal, working.observer, replicates=replicates, seed=specs[0].seed
+            )
+    return RaceResult(heats)

@@ -1,0 +1,122 @@
+"""A recipe outside of any measurement: its plain PyTorch code, and that code applied to a model of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from redline.api.workspace import Workspace
+from redline.errors import BenchError, UsageError
+from redline.launch.inline import InlineDoor
+from redline.protocol import AskSnippet, Snippet
+from redline.spec import Frozen, RunSpec, Task
+from redline.spec_table import specs_from_table
+
+_HANDED_OVER = "yours"
+"""Under this name the bench is shown a model of the caller's."""
+
+
+class PlainRecipe(Frozen):
+    """What `redline.recipe` returns. What it applies is the code it shows: nothing else happens to the model."""
+
+    recipe: str
+    task: Task
+    code: str
+    spec: RunSpec
+    """What it was made for."""
+
+    def apply(self, model: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """For inference: a function in place of the model, made for inputs like these. The model itself is changed.
+
+        It prepares its inputs (device, number format, layout) at every call; in a hot loop do that beforehand, as
+        `code` shows. A recipe that would change nothing about this model is refused, as a run refuses it.
+        """
+        self._require("infer", "training_step")
+        self._look_at(model)
+        namespace = self._namespace()
+        fast, prepare = namespace["optimise"](model, *args, **kwargs), namespace["prepare_inputs"]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = prepare(*args, **kwargs)
+            return fast(*args, **kwargs)
+
+        return call
+
+    def training_step(
+        self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any
+    ) -> Callable[[Any, Any], Any]:
+        """For training: a function of inputs and targets that does one whole step and returns the loss.
+
+        A dict of inputs goes in by keyword, a tuple or list by position, anything else is the one input.
+        """
+        self._require("train", "apply")
+        self._look_at(model)
+        namespace = self._namespace()
+        prepare = namespace["prepare_inputs"]
+
+        def prepared(inputs: Any, targets: Any) -> tuple[Any, Any, Any]:
+            given, named = arguments_of(inputs)
+            (args, kwargs), ((own,), _) = prepare(*given, **named), prepare(targets)
+            return args, kwargs, own
+
+        step = namespace["make_training_step"](model, loss, *prepared(inputs, targets))
+
+        def one(inputs: Any, targets: Any) -> Any:
+            return step(*prepared(inputs, targets))
+
+        return one
+
+    def __str__(self) -> str:
+        return self.code
+
+    def _require(self, task: Task, other: str) -> None:
+        if self.task != task:
+            raise UsageError(f"this recipe is for {self.task}: call {other}() instead")
+
+    def _look_at(self, model: Any) -> None:
+        """Refuse a model that this recipe is not for, before anything happens to it."""
+        workload = msgspec.structs.replace(self.spec.workload, artifact=_HANDED_OVER)
+        _code_of(msgspec.structs.replace(self.spec, workload=workload), {_HANDED_OVER: (model,)})
+
+    def _namespace(self) -> dict[str, Any]:
+        namespace: dict[str, Any] = {"__name__": "redline_recipe"}
+        exec(compile(self.code, f"<recipe {self.recipe}>", "exec"), namespace)
+        return namespace
+
+
+def recipe(text: str, *, task: Task = "infer", **settings: Any) -> PlainRecipe:
+    """The recipe as code for this machine; `settings` may name a device and an optimizer."""
+    if not isinstance(text, str):
+        raise UsageError(f"one recipe, as text such as 'fp16+channels-last', got {text!r}")
+    # `live` models have no constructor to show.
+    table = {"model": "your model", "artifact": _HANDED_OVER, "task": task, "recipe": text, **settings}
+    (spec,) = specs_from_table(table)
+    # There is no model yet to look at; mistakes in the recipe itself are told without one.
+    Workspace(door=InlineDoor(handed_over={_HANDED_OVER: ()}), keep=False).checked([spec])
+    return plain_recipe(spec)
+
+
+def plain_recipe(spec: RunSpec) -> PlainRecipe:
+    return PlainRecipe(recipe=str(spec.recipe), task=spec.workload.task, code=_code_of(spec), spec=spec)
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As a model is called with what a person handed over: the same reading as on the bench."""
+    if isinstance(inputs, Mapping):
+        return (), {str(key): value for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _code_of(spec: RunSpec, handed_over: dict[str, Any] | None = None) -> str:
+    """A recipe that cannot be had here is the caller's mistake, told in one line; what breaks is a bug and keeps all."""
+    try:
+        workspace = Workspace(door=InlineDoor(handed_over=handed_over), keep=False)
+        return workspace.ask(AskSnippet(spec=spec), Snippet).code
+    except BenchError as error:
+        if error.kind != "unsupported":
+            raise
+        raise UsageError(str(error).splitlines()[0]) from None

@@ -1,0 +1,161 @@
+"""`redline.write_report`: choose records and write the report folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from redline.analyze.profile import Profile
+from redline.api.tune import TuneResult, kept_searches, kept_tune
+from redline.api.workspace import Workspace, use
+from redline.errors import RecordError, UsageError
+from redline.record import RunRecord
+from redline.report.contents import contents_of
+from redline.report.folder import ReportFiles, write_folder
+from redline.search.tune.result import TuneFinding
+from redline.store import History
+from redline.store.codec import read_exported
+
+
+class Chosen:
+    """The records a report is about, and what could not be had of them."""
+
+    def __init__(self, title: str = "") -> None:
+        self.title = title
+        self.records: list[RunRecord] = []
+        self.notes: list[str] = []
+        self.tunes: list[TuneFinding] = []
+        """The searches that all of their records are here of, newest last."""
+
+    def left_out(self, record_id: str, error: RecordError) -> None:
+        self.notes.append(f"left out record {record_id}: {error}")
+
+    def left_out_search(self, name: str, error: RecordError) -> None:
+        self.notes.append(f"left out tune {name!r}: {error}")
+
+    def add(self, records: Iterable[RunRecord]) -> None:
+        known = {record.id for record in self.records}
+        self.records += [record for record in records if record.id not in known]
+
+
+def choose(
+    what: Sequence[str] = (),
+    *,
+    last: bool = False,
+    sweep: str | None = None,
+    tune: str | None = None,
+    workspace: Workspace | None = None,
+) -> Chosen:
+    """By ids (or beginnings of them), exported files, the name of a sweep or a tune, or the latest group; else all."""
+    if sum((bool(what), last, sweep is not None, tune is not None)) > 1:
+        raise UsageError("choose records by their ids, by --last, by --sweep or by --tune: one of them")
+    files = [Path(word) for word in what if is_file(word)]
+    if what and len(files) == len(what):
+        chosen = Chosen()
+        _add_files(chosen, files)
+        return chosen
+    with use(workspace) as opened, opened.reading() as history:
+        if tune is not None:
+            return _tune(tune, opened)
+        return _sweep(sweep, history) if sweep is not None else _from_history(what, last, opened, history)
+
+
+def write_report(
+    what: str | Sequence[str] = (),
+    folder: str | Path = "redline-report",
+    *,
+    last: bool = False,
+    sweep: str | None = None,
+    tune: str | None = None,
+    workspace: Workspace | None = None,
+) -> ReportFiles:
+    """Write the report of the chosen records (see `choose`) into a folder, and list what was written."""
+    with use(workspace) as opened:
+        chosen = choose([what] if isinstance(what, str) else what, last=last, sweep=sweep, tune=tune, workspace=opened)
+        return report_records(
+            chosen.records, folder, title=chosen.title, notes=chosen.notes, tunes=chosen.tunes, workspace=opened
+        )
+
+
+def report_records(
+    records: Sequence[RunRecord],
+    folder: str | Path,
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    profiles: Sequence[Profile] | None = None,
+    tunes: Sequence[TuneFinding] = (),
+    workspace: Workspace | None = None,
+) -> ReportFiles:
+    """`profiles`: those at hand already; None reads the traces that the records name. `tunes`: the searches among them."""
+    with use(workspace) as opened:
+        known = opened.ceilings_of(records)
+    contents = contents_of(records, title=title, notes=notes, profiles=profiles, tunes=tunes, ceilings_of=known)
+    return write_folder(contents, Path(folder))
+
+
+def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history: History) -> Chosen:
+    chosen = Chosen()
+    if last:
+        group = history.latest_group()
+        searched = _search_of(group, history)
+        if searched is not None:
+            return _tune(searched, workspace)
+        chosen.add(group)
+    elif what:
+        _add_files(chosen, [Path(word) for word in what if is_file(word)])
+        for word in what:
+            if not is_file(word):
+                # Its siblings come along: a ratio is against the first of the group.
+                chosen.add(history.group_of(history.load(word)))
+    else:
+        chosen.add(history.find(newest_first=False, on_unreadable=chosen.left_out))
+    _add_searches(chosen, workspace, history)
+    return chosen
+
+
+def _tune(name: str, workspace: Workspace) -> Chosen:
+    chosen = Chosen(title=f"tune {name}")
+    found = kept_tune(name, workspace=workspace, on_unreadable=chosen.left_out)
+    chosen.tunes.append(found.finding)
+    chosen.add(found.records.values())
+    return chosen
+
+
+def _search_of(records: Sequence[RunRecord], history: History) -> str | None:
+    """The search that these were measured for, where it is the latest."""
+    latest = next(kept_searches(history), None)
+    ids = set() if latest is None else set(latest.record_ids)
+    return latest.name if latest is not None and any(record.id in ids for record in records) else None
+
+
+def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> None:
+    """The searches all of whose records are chosen."""
+    records = {record.id: record for record in chosen.records}
+    known = workspace.ceilings_of(chosen.records)
+    for search in reversed(list(kept_searches(history, chosen.left_out_search))):
+        if search.record_ids and all(record_id in records for record_id in search.record_ids):
+            own = {record_id: records[record_id] for record_id in search.record_ids}
+            chosen.tunes.append(TuneResult(search, own, known).finding)
+
+
+def _sweep(name: str, history: History) -> Chosen:
+    cells = history.sweep(name).cells()
+    if not cells:
+        raise UsageError(f"no sweep {name!r} with a settled cell in {history.place}")
+    chosen = Chosen(title=f"sweep {name}")
+    found = history.load_many((cell.record_id for cell in cells.values()), on_unreadable=chosen.left_out)
+    chosen.add(sorted(found.values(), key=lambda record: (record.created_at, record.id)))
+    return chosen
+
+
+def _add_files(chosen: Chosen, files: Sequence[Path]) -> None:
+    for file in files:
+        chosen.add(read_exported(file))
+
+
+def is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # too long for a name, or a zero byte in it
+        return False

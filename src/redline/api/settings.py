@@ -1,0 +1,136 @@
+"""From a call to specs: the settings every verb takes, models by name, and live models as files a worker can open."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
+
+import cloudpickle
+import platformdirs
+
+from redline.api.workspace import Workspace
+from redline.errors import UsageError
+from redline.launch.inline import InlineDoor
+from redline.spec import RunSpec
+from redline.spec_table import load_specs, specs_from_table
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OtherSettings(TypedDict, total=False):
+    """Settings of a verb that has its own idea of batch and threads."""
+
+    task: Literal["infer", "train"]
+    image_size: int | None
+    classes: int | None
+    sequence_length: int | None
+    optimizer: Literal["sgd", "adam", "adamw"]
+    device: str
+    seed: int
+    effort: Literal["quick", "normal", "strict"]
+    tail: bool
+    max_memory: str | int | None
+    measure: Mapping[str, Any]
+    launch: Mapping[str, Any]
+
+
+class Settings(OtherSettings, total=False):
+    """Keyword arguments that every measuring function takes; TOML files and the command line use the same names."""
+
+    batch: int | None
+    threads: int | None
+
+
+def takes_settings(function: Callable[P, T]) -> Callable[P, T]:
+    """Show the settings in `help()` and completion in place of `**settings`. Type checkers read them by `Unpack`."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        return function(*args, **kwargs)
+
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    taken = {each.name for each in own}
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in get_type_hints(Settings).items()
+        if name not in taken
+    ]
+    called.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    return called
+
+
+def listed(value: str | Iterable[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def specs_of(
+    workspace: Workspace,
+    model: Any = None,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] = "baseline",
+    loss: Any | None = None,
+    file: str | Path | None = None,
+    **settings: Any,
+) -> tuple[list[RunSpec], Workspace]:
+    """The specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
+    if file is not None:
+        named = {} if model is None else {"model": model}
+        given = {} if recipes == "baseline" else {"recipe": listed(recipes)}
+        return load_specs(Path(file), {**settings, **named, **given}), workspace
+    described, workspace = described_model(workspace, model, inputs, loss)
+    return specs_from_table({"recipe": listed(recipes), **settings, **described}), workspace
+
+
+def one_spec(
+    workspace: Workspace, what: str, model: Any, inputs: Any | None, **given: Any
+) -> tuple[RunSpec, Workspace]:
+    """The one spec of a verb that takes a single model and recipe; `what` names it in the refusal."""
+    specs, workspace = specs_of(workspace, model, inputs, **given)
+    if len(specs) != 1:
+        raise UsageError(f"{what} takes one model under one recipe, got {len(specs)}")
+    return specs[0], workspace
+
+
+def described_model(
+    workspace: Workspace, model: Any, inputs: Any | None, loss: Any | None
+) -> tuple[dict[str, Any], Workspace]:
+    """What a spec says of a model, by name or live."""
+    if model is None:
+        return {}, workspace
+    if isinstance(model, str) or (isinstance(model, list | tuple) and all(isinstance(name, str) for name in model)):
+        if inputs is not None or loss is not None:
+            raise UsageError("inputs and loss go with a live module; a model by name brings its own")
+        return {"model": model}, workspace
+    live = (model, inputs, loss)
+    name = f"live:{type(model).__name__}"
+    artifact = pickled(live)
+    if artifact is not None:
+        return {"model": name, "artifact": artifact}, workspace
+    # It cannot be pickled: the bench runs in this process, nothing is isolated, and the verdict says so.
+    address = f"memory:{id(model)}"
+    return (
+        {"model": name, "artifact": address, "launch": {"door": "inline"}},
+        workspace.derived(door=InlineDoor(handed_over={address: live})),
+    )
+
+
+def pickled(live: Any) -> str | None:
+    """The live object as a file a worker can open, named by its content; None where it cannot be pickled."""
+    try:
+        body = cloudpickle.dumps(live)
+    except Exception:
+        # Whatever an object's own pickling code raises means the same: it cannot leave this process.
+        return None
+    folder = Path(platformdirs.user_data_path("redline")) / "artifacts"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(body).hexdigest()[:24]}.pkl"
+    if not path.exists():
+        path.write_bytes(body)
+    return str(path)

@@ -1,0 +1,126 @@
+"""`redline.sweep`: a grid of models, recipes, batches, tasks and threads, resumed where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
+from redline.api.settings import OtherSettings, described_model, listed, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import SpecError
+from redline.record import RunRecord
+from redline.report.sweep import sweep_json, sweep_report
+from redline.report.terminal import as_text
+from redline.search.grid import Grid, grid_from_table, preset, read_sweep, recipe_probes, refuse_unknown_recipes
+from redline.search.sweep import check_name, estimate, make_plan, standing, sweep_plan, unsettled
+from redline.spec_table import layered
+
+
+class SweepResult(Sequence[SweepCell]):
+    """The cells of a sweep as they stand, with the records that settled them."""
+
+    def __init__(
+        self,
+        summary: SweepSummary,
+        records: Mapping[str, RunRecord] | None = None,
+        estimate: Estimate | None = None,
+    ) -> None:
+        self.summary = summary
+        self.records = dict(records or {})
+        self.estimate = estimate
+        """Of a dry run: how long what is left may take."""
+
+    def __len__(self) -> int:
+        return len(self.summary.cells)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.summary.cells[index]
+
+    def __str__(self) -> str:
+        return as_text(sweep_report(self.summary, self.rows, self.estimate))
+
+    @property
+    def rows(self) -> list[RunSummary]:
+        """What was measured, cell by cell; a cell that is still waiting has no row."""
+        ids = [cell.record_id for cell in self.summary.cells]
+        return summarize([self.records[record_id] for record_id in ids if record_id in self.records])
+
+    def to_json(self) -> str:
+        return sweep_json(self.summary, self.estimate)
+
+
+@takes_settings
+def sweep(
+    model: Any = None,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] | None = None,
+    batches: Any = None,
+    tasks: str | Iterable[str] | None = None,
+    threads: Any = None,
+    exclude: Sequence[Mapping[str, Any]] = (),
+    file: str | Path | None = None,
+    preset: str | None = None,
+    name: str | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    **settings: Unpack[OtherSettings],
+) -> SweepResult:
+    """Measure every combination, each in its own process. Run again, it continues where it stopped.
+
+    `batches` is a list or a text such as "1,8" or "16..512" (doubling); `exclude` holds tables such as
+    {"model": "vit_b_16", "batch": [64]}. `file` is a TOML file with a [sweep] table, `preset` the name of a built-in
+    one; other arguments override both. A mistake in any cell is raised before the first is measured.
+    """
+    axes = {"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}
+    for one, several in (("batch", "batches"), ("task", "tasks")):
+        if axes[one] is not None and one in settings:
+            raise SpecError(f"give {one} or {several}, not both")
+    given = {axis: value if axis in ("batch", "threads") else listed(value) for axis, value in axes.items() if value}
+    if exclude:
+        given["exclude"] = exclude
+    with use(workspace) as opened:
+        described, working = described_model(opened, model, inputs, loss)
+        table = layered(_table_of(file, preset), {**given, **settings, **described})
+        name = table.pop("name", None) if name is None else name
+        table.pop("name", None)
+        return _sweep_grid(grid_from_table(table), working, name, fresh, retry_failed, dry_run)
+
+
+def _table_of(file: str | Path | None, preset_name: str | None) -> dict[str, Any]:
+    if file is not None and preset_name is not None:
+        raise SpecError("give a file or a preset, not both")
+    if file is not None:
+        return read_sweep(Path(file))
+    return preset(preset_name) if preset_name is not None else {}
+
+
+def _sweep_grid(
+    grid: Grid, workspace: Workspace, name: str | None, fresh: bool, retry_failed: bool, dry_run: bool
+) -> SweepResult:
+    """Plan, then measure what is not settled yet."""
+    check_name(name)
+    answers = workspace.answers(grid.cells)
+    plan = make_plan(grid.cells, answers, workspace.environment, name, grid.idle)
+    if probes := recipe_probes(grid.idle, plan.cells[0].spec):
+        refuse_unknown_recipes(workspace.answers(probes))
+    history = workspace.history
+    ledger = history.sweep(plan.name)
+    settled = {} if fresh else ledger.cells()
+    waiting = unsettled(plan, settled, retry_failed=retry_failed)
+    expected = estimate(waiting, history)
+    if dry_run:
+        to_do = {cell.key for cell in waiting}
+        kept = {key: cell for key, cell in settled.items() if key not in to_do}
+        return SweepResult(standing(plan, kept), estimate=expected)
+    workspace.observer.sweep_planned(plan, len(waiting), expected)
+    door = workspace.door(plan.cells[0].spec.launch)
+    summary = sweep_plan(plan, door, ledger, workspace.observer, fresh=fresh, retry_failed=retry_failed)
+    records = history.load_many(cell.record_id for cell in summary.cells if cell.record_id)
+    return SweepResult(summary, records)

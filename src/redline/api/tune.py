@@ -1,0 +1,358 @@
+"""`redline.tune`: the fastest recipe that keeps the numerics, what each switch brings, and the code to paste."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import msgspec
+
+from redline.analyze.summary import CeilingsOf
+from redline.api.recipe import PlainRecipe, arguments_of, recipe
+from redline.api.settings import OtherSettings, one_spec, pickled, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import BenchError, RecordError, SpecError, UsageError
+from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoice, SwitchChoices
+from redline.record import RunRecord
+from redline.report.terminal import as_text
+from redline.report.tune import tune_json, tune_report
+from redline.search.batch import require_processes
+from redline.search.tune.loop import search
+from redline.search.tune.record import (
+    DEFAULT_BUDGET_S,
+    Tolerance,
+    TuneRecord,
+    TuneSpec,
+    bare_question,
+    decode_tune,
+    differences,
+    encode_tune,
+)
+from redline.search.tune.result import TuneFinding, Winner, finding_of
+from redline.search.tune.space import space_for
+from redline.search.tune.trials import Clock, Tuner
+from redline.spec import Recipe, RunSpec
+from redline.store import History, TuneLedger, TuneRow
+from redline.units import parse_seconds
+
+NO_SNIPPET = "no snippet"
+
+
+class TuneResult:
+    """What a search found, with all that it rests on."""
+
+    def __init__(
+        self,
+        tune: TuneRecord,
+        records: Mapping[str, RunRecord],
+        ceilings_of: CeilingsOf | None = None,
+        inputs: Any | None = None,
+    ) -> None:
+        self.tune = tune
+        self.records = dict(records)
+        self.inputs = inputs
+        """The example inputs the search was given."""
+        self.finding: TuneFinding = finding_of(tune, self.records, ceilings_of)
+
+    def __str__(self) -> str:
+        return as_text(tune_report(self.finding))
+
+    @property
+    def winner(self) -> Winner | None:
+        return self.finding.winner
+
+    @property
+    def recipe(self) -> str:
+        """The winner's; raises where there is none."""
+        if self.winner is None:
+            raise UsageError("the search found no recipe that may be recommended; its `finding.rejected` says why")
+        return self.winner.recipe
+
+    @property
+    def snippet(self) -> str | None:
+        """The winner as plain PyTorch."""
+        return self.finding.snippet
+
+    @property
+    def plain(self) -> PlainRecipe:
+        """The winner outside of any measurement: `redline.recipe(...)` for this workload."""
+        workload, device = self.tune.tune.spec.workload, self.tune.tune.spec.device
+        return recipe(self.recipe, task=workload.task, optimizer=workload.optimizer, device=device)
+
+    def apply(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """The winner applied to a model in this process, for inputs like these or like those of the search."""
+        if not args and not kwargs and self.tune.tune.spec.workload.task == "infer":
+            args, kwargs = arguments_of(self._inputs_or("apply(model, inputs)"))
+        return self.plain.apply(model, *args, **kwargs)
+
+    def training_step(
+        self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any
+    ) -> Callable[[Any, Any], Any]:
+        """The winner of a search for training: a function of inputs and targets that does one whole step.
+
+        Made for inputs like these, a dict of keywords among others; None: those of the search.
+        """
+        if inputs is None:
+            inputs = self._inputs_or("training_step(model, loss, inputs, targets)")
+        return self.plain.training_step(model, loss, inputs, targets)
+
+    def _inputs_or(self, call: str) -> Any:
+        if self.inputs is None:
+            name = call.partition("(")[0]
+            raise UsageError(f"{name} needs example inputs, as the recipe is made for their shape: {call}")
+        return self.inputs
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints, as plain values."""
+        document: dict[str, Any] = msgspec.json.decode(self.to_json())
+        return document
+
+    def to_json(self) -> str:
+        return tune_json(self.finding)
+
+
+@takes_settings
+def tune(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    batch: int | str | None = None,
+    threads: int | None = None,
+    objective: str = "throughput",
+    budget: float | str = DEFAULT_BUDGET_S,
+    slo_p95: float | str | None = None,
+    tolerance: float | str | None = None,
+    allow_quantized: bool = False,
+    check: Any | None = None,
+    recipes: str | Iterable[str] = (),
+    switches: Iterable[str] = (),
+    without: Iterable[str] = (),
+    replicates: int = 3,
+    name: str | None = None,
+    resume: bool = False,
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    clock: Clock = time.monotonic,
+    **settings: Unpack[OtherSettings],
+) -> TuneResult:
+    """Search for the fastest recipe that keeps the numerics. Ctrl-C returns the best so far.
+
+    `batch` may be "auto"; `budget` and `slo_p95` are seconds or texts such as "10m" and "20ms"; `tolerance` is a
+    relative error, or a factor on the error of rounding such as "2x". `recipes` are tried first, `switches` restricts
+    which switches may be used, `without` excludes some. `check` is a metric of your own (a function of the model,
+    higher is better): quantized recipes are recommended only when it holds. A mistake is raised before anything is
+    measured.
+    """
+    tunes_batch = batch == "auto"
+    if isinstance(batch, str) and not tunes_batch:
+        raise SpecError(f"batch must be a number or 'auto', got {batch!r}")
+    table: dict[str, Any] = {
+        **settings,
+        **({} if threads is None else {"threads": threads}),
+        **({} if batch is None or tunes_batch else {"batch": batch}),
+    }
+    with use(workspace) as opened:
+        spec, working = one_spec(opened, "a search", model, inputs, recipes="baseline", loss=loss, **table)
+        asked = TuneSpec(
+            spec=spec,
+            objective=_objective(objective),
+            tunes_batch=tunes_batch,
+            slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
+            tolerance=_tolerance(tolerance),
+            allow_quantized=allow_quantized,
+            check=_check(check, allow_quantized=allow_quantized, task=spec.workload.task),
+            switches=tuple(switches),
+            without=tuple(without),
+            seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
+            replicates=replicates,
+        )
+        budget_s = parse_seconds(budget) if isinstance(budget, str) else budget
+        result = _tune_spec(asked, working, budget_s=budget_s, name=name, resume=resume, clock=clock)
+    result.inputs = inputs
+    return result
+
+
+def _tune_spec(
+    asked: TuneSpec, workspace: Workspace, *, budget_s: float, name: str | None, resume: bool, clock: Clock
+) -> TuneResult:
+    """Search, or continue a search."""
+    if not budget_s > 0:
+        raise SpecError(f"budget must be above 0, got {budget_s}")
+    if asked.tunes_batch:
+        require_processes([asked.spec])
+    called = name or default_name(asked)
+    history = workspace.history
+    ledger = history.tunes()
+    with ledger.held(called):
+        kept = _kept(ledger, called) if resume else None
+        (spec,) = workspace.checked([asked.spec])
+        asked = msgspec.structs.replace(asked, spec=spec)
+        kept = _resumed(kept, asked) if kept is not None else None
+        choices = switch_choices(spec, workspace)
+        space, refused = space_for(asked, choices)
+        for seed in asked.seeds:
+            space.checked(seed)
+        quantizing = tuple(choice.switch for choice in choices if choice.quantizes)
+        record = kept or TuneRecord(
+            name=called, tune=asked, created_at=time.time(), refused=tuple(refused), quantizing=quantizing
+        )
+        with workspace.lock(spec.device):
+            tuner = Tuner(
+                tune=record,
+                space=space,
+                door=workspace.door(spec.launch),
+                journal=history,
+                ledger=_Kept(ledger),
+                observer=workspace.observer,
+                clock=clock,
+                budget_s=budget_s,
+                order=random.Random(spec.seed),
+                records=history.load_many(record.record_ids) if kept else {},
+            )
+            search(tuner)
+            result = _result(tuner, workspace)
+            snippet, why = _snippet(result, workspace)
+            if snippet is not None or why is not None:
+                notes = (*tuner.tune.notes, why) if why is not None else tuner.tune.notes
+                tuner.keep(snippet=snippet, notes=notes)
+                result = _result(tuner, workspace)
+    return result
+
+
+def _result(tuner: Tuner, workspace: Workspace) -> TuneResult:
+    return TuneResult(tuner.tune, tuner.records, workspace.ceilings_of(tuner.records.values()))
+
+
+def kept_tune(
+    name: str,
+    *,
+    workspace: Workspace | None = None,
+    on_unreadable: Callable[[str, RecordError], None] | None = None,
+) -> TuneResult:
+    """A search from the history, as it was last written."""
+    with use(workspace) as opened, opened.reading() as history:
+        body = history.tunes().load(name)
+        if body is None:
+            known = ", ".join(row.name for row in history.tunes().rows()[:5])
+            raise UsageError(f"no tune {name!r} in {history.place}{f'; there are {known}' if known else ''}")
+        record = decode_tune(body)
+        told = {} if on_unreadable is None else {"on_unreadable": on_unreadable}
+        records = history.load_many(record.record_ids, **told)
+        return TuneResult(record, records, opened.ceilings_of(records.values()))
+
+
+def kept_searches(
+    history: History, on_unreadable: Callable[[str, RecordError], None] = lambda name, error: None
+) -> Iterator[TuneRecord]:
+    """All searches of a history, newest first."""
+    for row in history.tunes().rows():
+        try:
+            body = history.tunes().load(row.name)
+            if body is not None:
+                yield decode_tune(body)
+        except RecordError as error:
+            on_unreadable(row.name, error)
+
+
+def switch_choices(spec: RunSpec, workspace: Workspace) -> tuple[SwitchChoice, ...]:
+    """What the bench says can be tried on this workload."""
+    return workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch).choices
+
+
+def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, str | None]:
+    """The winner's code, or why there is none."""
+    if result.winner is None:
+        return None, None
+    spec = result.tune.tune.spec
+    workload = msgspec.structs.replace(spec.workload, batch=result.winner.batch or spec.workload.batch)
+    winner = msgspec.structs.replace(spec, recipe=Recipe.parse(result.winner.recipe), workload=workload)
+    try:
+        return workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code, None
+    except BenchError as error:
+        return None, f"{NO_SNIPPET}: {str(error).splitlines()[0]}"
+
+
+def default_name(asked: TuneSpec) -> str:
+    """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of heats."""
+    model = asked.spec.workload.model
+    first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
+    limit = str(asked.spec.launch.memory_limit_bytes)
+    digest = hashlib.sha256(msgspec.json.encode(bare_question(asked)) + limit.encode()).hexdigest()[:8]
+    return f"{first}-{asked.spec.workload.task}-{digest}"
+
+
+class _Kept:
+    """A search's ledger in the history."""
+
+    def __init__(self, ledger: TuneLedger) -> None:
+        self._ledger = ledger
+
+    def save(self, record: TuneRecord) -> None:
+        workload = record.tune.spec.workload
+        row = TuneRow(
+            name=record.name,
+            created_at=record.created_at,
+            model=workload.model,
+            task=workload.task,
+            state=record.state,
+        )
+        self._ledger.save(row, encode_tune(record))
+
+
+def _kept(ledger: TuneLedger, name: str) -> TuneRecord:
+    body = ledger.load(name)
+    if body is None:
+        raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
+    return decode_tune(body)
+
+
+def _resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
+    """The search as it goes on. One that is done is only told again, unless more heats are asked for than it was to have.
+
+    What it had to say of its end is said anew at the new one, and the code is that of the winner then.
+    """
+    others = differences(kept.tune, asked)
+    if others:
+        raise UsageError(f"tune {kept.name!r} was asked at other settings ({', '.join(others)}): give another --name")
+    if kept.state == "done" and asked.replicates <= kept.tune.replicates:
+        notes = tuple(note for note in kept.notes if not note.startswith(NO_SNIPPET))
+        return msgspec.structs.replace(kept, snippet=None, notes=notes)
+    return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=())
+
+
+def _objective(word: str) -> Any:
+    if word not in ("throughput", "latency"):
+        raise SpecError(f"objective must be throughput or latency, got {word!r}")
+    return word
+
+
+def _tolerance(given: float | str | None) -> Tolerance:
+    if given is None:
+        return Tolerance()
+    return Tolerance.parse(given) if isinstance(given, str) else Tolerance(absolute=float(given))
+
+
+def _check(given: Any | None, *, allow_quantized: bool, task: str) -> str | None:
+    """A check by name, or a function as a file that a worker can open."""
+    if given is None:
+        return None
+    if not allow_quantized:
+        raise UsageError("a check is for quantized recipes: give it together with allow_quantized")
+    if task != "infer":
+        raise UsageError("a check is of a model that answers: it goes with inference")
+    if isinstance(given, str):
+        place, _, function = given.rpartition(":")
+        if not place or not function.isidentifier():
+            raise SpecError(f"check {given!r} does not name a function: write path/to/file.py:function")
+        if place.endswith(".py") and not Path(place).expanduser().is_file():
+            raise SpecError(f"check {given!r}: no such file: {place}")
+        return given
+    artifact = pickled(given)
+    if artifact is None:
+        raise UsageError("the check cannot be pickled: give it as 'file.py:function'")
+    return f"pickle:{artifact}"

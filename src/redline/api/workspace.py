@@ -1,0 +1,182 @@
+"""The workspace: the door, the history and the observer of one command, opened when first needed and closed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from redline.errors import BenchError, UsageError
+from redline.launch import Door, open_door
+from redline.launch.lock import device_lock
+from redline.protocol import (
+    Ask,
+    AskCheck,
+    AskEnvironment,
+    Checked,
+    CheckedSpecs,
+    EnvironmentAnswer,
+    FailureReply,
+    Question,
+    Reply,
+)
+from redline.record import Environment, RunRecord
+from redline.search.observer import Journal, NoJournal, Observer
+from redline.spec import LaunchSpec, RunSpec
+from redline.store import History, device_key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redline.work import Ceilings
+
+R = TypeVar("R", bound=Reply)
+
+
+class Workspace:
+    """Owns what a command uses: `with Workspace() as workspace: redline.run("resnet50", workspace=workspace)`.
+
+    Nothing is opened until it is needed. `history` is a path or a URL (by default `REDLINE_STORE`, else this user's),
+    or a `History` that stays the caller's. `journal` receives the records instead of the history; `keep=False` stores
+    nothing. With either no file is created.
+    """
+
+    def __init__(
+        self,
+        *,
+        door: Door | None = None,
+        history: History | str | PathLike[str] | None = None,
+        journal: Journal | None = None,
+        keep: bool = True,
+        observer: Observer | None = None,
+    ) -> None:
+        self.observer = observer or Observer()
+        self.keeps = keep and journal is None
+        self._journal = journal
+        self._door = door
+        self._doors: dict[LaunchSpec, Door] = {}
+        self._history = history if isinstance(history, History) else None
+        self._location = None if isinstance(history, History) else history
+        self._parent: Workspace | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what was opened here; a door or history that was handed in stays open."""
+        self._stack.close()
+        self._doors.clear()
+
+    def derived(self, *, door: Door | None = None, observer: Observer | None = None) -> Workspace:
+        """The same history behind another door or with another observer. Only the original is closed."""
+        other = Workspace(door=door or self._door, keep=self.keeps, observer=observer or self.observer)
+        other._parent = self
+        return other
+
+    # The door
+
+    def door(self, launch: LaunchSpec | None = None) -> Door:
+        """The door that was handed in, else the one `launch` asks for; each is opened once."""
+        if self._door is not None:
+            return self._door
+        if self._parent is not None:
+            return self._parent.door(launch)
+        launch = launch or LaunchSpec()
+        if launch not in self._doors:
+            door = open_door(launch)
+            self._stack.callback(door.close)
+            self._doors[launch] = door
+        return self._doors[launch]
+
+    def ask(self, question: Question, answer: type[R], launch: LaunchSpec | None = None) -> R:
+        """Ask a bench of its own. A failure raises `BenchError`."""
+        session = self.door(launch).open()
+        try:
+            reply = session.ask(Ask(question=question))
+        finally:
+            session.close()
+        if isinstance(reply, FailureReply):
+            raise BenchError(reply.failure.kind, f"{reply.failure.message}\n{reply.failure.traceback}".strip())
+        assert isinstance(reply, answer)
+        return reply
+
+    def answers(self, specs: Sequence[RunSpec]) -> tuple[Checked, ...]:
+        """What the bench says of each spec: resolved, or refused."""
+        return self.ask(AskCheck(specs=tuple(specs)), CheckedSpecs, specs[0].launch).answers
+
+    def checked(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """The specs with their devices resolved; raises the first mistake."""
+        if not specs:
+            raise UsageError("nothing to measure: name at least one model and one recipe")
+        answers = self.answers(specs)
+        for answer in answers:
+            if answer.usage:
+                raise UsageError(answer.usage)
+        return [answer.spec for answer in answers]
+
+    def environment(self, device: str, threads: int | None = None) -> Environment:
+        return self.ask(AskEnvironment(device=device, threads=threads), EnvironmentAnswer).environment
+
+    def lock(self, device: str) -> AbstractContextManager[None]:
+        """Hold the device while it is measured; the observer hears of any wait."""
+        return device_lock(device, on_wait=lambda holder: self.observer.waiting(holder))
+
+    # The history
+
+    @property
+    def history(self) -> History:
+        """The history, open for writing."""
+        if self._parent is not None:
+            return self._parent.history
+        if self._history is None:
+            self._history = self._stack.enter_context(History.open(self._location))
+        return self._history
+
+    @contextmanager
+    def reading(self) -> Iterator[History]:
+        """The history, for reading: creates no file and no table."""
+        if self._parent is not None:
+            with self._parent.reading() as history:
+                yield history
+            return
+        if self._history is not None:
+            yield self._history
+            return
+        with History.open(self._location, only_to_read=True) as history:
+            yield history
+
+    @property
+    def journal(self) -> Journal:
+        """Where records go: the journal that was handed in, the history, or nowhere."""
+        if self._parent is not None:
+            return self._parent.journal
+        if self._journal is not None:
+            return self._journal
+        return self.history if self.keeps else NoJournal()
+
+    def ceilings_of(self, records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings | None]:
+        """A lookup of the ceilings kept for the devices of these records. Nothing is measured."""
+        keys = {
+            record.id: device_key_of(record.prepared.environment)
+            for record in records
+            if record.prepared is not None and record.prepared.work is not None
+        }
+        found: dict[str, Ceilings | None] = {}
+        if keys and self.keeps:
+            with self.reading() as history:
+                shelf = history.ceilings()
+                found = {key: shelf.get(key) for key in set(keys.values())}
+        return lambda record: found.get(keys.get(record.id, ""))
+
+
+def use(workspace: Workspace | None) -> AbstractContextManager[Workspace]:
+    """The caller's workspace, left open; or a new one for this call, closed at its end."""
+    return Workspace() if workspace is None else nullcontext(workspace)

@@ -1,0 +1,138 @@
+"""A few steps under a profiler, outside every timed block, and what capturing cost."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from redline.bench.device.base import Device
+from redline.bench.module_watch import watching
+from redline.bench.workload.step import TimedStep
+from redline.protocol import Profile
+from redline.record import TraceRef
+
+
+def capture(step: TimedStep, device: Device, request: Profile, eager: torch.nn.Module | None = None) -> TraceRef:
+    """`eager`: the model whose modules may be marked; None where the recipe dissolves them."""
+    started = time.perf_counter()
+    marked = MarkedStep(step, device)
+    with step.context(), marked_modules(eager) if request.modules and eager is not None else nullcontext():
+        if request.outside:
+            run_for_others(marked, device, request)
+        else:
+            run_under_torch(marked, device, request)
+    path = Path(request.path)
+    return TraceRef(
+        path=str(path),
+        steps=request.active,
+        capture_s=time.perf_counter() - started,
+        bytes=path.stat().st_size if path.is_file() else 0,
+    )
+
+
+def run_under_torch(step: MarkedStep, device: Device, request: Profile) -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.is_accelerator:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    path = Path(request.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unwatched = request.wait + request.warmup
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Profiler won't be using warmup" and its kin: the schedule is ours
+        with torch.profiler.profile(
+            activities=activities,
+            schedule=torch.profiler.schedule(wait=request.wait, warmup=request.warmup, active=request.active),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+            record_shapes=request.shapes,
+            profile_memory=request.memory,
+            with_stack=request.stacks,
+        ) as profiler:
+            for number in range(1, unwatched + request.active + 1):
+                step()
+                # Recorded steps follow each other as in a timed block, the host running ahead. Only the first begins
+                # with an empty queue, so that no work without its launch is in the trace, and the last ends with one.
+                if number in (unwatched, unwatched + request.active):
+                    device.synchronize()
+                profiler.step()
+
+
+def run_for_others(step: MarkedStep, device: Device, request: Profile) -> None:
+    """The profiler stands in front of the worker; it is told when to look."""
+    for _ in range(request.warmup):
+        step()
+    device.synchronize()
+    device.start_profiler()
+    for _ in range(request.active):
+        step()
+    device.synchronize()
+    device.stop_profiler()
+
+
+PREFIX = "redline/"
+MODULE_PREFIX = "redline-module/"
+
+
+@contextmanager
+def marked_modules(model: nn.Module) -> Iterator[None]:
+    """A range around every module of the forward pass, named by its path."""
+    opened: list[tuple[str, torch.profiler.record_function]] = []
+
+    def enter(path: str) -> None:
+        mark = torch.profiler.record_function(MODULE_PREFIX + path)
+        mark.__enter__()
+        opened.append((path, mark))
+
+    def leave(path: str) -> None:
+        while opened:
+            name, mark = opened.pop()
+            mark.__exit__(None, None, None)
+            if name == path:
+                return
+
+    with watching(model, enter, leave):
+        yield
+
+
+class MarkedStep:
+    """Runs a step with a range around each phase: in torch's own trace, and by NVTX or ROCTX for the vendors' tools.
+
+    The step already says where its phases end, for the clock; the same marks serve here, so that what is timed stays
+    free of ranges.
+    """
+
+    def __init__(self, step: TimedStep, device: Device) -> None:
+        self._step = step
+        self._device = device
+        self._open: torch.profiler.record_function | None = None
+
+    def __call__(self) -> None:
+        names = iter(self._step.phases)
+        self._enter(names)
+        try:
+            self._step(lambda: self._next(names))
+        finally:
+            self._leave()
+
+    def _next(self, names: Iterator[str]) -> None:
+        self._leave()
+        self._enter(names)
+
+    def _enter(self, names: Iterator[str]) -> None:
+        name = next(names, None)
+        if name is None:
+            return
+        self._device.push_range(PREFIX + name)
+        self._open = torch.profiler.record_function(PREFIX + name)
+        self._open.__enter__()
+
+    def _leave(self) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+            self._device.pop_range()

@@ -1,0 +1,130 @@
+"""Which kernel does scaled_dot_product_attention, instead of the one torch would pick."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from redline.bench.device.base import Device
+from redline.bench.failure import is_out_of_memory, one_line
+from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.plain.attention import WithAttention
+from redline.bench.recipe.plain.folding import symbolic_graph
+from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.errors import BenchError, SpecError
+from redline.spec import Switch, Task
+
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_ON_CPU = ("flash", "math")
+_NONE_FITS = ("No viable backend", "No available kernel")
+_MODULES_WITH_ATTENTION = (
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.Transformer,
+)
+
+
+@SWITCHES.register("sdpa")
+class Attention(RecipeSwitch):
+    name = "sdpa"
+    summary = "one kernel for every attention: sdpa:flash, sdpa:efficient, sdpa:cudnn or sdpa:math"
+    stage = ATTENTION
+    family = "attention"
+    excludes = frozenset({"torchscript", "onnx", "tensorrt"})  # these bring their own attention
+    arguments = tuple(_BACKENDS)
+    offered = tuple(_BACKENDS)
+
+    def __init__(self, switch: Switch) -> None:
+        super().__init__(switch)
+        if switch.argument is None:
+            raise SpecError(f"switch sdpa needs a backend: {', '.join(f'sdpa:{name}' for name in _BACKENDS)}")
+        self.backend = _BACKENDS[switch.argument]
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        if not device.is_accelerator and self.switch.argument not in _ON_CPU:
+            return f"torch has no {self.switch.argument} attention for the CPU, only {' and '.join(_ON_CPU)}"
+        if self.switch.argument == "cudnn" and device.kind == "rocm":
+            return "cuDNN is NVIDIA's"
+        return None
+
+    def irrelevance(self, model: nn.Module, task: Task) -> str | None:
+        try:
+            nodes = symbolic_graph(model).nodes
+        except Exception:
+            return None  # cannot be told by looking; applying it finds out
+        return None if any(_may_attend(model, node) for node in nodes) else _NEVER_CALLED
+
+    def apply(self, setup: Setup) -> None:
+        model = setup.model
+        assert isinstance(model, nn.Module)
+        if any(isinstance(module, _MODULES_WITH_ATTENTION) for module in model.modules()):
+            # Its shortcut for inference computes attention by itself and asks nobody.
+            torch.backends.mha.set_fastpath_enabled(False)
+            setup.notes[self.name] = "MultiheadAttention's own fast path is off: it would pass this choice by"
+        if _refused_with(setup, model, []) is None:
+            raise BenchError("unsupported", f"sdpa: {_NEVER_CALLED}")
+        reason = _refused_with(setup, model, [self.backend])
+        if reason is not None:
+            raise BenchError(
+                "unsupported", f"sdpa:{self.switch.argument} cannot do this model's attention here: {reason}"
+            )
+        setup.model = WithAttention(model, self.backend)
+
+    def write(self, code: RecipeCode) -> None:
+        code.bring_in("from typing import Any", "from torch.nn.attention import SDPBackend, sdpa_kernel")
+        code.flags.append("torch.backends.mha.set_fastpath_enabled(False)")
+        code.carry(WithAttention)
+        code.model_lines.append(f"model = WithAttention(model, {self.backend})")
+
+
+_NEVER_CALLED = "the model never calls scaled_dot_product_attention"
+
+
+def _refused_with(setup: Setup, model: nn.Module, backends: list[SDPBackend]) -> str | None:
+    """Torch's reason when one forward with these backends finds none that fits; None when it went through.
+
+    With no backend at all, a forward goes through only where attention is never called.
+    """
+    # A forward in training mode moves BatchNorm's statistics.
+    untouched = unchanged_afterwards(model) if setup.task == "train" else nullcontext()
+    with warnings.catch_warnings(record=True) as said, untouched:
+        warnings.simplefilter("always")
+        try:
+            with torch.set_grad_enabled(setup.task == "train"), setup.autocast(), sdpa_kernel(backends):
+                model(*setup.args, **setup.kwargs)
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not any(wording in str(error) for wording in _NONE_FITS):
+                raise
+            return _told(said) or one_line(error)
+    return None
+
+
+def _told(said: list[warnings.WarningMessage]) -> str:
+    """Torch warns once for every backend, the one asked for and those that are switched off, with a line that says why."""
+    lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
+    reasons = [line for line in lines if line and not line.endswith("because:") and "disabled" not in line]
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _may_attend(model: nn.Module, node: torch.fx.Node) -> bool:
+    """Whether attention may hide behind this call; torch's own functions and layers are known."""
+    if node.op == "call_module":
+        return isinstance(model.get_submodule(str(node.target)), _MODULES_WITH_ATTENTION)
+    if node.op != "call_function":
+        return False
+    assert callable(node.target)
+    name, home = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", None) or ""
+    is_known = home.startswith("torch.") or home in ("torch", "_operator", operator.__name__, "math", "builtins", "")
+    return not is_known or "attention" in name

@@ -1,0 +1,137 @@
+"""torch.compile, with each of its modes and with options."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import torch
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.code import RecipeCode, literal
+from redline.errors import SpecError
+from redline.spec import OptionValue, Switch, Task
+
+_OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
+
+
+@SWITCHES.register("compile")
+class Compile(RecipeSwitch):
+    name = "compile"
+    summary = "torch.compile; compile:MODE, compile:freeze (inference), compile:key=value,… for options"
+    stage = COMPILER
+    family = "compiler"
+    relieves = "both"
+    excludes = frozenset({"torchscript"})
+    arguments = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
+    offered = (None, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
+    slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs"})
+
+    def __init__(self, switch: Switch) -> None:
+        super().__init__(switch)
+        self.settings = self._settings()
+
+    def accept_options(self, options: dict[str, OptionValue]) -> None:
+        for name in ("fullgraph", "dynamic"):
+            if name in options and not isinstance(options[name], bool):
+                raise SpecError(f"compile: {name} must be true or false, got {options[name]!r}")
+        backend = options.get("backend")
+        if backend is not None and not isinstance(backend, str):
+            raise SpecError(f"compile: backend must be a name, got {backend!r}")
+        unknown = [name for name in options if name not in _OWN_OPTIONS and not _is_inductor_option(name)]
+        if unknown:
+            raise SpecError(
+                f"compile has no option {unknown[0]!r}: give fullgraph, dynamic, backend or an inductor option"
+            )
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        if self.switch.argument == "freeze" and task != "infer":
+            return "freeze turns weights into constants, which training changes; use it for inference"
+        return None
+
+    def apply(self, setup: Setup) -> None:
+        if self.settings.get("options", {}).get("freezing"):
+            # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
+            inductor_config().freezing = True
+        setup.model = torch.compile(setup.model, **self.settings)
+        # Tells graph trees that the outputs of the step before may be overwritten.
+        setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
+        if self.switch.argument == "reduce-overhead" and not setup.device.is_accelerator:
+            setup.notes[self.name] = "reduce-overhead makes no graphs on a CPU"
+
+    def write(self, code: RecipeCode) -> None:
+        settings = ", ".join(f"{name}={literal(value)}" for name, value in self.settings.items())
+        if self.settings.get("options", {}).get("freezing"):
+            code.imports.append("import torch._inductor.config")
+            code.flags.append("torch._inductor.config.freezing = True")
+        code.model_lines.append(f"model = torch.compile(model, {settings})")
+
+    def _settings(self) -> dict[str, Any]:
+        options = dict(self.switch.options)
+        # One process measures one shape: let the compiler specialise on it.
+        settings: dict[str, Any] = {"dynamic": options.pop("dynamic", False)}
+        for name in ("fullgraph", "backend"):
+            if name in options:
+                settings[name] = options.pop(name)
+        mode = self.switch.argument
+        if mode == "freeze":
+            options["freezing"] = True
+        elif mode not in (None, "default"):
+            settings["mode"] = mode
+        if options and "mode" in settings:
+            raise SpecError(f"compile: mode {mode} and options ({', '.join(sorted(options))}) exclude each other")
+        if options:
+            settings["options"] = options
+        if settings.get("backend", "inductor") != "inductor" and settings.keys() & {"mode", "options"}:
+            # torch would drop them with a line in a log, and the row would claim what did not happen.
+            raise SpecError(f"compile: modes and options are inductor's; backend {settings['backend']} takes none")
+        return settings
+
+
+def inductor_config() -> Any:
+    from torch._inductor import config
+
+    return config
+
+
+def _is_inductor_option(name: str) -> bool:
+    from torch._inductor import list_options
+
+    return name in list_options()
+
+
+def compilations() -> int:
+    """Graphs compiled so far; a rise means the steady state is not reached."""
+    counters = _counters()
+    return int(counters["stats"]["unique_graphs"]) + int(counters["stats"]["calls_captured"]) if counters else 0
+
+
+def compile_seconds() -> float | None:
+    """Seconds spent compiling frames so far, or None where nothing was compiled."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    metrics = getattr(dynamo, "compilation_time_metrics", {}) if dynamo else {}
+    for name in ("_compile.compile_inner", "entire_frame_compile"):
+        if metrics.get(name):
+            return float(sum(metrics[name]))
+    return None
+
+
+def cache_state() -> Literal["cold", "warm", "mixed"] | None:
+    """Whether inductor's on-disk cache already had what was compiled."""
+    counters = _counters()
+    if not counters:
+        return None
+    inductor = counters["inductor"]
+    hits, misses = inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]
+    if not hits and not misses:
+        aot = counters["aot_autograd"]
+        hits, misses = aot["autograd_cache_hit"], aot["autograd_cache_miss"] + aot["autograd_cache_bypass"]
+    if hits and misses:
+        return "mixed"
+    return "warm" if hits else "cold" if misses else None
+
+
+def _counters() -> Any:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return getattr(dynamo, "counters", None) if dynamo else None

@@ -1,0 +1,156 @@
+"""Steps recorded into a CUDA graph once and replayed: the host launches one thing instead of hundreds.
+
+What a graph reads and writes stays where it was when it was recorded. So inputs are copied into its own before every
+replay, inside the timing, as whoever deploys it must; and what it returns is overwritten by the next replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from redline.bench.device.base import Device
+from redline.bench.failure import is_out_of_memory
+from redline.bench.recipe.base import GRAPHS, SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.plain.calling import CallForm
+from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.bench.workload.step import InferenceStep, Mark, TrainingStep, no_mark
+from redline.errors import BenchError
+from redline.protocol import SwitchNeed
+from redline.spec import OptimizerName, Task
+
+WARMUPS = 3
+"""Steps before recording: libraries pick their algorithms, the compiler compiles, the optimizer makes its state."""
+
+
+COUNTS_STEPS: tuple[OptimizerName, ...] = ("adam", "adamw")
+"""Optimizers that count on the host unless they are told (`capturable`) that a graph will replay them."""
+
+
+class Recording:
+    """Work recorded over a setup's inputs."""
+
+    def __init__(self, setup: Setup, work: Callable[[], Any]) -> None:
+        self._setup = setup
+        given = setup.args, setup.kwargs
+        setup.args, setup.kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, given)
+        self._form = CallForm(setup.args, setup.kwargs)
+        self._inputs = self._form.tensors(setup.args, setup.kwargs)
+        try:
+            self._replay, self.output = setup.device.record_graph(work, WARMUPS)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise BenchError("unsupported", f"graphs cannot record this step: {why}") from error
+        finally:
+            setup.args, setup.kwargs = given
+
+    def replay(self) -> None:
+        """With the inputs the setup has now."""
+        for own, given in zip(self._inputs, self._form.tensors(self._setup.args, self._setup.kwargs), strict=True):
+            own.copy_(given)
+        self._replay()
+
+
+class GraphedInference(InferenceStep):
+    """A forward recorded at the first call."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._recording: Recording | None = None
+
+    def __call__(self, mark: Mark = no_mark) -> Any:
+        if self._recording is None:
+            self._recording = Recording(self._setup, super().__call__)
+        self._recording.replay()
+        mark()
+        return self._recording.output
+
+
+class GraphedTraining(TrainingStep):
+    """Forward, loss, backward and optimizer in one graph, recorded at the first call. Its phases cannot be told apart."""
+
+    phases: ClassVar[tuple[str, ...]] = ("step",)
+
+    def __init__(self, setup: Setup, optimizer: OptimizerName) -> None:
+        if optimizer in COUNTS_STEPS:
+            setup.optimizer_options["capturable"] = True
+        super().__init__(setup, optimizer)
+        self._recording: Recording | None = None
+
+    def __call__(self, mark: Mark = no_mark) -> torch.Tensor:
+        if self._recording is None:
+            self._recording = self._recorded()
+        self._recording.replay()
+        mark()
+        loss: torch.Tensor = self._recording.output
+        return loss
+
+    def _recorded(self) -> Recording:
+        """As if the steps before recording had never been: training begins with the first replay."""
+        with unchanged_afterwards(self._setup.workload.model):
+            recording = Recording(self._setup, super().__call__)
+        self._forget_steps()
+        return recording
+
+    def _forget_steps(self) -> None:
+        # In place, for the graph holds these very tensors. Zero is where momentum, moments and step counts begin.
+        with torch.no_grad():
+            for tensor in pytree.tree_leaves(list(self._optimizer.state.values())):
+                if isinstance(tensor, torch.Tensor):
+                    tensor.zero_()
+            if self._scaler.is_enabled():
+                assert self._scaler._scale is not None
+                assert self._scaler._growth_tracker is not None
+                self._scaler._scale.fill_(self._scaler._init_scale)
+                self._scaler._growth_tracker.zero_()
+
+    def recover(self) -> None:
+        """A replay that broke leaves the graph unusable; the next call records it anew."""
+        super().recover()
+        self._recording = None
+
+
+def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
+    """The step a setup asks for."""
+    if setup.task == "infer":
+        return GraphedInference(setup) if setup.is_graphed else InferenceStep(setup)
+    return GraphedTraining(setup, optimizer) if setup.is_graphed else TrainingStep(setup, optimizer)
+
+
+@SWITCHES.register("graphs")
+class Graphs(RecipeSwitch):
+    name = "graphs"
+    summary = "the whole step in one CUDA graph: the forward, or forward, loss, backward and optimizer"
+    stage = GRAPHS
+    relieves = "host"
+    leaves_program = True
+    # These make graphs of their own, and a graph cannot be recorded inside another.
+    excludes = frozenset({"compile:reduce-overhead", "compile:max-autotune", "torchscript"})
+
+    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {
+        "train": (
+            SwitchNeed(
+                beside="amp",
+                wants="fused-optimizer",
+                reason="GradScaler asks the host whether to skip a step, which a graph cannot; add fused-optimizer, "
+                "which decides on the GPU, or use amp-bf16, which needs no scaling",
+            ),
+        )
+    }
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return device.graph_refusal()
+
+    def apply(self, setup: Setup) -> None:
+        setup.is_graphed = True
+
+    def write(self, code: RecipeCode) -> None:
+        code.is_graphed = True
+        code.bring_in("from torch.utils._pytree import tree_flatten")
+        code.carry(CallForm)

@@ -1,0 +1,102 @@
+"""Number formats: TF32 inside fp32, autocast (AMP), and models cast whole."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.code import RecipeCode
+from redline.spec import Task
+
+_OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16"})
+
+
+@SWITCHES.register("tf32")
+class Tf32(RecipeSwitch):
+    name = "tf32"
+    summary = "fp32 products and convolutions in TF32 on tensor cores"
+    stage = FLAGS
+    family = "tf32"
+    number_format = "tf32"
+    excludes = frozenset({"fp16", "bf16"})  # nothing is left in fp32 for it to speed up
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return device.tf32_refusal()
+
+    def apply(self, setup: Setup) -> None:
+        setup.device.allow_tf32(True)
+
+    def write(self, code: RecipeCode) -> None:
+        code.flags.append("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True")
+
+
+class _Precision(RecipeSwitch):
+    stage = PRECISION
+    family = "precision"
+    excludes = _OTHER_FORMATS
+    dtype: ClassVar[torch.dtype]
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return device.refusal_of(self.dtype)
+
+
+class _Autocast(_Precision):
+    def apply(self, setup: Setup) -> None:
+        setup.autocast_dtype = self.dtype
+        # fp16 gradients underflow without scaling; bf16 has fp32's range.
+        setup.scales_gradients = self.dtype == torch.float16
+
+    def write(self, code: RecipeCode) -> None:
+        code.autocast = str(self.dtype)
+        code.scales_gradients = code.task == "train" and self.dtype == torch.float16
+
+
+@SWITCHES.register("amp")
+class AmpFp16(_Autocast):
+    name = "amp"
+    summary = "automatic mixed precision in fp16, with GradScaler when training"
+    number_format = "fp16"
+    dtype = torch.float16
+
+
+@SWITCHES.register("amp-bf16")
+class AmpBf16(_Autocast):
+    name = "amp-bf16"
+    summary = "automatic mixed precision in bf16"
+    number_format = "bf16"
+    dtype = torch.bfloat16
+
+
+class _CastWhole(_Precision):
+    def caution(self, task: Task) -> str | None:
+        if task == "train":
+            return "weights kept in 16 bits drop small updates, which shows later than a short comparison of losses"
+        return None
+
+    def apply(self, setup: Setup) -> None:
+        model = setup.workload.model.to(self.dtype)
+        setup.workload.model = setup.model = model
+        setup.change_inputs(lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf)
+
+    def write(self, code: RecipeCode) -> None:
+        code.model_lines.append(f"model = model.to({self.dtype})")
+        code.input_changes.append(f"tensor.to({self.dtype}) if tensor.is_floating_point() else tensor")
+
+
+@SWITCHES.register("fp16")
+class Fp16(_CastWhole):
+    name = "fp16"
+    summary = "weights, inputs and arithmetic in fp16"
+    number_format = "fp16"
+    dtype = torch.float16
+
+
+@SWITCHES.register("bf16")
+class Bf16(_CastWhole):
+    name = "bf16"
+    summary = "weights, inputs and arithmetic in bf16"
+    number_format = "bf16"
+    dtype = torch.bfloat16

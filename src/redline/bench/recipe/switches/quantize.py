@@ -1,0 +1,107 @@
+"""Quantized matrix products by torchao: int8 and fp8. Never tried or recommended unless asked for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeSwitch, Setup, missing_extra
+from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.plain.quantizing import SIDES, is_plain_linear, plain_linears
+from redline.spec import Task
+
+SMALLEST_SHARE = 0.1
+"""Of the model's weights. Below it a quantized model is the old one with a few rounded layers."""
+
+
+class _Quantized(RecipeSwitch):
+    stage = QUANTIZE
+    family = "quantize"
+    tasks = ("infer",)
+    quantizes = True
+    # Autocast would cast what goes into a layer whose scales are fp32; models cast whole are what torchao documents.
+    # The others take the weights out of the model by ways that quantized ones do not go.
+    excludes = frozenset({"int8", "fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return missing_extra("torchao", "quant")
+
+    def irrelevance(self, model: nn.Module, task: Task) -> str | None:
+        share, touched, total = share_of(model, self.name)
+        if share >= SMALLEST_SHARE:
+            return None
+        which = f"{touched} of {total} parameters, {share:.1%} of the weights"
+        return f"torchao quantizes linear layers, and those would be {which}"
+
+    @abstractmethod
+    def config(self) -> str:
+        """The name of torchao's config."""
+
+    def apply(self, setup: Setup) -> None:
+        import torchao.quantization
+
+        model, name = setup.workload.model, self.config()
+        share, touched, total = share_of(model, self.name)
+        # Left to itself torchao sets switches of the whole process: inductor's, and TF32 for every other product.
+        config: Any = getattr(torchao.quantization, name)(set_inductor_config=False)
+        torchao.quantization.quantize_(
+            model, config, filter_fn=lambda module, _: is_plain_linear(module, SIDES[self.name])
+        )
+        setup.notes[self.name] = (
+            f"torchao {torchao.__version__}, {name}: {touched} of {total} parameters, {share:.0%} of the weights"
+        )
+
+    def write(self, code: RecipeCode) -> None:
+        name = self.config()
+        code.bring_in(f"from torchao.quantization import {name}, quantize_")
+        code.carry(is_plain_linear)
+        code.model_lines += [
+            f"config = {name}(set_inductor_config=False)",
+            f"quantize_(model, config, filter_fn=lambda module, name: is_plain_linear(module, {SIDES[self.name]}))",
+        ]
+
+
+@SWITCHES.register("int8")
+class Int8(_Quantized):
+    name = "int8"
+    summary = "linear layers in int8 (torchao): int8:weight-only, int8:dynamic rounds activations too"
+    arguments = ("weight-only", "dynamic")
+    offered = ("weight-only", "dynamic")
+
+    _CONFIGS: ClassVar[dict[str, str]] = {
+        "weight-only": "Int8WeightOnlyConfig",
+        "dynamic": "Int8DynamicActivationInt8WeightConfig",
+    }
+
+    def config(self) -> str:
+        # torchao's own advice where products take the time, on tensor cores and on CPUs with VNNI. On such a CPU, one
+        # thread, an MLP of width 1024 ran at 2.4× with 197 rows and at 0.2× with one; weight-only at 0.8× and 0.7×, for
+        # without a compiler it unpacks weights at every call.
+        return self._CONFIGS[self.switch.argument or "dynamic"]
+
+    def computes_in(self) -> str:
+        return "int8-weights" if self.switch.argument == "weight-only" else "int8"
+
+
+@SWITCHES.register("fp8")
+class Fp8(_Quantized):
+    name = "fp8"
+    summary = "linear layers in fp8 (torchao), activations rounded as they come; Ada, Hopper and later"
+    number_format = "fp8"
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        return device.refusal_of(torch.float8_e4m3fn) or super().refusal(device, task)
+
+    def config(self) -> str:
+        return "Float8DynamicActivationFloat8WeightConfig"
+
+
+def share_of(model: nn.Module, number_format: str) -> tuple[float, int, int]:
+    """The share of the weights in layers that would be quantized, and of how many parameters these are how many."""
+    chosen, everything = {layer.weight for layer in plain_linears(model, number_format)}, list(model.parameters())
+    total = sum(parameter.numel() for parameter in everything)
+    return sum(weight.numel() for weight in chosen) / max(total, 1), len(chosen), len(everything)

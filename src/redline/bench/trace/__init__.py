@@ -1,1 +1,0 @@
-"""Capture with torch.profiler; nothing here analyses."""

@@ -1,0 +1,94 @@
+"""`redline run` and `redline demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from redline.cli.options import (
+    HOW,
+    MEASURED,
+    WHAT,
+    WORKLOAD,
+    DeviceName,
+    Exit,
+    Given,
+    Json,
+    Models,
+    Recipes,
+    Report,
+    only_set,
+    opt,
+    print_json,
+    takes,
+)
+
+
+@takes(WORKLOAD | MEASURED)
+def run(
+    *,
+    model: Models = None,
+    recipe: Recipes = None,
+    amp: Annotated[bool, opt("--amp", group=WHAT, help="Short for the switch amp.")] = False,
+    channels_last: Annotated[
+        bool, opt("--channels-last", group=WHAT, help="Short for the switch channels-last.")
+    ] = False,
+    compile_: Annotated[bool, opt("--compile", group=WHAT, help="Short for the switch compile.")] = False,
+    given: Given,
+    file: Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with [[run]] tables.")] = None,
+    report: Report = None,
+    json: Json = False,
+) -> int:
+    """Measure models under one or more recipes, interleaved, each compared with the first.
+
+    Switches: tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value], compile:freeze, torchscript,
+    graphs, cudnn-benchmark, fold-bn, sdpa:BACKEND, fused-optimizer, int8, fp8, onnx, tensorrt. docs/recipes.md says
+    what each does and needs.
+
+    \b
+    Examples:
+      redline run resnet50 --batch 32
+      redline run resnet50 -b 32 -r baseline -r fp16+channels-last+compile
+      redline run my_model.py:build --task train --effort quick
+    """
+    from redline.api.report import report_records
+    from redline.api.run import run as run_models
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver, tell_report
+    from redline.report.folder import check_folder
+    from redline.report.run import RunReport
+    from redline.report.terminal import make_console
+
+    if report is not None:
+        check_folder(report)
+    short = "+".join(name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile_)) if on)
+    recipes = [*(recipe or []), *([short] if short else [])]
+    asked = given | only_set(recipes=recipes, file=file)
+    with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+        result = run_models(model, **asked, workspace=workspace)
+        observer.stop()
+        print_json(result.to_json()) if json else make_console().print(RunReport(result.rows))
+        if report is not None:
+            tell_report(report_records(result.records, report, workspace=workspace))
+    return Exit.FAILED_ROW if result.failed else Exit.DONE
+
+
+def demo(device: DeviceName = "auto", json: Json = False) -> int:
+    """Measure a well-known model with good defaults for the device at hand.
+
+    \b
+    Examples:
+      redline demo
+      redline demo --device cpu
+    """
+    from redline.api.run import demo as run_demo
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver
+    from redline.report.run import RunReport
+    from redline.report.terminal import make_console
+
+    with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+        result = run_demo(device, workspace=workspace)
+        observer.stop()
+    print_json(result.to_json()) if json else make_console().print(RunReport(result.rows))
+    return Exit.FAILED_ROW if result.failed else Exit.DONE

@@ -1,0 +1,86 @@
+"""What a measurement tells whoever watches, and where its records go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.race import Pair
+from redline.analyze.statistics import Interval
+from redline.analyze.sweep import Estimate
+from redline.protocol import Progress
+from redline.record import Block, RunRecord
+
+if TYPE_CHECKING:
+    from redline.search.sweep import Cell, Plan
+    from redline.search.tune.record import TuneRecord
+
+
+class Observer:
+    """Receives events. Every method does nothing: override the ones you need."""
+
+    def waiting(self, holder: str) -> None:
+        """Another process holds the device."""
+
+    def opened(self, record: RunRecord) -> None: ...
+
+    def progress(self, record: RunRecord, progress: Progress) -> None: ...
+
+    def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None: ...
+
+    def closed(self, record: RunRecord) -> None: ...
+
+    # race
+
+    def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
+        """A new set of fresh processes is about to start."""
+
+    def standing(self, pairs: Sequence[Pair]) -> None:
+        """How the recipes compare after a replicate."""
+
+    # sweep
+
+    def sweep_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None: ...
+
+    def cell(self, cell: Cell, number: int, of: int) -> None: ...
+
+    def settled(self, cell: Cell, record: RunRecord) -> None: ...
+
+    # batch
+
+    def trying(self, batch: int, purpose: Purpose) -> None: ...
+
+    def tried(self, trial: BatchTrial) -> None: ...
+
+    # tune
+
+    def tune_planned(self, tune: TuneRecord, recipes: int, budget_s: float) -> None: ...
+
+    def attempting(self, recipe: str, number: int, why: str) -> None: ...
+
+    def attempted(self, recipe: str, said: str) -> None: ...
+
+    def leads(self, recipe: str, ratio: float) -> None: ...
+
+    def stage(self, words: str) -> None: ...
+
+
+class Journal(Protocol):
+    """Receives each record as it is measured: `redline.store.History`, or `NoJournal`."""
+
+    def begin(self, record: RunRecord) -> None: ...
+
+    def append(self, record_id: str, block: Block) -> None: ...
+
+    def finish(self, record: RunRecord) -> None: ...
+
+
+class NoJournal:
+    """Keeps nothing."""
+
+    def begin(self, record: RunRecord) -> None: ...
+
+    def append(self, record_id: str, block: Block) -> None: ...
+
+    def finish(self, record: RunRecord) -> None: ...

@@ -1,0 +1,340 @@
+"""The way from the baseline to the fastest recipe, switch by switch, and what is left to the roofline.
+
+Times, not rates: each step of the way takes some of the baseline's time off, and the parts add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from redline.analyze.race import RaceVerdict, verdict_of
+from redline.analyze.recommend import Advice, costs, may_recommend, noise_remark, work
+from redline.analyze.summary import RunSummary
+from redline.analyze.trust import farthest
+from redline.errors import SpecError
+from redline.identity import Subject
+from redline.search.tune.result import ONE_PROCESS_DOUBT, TuneFinding, Winner
+from redline.spec import BASELINE, Frozen
+
+
+class HeadroomStep(Frozen):
+    """One change on the way."""
+
+    name: str
+    gain: float
+    """Time before over time after: above 1 is faster."""
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval, where the two were measured in turns."""
+    verdict: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.gain > 0:
+            raise SpecError(f"gain must be above 0, got {self.gain}")
+
+
+class Headroom(Frozen):
+    title: str
+    baseline: str
+    baseline_s: float
+    """A switch of the baseline, in seconds."""
+    winner: str
+    switches: tuple[HeadroomStep, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of the whole gain, where there is one."""
+    verdict: str = ""
+    roofline_s: float | None = None
+    """The least a step could take on this device; None where it is not known."""
+    record_id: str = ""
+    """Of the winner."""
+
+    def __post_init__(self) -> None:
+        if not self.baseline_s > 0:
+            raise SpecError(f"baseline_s must be above 0, got {self.baseline_s}")
+
+    @property
+    def winner_s(self) -> float:
+        seconds = self.baseline_s
+        for switch in self.switches:
+            seconds /= switch.gain
+        return seconds
+
+
+class Bar(Frozen):
+    """One bar of the waterfall, in seconds: where it starts and where it ends."""
+
+    label: str
+    from_s: float
+    to_s: float
+    kind: str
+    """`total`, `gain`, `loss` or `headroom`."""
+    told: str
+    """What the bar says, in words."""
+
+
+def waterfall(headroom: Headroom) -> list[Bar]:
+    """Baseline, the gain of each switch, the winner, and what is left to the roofline."""
+    before_s = headroom.baseline_s
+    bars = [Bar(label=headroom.baseline, from_s=0.0, to_s=before_s, kind="total", told="baseline")]
+    for switch in headroom.switches:
+        after_s = before_s / switch.gain
+        verdict = f", {switch.verdict}" if switch.verdict else ""
+        kind = "gain" if after_s <= before_s else "loss"
+        bars.append(
+            Bar(
+                label=switch.name,
+                from_s=before_s,
+                to_s=after_s,
+                kind=kind,
+                told=f"{switch.gain:.2f}×{_between(switch.low, switch.high)}{verdict}",
+            )
+        )
+        before_s = after_s
+    whole = f"{headroom.baseline_s / before_s:.2f}×{_between(headroom.low, headroom.high)} in all"
+    told = f"{whole}, {headroom.verdict}" if headroom.verdict else whole
+    bars.append(Bar(label=headroom.winner, from_s=0.0, to_s=before_s, kind="total", told=told))
+    if headroom.roofline_s is not None:
+        left = before_s / headroom.roofline_s
+        bars.append(
+            Bar(
+                label="roofline",
+                from_s=before_s,
+                to_s=headroom.roofline_s,
+                kind="headroom",
+                told=f"{left:.1f}× left at most",
+            )
+        )
+    return bars
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return f" ({low:.2f}–{high:.2f})" if low is not None and high is not None else ""
+
+
+Certainty = Literal["decided", "one process", "undecided"]
+"""`decided`: the interval over processes lies above 1. `one process`: a gain that no other process has confirmed."""
+
+
+def certainty_of(winner: Winner) -> Certainty:
+    """As everywhere in the advice: a recipe whose interval reaches down to 1 may be no faster at all."""
+    if winner.recipe == BASELINE or not math.isfinite(winner.ratio):
+        return "undecided"
+    if winner.low is not None:
+        return "decided" if winner.low > 1 else "undecided"
+    return "one process" if math.log(winner.ratio) > ONE_PROCESS_DOUBT else "undecided"
+
+
+def winner_verdict(finding: TuneFinding, winner: Winner) -> RaceVerdict:
+    """By its own interval; where it has none, as the ranking has it."""
+    if winner.low is not None and winner.high is not None:
+        return verdict_of(winner.low, winner.high)
+    return next((ranked.verdict for ranked in finding.ranking if ranked.recipe == winner.recipe), "inconclusive")
+
+
+TOGETHER = "together"
+"""What the switches bring only in company: each alone was left out without it showing."""
+TWICE = "counted twice"
+"""The switches need each other: leaving out one takes from the others what they bring."""
+OTHERS = "the other switches"
+"""What nobody measured apart, for want of time."""
+ALL = "all switches"
+"""The same where no switch at all was measured apart."""
+WORTH_A_BAR = 0.01
+
+
+def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | None:
+    """None where there is no winner but the baseline itself, or its time is not known.
+
+    The gain of each step was measured by leaving it out of the winner. Switches that help each other then count the help
+    twice, and switches that do the same work hide it: what is left to the whole ratio is a bar of its own.
+    """
+    winner = finding.winner
+    row = next((row for row in rows if winner is not None and row.record_id == winner.record_id), None)
+    winner_s = _step_s(row, finding.objective) if row is not None else None
+    if (
+        winner is None
+        or row is None
+        or winner_s is None
+        or winner.recipe == BASELINE
+        or not math.isfinite(winner.ratio)
+    ):
+        return None
+    limit_s = row.roofline.attainable_s if row.roofline is not None and row.roofline.error is None else None
+    return Headroom(
+        title=f"{finding.model} · {finding.task} · batch {winner.batch} · {finding.objective}",
+        baseline=BASELINE,
+        baseline_s=winner_s * winner.ratio,
+        winner=winner.recipe,
+        switches=tuple(_steps(finding, winner)),
+        low=winner.low,
+        high=winner.high,
+        verdict=", ".join([*row.verdict.labels, *_doubts(finding, winner)]),
+        roofline_s=limit_s if limit_s is not None and 0 < limit_s < winner_s else None,
+        record_id=winner.record_id,
+    )
+
+
+def _doubts(finding: TuneFinding, winner: Winner) -> list[str]:
+    """What the ratio leaves open, beside what is to be said of the winner's own time."""
+    verdict = winner_verdict(finding, winner)
+    only = ["seen in one process only"] if winner.low is None else []
+    return [*([verdict] if verdict != "faster" else []), *only]
+
+
+def _steps(finding: TuneFinding, winner: Winner) -> list[HeadroomStep]:
+    switches = [
+        HeadroomStep(name=each.switch, gain=each.gain, low=each.low, high=each.high) for each in finding.switches
+    ]
+    rest = winner.ratio / math.prod(switch.gain for switch in switches)
+    if abs(math.log(rest)) <= WORTH_A_BAR:
+        return switches
+    return [*switches, HeadroomStep(name=_name_of_rest(rest, switches, winner), gain=rest)]
+
+
+def _name_of_rest(rest: float, switches: Sequence[HeadroomStep], winner: Winner) -> str:
+    if not switches:
+        return ALL
+    if not {switch.name for switch in switches} >= set(winner.recipe.split("+")):
+        return OTHERS
+    return TOGETHER if rest > 1 else TWICE
+
+
+def _step_s(row: RunSummary, objective: str) -> float | None:
+    if objective == "latency":
+        return row.latency_s.p50 if row.latency_s is not None else None
+    return row.batch / row.throughput_per_s if row.batch and row.throughput_per_s else None
+
+
+def with_winners(
+    advice: Sequence[Advice],
+    tunes: Sequence[TuneFinding],
+    subjects: Mapping[str, Subject],
+    rows: Mapping[str, RunSummary],
+) -> list[Advice]:
+    """A search saw its recipes in several processes: the best of its heats alone would flatter.
+
+    `tunes`: newest last; of several that asked the same about one subject and batch, one that ended speaks before one
+    that was cut short, then the newest. `subjects` and `rows`: by record.
+    """
+    searched: dict[Subject, dict[tuple[int | None, str], TuneFinding]] = {}
+    for tune in sorted(tunes, key=lambda tune: tune.has_answer):
+        subject = next((subjects[record_id] for record_id in tune.record_ids if record_id in subjects), None)
+        if subject is not None:
+            batch = tune.winner.batch if tune.winner else None
+            searched.setdefault(subject, {})[batch, tune.objective] = tune
+    suggested = {each.subject: each for each in advice if each.kind == "recipe"}
+    about = list(dict.fromkeys([*(each.subject for each in advice), *searched]))
+    told: list[Advice] = []
+    for subject in about:
+        own = suggested.get(subject)
+        winners = _winners(subject, list(searched[subject].values()), rows) if subject in searched else []
+        # A search that found nothing speaks for what it measured, and for nothing else.
+        measured = {record_id for tune in searched.get(subject, {}).values() for record_id in tune.record_ids}
+        told += winners or ([own] if own is not None and own.record_id not in measured else [])
+        told += [each for each in advice if each.subject == subject and each.kind != "recipe"]
+    return told
+
+
+def _winners(subject: Subject, tunes: Sequence[TuneFinding], rows: Mapping[str, RunSummary]) -> list[Advice]:
+    found = [(tune, tune.winner) for tune in tunes if tune.winner is not None]
+    several = len({winner.batch for _, winner in found}) > 1
+    found = [(tune, winner) for tune, winner in found if winner.recipe != BASELINE or tune.state == "done"]
+    # The first is the headline of the page: what is decided goes before what is not.
+    found.sort(key=lambda each: certainty_of(each[1]) != "decided")
+    return [_advice(subject, tune, winner, rows, name_batch=several) for tune, winner in found]
+
+
+def _advice(
+    subject: Subject, tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary], *, name_batch: bool
+) -> Advice:
+    where = f" at batch {winner.batch}" if name_batch else ""
+    if _may_be_no_faster(winner):
+        return _stay(subject, tune, winner, rows, where)
+    is_decided = certainty_of(winner) == "decided"
+    return Advice(
+        subject=subject,
+        kind="recipe",
+        headline=_headline(tune, winner, where),
+        details=(*_details(tune, winner, rows), *_costs(tune, winner, rows)),
+        recipe=winner.recipe,
+        batch=winner.batch,
+        record_id=winner.record_id,
+        ratio=winner.ratio if is_decided else None,
+        low=winner.low if is_decided else None,
+        high=winner.high if is_decided else None,
+    )
+
+
+def _may_be_no_faster(winner: Winner) -> bool:
+    has_ratio = winner.recipe != BASELINE and math.isfinite(winner.ratio)
+    return has_ratio and certainty_of(winner) == "undecided"
+
+
+def _stay(subject: Subject, tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary], where: str) -> Advice:
+    first = next((row for row in _there(tune, winner, rows) if row.recipe == BASELINE), None)
+    return Advice(
+        subject=subject,
+        kind="recipe",
+        headline=f"Stay with {BASELINE} for {work(subject)}{where}: nothing that was tried is clearly faster",
+        details=(f"next best: {winner.recipe}, {_proof(tune, winner, rows)}",),
+        recipe=BASELINE,
+        batch=winner.batch,
+        record_id=first.record_id if first is not None else "",
+    )
+
+
+def _headline(finding: TuneFinding, winner: Winner, where: str) -> str:
+    if winner.recipe == BASELINE:
+        return f"Nothing that was tried beats the baseline of {finding.model}{where}"
+    if not math.isfinite(winner.ratio):
+        return (
+            f"{winner.recipe} is the fastest that was found for {finding.model}{where}; the baseline itself has no time"
+        )
+    device = finding.device_name or finding.device
+    faster = f"{winner.ratio:.2f}× as fast as {BASELINE} on {device}{where}"
+    if certainty_of(winner) == "one process":
+        did = "trained" if finding.task == "train" else "ran"
+        return f"{winner.recipe} {did} {finding.model} {faster} in one process: whether it does in others is not known"
+    does = "trains" if finding.task == "train" else "runs"
+    return f"{winner.recipe} {does} {finding.model} {faster}"
+
+
+def _details(finding: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
+    lines = [_proof(finding, winner, rows)]
+    for switch in finding.switches:
+        between = f" ({switch.low:.2f}–{switch.high:.2f})" if switch.low is not None and switch.high is not None else ""
+        lines.append(f"without {switch.switch} it takes {switch.gain:.2f}×{between} as long")
+    return lines
+
+
+def _proof(finding: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> str:
+    verdict = winner_verdict(finding, winner)
+    doubt = f": {verdict}" if verdict != "faster" and winner.recipe != BASELINE else ""
+    if not math.isfinite(winner.ratio) or winner.low is None or winner.high is None:
+        row = rows.get(winner.record_id)
+        ratio = f"{winner.ratio:.2f}×, " if math.isfinite(winner.ratio) else ""
+        only = f"{ratio}seen in one process only, the budget ended before others could be asked{doubt}"
+        return only + (noise_remark(row) if row is not None else "")
+    return f"{winner.ratio:.2f}× ({winner.low:.2f}–{winner.high:.2f}) over fresh processes, measured in turns{doubt}"
+
+
+def _costs(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
+    """By its first trial, which compiled from cold, and the longest check of its answers; nothing of another batch."""
+    there = _there(tune, winner, rows)
+    best = next((row for row in there if row.recipe == winner.recipe), None)
+    first = next((row for row in there if row.recipe == BASELINE), None)
+    if best is None or first is None or winner.recipe == BASELINE:
+        return []
+    checked = farthest(row.numerics for row in there if row.recipe == winner.recipe)
+    return list(costs(msgspec.structs.replace(best, numerics=checked), first))
+
+
+def _there(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[RunSummary]:
+    """What may be recommended of all that was measured at the winner's batch."""
+    own = [rows[record_id] for record_id in tune.record_ids if record_id in rows]
+    return [row for row in own if row.batch == winner.batch and may_recommend(row)]

@@ -1,0 +1,227 @@
+"""A search for the fastest recipe, as it is kept: what was asked, which records it made, how far it came.
+
+All that is said about it (`redline.analyze.tune.finding`) can be made again from this and those records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from redline.errors import RecordError, SpecError
+from redline.record import BlockKind
+from redline.spec import Frozen, LaunchSpec, RunSpec
+
+Objective = Literal["throughput", "latency"]
+TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
+"""`out-of-budget`: it ended, and had more to do than the budget held; with another budget it goes on."""
+
+TUNE_SCHEMA = 2
+DEFAULT_BUDGET_S = 600.0
+NUMERICS_FACTOR = 4.0
+"""Times the floor: what the bench itself judges by."""
+LARGEST_TOLERANCE = 0.8
+"""Beyond it a recipe that ignores its input would come close to passing."""
+
+
+class Tolerance(Frozen):
+    """How far from strict fp32 is near enough: so many times the error of mere rounding, or a relative error."""
+
+    factor: float | None = None
+    absolute: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "absolute"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SpecError(f"tolerance must be above 0, got {value}")
+
+    @classmethod
+    def parse(cls, text: str) -> Tolerance:
+        """`2x` is twice the error that rounding alone makes; `1e-3` a relative error."""
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(x|×)?\s*", text, re.IGNORECASE)
+        try:
+            value = float(match.group(1)) if match else 0.0
+        except ValueError:
+            value = 0.0
+        if match is None or not value > 0:
+            raise SpecError(f"tolerance must be a factor such as 2x or a relative error such as 1e-3, got {text!r}")
+        return cls(factor=value) if match.group(2) else cls(absolute=value)
+
+
+class TuneSpec(Frozen):
+    """What is searched for."""
+
+    spec: RunSpec
+    """The workload under the baseline."""
+    objective: Objective = "throughput"
+    tunes_batch: bool = False
+    """Also look for the batch, with the best two recipes."""
+    slo_p95_s: float | None = None
+    tolerance: Tolerance = Tolerance()
+    allow_quantized: bool = False
+    check: str | None = None
+    """The user's own metric, `file.py:function` or a pickled function: higher is better."""
+    switches: tuple[str, ...] = ()
+    """Only these may be used; empty: all there are."""
+    without: tuple[str, ...] = ()
+    seeds: tuple[str, ...] = ()
+    """Recipes tried first."""
+    replicates: int = 3
+
+    def __post_init__(self) -> None:
+        if self.slo_p95_s is not None and not self.slo_p95_s > 0:
+            raise SpecError(f"slo_p95 must be above 0, got {self.slo_p95_s}")
+        if self.replicates < 1:
+            raise SpecError(f"replicates must be 1 or more, got {self.replicates}")
+
+    @property
+    def kind(self) -> BlockKind:
+        return self.objective
+
+
+class Trial(Frozen):
+    """One recipe tried in the search, measured in turns with the fastest one so far."""
+
+    recipe: str
+    record_id: str
+    anchor_id: str | None = None
+    """The record it was measured in turns with; None where it stood alone."""
+    cost_s: float = 0.0
+    """From opening the worker to the last block."""
+
+
+class Refused(Frozen):
+    """A switch that was never tried, and why."""
+
+    switch: str
+    reason: str
+
+
+class Metric(Frozen):
+    """What the user's own check said about one recipe."""
+
+    recipe: str
+    value: float | None
+    baseline: float | None
+    failure: str | None = None
+
+
+class BatchChoice(Frozen):
+    """The batch found for one recipe, and what it brings there."""
+
+    recipe: str
+    batch: int
+    throughput_per_s: float
+    record_ids: tuple[str, ...] = ()
+
+
+class TuneRecord(Frozen):
+    """A search, whole or on its way."""
+
+    name: str
+    tune: TuneSpec
+    schema: int = TUNE_SCHEMA
+    created_at: float = 0.0
+    state: TuneState = "running"
+    refused: tuple[Refused, ...] = ()
+    quantizing: tuple[str, ...] = ()
+    """Switches that change the weights themselves."""
+    trials: tuple[Trial, ...] = ()
+    finals: tuple[tuple[str, ...], ...] = ()
+    """Heats of the last few with the baseline: record ids."""
+    ablations: tuple[tuple[str, ...], ...] = ()
+    """Heats of the winner with itself less one switch."""
+    batches: tuple[BatchChoice, ...] = ()
+    batch_heats: tuple[tuple[str, ...], ...] = ()
+    """Heats of the winner with the baseline at the batch that was found."""
+    metrics: tuple[Metric, ...] = ()
+    snippet: str | None = None
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    """Over all sessions that worked on it."""
+
+    @property
+    def record_ids(self) -> list[str]:
+        heats = (*self.finals, *self.ablations, *self.batch_heats, *(choice.record_ids for choice in self.batches))
+        return [trial.record_id for trial in self.trials] + [each for heat in heats for each in heat]
+
+
+def encode_tune(record: TuneRecord) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode_tune(body: bytes) -> TuneRecord:
+    try:
+        return msgspec.convert(_migrated(msgspec.msgpack.decode(body)), TuneRecord)
+    except (msgspec.MsgspecError, ValueError, SpecError) as error:
+        raise RecordError(f"a stored search cannot be read: {error}") from None
+
+
+def _migrated(plain: Any) -> Any:
+    """Schema 1 called switches steps."""
+    if not isinstance(plain, dict) or plain.get("schema") != 1:
+        return plain
+    plain = _renamed(plain, "refused")
+    spec = (plain.get("tune") or {}).get("spec") or {}
+    tune = {**_switches(plain.get("tune") or {}), "spec": {**spec, "recipe": _switches(spec.get("recipe") or {})}}
+    return {**plain, "tune": tune, "schema": TUNE_SCHEMA}
+
+
+def _renamed(plain: dict[str, Any], rows: str) -> dict[str, Any]:
+    return {**plain, rows: [{"switch" if name == "step" else name: row[name] for name in row} for row in plain[rows]]}
+
+
+def _switches(plain: dict[str, Any]) -> dict[str, Any]:
+    return {"switches" if name == "steps" else name: value for name, value in plain.items()}
+
+
+LISTS = ("switches", "without", "seeds")
+"""Their order asks nothing."""
+
+
+def bare_question(asked: TuneSpec) -> TuneSpec:
+    """Without what two searches that ask the same may differ in: how often it races, how it is launched, the order of lists."""
+    return msgspec.structs.replace(
+        asked,
+        spec=msgspec.structs.replace(asked.spec, launch=LaunchSpec()),
+        replicates=TuneSpec(spec=asked.spec).replicates,
+        **{name: tuple(sorted(getattr(asked, name))) for name in LISTS},
+    )
+
+
+def differences(one: TuneSpec, other: TuneSpec) -> list[str]:
+    """What differs, in the words in which it is asked for. How long it may take and how often it races does not count."""
+    specs = dict.fromkeys([*_of_workloads(one.spec, other.spec), *_of_searches(one, other)])
+    return list(specs)
+
+
+def _of_workloads(one: RunSpec, other: RunSpec) -> Iterator[str]:
+    for field in msgspec.structs.fields(one.workload):
+        if getattr(one.workload, field.name) != getattr(other.workload, field.name):
+            yield field.name.replace("_", "-")
+    for name in ("device", "threads", "seed"):
+        if getattr(one, name) != getattr(other, name):
+            yield name
+    if one.launch.memory_limit_bytes != other.launch.memory_limit_bytes:
+        yield "max-memory"
+
+
+def _of_searches(one: TuneSpec, other: TuneSpec) -> Iterator[str]:
+    words = {
+        "objective": "objective",
+        "tunes_batch": "batch",
+        "slo_p95_s": "slo-p95",
+        "tolerance": "tolerance",
+        "allow_quantized": "allow-quantized",
+        "check": "check",
+    }
+    for name, word in words.items():
+        if getattr(one, name) != getattr(other, name):
+            yield word
+    for name, word in zip(LISTS, ("switches", "without", "recipe"), strict=True):
+        if set(getattr(one, name)) != set(getattr(other, name)):
+            yield word

@@ -1,0 +1,390 @@
+"""What a search found: the winner with its interval, the ranking, what each switch brings, what was rejected and why."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from redline.analyze.command_line import command_line
+from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
+from redline.analyze.summary import CeilingsOf, RunSummary, summarize
+from redline.analyze.trust import IN_COMPANY, farthest
+from redline.record import Numerics, RunRecord
+from redline.search.tune.estimates import Estimate, Records, estimates, rejection, unproven
+from redline.search.tune.record import Refused, TuneRecord, TuneState
+from redline.spec import BASELINE, Frozen, Recipe, Task
+from redline.units import significant
+
+NEAR_ENOUGH = 0.005
+"""A simpler recipe is taken for this much."""
+ONE_PROCESS_DOUBT = 0.04
+"""What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
+NO_RATIO = "no ratio at batch"
+"""How a note begins that says why nobody raced at the batch that was found."""
+
+
+class Winner(Frozen):
+    """`ratio` is time of the baseline over time of the winner, at the winner's batch."""
+
+    recipe: str
+    batch: int | None
+    ratio: float
+    low: float | None
+    """None where the budget ended before other processes could be asked."""
+    high: float | None
+    throughput_per_s: float | None = None
+    item: str | None = None
+    compile_s: float | None = None
+    """The first time it was compiled in this search."""
+    record_id: str = ""
+
+
+class Ranked(Frozen):
+    recipe: str
+    ratio: float
+    verdict: RaceVerdict
+    numerics: Numerics | None
+    low: float | None = None
+    """None where it was seen in one process only."""
+    high: float | None = None
+    compile_s: float | None = None
+    bound: str = "unknown"
+    note: str | None = None
+    """Why it was not recommended, though it was timed."""
+
+
+class SwitchGain(Frozen):
+    """Time without the switch over time with it: above 1 it helps."""
+
+    switch: str
+    gain: float
+    low: float | None
+    high: float | None
+
+
+class Rejected(Frozen):
+    recipe: str
+    reason: str
+
+
+class TuneFinding(Frozen):
+    name: str
+    state: TuneState
+    model: str
+    task: Task
+    device: str
+    device_name: str | None
+    objective: str
+    winner: Winner | None
+    ranking: tuple[Ranked, ...]
+    switches: tuple[SwitchGain, ...]
+    rejected: tuple[Rejected, ...]
+    refused: tuple[Refused, ...]
+    headroom: float | None
+    """The winner's time over its roofline time; None where work or ceilings are not known."""
+    snippet: str | None
+    seconds: float
+    compile_seconds: float
+    trials: int
+    """Recipes that were tried; one opened again to go on from counts once."""
+    batch: int | None = None
+    """Where the recipes of the ranking met; the winner may have a batch of its own."""
+    notes: tuple[str, ...] = ()
+    record_ids: tuple[str, ...] = ()
+    """Everything that was measured for it."""
+    explained_by: str | None = None
+    """The command that profiles the winner; None where there is none to be typed."""
+
+    @property
+    def has_answer(self) -> bool:
+        """That nothing beats the baseline is known only when all that promised something was tried."""
+        beats_baseline = self.winner is not None and self.winner.recipe != BASELINE
+        return self.state == "done" or (self.state == "out-of-budget" and beats_baseline)
+
+
+def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
+    """All of it. With the device's ceilings, also how far the winner is from them."""
+    known = estimates(tune, records)
+    chosen, heats = _winner_and_its_heats(tune, records)
+    rows = {row.record_id: row for row in summarize(_all(tune, records), ceilings_of)}
+    winner = _winner(chosen, heats, tune, records, rows, known)
+    roofline = rows[winner.record_id].roofline if winner is not None else None
+    first = next(iter(rows.values()), None)
+    return TuneFinding(
+        name=tune.name,
+        state=tune.state,
+        model=tune.tune.spec.workload.model,
+        task=tune.tune.spec.workload.task,
+        device=first.device if first else tune.tune.spec.device,
+        device_name=next((row.device_name for row in rows.values() if row.device_name), None),
+        objective=tune.tune.objective,
+        winner=winner,
+        ranking=tuple(_ranking(tune, records, rows, known)),
+        switches=tuple(gains_of(chosen, tune, records)),
+        rejected=tuple(_rejected(tune, records)),
+        refused=tune.refused,
+        headroom=roofline.headroom if roofline is not None else None,
+        snippet=tune.snippet,
+        seconds=tune.seconds,
+        compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
+        trials=len({trial.recipe for trial in tune.trials}),
+        batch=first.batch if first else None,
+        notes=(*tune.notes, *_batch_notes(winner, tune, records), *_company_notes(winner, rows)),
+        record_ids=tuple(tune.record_ids),
+        explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
+        if winner is not None
+        else None,
+    )
+
+
+def _company_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> list[str]:
+    notes = rows[winner.record_id].verdict.notes if winner is not None else ()
+    return [f"{winner.recipe}: {note}" for note in notes if winner is not None and note.startswith(IN_COMPANY)]
+
+
+def winner_of(tune: TuneRecord, records: Records) -> str | None:
+    """The fastest that may be recommended; of those next to it, the simplest."""
+    known = estimates(tune, records)
+    heats = heats_of(tune.finals, records)
+    timed = {recipe for recipe, each in known.items() if each.too_late is None}
+    timed |= {str(record.spec.recipe) for heat in heats for record in heat if record.blocks}
+    may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - _rejected_in_finals(tune, records)
+    survivors = [recipe for recipe in _met_last(heats) if recipe in may_win]
+    if not survivors:
+        best = min((known[recipe] for recipe in may_win & known.keys()), key=lambda each: each.log_s, default=None)
+        return best.recipe if best else None
+    return simplest_of_the_fastest(heats, survivors, tune)
+
+
+def simplest_of_the_fastest(heats: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord) -> str:
+    times = {recipe: log_over(heats, survivors[0], recipe, tune) for recipe in survivors}
+    fastest = min(times.values())
+    near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
+    return min(near, key=lambda recipe: (complexity(recipe), times[recipe]))
+
+
+def log_over(heats: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
+    """The logarithm of the other's time over the one's."""
+    pair = None if one == other else pair_of(heats, one, other, tune.tune.kind)
+    return 0.0 if one == other else -math.log(pair.ratio) if pair else math.inf
+
+
+def complexity(recipe: str) -> tuple[int, int]:
+    """Something to compile is more to carry about than one switch more."""
+    switches = Recipe.parse(recipe).switches
+    return sum(switch.name in ("compile", "torchscript", "onnx", "tensorrt") for switch in switches), len(switches)
+
+
+def heats_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[RunRecord]]:
+    return [[records[each] for each in heat if each in records] for heat in ids]
+
+
+def _met_last(heats: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Who was still in the race at its end; the baseline always is."""
+    if not heats:
+        return []
+    return [str(record.spec.recipe) for record in heats[-1] if record.failure is None and record.blocks]
+
+
+def _rejected_in_finals(tune: TuneRecord, records: Records) -> set[str]:
+    return _rejected_in(heats_of(tune.finals, records), tune)
+
+
+def _rejected_in(heats: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> set[str]:
+    return {str(record.spec.recipe) for heat in heats for record in heat if rejection(record, tune) is not None}
+
+
+def _winner_and_its_heats(tune: TuneRecord, records: Records) -> tuple[str | None, list[list[RunRecord]]]:
+    """At the batch that was found, where a race was held there; else at the first one. All that is told of the winner
+    is of the same measurement."""
+    there = heats_of(tune.batch_heats, records)
+    met, late = _met_last(there), _rejected_in(there, tune)
+    survivors = [recipe for recipe in met if recipe not in late and unproven(recipe, tune) is None]
+    if survivors and BASELINE in met:
+        return simplest_of_the_fastest(there, survivors, tune), there
+    return winner_of(tune, records), heats_of(tune.finals, records)
+
+
+def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> list[str]:
+    """What the search for the batch saw, where the winner is told elsewhere or is another there."""
+    if winner is None or not tune.batches:
+        return []
+    raced = {record.spec.workload.batch for heat in heats_of(tune.batch_heats, records) for record in heat}
+    if winner.batch in raced:
+        first = winner_of(tune, records)
+        if first == winner.recipe:
+            return []
+        return [f"at batch {winner.batch}, not {first}: {_why_not(first, winner, tune, records)}"]
+    found = ", ".join(
+        f"{choice.recipe} {significant(choice.throughput_per_s, 3)} {winner.item or 'item'}/s at batch {choice.batch}"
+        for choice in tune.batches
+    )
+    if any(note.startswith(NO_RATIO) for note in tune.notes):
+        why = "they were not raced there"
+    elif raced:
+        why = "none of them may be recommended there"
+    else:
+        why = (
+            "the budget ended before the race there"
+            if tune.state in ("done", "out-of-budget")
+            else "they have not raced there yet"
+        )
+    return [f"the search for the batch, each recipe by itself, saw {found}; {why}"]
+
+
+def _why_not(first: str | None, winner: Winner, tune: TuneRecord, records: Records) -> str:
+    """Why the winner at the first batch is not the one at the batch that was found."""
+    there = [each for heat in heats_of(tune.batch_heats, records) for each in heat if str(each.spec.recipe) == first]
+    lost = next((reason for each in there if (reason := rejection(each, tune)) is not None), None)
+    return f"it fails there ({lost})" if lost else f"{winner.recipe} is as fast there, or faster"
+
+
+def _winner(
+    chosen: str | None,
+    heats: Sequence[Sequence[RunRecord]],
+    tune: TuneRecord,
+    records: Records,
+    rows: dict[str, RunSummary],
+    known: dict[str, Estimate],
+) -> Winner | None:
+    if chosen is None:
+        return None
+    pair = _against_baseline(chosen, heats, tune, known)
+    own = [record for heat in heats for record in heat if str(record.spec.recipe) == chosen and record.blocks]
+    # The first heat checks and counts; the others only time.
+    counted = next((each for each in own if each.prepared is not None and each.prepared.work is not None), None)
+    record = counted or (own[0] if own else records[known[chosen].record_id])
+    row = rows[record.id]
+    rates = [rate for each in own or [record] if (rate := rows[each.id].throughput_per_s) is not None]
+    return Winner(
+        recipe=chosen,
+        batch=row.batch,
+        ratio=pair.ratio,
+        low=pair.low,
+        high=pair.high,
+        throughput_per_s=sorted(rates)[len(rates) // 2] if rates else None,
+        item=row.item,
+        compile_s=_first_compile_s(chosen, tune, records),
+        record_id=record.id,
+    )
+
+
+def _against_baseline(
+    recipe: str, heats: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+) -> Pair:
+    """From heats of fresh processes where both met; else by the search's scale, without an interval."""
+    if recipe == BASELINE:
+        return Pair(a=BASELINE, b=BASELINE, ratio=1.0, low=1.0, high=1.0, verdict="same", heats=len(heats))
+    # More heats than were planned are run for the sake of this pair and of the first two.
+    found = pair_of(heats, BASELINE, recipe, tune.tune.kind, looks=len(heats) > tune.tune.replicates)
+    if found is not None:
+        return found
+    base = known.get(BASELINE)
+    moved = _moved_by_the_race(heats, tune, known)
+    ratio = math.exp(base.log_s - known[recipe].log_s + moved) if base is not None else math.nan
+    doubt = math.exp(ONE_PROCESS_DOUBT)
+    return Pair(
+        a=BASELINE,
+        b=recipe,
+        ratio=ratio,
+        low=None,
+        high=None,
+        verdict=verdict_of(ratio / doubt, ratio * doubt),
+        heats=1,
+    )
+
+
+def _moved_by_the_race(heats: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]) -> float:
+    """How far the last race moved its recipes, as a logarithm, from where the search saw them against the baseline.
+
+    The search met the baseline in one process at its beginning. What was off about that one is off about all, so that
+    those that did not race move with those that did: else they would stand above a winner that is faster.
+    """
+    base = known.get(BASELINE)
+    raced = {str(record.spec.recipe) for heat in heats for record in heat} & known.keys() - {BASELINE}
+    pairs = {recipe: pair_of(heats, BASELINE, recipe, tune.tune.kind) for recipe in raced}
+    moves = [
+        math.log(pair.ratio) - (base.log_s - known[recipe].log_s)
+        for recipe, pair in pairs.items()
+        if base is not None and pair is not None
+    ]
+    return statistics.fmean(moves) if moves else 0.0
+
+
+def _ranking(
+    tune: TuneRecord, records: Records, rows: dict[str, RunSummary], known: dict[str, Estimate]
+) -> list[Ranked]:
+    """Fastest first."""
+    heats = heats_of(tune.finals, records)
+    broke_later = _rejected_in_finals(tune, records)
+    shown = {recipe: each.record_id for recipe, each in known.items()}
+    for record in (record for heat in heats for record in heat if record.blocks):
+        shown.setdefault(str(record.spec.recipe), record.id)
+    checks: dict[str, list[Numerics | None]] = {}
+    for record in _all(tune, records):
+        checks.setdefault(str(record.spec.recipe), []).append(rows[record.id].numerics)
+    ranked = []
+    for recipe, record_id in shown.items():
+        pair, row = _against_baseline(recipe, heats, tune, known), rows[record_id]
+        late = known[recipe].too_late if recipe in known else None
+        lost = "rejected in the last race" if recipe in broke_later else None
+        ranked.append(
+            Ranked(
+                recipe=recipe,
+                ratio=pair.ratio,
+                low=pair.low,
+                high=pair.high,
+                verdict=pair.verdict,
+                numerics=farthest(checks[recipe]),
+                compile_s=_first_compile_s(recipe, tune, records),
+                bound=row.bound.label,
+                note=late or unproven(recipe, tune) or lost,
+            )
+        )
+    return sorted(ranked, key=lambda each: -each.ratio)
+
+
+def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[SwitchGain]:
+    if chosen is None:
+        return []
+    finals, ablations = heats_of(tune.finals, records), heats_of(tune.ablations, records)
+    spread = process_spread([heat for heat in finals if _has_survivors(heat, finals)], tune.tune.kind)
+    words = chosen.split("+") if chosen != BASELINE else []
+    gains = []
+    for switch in words:
+        without = "+".join(word for word in words if word != switch) or BASELINE
+        pair = pair_with_spread([*finals, *ablations], without, chosen, spread, tune.tune.kind)
+        if pair is not None:
+            gains.append(SwitchGain(switch=switch, gain=pair.ratio, low=pair.low, high=pair.high))
+    return sorted(gains, key=lambda each: -each.gain)
+
+
+def _has_survivors(heat: Sequence[RunRecord], heats: Sequence[Sequence[RunRecord]]) -> bool:
+    return set(_met_last(heats)) <= {str(record.spec.recipe) for record in heat}
+
+
+def _rejected(tune: TuneRecord, records: Records) -> list[Rejected]:
+    reasons: dict[str, str] = {}
+    for record in _all(tune, records):
+        recipe = str(record.spec.recipe)
+        why = rejection(record, tune) or unproven(recipe, tune)
+        if why is not None:
+            reasons.setdefault(recipe, " ".join(why.split()))
+    return [Rejected(recipe=recipe, reason=reason) for recipe, reason in reasons.items()]
+
+
+def _all(tune: TuneRecord, records: Records) -> list[RunRecord]:
+    return [records[each] for each in dict.fromkeys(tune.record_ids) if each in records]
+
+
+def _first_compile_s(recipe: str, tune: TuneRecord, records: Records) -> float | None:
+    found = (_compile_s(record) for record in _all(tune, records) if str(record.spec.recipe) == recipe)
+    return next((seconds for seconds in found if seconds is not None), None)
+
+
+def _compile_s(record: RunRecord) -> float | None:
+    return record.prepared.cold_start.compile_s if record.prepared is not None else None
+
+
+__all__ = ["Records", "TuneFinding", "finding_of", "kind_measured", "winner_of"]

@@ -1,0 +1,262 @@
+"""Spaces of recipes to search, drawn at random but with a known truth.
+
+Effects are drawn widely and know nothing of any search's expectations: a switch may help, hurt or do nothing, two switches
+may meddle with each other, a recipe may have a quirk of its own, some fail, some give wrong numbers and are fast at it.
+A switch takes the longer of the host's and the device's time; compiling costs seconds, less when the same graph was
+compiled before; and some switches cost seconds the first time anything on the machine uses them, never again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import combinations
+from random import Random
+
+from redline.protocol import Relief, SwitchChoice
+from redline.record import Failure, Numerics
+from redline.spec import RunSpec
+from redline.testing.landscape import EXACT, Landscape
+
+Switches = frozenset[str]
+
+WRONG = Numerics(rel_l2=0.7, finite=True, floor=1e-3, tolerance=4e-3, reason="error 0.7 is above the tolerance 0.004")
+_LEAVE_PROGRAM = frozenset({"graphs", "cudnn-benchmark", "fused-optimizer"})
+
+
+@dataclass
+class RecipeTruth:
+    """What every recipe of one space takes, and which of them must not be used."""
+
+    choices: tuple[SwitchChoice, ...]
+    device_s: float
+    host_s: float
+    on_cpu: bool
+    effects: dict[str, float]
+    host_effects: dict[str, float]
+    pairs: dict[Switches, float]
+    quirk: Callable[[Switches], float]
+    failing: tuple[Switches, ...]
+    wrong: tuple[Switches, ...]
+    cold_compile_s: float
+    warm_compile_s: float
+    build_s: float
+    first_use_s: dict[str, float]
+    """What the first process with a switch pays: libraries and kernels that come from disk."""
+    _compiled: set[Switches] = field(default_factory=set)
+    _used: set[str] = field(default_factory=set)
+
+    def step_s(self, switches: Switches) -> float:
+        return max(self.host_time_s(switches), self.device_time_s(switches))
+
+    def device_time_s(self, switches: Switches) -> float:
+        log = sum(self.effects[switch] for switch in switches) + self.quirk(switches)
+        log += sum(effect for pair, effect in self.pairs.items() if pair <= switches)
+        return self.device_s * math.exp(log - (0.3 if self.is_wrong(switches) else 0.0))
+
+    def host_time_s(self, switches: Switches) -> float:
+        if self.on_cpu:
+            return 0.0
+        return self.host_s * math.exp(max(sum(self.host_effects.get(switch, 0.0) for switch in switches), -4.0))
+
+    def is_wrong(self, switches: Switches) -> bool:
+        return any(part <= switches for part in self.wrong)
+
+    def fails(self, switches: Switches) -> bool:
+        return any(part <= switches for part in self.failing)
+
+    def is_usable(self, switches: Switches) -> bool:
+        return not self.fails(switches) and not self.is_wrong(switches)
+
+    def first_call_s(self, switches: Switches) -> float:
+        """Every call is a process that calls it first: some of what it waits for is there from the second on."""
+        once_s = sum(self.first_use_s.get(switch, 0.0) for switch in switches - self._used)
+        self._used |= switches
+        return once_s + self._compile_s(switches)
+
+    def _compile_s(self, switches: Switches) -> float:
+        """The second compilation of one graph finds it in the cache."""
+        compiling = [choice for choice in self.choices if choice.switch in switches and choice.family == "compiler"]
+        if not compiling:
+            return 0.0
+        program = frozenset(
+            choice.switch for choice in self.choices if choice.switch in switches and not choice.leaves_program
+        )
+        is_warm = program in self._compiled
+        self._compiled.add(program)
+        slow = 6.0 if compiling[0].is_slow_to_prepare and not is_warm else 1.0
+        return (self.warm_compile_s if is_warm else self.cold_compile_s) * slow
+
+    def landscape(self, chance: Random) -> Landscape:
+        """With the noise of a machine that is not alone."""
+        scale = 4.0 if self.on_cpu else 1.0
+        return Landscape(
+            step_s=lambda spec: self.step_s(switches_of(spec)),
+            issue_share=lambda spec: min(self.host_time_s(switches_of(spec)) / self.step_s(switches_of(spec)), 0.98),
+            compile_s=lambda spec: self.first_call_s(switches_of(spec)),
+            failure=lambda spec: _FAILURE if self.fails(switches_of(spec)) else None,
+            numerics=lambda spec: WRONG if self.is_wrong(switches_of(spec)) else EXACT,
+            build_s=self.build_s,
+            choices=self.choices,
+            device_kind="cpu" if self.on_cpu else "cuda",
+            noise_sigma=scale * chance.uniform(0.003, 0.015),
+            noise_rho=chance.uniform(0.0, 0.6),
+            drift_sigma=scale * chance.uniform(0.0, 0.003),
+            offset_sigma=chance.uniform(0.001, 0.008),
+            seed=chance.randrange(2**31),
+        )
+
+
+def switches_of(spec: RunSpec) -> Switches:
+    return frozenset(str(switch) for switch in spec.recipe.switches)
+
+
+def gpu_inference(chance: Random) -> RecipeTruth:
+    """The switches a GPU offers for inference, with effects of any size."""
+    choices = [
+        *_family(("fp16", "bf16", "amp", "amp-bf16"), "precision"),
+        _choice("tf32", "tf32", excludes=("fp16", "bf16")),
+        _choice("channels-last", "layout"),
+        *_compilers(freeze=True),
+        _choice("torchscript", "compiler", "both", excludes=("graphs",)),
+        _choice("graphs", "graphs", "host", excludes=("compile:reduce-overhead", "compile:max-autotune")),
+        _choice("cudnn-benchmark", "autotune"),
+        _choice("fold-bn", "fold-bn"),
+    ]
+    return _drawn(chance, choices, on_cpu=False)
+
+
+def gpu_training(chance: Random) -> RecipeTruth:
+    choices = [
+        *_family(("amp", "amp-bf16"), "precision"),
+        _choice("tf32", "tf32"),
+        _choice("channels-last", "layout"),
+        *_compilers(freeze=False),
+        _choice("graphs", "graphs", "host", excludes=("compile:reduce-overhead", "compile:max-autotune")),
+        _choice("fused-optimizer", "optimizer", "both"),
+        _choice("cudnn-benchmark", "autotune"),
+    ]
+    return _drawn(chance, choices, on_cpu=False)
+
+
+def cpu_inference(chance: Random) -> RecipeTruth:
+    """Where half precision may be many times slower."""
+    choices = [
+        *_family(("fp16", "bf16", "amp-bf16"), "precision"),
+        _choice("channels-last", "layout"),
+        *_family(("compile", "compile:freeze", "compile:reduce-overhead", "torchscript"), "compiler", "both"),
+        _choice("fold-bn", "fold-bn"),
+        _choice("onnx", "runtime", "both", excludes=("compile", "torchscript", "channels-last")),
+    ]
+    return _drawn(chance, choices, on_cpu=True)
+
+
+def strangers(chance: Random) -> RecipeTruth:
+    """Plug-ins nobody has met, in families and with exclusions of any kind."""
+    choices: list[SwitchChoice] = []
+    for family in range(chance.randint(4, 7)):
+        relieves: Relief = chance.choice(("device", "device", "both", "host"))
+        choices += _family(
+            tuple(f"s{family}{letter}" for letter in "abc"[: chance.randint(1, 3)]), f"f{family}", relieves
+        )
+    excluded = []
+    for choice in choices:
+        others = tuple(other.switch for other in choices if other.family != choice.family and chance.random() < 0.05)
+        excluded.append(_choice(choice.switch, choice.family, choice.relieves, excludes=others))
+    return _drawn(chance, excluded, on_cpu=chance.random() < 0.3)
+
+
+SPACES: dict[str, Callable[[Random], RecipeTruth]] = {
+    "GPU inference": gpu_inference,
+    "GPU training": gpu_training,
+    "CPU inference": cpu_inference,
+    "strangers": strangers,
+}
+
+
+def _drawn(chance: Random, choices: list[SwitchChoice], *, on_cpu: bool) -> RecipeTruth:
+    by_family = {choice.family: _family_effect(chance, choice.family, on_cpu) for choice in choices}
+    effects = {choice.switch: by_family[choice.family] + chance.gauss(0.0, 0.1) for choice in choices}
+    host = {
+        choice.switch: -chance.uniform(1.5, 4.0) if _is_graphed(choice) else chance.gauss(-0.1, 0.3)
+        for choice in choices
+        if choice.relieves != "device"
+    }
+    pairs = {
+        frozenset({one.switch, other.switch}): chance.gauss(0.0, 0.2 if chance.random() < 0.1 else 0.05)
+        for one, other in combinations(choices, 2)
+        if one.family != other.family and chance.random() < 0.4
+    }
+    salt = chance.randrange(2**31)
+    device_s = math.exp(chance.uniform(math.log(0.001), math.log(0.05)))
+    return RecipeTruth(
+        choices=tuple(choices),
+        device_s=device_s * (4 if on_cpu else 1),
+        host_s=device_s * math.exp(chance.uniform(-2.0, 1.0)),
+        on_cpu=on_cpu,
+        effects=effects,
+        host_effects=host,
+        pairs=pairs,
+        quirk=lambda switches: Random(f"{salt} {sorted(switches)}").gauss(0.0, 0.004),
+        failing=tuple(_parts(chance, choices, 0.5)),
+        wrong=tuple(_parts(chance, choices, 0.4)),
+        cold_compile_s=chance.uniform(8.0, 40.0),
+        warm_compile_s=chance.uniform(3.0, 8.0),
+        build_s=chance.uniform(0.5, 3.0),
+        first_use_s={choice.switch: _first_use_s(chance, choice.family) for choice in choices},
+    )
+
+
+def _first_use_s(chance: Random, family: str) -> float:
+    """On an H200 the first process with cudnn-benchmark took ten seconds longer than those after it."""
+    return chance.uniform(4.0, 12.0) if family == "autotune" else chance.uniform(0.0, 1.5)
+
+
+def _family_effect(chance: Random, family: str, on_cpu: bool) -> float:
+    if family == "precision":
+        return chance.gauss(1.0, 0.8) if on_cpu else chance.gauss(-0.6, 0.4)
+    if family in ("compiler", "runtime"):
+        return chance.gauss(-0.2, 0.25)
+    if family == "graphs":
+        return chance.gauss(-0.02, 0.03)
+    return 0.0 if chance.random() < 0.25 else chance.gauss(-0.07, 0.15)
+
+
+def _parts(chance: Random, choices: list[SwitchChoice], share: float) -> list[Switches]:
+    """A switch or a pair that must not be used, in some spaces."""
+    if chance.random() > share:
+        return []
+    return [frozenset(choice.switch for choice in chance.sample(choices, chance.choice((1, 2, 2))))]
+
+
+def _is_graphed(choice: SwitchChoice) -> bool:
+    return choice.relieves == "host" or choice.switch in ("compile:reduce-overhead", "compile:max-autotune")
+
+
+def _compilers(*, freeze: bool) -> list[SwitchChoice]:
+    names = ["compile", "compile:reduce-overhead", *(["compile:freeze"] if freeze else [])]
+    return [
+        *_family(tuple(names), "compiler", "both"),
+        _choice("compile:max-autotune", "compiler", "both", is_slow=True),
+    ]
+
+
+def _family(switches: tuple[str, ...], family: str, relieves: Relief = "device") -> list[SwitchChoice]:
+    return [_choice(switch, family, relieves) for switch in switches]
+
+
+def _choice(
+    switch: str, family: str, relieves: Relief = "device", excludes: tuple[str, ...] = (), *, is_slow: bool = False
+) -> SwitchChoice:
+    return SwitchChoice(
+        switch=switch,
+        family=family,
+        relieves=relieves,
+        excludes=excludes,
+        leaves_program=switch in _LEAVE_PROGRAM,
+        is_slow_to_prepare=is_slow,
+    )
+
+
+_FAILURE = Failure(stage="compile", kind="compile", message="these switches do not go together")

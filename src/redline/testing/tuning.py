@@ -1,0 +1,51 @@
+"""A search over a space of recipes whose truth is known, in simulated seconds: for tests and benchmarks of the tuner."""
+
+from __future__ import annotations
+
+import random
+
+from redline.search.observer import NoJournal, Observer
+from redline.search.tune.loop import search
+from redline.search.tune.record import TuneRecord, TuneSpec
+from redline.search.tune.result import finding_of
+from redline.search.tune.space import Space, space_for
+from redline.search.tune.trials import NoLedger, Tuner
+from redline.spec import RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.recipes import RecipeTruth
+
+
+def simulated_spec(truth: RecipeTruth) -> RunSpec:
+    return RunSpec(workload=WorkloadSpec(model="simulated", batch=32), device="cpu" if truth.on_cpu else "cuda:0")
+
+
+def simulated_space(truth: RecipeTruth) -> Space:
+    return space_for(TuneSpec(spec=simulated_spec(truth)), truth.choices)[0]
+
+
+def tune_simulated(truth: RecipeTruth, seed: int, budget_s: float) -> Tuner:
+    """The search when it has ended."""
+    door = FakeDoor(truth.landscape(random.Random(seed)))
+    tuner = Tuner(
+        tune=TuneRecord(name="simulated", tune=TuneSpec(spec=simulated_spec(truth))),
+        space=simulated_space(truth),
+        door=door,
+        journal=NoJournal(),
+        ledger=NoLedger(),
+        observer=Observer(),
+        clock=lambda: door.clock_s,
+        budget_s=budget_s,
+        order=random.Random(seed),
+    )
+    search(tuner)
+    return tuner
+
+
+def loss_of(tuner: Tuner, truth: RecipeTruth) -> float:
+    """How much slower than the true best its winner really is. A winner that gives wrong numbers is a bug."""
+    winner = finding_of(tuner.tune, tuner.records).winner
+    assert winner is not None
+    chosen = tuner.space.switches_of(winner.recipe)
+    assert truth.is_usable(chosen), winner.recipe
+    best_s = min(truth.step_s(steps) for steps in tuner.space.recipes if truth.is_usable(steps))
+    return truth.step_s(chosen) / best_s - 1
