@@ -10,6 +10,7 @@ tune measured. The reports go to the folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -18,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import redline
-from redline.api.run import opened
 from redline.api.workspace import Workspace
 from redline.cli.progress import LiveTune
-from redline.launch import Door
+from redline.launch import Door, open_door
 from redline.spec import LaunchSpec
 
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     lines = []
-    with opened(LaunchSpec()) as door:
+    with contextlib.closing(open_door(LaunchSpec())) as door:
         for name in given.only or WORKLOADS:
             lines.append(checked(name, given.budget, given.out, door))
             print(lines[-1], flush=True)

@@ -157,7 +157,7 @@ REPLIES = [
     SwitchChoices(
         choices=(
             SwitchChoice(
-                step="compile:freeze",
+                switch="compile:freeze",
                 family="compiler",
                 relieves="both",
                 excludes=("torchscript",),

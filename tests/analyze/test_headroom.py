@@ -14,7 +14,7 @@ WAY = Headroom(
     baseline="baseline",
     baseline_s=0.012,
     winner="fp16+compile",
-    steps=(
+    switches=(
         HeadroomStep(name="fp16", gain=2.0, low=1.9, high=2.1, verdict="valid"),
         HeadroomStep(name="slower", gain=0.8),
         HeadroomStep(name="compile", gain=1.5),

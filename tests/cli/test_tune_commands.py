@@ -24,11 +24,11 @@ from redline.testing.landscape import EXACT, Landscape
 from redline.testing.recipes import WRONG, switches_of
 
 CHOICES = (
-    SwitchChoice(step="fp16", family="precision"),
-    SwitchChoice(step="bf16", family="precision"),
-    SwitchChoice(step="channels-last", family="layout"),
-    SwitchChoice(step="compile", family="compiler", relieves="both"),
-    SwitchChoice(step="graphs", family="graphs", relieves="host", refusal="this device has none"),
+    SwitchChoice(switch="fp16", family="precision"),
+    SwitchChoice(switch="bf16", family="precision"),
+    SwitchChoice(switch="channels-last", family="layout"),
+    SwitchChoice(switch="compile", family="compiler", relieves="both"),
+    SwitchChoice(switch="graphs", family="graphs", relieves="host", refusal="this device has none"),
 )
 EFFECTS = {"fp16": 0.5, "bf16": 0.4, "channels-last": 0.8, "compile": 0.9}
 

@@ -39,7 +39,7 @@ HEADROOM = Headroom(
     baseline="baseline",
     baseline_s=0.012,
     winner="fp16+compile",
-    steps=(HeadroomStep(name="fp16", gain=2.5, low=2.4, high=2.6), HeadroomStep(name="compile", gain=1.6)),
+    switches=(HeadroomStep(name="fp16", gain=2.5, low=2.4, high=2.6), HeadroomStep(name="compile", gain=1.6)),
     roofline_s=0.001,
 )
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>'\"|`a\nb"
@@ -310,7 +310,7 @@ def test_hostile_recipes_and_failures_are_shown_and_do_nothing(browser: Any, tmp
 
 def renamed(record: RunRecord, step: str) -> RunRecord:
     (first, *_) = record.spec.recipe.switches
-    recipe = msgspec.structs.replace(record.spec.recipe, steps=(msgspec.structs.replace(first, name=step),))
+    recipe = msgspec.structs.replace(record.spec.recipe, switches=(msgspec.structs.replace(first, name=step),))
     return msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, recipe=recipe))
 
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from redline import protocol, record
 from redline.errors import UnknownName
@@ -17,6 +18,8 @@ from redline.record import Failure, Memory, Numerics, Prepared
 from redline.spec import Recipe, RunSpec
 from redline.testing.landscape import Landscape, look_up
 from redline.testing.memory import MemoryTruth
+
+Floats = NDArray[np.float64]
 
 
 class FakeWorld:

@@ -12,7 +12,6 @@ from typing import Self
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from redline import protocol, record
 from redline.errors import DoorError
@@ -91,6 +90,3 @@ class FakeDoor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-Floats = NDArray[np.float64]
