@@ -260,8 +260,8 @@ class TestRoundTrip:
             "RunRecord.benchmark_version",
             "Block.unit",  # there is only one
             "Block.phases",  # of the latency block
-            "Step.argument",  # of fp16
-            "Step.options",
+            "Switch.argument",  # of fp16
+            "Switch.options",
         }
 
     def test_every_part_comes_back(self) -> None:

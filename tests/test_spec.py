@@ -95,10 +95,10 @@ class TestRecipeText:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("", "empty step"),
-            ("fp16+", "empty step"),
-            ("+fp16", "empty step"),
-            ("fp16++compile", "empty step"),
+            ("", "empty switch"),
+            ("fp16+", "empty switch"),
+            ("+fp16", "empty switch"),
+            ("fp16++compile", "empty switch"),
             ("baseline+fp16", "stands alone"),
             ("baseline+baseline", "stands alone"),
             ("baseline:strict", "stands alone"),
@@ -376,7 +376,7 @@ class TestFiles:
             ('model = "a"\nthreads = 0', "threads must be 1 or more, got 0"),
             ('model = "a"\neffort = "huge"', "effort must be one of"),
             ('model = "a"\ntask = "sleep"', "sleep"),
-            ('model = "a"\nrecipe = "fp16++compile"', "empty step"),
+            ('model = "a"\nrecipe = "fp16++compile"', "empty switch"),
             ('model = "a"\n[measure]\nmin_rounds = 0', "min_rounds must be 1 or more"),
             ('model = "a"\n[launch]\ndoor = "window"', "window"),
             ('run = "resnet18"', r"write each run as a \[\[run\]\] table"),

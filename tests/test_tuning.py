@@ -59,7 +59,7 @@ def tuned(model: nn.Module, inputs: torch.Tensor, steps: list[str], tmp_path: Pa
     """The first of the steps is asked for, and so is tried however little the budget holds."""
     settings = {"device": "cpu", "budget": "15s", "replicates": 1, "recipes": steps[0]}
     with History.open(tmp_path / "history.sqlite") as history:
-        return redline.tune(model, inputs, steps=steps, **settings, workspace=Workspace(history=history))
+        return redline.tune(model, inputs, switches=steps, **settings, workspace=Workspace(history=history))
 
 
 @pytest.mark.usefixtures("shortcut")

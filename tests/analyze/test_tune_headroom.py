@@ -34,8 +34,8 @@ def finding(
         objective="throughput",
         winner=winner,
         ranking=(),
-        steps=tuple(
-            SwitchGain(step=step, gain=gain, low=None, high=None)
+        switches=tuple(
+            SwitchGain(switch=step, gain=gain, low=None, high=None)
             for step, gain in zip(("fp16", "compile"), gains, strict=False)
         ),
         rejected=(),
@@ -72,8 +72,8 @@ def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
 def test_what_single_steps_do_not_explain_is_a_bar_of_its_own(gains: tuple[float, ...], name: str) -> None:
     found = headroom_of(finding(gains=gains), ROWS)
     assert found is not None
-    assert found.steps[-1].name == name
-    assert math.prod(step.gain for step in found.steps) == pytest.approx(4.0)
+    assert found.switches[-1].name == name
+    assert math.prod(step.gain for step in found.switches) == pytest.approx(4.0)
 
 
 def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> None:

@@ -20,6 +20,7 @@ import pytest
 from invoking import invoke as redline
 from typer.testing import Result
 
+from redline.api.workspace import Workspace
 from redline.bench.recipe.base import SWITCHES
 from redline.cli.main import COMMANDS
 from redline.record import RunRecord
@@ -264,11 +265,11 @@ def specs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
     """What would be measured, without measuring it."""
     kept: list[RunSpec] = []
 
-    def keep(specs: Sequence[RunSpec], *, as_json: bool, report: Path | None) -> int:
+    def keep(specs: Sequence[RunSpec], workspace: Workspace) -> list[RunRecord]:
         kept[:] = specs
-        return 0
+        return []
 
-    monkeypatch.setattr("redline.cli.run.run_and_print", keep)
+    monkeypatch.setattr("redline.api.run.measure_specs", keep)
 
     def parse(*arguments: str) -> list[RunSpec]:
         result = redline("run", *arguments)
@@ -327,12 +328,12 @@ def test_a_file_says_what_to_run_and_flags_overrule_it(
     ("arguments", "says"),
     [
         (["resnet5"], "unknown model 'resnet5'; did you mean resnet50"),
-        (["simple_cnn", "-r", "compil"], "unknown recipe step 'compil'; did you mean compile?"),
+        (["simple_cnn", "-r", "compil"], "unknown switch 'compil'; did you mean compile?"),
         (["simple_cnn", "-r", "fp16+amp"], "recipe fp16+amp: amp and fp16 exclude each other"),
         (["simple_cnn", "-r", "compile+torchscript"], "compile and torchscript exclude each other"),
         (["simple_cnn", "-r", "compile:fullgraph=3"], "fullgraph must be true or false, got 3"),
         (["simple_cnn", "-r", "torchscript", "--task", "train"], "torchscript is for infer, not for train"),
-        (["simple_cnn", "-r", "fp16+"], "recipe 'fp16+' has an empty step"),
+        (["simple_cnn", "-r", "fp16+"], "recipe 'fp16+' has an empty switch"),
         (["simple_cnn", "-r", "fp16+fp16"], "names fp16 twice"),
         (["simple_cnn", "--batch", "0"], "batch must be 1 or more, got 0"),
         (["simple_cnn", "--batch", "-3"], "batch must be 1 or more, got -3"),

@@ -17,7 +17,7 @@ from reported import race_records
 
 from redline.record import RunRecord
 from redline.store import History
-from redline.store.history import is_gone, this_process
+from redline.store.writer import is_gone, this_process
 
 
 @pytest.fixture

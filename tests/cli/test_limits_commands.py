@@ -63,7 +63,7 @@ class TestFlops:
             (("flops", "simple_cnn", "--device", "cpu"), "--device goes with --latency"),
             (("flops", "simple_cnn", "--depth", "-1"), "depth must be 0 or more"),
             (("roofline",), "name one model, or --last"),
-            (("roofline", "simple_cnn", "--last"), "--last takes what was measured last"),
+            (("roofline", "simple_cnn", "--last"), "--last takes the last run"),
             (("roofline", "--last"), "no counted work"),
             (("roofline", "simple_cnn", "-o", "plot.txt"), "plot must end in .png"),
             (("ceilings", "--threads", "0"), "threads must be 1 or more"),

@@ -112,7 +112,7 @@ class TestSweep:
             (["nosuch"], "unknown model 'nosuch'"),
             (["resnet50", "-b", "many"], "batch must be a number"),
             (["resnet50", "-b", "0"], "batch must be 1 or more"),
-            (["resnet50", "-r", "fp16++"], "empty step"),
+            (["resnet50", "-r", "fp16++"], "empty switch"),
             (["resnet50", "--task", "fly"], "fly"),
             (["--preset", "nothing"], "unknown preset"),
             (["-f", "nowhere.toml"], "no such file"),
@@ -183,7 +183,7 @@ class TestSweep:
         monkeypatch.setattr(FakeDoor, "open", interrupted)
         result = redline("sweep", "resnet50", "-b", "1..4")
         assert result.exit_code == 130
-        assert "the same command goes on" in result.stderr
+        assert "the same command continues" in result.stderr
         monkeypatch.setattr(FakeDoor, "open", real)
         assert document(redline("sweep", "resnet50", "-b", "1..4", "--json"))["done"] == 3
 

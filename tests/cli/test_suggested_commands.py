@@ -10,6 +10,8 @@ import pytest
 from invoking import invoke
 
 from redline.analyze.command_line import command_line
+from redline.api.workspace import Workspace
+from redline.record import RunRecord
 from redline.spec import RunSpec
 from redline.spec_table import specs_from_table
 
@@ -35,11 +37,11 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
     """What the command line makes of it, with nothing measured."""
     seen: list[RunSpec] = []
 
-    def keep(specs: Sequence[RunSpec], **_: Any) -> int:
+    def keep(specs: Sequence[RunSpec], workspace: Workspace) -> list[RunRecord]:
         seen.extend(specs)
-        return 0
+        return []
 
-    monkeypatch.setattr("redline.cli.run.run_and_print", keep)
+    monkeypatch.setattr("redline.api.run.measure_specs", keep)
     assert invoke(*shlex.split(line)[1:]).exit_code == 0
     return seen
 

@@ -128,7 +128,7 @@ class TestTune:
         assert result.exit_code == 0
         told = result.stdout
         assert "winner: fp16+channels-last, 2.5" in told
-        assert "what each step brings" in told
+        assert "what each switch brings" in told
         assert "rejected: bf16" in told
         assert "no compiler here" in told
         assert "not tried: graphs: this device has none" in told
@@ -137,14 +137,14 @@ class TestTune:
 
     def test_carries_what_programs_need(self, redline: Callable[..., Result]) -> None:
         told = document(redline("tune", "resnet50", "--batch", "8", "--budget", "30m", "--json"))
-        assert told.keys() >= {"winner", "ranking", "steps", "rejected", "headroom", "snippet", "seconds"}
+        assert told.keys() >= {"winner", "ranking", "switches", "rejected", "headroom", "snippet", "seconds"}
         winner = told["winner"]
         assert winner.keys() >= {"recipe", "batch", "ratio", "low", "high"}
         assert (winner["recipe"], winner["batch"]) == ("fp16+channels-last", 8)
         assert winner["low"] <= 2.5 <= winner["high"]
         assert told["ranking"][0].keys() >= {"recipe", "ratio", "verdict", "numerics"}
-        assert {each["step"] for each in told["steps"]} == {"fp16", "channels-last"}
-        assert all(each["low"] <= each["gain"] <= each["high"] for each in told["steps"])
+        assert {each["switch"] for each in told["switches"]} == {"fp16", "channels-last"}
+        assert all(each["low"] <= each["gain"] <= each["high"] for each in told["switches"])
         assert any("numerics" in each["reason"] for each in told["rejected"])
         assert all(each.keys() == {"recipe", "reason"} for each in told["rejected"])
         assert told["headroom"] is None
@@ -174,7 +174,7 @@ class TestTune:
         assert told["winner"]["recipe"] == "fp16+channels-last"
 
     def test_steps_and_without_restrict_it(self, redline: Callable[..., Result]) -> None:
-        told = document(redline("tune", "resnet50", "--budget", "30m", "--steps", "fp16, compile", "--json"))
+        told = document(redline("tune", "resnet50", "--budget", "30m", "--switches", "fp16, compile", "--json"))
         assert told["winner"]["recipe"] == "fp16"
         told = document(redline("tune", "resnet50", "--budget", "30m", "--without", "fp16,bf16", "--json"))
         assert told["winner"]["recipe"] == "channels-last"
@@ -194,8 +194,8 @@ class TestTune:
             (["resnet50", "--tolerance", "loose"], "2x"),
             (["resnet50", "--slo-p95", "soon"], "20ms"),
             (["resnet50", "--max-memory", "lots"], "16GiB"),
-            (["resnet50", "--steps", "fp61"], "did you mean fp16"),
-            (["resnet50", "--without", "nosuch"], "unknown step 'nosuch'"),
+            (["resnet50", "--switches", "fp61"], "did you mean fp16"),
+            (["resnet50", "--without", "nosuch"], "unknown switch 'nosuch'"),
             (["resnet50", "-r", "fp16+bf16"], "exclude"),
             (["resnet50", "--resume"], "to resume"),
             (["resnet50", "--task", "fly"], "fly"),
@@ -231,7 +231,7 @@ class TestFromPython:
 
         asked: list[Any] = []
         monkeypatch.setattr(
-            "redline.api.recipe.recipe", lambda *args, **settings: asked.append((args, settings)) or Plain()
+            "redline.api.tune.recipe", lambda *args, **settings: asked.append((args, settings)) or Plain()
         )
         with pytest.raises(Exception, match="example inputs"):
             result.apply("model")
@@ -258,7 +258,7 @@ class TestFromPython:
                 made.append(given)
                 return "step"
 
-        monkeypatch.setattr("redline.api.recipe.recipe", lambda *args, **settings: Plain())
+        monkeypatch.setattr("redline.api.tune.recipe", lambda *args, **settings: Plain())
         with pytest.raises(UsageError, match=r"call training_step\(\)"):
             result.apply("model")
         with pytest.raises(UsageError, match=r"needs example inputs.*training_step\(model, loss, inputs, targets\)"):

@@ -31,8 +31,9 @@ def batch_of(spec: RunSpec) -> int:
 
 
 def find(landscape: Landscape, **settings: Any) -> BatchFinding:
-    options = {"journal": NoJournal(), "launch": {"door": "fake"}, "max_memory": "16GiB", **settings}
-    (finding,) = find_batch("m", **options, workspace=Workspace(door=FakeDoor(landscape)))
+    journal = settings.pop("journal", NoJournal())
+    options = {"launch": {"door": "fake"}, "max_memory": "16GiB", **settings}
+    (finding,) = find_batch("m", **options, workspace=Workspace(door=FakeDoor(landscape), journal=journal))
     return finding
 
 

@@ -119,7 +119,7 @@ def test_what_another_exclusion_took_out_already_is_no_reason_to_tell() -> None:
         ({"model": "a", "exclude": 3}, r"\[\[sweep.exclude\]\]"),
         ({"model": "a", "exclude": [{"recipe": 3}]}, "recipe of an exclusion must be a text or a list of texts, got 3"),
         ({"model": "a", "exclude": [{"recipe": [["fp16"]]}]}, "recipe of an exclusion must be a text"),
-        ({"model": "a", "exclude": [{"recipe": "fp16+"}]}, "empty step"),
+        ({"model": "a", "exclude": [{"recipe": "fp16+"}]}, "empty switch"),
         ({"model": "a", "exclude": [{"model": 3}]}, "model of an exclusion must be a text or a list of texts, got 3"),
         ({"model": "a", "exclude": [{"model": []}]}, "model of an exclusion must name at least one value"),
         ({"model": "a", "threads": [1, 2], "exclude": [{"threads": "1"}]}, "threads of an exclusion.* got '1'"),
@@ -131,7 +131,7 @@ def test_what_another_exclusion_took_out_already_is_no_reason_to_tell() -> None:
         ({"model": "a", "batch": 0}, "batch must be 1 or more, got 0"),
         ({"model": "a", "colour": "red"}, "colour"),
         ({"model": "a", "max_memory": "lots"}, "16GiB"),
-        ({"model": "a", "recipe": "fp16+"}, "empty step"),
+        ({"model": "a", "recipe": "fp16+"}, "empty switch"),
     ],
 )
 def test_mistakes_are_told_in_one_line(table: dict[str, Any], words: str) -> None:

@@ -85,7 +85,7 @@ def test_a_combination_that_cannot_be_is_left_out() -> None:
     "refuse",
     [
         lambda spec: "unknown model" if spec.workload.model == "b" else None,
-        lambda spec: "unknown step" if spec.recipe.switches else None,
+        lambda spec: "unknown switch" if spec.recipe.switches else None,
         lambda spec: "no such device",
     ],
 )

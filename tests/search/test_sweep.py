@@ -242,7 +242,7 @@ def sweep_of(door: FakeDoor, history: History, **settings: Any) -> redline.Sweep
 
 
 def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_told(history: History) -> None:
-    choices = (SwitchChoice(step="bf16", family="precision"),)
+    choices = (SwitchChoice(switch="bf16", family="precision"),)
     door = FakeDoor(Landscape(step_s=0.001, unknown_steps={"bff16"}, choices=choices))
     with pytest.raises(UsageError, match=r"exclusion names the recipe bff16.* did you mean bf16") as caught:
         sweep_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": ["fp16", "bff16"]}])
@@ -259,7 +259,7 @@ def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_to
 def test_a_step_of_the_other_task_is_known() -> None:
     """A grid that trained yesterday may infer today."""
     sound, spec = cells_from_table({"model": "m", "task": ["infer", "train"], "recipe": "fused-optimizer"})
-    answers = [Checked(spec=sound, usage="step fused-optimizer is for train, not for infer"), Checked(spec=spec)]
+    answers = [Checked(spec=sound, usage="switch fused-optimizer is for train, not for infer"), Checked(spec=spec)]
     refuse_unknown_recipes(answers)
     with pytest.raises(UsageError, match="for train, not for infer"):
         refuse_unknown_recipes(answers[:1])

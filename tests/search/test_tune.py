@@ -69,9 +69,13 @@ def history() -> Any:
 
 
 def tuned(door: FakeDoor, history: History, **settings: Any) -> TuneResult:
+    observer = settings.pop("observer", None)
     given: dict[str, Any] = {"batch": 32, "budget": "30m", "launch": {"door": "fake"}, **settings}
     return redline.tune(
-        "resnet50", clock=lambda: door.clock_s, **given, workspace=Workspace(door=door, history=history)
+        "resnet50",
+        clock=lambda: door.clock_s,
+        **given,
+        workspace=Workspace(door=door, history=history, observer=observer),
     )
 
 
@@ -155,11 +159,11 @@ class TestFindings:
 
     def test_is_a_function_of_what_is_stored(self, tune: Callable[..., TuneResult], history: History) -> None:
         result = tune(name="study")
-        again = kept_tune("study", history)
+        again = kept_tune("study", workspace=Workspace(history=history))
         assert again.finding == result.finding
         assert decode_tune(encode_tune(result.tune)) == result.tune
         with pytest.raises(UsageError, match=r"no tune .nosuch.*study"):
-            kept_tune("nosuch", history)
+            kept_tune("nosuch", workspace=Workspace(history=history))
 
 
 class TestNumbers:
@@ -478,7 +482,7 @@ class Interrupting(Observer):
     def attempting(self, recipe: str, number: int, why: str) -> None:
         self._count("trial")
 
-    def heat(self, number: int, planned: int, recipes: Any) -> None:
+    def replicate(self, number: int, planned: int, recipes: Any) -> None:
         self._count("heat")
 
     def _count(self, event: str) -> None:
@@ -494,7 +498,7 @@ class TestCtrlC:
         stopped = tuned(first, history, observer=Interrupting(event, times))
         assert stopped.finding.state == "interrupted"
         assert stopped.winner is not None
-        assert kept_tune(stopped.tune.name, history).finding == stopped.finding
+        assert kept_tune(stopped.tune.name, workspace=Workspace(history=history)).finding == stopped.finding
         second = FakeDoor(landscape(seed=1))
         result = tuned(second, history, resume=True)
         assert result.finding.state == "done"
@@ -515,7 +519,7 @@ class TestCtrlC:
         result = tuned(FakeDoor(landscape()), history, resume=True)
         assert result.recipe == BEST
         assert f"# {BEST}:" in (result.snippet or "")
-        assert kept_tune(result.tune.name, history).snippet == result.snippet
+        assert kept_tune(result.tune.name, workspace=Workspace(history=history)).snippet == result.snippet
 
     def test_before_anything_was_timed(self, history: History) -> None:
         stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", 1))

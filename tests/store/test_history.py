@@ -134,7 +134,7 @@ def test_a_row_has_what_a_listing_shows(history: History) -> None:
         device_name="",
         status="running",
         stopped=None,
-        schema=1,
+        schema=2,
     )
     assert history.rows() == [asked]
     auto = msgspec.structs.replace(record.spec, device="auto")

@@ -17,8 +17,8 @@ from redline.store import History
 from redline.store.location import describe, resolve
 
 
-def test_importing_loads_neither_torch_nor_sqlalchemy() -> None:
-    code = "import sys, redline.store; sys.exit(bool({'torch', 'sqlalchemy', 'sqlite3'} & sys.modules.keys()))"
+def test_importing_loads_no_torch() -> None:
+    code = "import sys, redline.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -69,8 +69,8 @@ def test_an_older_record_is_migrated_with_its_blocks(
 def test_a_newer_record_is_listed_but_not_loaded(history: History, path: Path, stored: RunRecord) -> None:
     history.finish(make_record(id="b", created_at=2.0))
     rewrite_head(path, stored, schema=99, something_new=1)
-    assert [(row.id, row.schema) for row in history.rows()] == [("b", 1), ("a", 99)]
-    with pytest.raises(RecordError, match="schema 99; this Redline reads up to 1: update Redline"):
+    assert [(row.id, row.schema) for row in history.rows()] == [("b", 2), ("a", 99)]
+    with pytest.raises(RecordError, match="schema 99; this Redline reads up to 2: update Redline"):
         history.load("a")
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from redline.analyze.race import Pair, pairs_of
 from redline.analyze.summary import RunSummary, summarize
-from redline.api.settings import Settings, specs_of, takes_settings
+from redline.api.settings import Settings, listed, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
@@ -61,6 +61,9 @@ def race(
     """Measure recipes against each other in fresh processes with interleaved blocks, until every pair is decided."""
     table = layered({"effort": "quick"}, settings)
     with use(workspace) as opened:
+        recipes = listed(recipes)
+        if not recipes:
+            raise UsageError("a race needs at least two different recipes: -r A -r B")
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
         check_racers(specs, replicates)
         if any(msgspec.structs.replace(spec, recipe=specs[0].recipe) != specs[0] for spec in specs):

@@ -79,7 +79,7 @@ def sweep(
     one; other arguments override both. A mistake in any cell is raised before the first is measured.
     """
     axes = {"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}
-    for one, several in (("batch", "batches"), ("task", "tasks")):
+    for one, several in (("batch", "batches"), ("task", "tasks"), ("recipe", "recipes")):
         if axes[one] is not None and one in settings:
             raise SpecError(f"give {one} or {several}, not both")
     given = {axis: value if axis in ("batch", "threads") else listed(value) for axis, value in axes.items() if value}

@@ -27,7 +27,6 @@ from redline.report.sweep import estimate_text
 from redline.report.terminal import make_console, one_line
 from redline.search.observer import Observer
 from redline.search.sweep import Cell, Plan
-from redline.search.tune.record import TuneRecord
 from redline.units import format_share
 
 WORDS = {
@@ -234,8 +233,8 @@ class LiveTune(LiveObserver):
         self._index = ""
         self._leader = ""
 
-    def tune_planned(self, tune: TuneRecord, recipes: int, budget_s: float) -> None:
-        self._stay(f"tune {tune.name}: {recipes} recipes are possible, {budget_s:.0f} s at most")
+    def tune_planned(self, name: str, recipes: int, budget_s: float) -> None:
+        self._stay(f"tune {name}: {recipes} recipes are possible, {budget_s:.0f} s at most")
 
     def stage(self, words: str) -> None:
         self._stay(words)

@@ -85,7 +85,7 @@ def tune(
         given["batch"] = int(given["batch"])
     listed: dict[str, Any] = {
         key: [word.strip() for word in (text or "").split(",")]
-        for key, text in (("steps", switches), ("without", without))
+        for key, text in (("switches", switches), ("without", without))
         if text
     }
     with LiveTune() as observer, Workspace(observer=observer) as workspace:

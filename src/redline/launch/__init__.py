@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from redline.errors import UsageError
 from redline.launch.door import Door, Session
+from redline.launch.fork import ForkDoor
+from redline.launch.inline import InlineDoor
+from redline.launch.spawn import SpawnDoor
 from redline.spec import LaunchSpec
 
 __all__ = ["Door", "Session", "open_door"]
@@ -12,15 +15,9 @@ __all__ = ["Door", "Session", "open_door"]
 def open_door(launch: LaunchSpec) -> Door:
     """The door a spec asks for. Each is imported when it is opened: only `inline` loads torch into this process."""
     if launch.door == "fork":
-        from redline.launch.fork import ForkDoor
-
         return ForkDoor(launch)
     if launch.door == "spawn":
-        from redline.launch.spawn import SpawnDoor
-
         return SpawnDoor(launch)
     if launch.door == "inline":
-        from redline.launch.inline import InlineDoor
-
         return InlineDoor(launch)
     raise UsageError(f"door {launch.door!r} needs a landscape: make a FakeDoor and hand it over")

@@ -20,6 +20,7 @@ from redline.report.roofline import RooflineChart, roofline_charts
 from redline.search.tune.gains import Headroom, headroom_of, with_winners
 from redline.search.tune.result import TuneFinding
 from redline.spec import BASELINE, Frozen
+from redline.trace.decode import read_trace
 from redline.units import format_bytes
 
 MOST_NOTES = 8
@@ -110,8 +111,6 @@ def _some(names: Sequence[str], what: str, most: int = 3) -> str:
 
 def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> tuple[list[Profile], list[str]]:
     """Of the traces that still lie where they were written; a report goes without the others and says so."""
-    from redline.trace.decode import read_trace
-
     found, gone = [], []
     for record in records:
         if record.trace is None or record.failure is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from redline.analyze.summary import summarize
 from redline.record import RunRecord
 
 EXPORT_SCHEMA = 1
@@ -51,8 +52,6 @@ def export_csv(records: Sequence[RunRecord], *, summarize: Summarize | None = No
 
 def _summarize(records: Sequence[RunRecord]) -> Sequence[msgspec.Struct]:
     # Here and not above: it brings numpy, which a caller with rows of its own need not wait for.
-    from redline.analyze.summary import summarize
-
     return summarize(records)
 
 

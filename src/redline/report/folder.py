@@ -8,6 +8,10 @@ from typing import Any
 
 from redline.errors import SpecError
 from redline.report.contents import Contents
+from redline.report.dashboard.page import dashboard
+from redline.report.export import export_csv, export_json
+from redline.report.markdown import markdown
+from redline.report.plots import draw_pictures
 from redline.spec import Frozen
 
 
@@ -34,11 +38,6 @@ def check_folder(folder: Path) -> None:
 
 
 def write_folder(contents: Contents, folder: Path) -> ReportFiles:
-    from redline.report.dashboard.page import dashboard
-    from redline.report.export import export_csv, export_json
-    from redline.report.markdown import markdown
-    from redline.report.plots import draw_pictures
-
     check_folder(folder)
     rows = list(contents.rows)
 

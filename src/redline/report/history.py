@@ -52,7 +52,7 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
             ("numerics", prepared.numerics.reason),
         ]
         lines += [("note", note) for note in workload.notes]
-        lines += [(f"step {name}", note) for name, note in prepared.recipe_notes.items()]
+        lines += [(f"switch {name}", note) for name, note in prepared.recipe_notes.items()]
     lines += [("stopped", f"{record.stopped or unfinished} after {len(record.blocks)} blocks")]
     lines += _latency_lines(row) + _memory_lines(row) + limit_lines(row)
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]

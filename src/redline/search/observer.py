@@ -14,7 +14,6 @@ from redline.record import Block, RunRecord
 
 if TYPE_CHECKING:
     from redline.search.sweep import Cell, Plan
-    from redline.search.tune.record import TuneRecord
 
 
 class Observer:
@@ -55,7 +54,7 @@ class Observer:
 
     # tune
 
-    def tune_planned(self, tune: TuneRecord, recipes: int, budget_s: float) -> None: ...
+    def tune_planned(self, name: str, recipes: int, budget_s: float) -> None: ...
 
     def attempting(self, recipe: str, number: int, why: str) -> None: ...
 

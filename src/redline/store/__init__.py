@@ -1,7 +1,4 @@
-"""The history: every record ever measured, written as it comes.
-
-Importing this loads no database library; opening a `History` does.
-"""
+"""The history: every record ever measured, written as it comes."""
 
 from redline.store.ceilings import CeilingShelf, device_key_of, device_key_of_ceilings
 from redline.store.codec import Row, Status

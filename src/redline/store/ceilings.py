@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from redline.record import Environment
+from redline.store import queries
 from redline.work import CEILINGS_SCHEMA, Ceilings
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ class CeilingShelf:
 
     def get(self, place: str) -> Ceilings | None:
         """None where there are none, or only some that were measured in another way."""
-        from redline.store import queries
-
         with self._database.reading() as connection:
             body = connection.execute(queries.CEILINGS_AT, {"place": place}).scalar()
         if body is None:
@@ -50,8 +49,6 @@ class CeilingShelf:
         return found if found.schema == CEILINGS_SCHEMA else None
 
     def put(self, ceilings: Ceilings) -> None:
-        from redline.store import queries
-
         place = device_key_of_ceilings(ceilings)
         values = {
             "place": place,

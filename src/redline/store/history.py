@@ -1,14 +1,11 @@
-"""Who is writing a record: a process that can be asked whether it still lives, as long as that can be seen from here."""
+"""The history: records in a database."""
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -16,71 +13,19 @@ import msgspec
 
 from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
+from redline.store import queries
 from redline.store.ceilings import CeilingShelf
-from redline.store.codec import Row, Status, pack_block, pack_head, row_of, unpack
+from redline.store.codec import Row, Status, pack_block, unpack
+from redline.store.database import Database
 from redline.store.ledgers import SweepLedger, TuneLedger
+from redline.store.location import resolve
+from redline.store.writer import is_gone, write_record
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
 
     from redline.store.database import Database
 
-
-# Of what /proc tells of a process, behind its name.
-STATE = 0
-STARTED = 19
-"""In the kernel's own ticks, which no change of the clock moves."""
-
-
-def this_process() -> str | None:
-    """A name that no other process on any machine has; None where the system does not tell enough."""
-    fields = _stat(os.getpid())
-    return f"{_machine()} {os.getpid()} {fields[STARTED]}" if fields else None
-
-
-def is_gone(writer: str) -> bool:
-    """True only where that is certain: of another machine or container nothing is known here."""
-    machine, pid, started = writer.rsplit(" ", 2)
-    if machine != _machine():
-        return False
-    if fields := _stat(int(pid)):
-        return fields[STATE] == "Z" or fields[STARTED] != started
-    try:
-        os.kill(int(pid), 0)  # asks, and sends nothing
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False  # somebody else's, which /proc may hide
-
-
-def _machine() -> str:
-    try:
-        processes = os.readlink("/proc/self/ns/pid")  # a container numbers its processes anew
-    except OSError:
-        processes = ""
-    return f"{socket.gethostname()}/{_machine_id()}/{processes}"
-
-
-@cache
-def _machine_id() -> str:
-    """Hosts may share a name; machines that were set up apart do not share this."""
-    try:
-        return Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()  # the name before may hold anything, blanks and brackets too
-
-
-# Everything that imports SQLAlchemy (a quarter of a second) is imported by the method that needs it: a command that
-# opens no history must not wait for it. By the second call such an import is a dictionary lookup.
 
 CHUNK = 10_000
 """Values per IN list: below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
@@ -125,9 +70,6 @@ class History:
 
         `only_to_read` will do with a file in a folder where nothing may be written.
         """
-        from redline.store.database import Database
-        from redline.store.location import resolve
-
         place = resolve(None if url is None else os.fspath(url))
         return cls(Database.open(place, only_to_read=only_to_read))
 
@@ -155,8 +97,6 @@ class History:
 
     def append(self, record_id: str, block: Block) -> None:
         """Add a block at the end of a record, at a cost that depends neither on the record nor on the history."""
-        from redline.store import queries
-
         body = pack_block(block)
         with self._database.writing() as connection:
             if connection.execute(queries.LOCK_RECORD, {"record_id": record_id}).first() is None:
@@ -187,8 +127,6 @@ class History:
 
     def load(self, id_or_unique_prefix: str) -> RunRecord:
         """One record, whole. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
-        from redline.store import queries
-
         with self._database.reading() as connection:
             record_id = self._the_id(connection, id_or_unique_prefix)
             head: bytes = connection.execute(queries.HEAD_OF, {"record_id": record_id}).one().head
@@ -197,8 +135,6 @@ class History:
 
     def rows(self, **filters: Unpack[Filters]) -> list[Row]:
         """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
-        from redline.store import queries
-
         with self._database.reading() as connection:
             found = connection.execute(queries.matching(queries.ROW, **filters))
             rows = [Row(**row) for row in found.mappings()]
@@ -212,20 +148,14 @@ class History:
 
     def find(self, *, on_unreadable: OnUnreadable = _log_unreadable, **filters: Unpack[Filters]) -> list[RunRecord]:
         """The records that fit, newest first, whole. Those that cannot be read are left out and told of."""
-        from redline.store import queries
-
         return self._records(queries.matching(queries.HEAD, **filters), on_unreadable)
 
     def group_of(self, record: RunRecord) -> list[RunRecord]:
         """All records measured interleaved with this one, the first of the group first; alone, just itself."""
-        from redline.store import queries
-
         return [record] if record.group is None else self._records(queries.in_group(record.group), _log_unreadable)
 
     def latest_group(self) -> list[RunRecord]:
         """The group of the newest record; empty where there is none."""
-        from redline.store import queries
-
         for row in self.rows(limit=1):
             if row.group is None:
                 return [self.load(row.id)]
@@ -234,8 +164,6 @@ class History:
 
     def known_keys(self, keys: Iterable[str]) -> dict[str, Row]:
         """What there is under each spec key: the newest done record, else failed, else interrupted, else running."""
-        from redline.store import queries
-
         known: dict[str, Row] = {}
         with self._database.reading() as connection:
             for chunk in _chunks(sorted(set(keys))):
@@ -245,8 +173,6 @@ class History:
 
     def load_many(self, ids: Iterable[str], *, on_unreadable: OnUnreadable = _log_unreadable) -> dict[str, RunRecord]:
         """Records by their whole ids; those that are not there or cannot be read are left out."""
-        from redline.store import queries
-
         found: dict[str, RunRecord] = {}
         for chunk in _chunks(sorted(set(ids))):
             records = self._records(queries.HEADS_OF, on_unreadable, {"ids": chunk})
@@ -254,15 +180,11 @@ class History:
         return found
 
     def count(self) -> int:
-        from redline.store import queries
-
         with self._database.reading() as connection:
             number: int = connection.execute(queries.COUNT).scalar_one()
             return number
 
     def _the_id(self, connection: Connection, prefix: str) -> str:
-        from redline.store import queries
-
         # Ids are plain text; anything else fits none, and would not make a range.
         plain = bool(prefix) and prefix.isascii() and prefix.isprintable()
         found: Sequence[str] = connection.execute(queries.ids_from(prefix, limit=4)).scalars().all() if plain else []
@@ -288,40 +210,8 @@ class History:
         return readable
 
 
-def write_record(connection: Connection, record: RunRecord, *, over: bool) -> None:
-    """Write or replace a record's head in a transaction of the caller's; blocks that nobody appended are added."""
-    from redline.store import queries
-
-    row = row_of(record, over=over)
-    values = queries.values_of(row, pack_head(record))
-    if connection.execute(queries.UPDATE_RECORD, {"this_id": record.id, **values}).rowcount == 0:
-        connection.execute(queries.INSERT_RECORD, values)
-    _note_writer(connection, record.id, this_process() if row.status == "running" else None)
-    if not record.blocks:
-        return
-    stored: int = connection.execute(queries.NEXT_BLOCK, {"record_id": record.id}).scalar_one()
-    missing = [
-        {"record_id": record.id, "number": number, "body": pack_block(block)}
-        for number, block in enumerate(record.blocks)
-        if number >= stored
-    ]
-    if missing:
-        connection.execute(queries.INSERT_BLOCK, missing)
-
-
-def _note_writer(connection: Connection, record_id: str, writer: str | None) -> None:
-    from redline.store import queries
-
-    name = queries.writer_name(record_id)
-    connection.execute(queries.DELETE_WRITER, {"this_name": name})
-    if writer is not None:
-        connection.execute(queries.INSERT_WRITER, {"name": name, "value": writer})
-
-
 def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:
     """Those of some records whose writer is known to be gone."""
-    from redline.store import queries
-
     names = {queries.writer_name(record_id): record_id for record_id in record_ids}
     noted = [row for chunk in _chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
     return {names[name] for name, writer in noted if is_gone(writer)}
@@ -329,8 +219,6 @@ def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[st
 
 def _bodies(connection: Connection, record_ids: Sequence[str]) -> dict[str, list[bytes]]:
     """The blocks of several records, each in the order in which they were measured."""
-    from redline.store import queries
-
     bodies: dict[str, list[bytes]] = {}
     for chunk in _chunks(record_ids):
         for record_id, body in connection.execute(queries.BLOCKS_OF, {"ids": chunk}):

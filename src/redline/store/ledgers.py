@@ -16,6 +16,8 @@ from sqlalchemy import text
 
 from redline.errors import UsageError
 from redline.record import RunRecord
+from redline.store import queries
+from redline.store.writer import write_record
 
 if TYPE_CHECKING:
     from redline.store.database import Database
@@ -99,17 +101,12 @@ class SweepLedger:
             yield
 
     def cells(self) -> dict[str, SettledCell]:
-        from redline.store import queries
-
         with self._database.reading() as connection:
             found = connection.execute(queries.CELLS_OF_SWEEP, {"name": self.name})
             return {row["key"]: SettledCell(**row) for row in found.mappings()}
 
     def settle(self, key: str, record: RunRecord) -> None:
         """Write the record and that it settles this cell; on disk, not only in the system's memory, when it returns."""
-        from redline.store import queries
-        from redline.store.history import write_record
-
         failure = record.failure
         values = {
             "sweep": self.name,
@@ -127,8 +124,6 @@ class SweepLedger:
 
     def forget(self) -> None:
         """Start over: no cell is settled any more. The records stay in the history."""
-        from redline.store import queries
-
         with self._database.writing() as connection:
             connection.execute(queries.DELETE_CELLS, {"name": self.name})
 
@@ -161,23 +156,17 @@ class TuneLedger:
             yield
 
     def save(self, row: TuneRow, body: bytes) -> None:
-        from redline.store import queries
-
         with self._database.writing() as connection:
             connection.execute(queries.DELETE_TUNE, {"this_name": row.name})
             connection.execute(queries.INSERT_TUNE, {**msgspec.to_builtins(row), "body": body})
 
     def load(self, name: str) -> bytes | None:
         """None where there is no search of that name."""
-        from redline.store import queries
-
         with self._database.reading() as connection:
             found: bytes | None = connection.execute(queries.TUNE, {"this_name": name}).scalar()
             return found
 
     def rows(self) -> list[TuneRow]:
         """Newest first."""
-        from redline.store import queries
-
         with self._database.reading() as connection:
             return [TuneRow(**row) for row in connection.execute(queries.TUNES).mappings()]

@@ -116,7 +116,7 @@ def test_a_model_without_attention_is_refused() -> None:
 def test_a_tuner_is_told_without_a_run_where_looking_is_enough() -> None:
     def refusals(model: nn.Module) -> dict[str, str | None]:
         choices = switch_choices(model, CpuDevice(), "infer")
-        return {choice.step: choice.refusal for choice in choices if choice.step.startswith("sdpa:")}
+        return {choice.switch: choice.refusal for choice in choices if choice.switch.startswith("sdpa:")}
 
     assert set(refusals(nn.Linear(16, 3)).values()) == {
         "the model never calls scaled_dot_product_attention",

@@ -158,7 +158,7 @@ def test_gradient_scaling_needs_an_optimizer_that_decides_on_the_gpu() -> None:
 
 def test_a_tuner_is_told_of_the_same_need() -> None:
     told = {
-        task: {choice.step: choice for choice in switch_choices(workload(task).model, ReplayingCpu(), task)}
+        task: {choice.switch: choice for choice in switch_choices(workload(task).model, ReplayingCpu(), task)}
         for task in ("infer", "train")
     }
     (need,) = told["train"]["graphs"].needs

@@ -124,8 +124,8 @@ def test_inputs_by_keyword_train_too() -> None:
         ("tf32", "^tf32: TF32 is a format of NVIDIA Ampere and later GPUs, not of cpu$"),
         ("tensorrt", "^tensorrt: TensorRT runs on NVIDIA GPUs, not on cpu$"),
         ("onnx+compile", "^recipe onnx\\+compile: compile and onnx exclude each other$"),
-        ("foo", "^unknown recipe step 'foo'[^\\n]*$"),
-        ("fused-optimizer", "^step fused-optimizer is for train, not for infer$"),
+        ("foo", "^unknown switch 'foo'[^\\n]*$"),
+        ("fused-optimizer", "^switch fused-optimizer is for train, not for infer$"),
     ],
 )
 def test_what_cannot_be_had_here_is_refused_in_one_line(text: str, told: str) -> None:

@@ -137,7 +137,7 @@ class RecipeSwitch(ABC):
 
 
 SWITCHES: Registry[type[RecipeSwitch]] = Registry(
-    "recipe switch", package="redline.bench.recipe.switches", group="redline.switches"
+    "switch", package="redline.bench.recipe.switches", group="redline.switches"
 )
 """Switches of the house are files in `switches/`; others register a class under the entry-point group."""
 

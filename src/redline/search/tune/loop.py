@@ -76,7 +76,7 @@ LOOKED_AT = 300
 def explore(tuner: Tuner) -> None:
     """Try the baseline, the person's own recipes, then whatever promises most."""
     beliefs = Beliefs(tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective == "throughput")
-    tuner.observer.tune_planned(tuner.tune, len(beliefs.recipes), tuner.budget_s)
+    tuner.observer.tune_planned(tuner.tune.name, len(beliefs.recipes), tuner.budget_s)
     with Trials(tuner) as trials:
         for switches, why in _firsts(tuner):
             _attempt(tuner, trials, switches, why)
