@@ -25,7 +25,7 @@ from redline.trace.decode import read_trace
 from redline.trace.links import Links
 from redline.trace.phases import phases_of, steps_of
 
-MISBEHAVING = Path(__file__).parents[2] / "models" / "misbehaving.py"
+MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"
 
 
 def spec_of(task: str) -> RunSpec:
