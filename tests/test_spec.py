@@ -211,8 +211,11 @@ class TestRanges:
 
     def test_let_the_smallest_through(self) -> None:
         workload = WorkloadSpec(model="resnet50", batch=1, image_size=1, classes=1, sequence_length=1)
-        RunSpec(workload=workload, threads=1, launch=LaunchSpec(door="spawn", command_prefix=("numactl",)))
-        MeasureSpec(settle_seconds=0.0, warmup_min_seconds=0.0, warmup_min_steps=0)
+        spec = RunSpec(workload=workload, threads=1, launch=LaunchSpec(door="spawn", command_prefix=("numactl",)))
+        assert (spec.workload.batch, spec.workload.image_size, spec.threads) == (1, 1, 1)
+        assert spec.launch.command_prefix == ("numactl",)
+        measure = MeasureSpec(settle_seconds=0.0, warmup_min_seconds=0.0, warmup_min_steps=0)
+        assert (measure.settle_seconds, measure.warmup_min_seconds, measure.warmup_min_steps) == (0.0, 0.0, 0)
 
 
 class TestEfforts:

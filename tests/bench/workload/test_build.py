@@ -6,6 +6,7 @@ import random
 import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -85,7 +86,10 @@ def test_options_a_source_cannot_honour_are_refused_before_building(
 
 @pytest.mark.parametrize("model", ["alexnet", "swin_t", "inception_v3", "vit_b_16"])
 def test_options_that_can_be_honoured_pass(model: str) -> None:
-    check_model(WorkloadSpec(model=model, image_size=96, classes=5))
+    spec = WorkloadSpec(model=model, image_size=96, classes=5)
+    check_model(spec)
+    with pytest.raises(SpecError, match="sequence_length"):  # the same spec with one option too many
+        check_model(msgspec.structs.replace(spec, sequence_length=4))
 
 
 def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,4 +128,9 @@ def test_timm_models_are_built_at_the_size_asked_for() -> None:
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "vit", "t5", "resnet"])
 def test_architectures_go_by_name(kind: str) -> None:
     workload = build(f"hf:{kind}", task="train", batch=2)
-    workload.loss(workload.model(**workload.kwargs)).backward()
+    loss = workload.loss(workload.model(**workload.kwargs))
+    loss.backward()
+    assert loss.isfinite()
+    trained = [parameter for parameter in workload.model.parameters() if parameter.grad is not None]
+    assert trained
+    assert any(parameter.grad.abs().sum() > 0 for parameter in trained)
