@@ -238,7 +238,10 @@ class TestFromPython:
         result.inputs = {"image": "tensor"}
         assert result.apply("model") == "fast"
         assert result.apply("model", 1, 2) == "fast"
-        assert applied == [(("model",), {"image": "tensor"}), (("model", 1, 2), {})]
+        assert applied == [
+            (("model",), {"image": "tensor", "inplace": False}),
+            (("model", 1, 2), {"inplace": False}),
+        ]
         assert asked[0] == (
             ("fp16+channels-last",),
             {"task": "infer", "optimizer": "sgd", "device": "cuda:0"},

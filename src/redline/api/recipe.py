@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,16 +28,20 @@ class PlainRecipe(Frozen):
     spec: RunSpec
     """What it was made for."""
 
-    def apply(self, model: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """For inference: a function in place of the model, made for inputs like these. The model itself is changed.
+    def apply(self, model: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Callable[..., Any]:
+        """For inference: a function to call in place of the model, made for inputs like these.
 
-        It prepares its inputs (device, number format, layout) at every call; in a hot loop do that beforehand, as
-        `code` shows. A recipe that would change nothing about this model is refused, as a run refuses it.
+        It works on a copy: the model stays as it is. `inplace=True` saves the memory of the copy and changes the model
+        itself: it is moved to the device, set to eval, and cast, folded or quantized as the recipe says.
+
+        The function prepares its inputs (device, number format, layout) at every call; in a hot loop do that beforehand,
+        as `code` shows. A recipe that would change nothing about this model is refused, as a run refuses it.
         """
         self._require("infer", "training_step")
         self._look_at(model)
         namespace = self._namespace()
-        fast, prepare = namespace["optimise"](model, *args, **kwargs), namespace["prepare_inputs"]
+        own = model if inplace else _copied(model)
+        fast, prepare = namespace["optimise"](own, *args, **kwargs), namespace["prepare_inputs"]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = prepare(*args, **kwargs)
@@ -48,6 +53,9 @@ class PlainRecipe(Frozen):
         self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any
     ) -> Callable[[Any, Any], Any]:
         """For training: a function of inputs and targets that does one whole step and returns the loss.
+
+        It trains the model it is given, in place: the model is moved to the device, set to train, and cast to another
+        number format where the recipe says so.
 
         A dict of inputs goes in by keyword, a tuple or list by position, anything else is the one input.
         """
@@ -109,6 +117,17 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def _copied(model: Any) -> Any:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        # Modules that hold results of autograd or open files cannot be copied, and each says so in its own way.
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(
+            f"{type(model).__name__} cannot be copied ({told[0]}): apply(..., inplace=True) changes the model itself"
+        ) from error
 
 
 def _code_of(spec: RunSpec, handed_over: dict[str, Any] | None = None) -> str:

@@ -84,11 +84,14 @@ class TuneResult:
         workload, device = self.tune.tune.spec.workload, self.tune.tune.spec.device
         return recipe(self.recipe, task=workload.task, optimizer=workload.optimizer, device=device)
 
-    def apply(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """The winner applied to a model in this process, for inputs like these or like those of the search."""
+    def apply(self, model: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Callable[..., Any]:
+        """The winner applied to a copy of a model, or with `inplace=True` to the model itself.
+
+        It is made for inputs like these, or like those of the search where none are given.
+        """
         if not args and not kwargs and self.tune.tune.spec.workload.task == "infer":
             args, kwargs = arguments_of(self._inputs_or("apply(model, inputs)"))
-        return self.plain.apply(model, *args, **kwargs)
+        return self.plain.apply(model, *args, inplace=inplace, **kwargs)
 
     def training_step(
         self, model: Any, loss: Callable[[Any, Any], Any], inputs: Any, targets: Any

@@ -155,9 +155,42 @@ def test_a_recipe_that_would_change_nothing_about_a_model_is_refused(text: str, 
 def test_a_model_in_training_mode_is_looked_at_as_it_will_be() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).train()
-    fast = redline.recipe("fold-bn", device="cpu").apply(model, torch.randn(2, 3, 8, 8))
+    fast = redline.recipe("fold-bn", device="cpu").apply(model, torch.randn(2, 3, 8, 8), inplace=True)
     assert fast(torch.randn(2, 3, 8, 8)).shape == (2, 8, 6, 6)
     assert isinstance(model[1], torch.nn.Identity)
+
+
+@pytest.mark.parametrize("text", ["fold-bn", "bf16", "channels-last"])
+def test_applying_leaves_the_model_as_it_was(text: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).train()
+    before = {name: (value.clone(), value.stride()) for name, value in model.state_dict().items()}
+    fast = redline.recipe(text, device="cpu").apply(model, torch.randn(2, 3, 8, 8))
+    assert fast(torch.randn(2, 3, 8, 8)).shape == (2, 8, 6, 6)
+    assert all(module.training for module in model.modules())
+    assert isinstance(model[1], torch.nn.BatchNorm2d)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    for name, (value, stride) in before.items():
+        assert after[name].dtype == value.dtype
+        assert after[name].stride() == stride
+        assert torch.equal(after[name], value)
+
+
+def test_a_model_that_cannot_be_copied_is_refused_with_the_way_out() -> None:
+    class Holding(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+            self.last = self.layer.weight * 2  # a result of autograd
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.layer(values)
+            return logits
+
+    recipe = redline.recipe("baseline", device="cpu")
+    with pytest.raises(UsageError, match=r"Holding cannot be copied \(.*inplace=True"):
+        recipe.apply(Holding(), torch.randn(2, 4))
+    assert recipe.apply(Holding(), torch.randn(2, 4), inplace=True)(torch.randn(2, 4)).shape == (2, 3)
 
 
 class FakeGraph:
