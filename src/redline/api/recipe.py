@@ -12,7 +12,7 @@ from redline.api.workspace import Workspace
 from redline.errors import BenchError, UsageError
 from redline.launch.inline import InlineDoor
 from redline.protocol import AskSnippet, Snippet
-from redline.spec import Frozen, RunSpec, Task
+from redline.spec import Frozen, OptimizerName, RunSpec, Task
 from redline.spec_table import specs_from_table
 
 _HANDED_OVER = "yours"
@@ -94,13 +94,23 @@ class PlainRecipe(Frozen):
         return namespace
 
 
-def recipe(text: str, *, task: Task = "infer", **settings: Any) -> PlainRecipe:
-    """The recipe as code for this machine; `settings` may name a device and an optimizer."""
+def recipe(
+    text: str,
+    *,
+    task: Task = "infer",
+    device: str = "auto",
+    optimizer: OptimizerName = "sgd",
+    threads: int | None = None,
+) -> PlainRecipe:
+    """The recipe as plain PyTorch code for this machine, and that code applied to a model of yours.
+
+    `optimizer` is for training; `threads`, on a CPU, is what the code sets.
+    """
     if not isinstance(text, str):
         raise UsageError(f"one recipe, as text such as 'fp16+channels-last', got {text!r}")
     # `live` models have no constructor to show.
-    table = {"model": "your model", "artifact": _HANDED_OVER, "task": task, "recipe": text, **settings}
-    (spec,) = specs_from_table(table)
+    workload = {"model": "your model", "artifact": _HANDED_OVER, "task": task, "optimizer": optimizer}
+    (spec,) = specs_from_table({**workload, "recipe": text, "device": device, "threads": threads})
     # There is no model yet to look at; mistakes in the recipe itself are told without one.
     Workspace(door=InlineDoor(handed_over={_HANDED_OVER: ()}), keep=False).checked([spec])
     return plain_recipe(spec)

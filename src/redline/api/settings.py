@@ -7,15 +7,16 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 import cloudpickle
+import msgspec
 import platformdirs
 
 from redline.api.workspace import Workspace
 from redline.errors import UsageError
 from redline.launch.inline import InlineDoor
-from redline.spec import RunSpec
+from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.spec_table import load_specs, specs_from_table
 
 P = ParamSpec("P")
@@ -47,22 +48,29 @@ class Settings(OtherSettings, total=False):
 
 
 def takes_settings(function: Callable[P, T]) -> Callable[P, T]:
-    """Show the settings in `help()` and completion in place of `**settings`. Type checkers read them by `Unpack`."""
+    """Show the settings with their defaults in `help()` and completion; type checkers read them from `Unpack`."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
 
-    signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    taken = {each.name for each in own}
+    signature = inspect.signature(function, eval_str=True)
+    *own, rest = signature.parameters.values()
+    (settings,) = get_args(rest.annotation)
+    defaults = _default_settings()
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in get_type_hints(Settings).items()
-        if name not in taken
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in get_type_hints(settings).items()
     ]
     called.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     return called
+
+
+def _default_settings() -> dict[str, Any]:
+    """What each setting is when nobody gives it, as the specs say."""
+    fields = [field for spec in (WorkloadSpec, RunSpec, MeasureSpec) for field in msgspec.structs.fields(spec)]
+    own = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
+    return {**own, "tail": False, "max_memory": None, "measure": {}, "launch": {}}
 
 
 def listed(value: str | Iterable[str]) -> list[str]:

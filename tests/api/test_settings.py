@@ -1,0 +1,64 @@
+"""What an editor, `help()` and a type checker see of the public functions."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from redline.spec import RunSpec, WorkloadSpec
+
+VERBS = ["run", "race", "sweep", "tune", "profile", "roofline", "flops", "find_batch", "run_quick_profile"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_signatures_name_every_setting_with_its_default(verb: str) -> None:
+    parameters = inspect.signature(getattr(redline, verb)).parameters
+    assert not [each for each in parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
+    spec = RunSpec(workload=WorkloadSpec(model="any"))
+    assert parameters["device"].default == spec.device
+    assert parameters["seed"].default == spec.seed
+    assert parameters["effort"].default == spec.measure.effort
+    assert parameters["task"].default == spec.workload.task
+    assert parameters["optimizer"].default == spec.workload.optimizer
+
+
+def test_a_verb_shows_no_setting_that_it_replaces() -> None:
+    assert "batch" not in inspect.signature(redline.sweep).parameters
+    assert "batches" in inspect.signature(redline.sweep).parameters
+
+
+def test_every_public_name_is_listed_and_can_be_had() -> None:
+    assert set(dir(redline)) == set(redline.__all__)
+    for name in redline.__all__:
+        assert getattr(redline, name) is not None
+
+
+SCRIPT = """
+import redline
+
+result = redline.run("resnet18", recipes=["baseline", "channels-last"], batch=4, effort="quick")
+speed: float | None = result.rows[0].throughput_per_s
+verdict: str = redline.race("resnet18", recipes=["baseline", "compile"])[0].verdict
+code: str = redline.recipe("fp16", task="train", device="cpu").code
+
+redline.run("resnet18", bach=4)  # wrong
+redline.run("resnet18", task="inference")  # wrong
+redline.recipe("fp16", batch=4)  # wrong
+"""
+
+
+@pytest.mark.slow
+def test_a_strict_type_checker_reads_the_package(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command: list[Any] = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache", script]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout
+    wrong = [number for number, line in enumerate(SCRIPT.splitlines(), start=1) if "# wrong" in line]
+    told = [line for line in found.splitlines() if "error:" in line]
+    assert [int(line.split(":")[1]) for line in told] == wrong, found
