@@ -92,9 +92,8 @@ class TestRace:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["resnet50"], "two different recipes"),
-            (["resnet50", "-r", "fp16"], "two different recipes"),
-            (["resnet50", "-r", "fp16", "-r", "fp16", "-r", "tf32"], "fp16 is in the race twice"),
+            (["resnet50"], "at least two recipes"),
+            (["resnet50", "-r", "fp16"], "at least two recipes"),
             (["nosuch", "-r", "baseline", "-r", "fp16"], "unknown model 'nosuch'"),
             (["resnet50", "-r", "baseline", "-r", "fp16", "--replicates", "0"], "replicates must be 1 or more"),
         ],

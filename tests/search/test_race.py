@@ -175,11 +175,6 @@ class TestFailures:
         assert len(heats) == 1
         assert pairs_of(heats) == []
 
-    @pytest.mark.parametrize("recipes", [("baseline",), ("fp16", "fp16"), ("baseline", "fp16", "fp16")])
-    def test_a_race_needs_different_recipes(self, recipes: tuple[str, ...]) -> None:
-        with pytest.raises(UsageError, match="recipe"):
-            raced(Landscape(step_s=0.01), *recipes)
-
 
 def test_blocks_are_in_random_order() -> None:
     rounds = []
@@ -204,21 +199,38 @@ def test_what_turns_do_to_a_process_is_not_in_the_ratio() -> None:
     assert pair.verdict != "faster"
 
 
-@pytest.mark.parametrize(
-    ("recipes", "told"),
-    [
-        (("channels-last+fold-bn", "fold-bn+channels-last"), "fold-bn\\+channels-last is in the race twice, the other"),
-        (
-            ("baseline", "fp16+graphs", "graphs+fp16"),
-            "graphs\\+fp16 is in the race twice, the other time as fp16\\+graphs",
-        ),
-        (("fp16", "fp16"), "fp16 is in the race twice$"),
-        (("fp16",), "two different recipes"),
-    ],
-)
-def test_the_same_steps_in_another_order_are_the_same_recipe(recipes: tuple[str, ...], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        raced(Landscape(step_s=0.01), *recipes)
+def test_one_recipe_is_no_race() -> None:
+    with pytest.raises(UsageError, match="at least two recipes"):
+        raced(Landscape(step_s=0.01), "fp16")
+
+
+class TestARecipeAgainstItself:
+    """What two equal recipes differ by is the noise floor of the machine."""
+
+    def test_it_is_the_same(self) -> None:
+        heats, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16", "fp16")
+        (pair,) = pairs_of(heats)
+        assert (pair.a, pair.b, pair.verdict) == ("fp16", "fp16 (2)", "same")
+        assert "one recipe raced itself: differences up to ±" in as_text(race_report(heats))
+
+    def test_written_in_another_order_it_is_still_itself(self) -> None:
+        heats, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16+graphs", "graphs+fp16")
+        assert "one recipe raced itself" in as_text(race_report(heats))
+
+    def test_a_false_verdict_is_called_false(self) -> None:
+        """A machine that slows down every second process."""
+        heats, _ = raced(Landscape(step_s={"fp16+graphs": 0.01, "graphs+fp16": 0.02}), "fp16+graphs", "graphs+fp16")
+        told = as_text(race_report(heats))
+        assert "a verdict of faster or slower here is false" in told
+
+    def test_its_copies_keep_their_names_when_others_leave(self) -> None:
+        """baseline is decided at once; the copies differ too much from process to process to be decided."""
+        truth = Landscape(step_s={"baseline": 0.1, "fp16": 0.01}, offset_sigma=0.08)
+        heats, _ = raced(truth, "baseline", "fp16", "fp16")
+        assert len(heats[-1]) == 2, "baseline left before the extension"
+        by_pair = {(pair.a, pair.b): pair for pair in pairs_of(heats)}
+        assert by_pair["fp16", "fp16 (2)"].heats == len(heats)
+        assert by_pair["baseline", "fp16"].heats < len(heats)
 
 
 def test_a_race_in_which_nobody_met_says_so() -> None:

@@ -7,7 +7,8 @@ offset, so the interval is a Student interval over heats, and never narrower tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import fmean, variance
 from typing import Literal
@@ -15,7 +16,7 @@ from typing import Literal
 from redline.analyze.blocks import round_medians_s
 from redline.analyze.statistics import PairedLog, paired_log, student_t
 from redline.record import BlockKind, RunRecord
-from redline.spec import Frozen
+from redline.spec import Frozen, RunSpec
 
 RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
 
@@ -50,9 +51,34 @@ class Pair(Frozen):
 
 def pairs_of(heats: Sequence[Heat], kind: BlockKind = "throughput") -> list[Pair]:
     """Every two recipes that met in a heat, in the order of the first heat."""
-    names = list(dict.fromkeys(str(record.spec.recipe) for heat in heats for record in heat))
+    names = list(dict.fromkeys(name for heat in heats for name in names_in(heat)))
     found = (pair_of(heats, a, b, kind) for a, b in combinations(names, 2))
     return [pair for pair in found if pair is not None]
+
+
+def racer_names(specs: Iterable[RunSpec]) -> list[str]:
+    """The recipes as written. One that races itself is told apart by a number: `fp16`, `fp16 (2)`."""
+    seen: Counter[str] = Counter()
+    names = []
+    for spec in specs:
+        recipe = str(spec.recipe)
+        seen[recipe] += 1
+        names.append(recipe if seen[recipe] == 1 else f"{recipe} ({seen[recipe]})")
+    return names
+
+
+def names_in(heat: Heat) -> list[str]:
+    return racer_names(record.spec for record in heat)
+
+
+def is_same_recipe(heats: Sequence[Heat], a: str, b: str) -> bool:
+    """Whether two racers are one recipe, written alike or in another order."""
+    recipes = {
+        name: record.spec.recipe.canonical()
+        for heat in heats
+        for name, record in zip(names_in(heat), heat, strict=True)
+    }
+    return recipes[a] == recipes[b]
 
 
 def pair_of(
@@ -89,7 +115,7 @@ def process_spread(heats: Sequence[Heat], kind: BlockKind = "throughput") -> tup
     From all recipes that ran in every heat: what is left when each recipe's own time and each heat's are taken away.
     None with fewer than two heats or two such recipes.
     """
-    sound = [{str(record.spec.recipe): record for record in heat if _is_sound(record)} for heat in heats]
+    sound = [_sound_racers(heat) for heat in heats]
     names = [name for name in (sound[0] if sound else {}) if all(name in heat for heat in sound)]
     if len(sound) < 2 or len(names) < 2:
         return None
@@ -149,8 +175,12 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput"
 
 
 def _log_in(heat: Heat, a: str, b: str, kind: BlockKind) -> PairedLog | None:
-    by_name = {str(record.spec.recipe): record for record in heat if _is_sound(record)}
+    by_name = _sound_racers(heat)
     return log_ratio(by_name[a], by_name[b], kind) if a in by_name and b in by_name else None
+
+
+def _sound_racers(heat: Heat) -> dict[str, RunRecord]:
+    return {name: record for name, record in zip(names_in(heat), heat, strict=True) if _is_sound(record)}
 
 
 def _middle_log(record: RunRecord, kind: BlockKind) -> float:

@@ -62,9 +62,8 @@ def race(
     table = layered({"effort": "quick"}, settings)
     with use(workspace) as opened:
         recipes = listed(recipes)
-        if not recipes:
-            raise UsageError("a race needs at least two different recipes: -r A -r B")
-        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
+        # Without any recipe there would be no spec to refuse.
+        specs, working = specs_of(opened, model, inputs, recipes=recipes or "baseline", loss=loss, **table)
         check_racers(specs, replicates)
         if any(msgspec.structs.replace(spec, recipe=specs[0].recipe) != specs[0] for spec in specs):
             raise UsageError("a race is of one model: name one")

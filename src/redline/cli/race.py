@@ -31,6 +31,7 @@ def race(
     """Decide which recipe is faster: fresh processes measured interleaved, until every pair is decided.
 
     Verdicts are faster, slower, same (within 3 %) or inconclusive. The interval covers differences between processes.
+    A recipe raced against itself (-r A -r A) shows the noise floor of the machine.
 
     \b
     Examples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.race import TIME_BAND, Heat, Pair, pair_of, pairs_of, process_spread
+from redline.analyze.race import TIME_BAND, Heat, Pair, is_same_recipe, names_in, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import IN_COMPANY, farthest
 from redline.report.cells import error_cell
@@ -31,8 +31,10 @@ def race_json(heats: Sequence[Heat]) -> str:
 
 def race_report(heats: Sequence[Heat]) -> RenderableType:
     rows = summarize([record for heat in heats for record in heat])
-    names = list(dict.fromkeys(row.recipe for row in rows))
-    first = rows[0]
+    racers: dict[str, list[RunSummary]] = {}
+    for name, row in zip((name for heat in heats for name in names_in(heat)), rows, strict=True):
+        racers.setdefault(name, []).append(row)
+    names, first = list(racers), rows[0]
     where = next((row.device_name for row in rows if row.device_name), first.device)
     title = " · ".join([first.model, first.task, f"batch {first.batch}" if first.batch else "", where])
     table = make_table(Text(title, style="bold"))
@@ -40,13 +42,13 @@ def race_report(heats: Sequence[Heat]) -> RenderableType:
     table.add_column("recipe", overflow="fold", min_width=12)
     for header in (f"{item}/s", "processes", f"vs {names[0]}"[:24], "verdict", "rel. error"):
         table.add_column(header, justify="right", no_wrap=True)
-    for name in names:
-        table.add_row(Text(name), *_cells(name, names[0], heats, [row for row in rows if row.recipe == name]))
+    for name, own in racers.items():
+        table.add_row(Text(name), *_cells(name, names[0], heats, own))
     pairs = [pair for pair in pairs_of(heats) if pair.a != names[0]]
     told = [Text(f"  {pair_line(pair)}", style=VERDICT_STYLE[pair.verdict]) for pair in pairs]
     told += [Text(f"  {row.recipe}: {row.failure.message}", style="red") for row in rows if row.failure]
     return Group(
-        table, *told, *_company_notes(rows), *_spread_note(heats), Text(_next_step(heats, names, rows), style="bold")
+        table, *told, *_company_notes(rows), *_spread_note(heats), Text(_next_step(heats, racers), style="bold")
     )
 
 
@@ -94,15 +96,17 @@ def _spread_note(heats: Sequence[Heat]) -> list[Text]:
     return [Text(told, style="dim")]
 
 
-def _next_step(heats: Sequence[Heat], names: Sequence[str], rows: Sequence[RunSummary]) -> str:
-    sound = [name for name in names if not any(row.failure for row in rows if row.recipe == name)]
-    wrong = {row.recipe for row in rows if row.numerics and row.numerics.is_wrong}
-    fit = [name for name in sound if name not in wrong]
+def _next_step(heats: Sequence[Heat], racers: Mapping[str, Sequence[RunSummary]]) -> str:
+    names = list(racers)
+    sound = [name for name, rows in racers.items() if not any(row.failure for row in rows)]
+    fit = [name for name in sound if not any(row.numerics and row.numerics.is_wrong for row in racers[name])]
     if len(sound) < 2:
         return "next: fewer than two recipes ran; 'redline show' has the errors whole"
     pairs = {(pair.a, pair.b): pair for pair in pairs_of(heats)}
     if not pairs:
         return "next: no heat was finished, so that nothing is known; the same command begins anew"
+    if all(is_same_recipe(heats, *pair) for pair in pairs):
+        return f"next: {_noise_floor(list(pairs.values()))}"
     if any(pair.verdict == "inconclusive" for pair in pairs.values()):
         return (
             f"next: not every pair is decided within ±{TIME_BAND:.0%}; --replicates 7 or --effort strict looks longer"
@@ -112,3 +116,14 @@ def _next_step(heats: Sequence[Heat], names: Sequence[str], rows: Sequence[RunSu
     ratios = {name: pairs[names[0], name].ratio for name in fit if (names[0], name) in pairs}
     best = max(fit, key=lambda name: ratios.get(name, 1.0 if name == names[0] else 0.0))
     return f"next: {best} is the fastest here that keeps the numbers right"
+
+
+def _noise_floor(pairs: Sequence[Pair]) -> str:
+    """Of a recipe that raced itself: what the intervals leave open is what two equal recipes may differ by here."""
+    bounds = [bound for pair in pairs for bound in (pair.low, pair.high) if bound is not None]
+    if not bounds:
+        return "one heat says nothing about other processes; --replicates 3 shows the noise floor"
+    far = max(max(bound, 1 / bound) - 1 for bound in bounds)
+    wrong = any(pair.verdict in ("faster", "slower") for pair in pairs)
+    told = f"one recipe raced itself: differences up to ±{format_share(far)} are noise on this machine"
+    return f"{told}; a verdict of faster or slower here is false: the machine is not quiet" if wrong else told

@@ -14,7 +14,7 @@ from itertools import combinations
 
 import msgspec
 
-from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of
+from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of, racer_names
 from redline.analyze.statistics import student_t
 from redline.errors import UsageError
 from redline.launch.door import Door
@@ -29,7 +29,7 @@ from redline.search.group import (
     open_entry,
 )
 from redline.search.observer import Journal, Observer
-from redline.spec import RunSpec, WorkloadSpec
+from redline.spec import RunSpec
 
 REPLICATES = 3
 EXTENSIONS = 2
@@ -178,7 +178,7 @@ def race_specs(
     racers = list(specs)
     planned, extensions = replicates, 0
     while True:
-        observer.replicate(len(running.heats) + 1, planned, [str(spec.recipe) for spec in racers])
+        observer.replicate(len(running.heats) + 1, planned, racer_names(racers))
         records = running.run_heat(racers)
         broken = {str(record.spec.recipe) for record in records if record.failure is not None}
         racers = [spec for spec in racers if str(spec.recipe) not in broken]
@@ -192,23 +192,21 @@ def race_specs(
                 return running.heats
             extensions, planned = extensions + 1, planned + HEATS_PER_EXTENSION
             in_doubt = {name for pair in open_pairs for name in (pair.a, pair.b)}
-            racers = [spec for spec in racers if str(spec.recipe) in in_doubt]
+            # By recipe: copies of one that races itself stay together, or their names would change.
+            stays = {
+                str(spec.recipe) for spec, name in zip(racers, racer_names(racers), strict=True) if name in in_doubt
+            }
+            racers = [spec for spec in racers if str(spec.recipe) in stays]
 
 
 def check_racers(specs: Sequence[RunSpec], replicates: int) -> None:
-    written: dict[tuple[WorkloadSpec, str], str] = {}
-    for spec in specs:
-        text, racer = str(spec.recipe), (spec.workload, spec.recipe.canonical())
-        if racer in written:
-            otherwise = f", the other time as {written[racer]}" if written[racer] != text else ""
-            raise UsageError(f"recipe {text} is in the race twice{otherwise}")
-        written[racer] = text
-    if len({name for _, name in written}) < 2:
-        raise UsageError("a race needs at least two different recipes: -r A -r B")
+    """Refuse what is no race. The same recipe may race itself: what then differs is noise."""
+    if len(specs) < 2:
+        raise UsageError("a race needs at least two recipes: -r A -r B, or -r A -r A to see the noise floor")
     if replicates < 1:
         raise UsageError(f"replicates must be 1 or more, got {replicates}")
 
 
 def _undecided(pairs: Sequence[Pair], racers: Collection[RunSpec]) -> list[Pair]:
-    names = {str(spec.recipe) for spec in racers}
+    names = set(racer_names(racers))
     return [pair for pair in pairs if pair.verdict == "inconclusive" and {pair.a, pair.b} <= names]
