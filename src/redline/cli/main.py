@@ -18,6 +18,7 @@ from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
 from redline.cli.history import export, show
+from redline.cli.micro import micro
 from redline.cli.options import Command, Exit, Group
 from redline.cli.profile import profile
 from redline.cli.race import race
@@ -99,6 +100,10 @@ def _root(
 
 for command in COMMANDS:
     app.command(cls=Command)(one_line_errors(command))
+# Its flags are read by the program behind it, `--help` among them.
+app.command(
+    cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)(one_line_errors(micro))
 
 
 def _complain(message: str) -> None:

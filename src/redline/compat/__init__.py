@@ -1,0 +1,1 @@
+"""Command lines of other tools on top of the same bench."""

@@ -1,0 +1,308 @@
+"""`micro_benchmarking_pytorch.py`: every command of the workshop is accepted, and its printed lines are there."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.compat import micro
+from redline.compat.forms import CSV_COLUMNS
+from redline.compat.micro import ALIASES, _asked, main, parser
+from redline.errors import UsageError
+
+SCRIPT = Path(__file__).parents[2] / "micro_benchmarking_pytorch.py"
+TINY = ("--image-size", "32", "--device", "cpu")
+
+COMMANDS = """
+--network resnet18 --batch-size 16 --iterations 5
+--network resnet50
+--network resnet50 --batch-size 8 --iterations 20
+--network resnet50 --batch-size 16 --iterations 20
+--network resnet50 --batch-size 32 --iterations 20
+--network resnet50 --batch-size 32 --iterations 50
+--network resnet50 --batch-size 64 --iterations 20
+--network resnet50 --batch-size 128 --iterations 2
+--network resnet50 --batch-size 128 --iterations 20
+--network resnet50 --batch-size 256 --iterations 20
+--network resnet18 --batch-size 64 --iterations 20
+--network resnet18 --batch-size 128 --iterations 20
+--network resnet152 --batch-size 64 --iterations 20
+--network resnet152 --batch-size 128 --iterations 20
+--network resnet50 --batch-size 32 --iterations 5 --fp16 0
+--network resnet50 --batch-size 32 --iterations 5 --fp16 1
+--network resnet50 --batch-size 32 --iterations 20 --fp16 0
+--network resnet50 --batch-size 32 --iterations 20 --fp16 1
+--network resnet50 --batch-size 64 --iterations 5 --fp16 0
+--network resnet50 --batch-size 128 --iterations 5 --fp16 0
+--network resnet50 --batch-size 256 --iterations 5 --fp16 0
+--network resnet50 --batch-size 128 --iterations 5 --fp16 1
+--network resnet50 --batch-size 256 --iterations 5 --fp16 1
+--network resnet50 --batch-size 512 --iterations 5 --fp16 1
+--network resnet50 --batch-size 64 --iterations 20 --fp16 0
+--network resnet50 --batch-size 64 --iterations 20 --fp16 1
+--network resnet50 --batch-size 32 --iterations 10 --autograd-profiler
+--network resnet50 --batch-size 32 --iterations 10 --fp16 0 --autograd-profiler
+--network resnet50 --batch-size 32 --iterations 10 --fp16 1 --autograd-profiler
+--network resnet50 --batch-size 32 --iterations 10
+--network resnet50 --batch-size 32 --iterations 10 --fp16 0
+--network resnet50 --batch-size 32 --iterations 10 --fp16 1
+--network resnet50 --batch-size 16 --iterations 20 --flops-prof-step 10
+--network resnet50 --batch-size 32 --iterations 20 --flops-prof-step 10
+--network resnet50 --batch-size 64 --iterations 20 --flops-prof-step 10
+--network resnet50 --batch-size 128 --iterations 20 --flops-prof-step 10
+--network resnet50 --batch-size 32 --iterations 20 --fp16 0 --flops-prof-step 10
+--network resnet50 --batch-size 64 --iterations 20 --fp16 0 --flops-prof-step 10
+--network resnet50 --batch-size 64 --iterations 20 --fp16 1 --flops-prof-step 10
+--network resnet50 --batch-size 64 --iterations 20 --compile
+--network resnet50 --batch-size 128 --iterations 20 --compile
+--network resnet18 --batch-size 64 --iterations 20 --compile
+--network resnet152 --batch-size 64 --iterations 20 --compile
+--network efficientnet_b0 --batch-size 64 --iterations 20 --compile
+--network resnet50 --batch-size 64 --iterations 20 --fp16 0 --compile
+--network resnet50 --batch-size 64 --iterations 20 --fp16 1 --compile
+--network resnet50 --batch-size 64 --iterations 20 --compile --compileContext "{'mode': 'reduce-overhead'}"
+--network resnet50 --batch-size 64 --iterations 20 --compile --compileContext "{'mode': 'max-autotune'}"
+--network resnet50 --batch-size 64 --iterations 20 --amp-opt-level 2
+--network resnet50 --kineto --profiler-output trace
+--network resnet50 --distributed_dataparallel --device_ids 0,1 --rank 0 --world-size 2
+""".strip().splitlines()
+"""What the workshop types behind the script's name; torchrun, rocprof and redirections stand around it there."""
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_of_the_workshop_is_accepted(line: str) -> None:
+    words = shlex.split(line)
+    asked = _asked(parser().parse_args(words))
+    for flag, value in (
+        ("--network", asked.network),
+        ("--batch-size", str(asked.batch)),
+        ("--iterations", str(asked.iterations)),
+    ):
+        if flag in words:
+            assert words[words.index(flag) + 1] == value
+    assert ("compile" in asked.recipe) == ("--compile" in words)
+    assert asked.precision == ("FP16" if "--fp16 1" in line else "AMP (FP16)" if "--amp" in line else "FP32")
+    assert asked.training, "the public script trains unless told otherwise"
+
+
+@pytest.mark.parametrize(
+    ("context", "recipe"),
+    [
+        ("{}", "compile"),
+        ("{'mode': 'default'}", "compile"),
+        ("{'mode': 'max-autotune', 'fullgraph': 'True'}", "compile:max-autotune,fullgraph=true"),
+        ("{'dynamic': False, 'backend': 'eager'}", "compile:dynamic=false,backend=eager"),
+        ("{'options': {'max_autotune': True}}", "compile:max_autotune=true"),
+        ("{'disable': 'True'}", "baseline"),
+        ("{'disable': 'False'}", "compile"),
+    ],
+)
+def test_the_compile_context_is_read_as_torch_reads_it(context: str, recipe: str) -> None:
+    asked = _asked(parser().parse_args(["--network", "resnet18", "--compile", "--compileContext", context]))
+    assert asked.recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--compile", "--compileContext", "{'mode': 'a', 'options': {'b': 1}}"],
+            "mode and options exclude each other",
+        ),
+        (["--compile", "--compileContext", "{'modus': 'a'}"], "has no 'modus'"),
+        (["--compile", "--compileContext", "nonsense("], "must be a dict"),
+        (["--compileContext", "{'mode': 'max-autotune'}"], "goes with --compile"),
+        (["--fp16", "1", "--amp"], "exclude each other"),
+        (["--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
+        (["--iterations", "0"], "--iterations must be 1 or more"),
+        (["--opt-step", "0"], "--opt-step must be 1 or more"),
+        (["--distributed_dataparallel"], "needs --rank and --world-size"),
+        (["--distributed_dataparallel", "--rank", "2", "--world-size", "2"], "--rank must be from 0 to 1"),
+        (["--distributed_dataparallel", "--rank", "0", "--world-size", "2", "--device_ids", "a"], "must be numbers"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--network", "resnet18", *words]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_an_unknown_network_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--network", "resnet5O", *TINY]) == 2
+    assert "did you mean resnet50" in capsys.readouterr().err
+
+
+def test_old_names_lead_to_models_that_exist() -> None:
+    from redline.bench.workload.build import check_model
+    from redline.spec import WorkloadSpec
+
+    for model in ALIASES.values():
+        check_model(WorkloadSpec(model=model))
+    assert "nosuch" not in ALIASES
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main([*words, *TINY]) == code
+    return capsys.readouterr().out
+
+
+def test_training_prints_every_line_that_scripts_look_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = run(capsys, "--network", "simple_cnn", "--batch-size", "4", "--iterations", "5", "--output-dir", str(tmp_path), "--output-file", "r.json")  # fmt: skip
+    for line in (
+        "Using network: simple_cnn",
+        "Batch size: 4",
+        "Iterations: 5",
+        "FP16: False",
+        "Warmup complete.",
+        "Performance Summary:",
+        "Precision: FP32",
+        "Microbenchmark for network : simple_cnn",
+        "Num devices: 1",
+        "Dtype: FP32",
+        "Mini batch size [img] : 4",
+    ):
+        assert line in out.splitlines()
+    for start in ("Average time per iteration:", "Standard deviation:", "Throughput:", "Images per second:",
+                  "Milliseconds per batch:", "Microseconds per sample:", "Throughput [img/sec] :", "Time per mini-batch :"):  # fmt: skip
+        assert any(line.startswith(start) for line in out.splitlines()), start
+    losses = [float(found) for found in re.findall(r"^Epoch \d: Loss = ([\d.]+), Time = [\d.]+ seconds$", out, re.M)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0], "the optimizer steps"
+    assert len(re.findall(r"^Warmup iteration \d: Loss", out, re.M)) == 5
+    (row,) = csv.DictReader((tmp_path / "benchmark_summary.csv").read_text().splitlines())
+    assert tuple(row) == CSV_COLUMNS
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["throughput_per_s"] == pytest.approx(4 / document["mean_s"])
+    assert float(row["Throughput [img/sec]"]) == pytest.approx(document["throughput_per_s"])
+    assert document["mean_s"] == pytest.approx(sum(document["times"]) / 5)
+
+
+def test_inference_has_the_same_loss_in_every_iteration(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--network", "simple_cnn", "--batch-size", "2", "--iterations", "4", "--mode", "inference")
+    losses = re.findall(r"Loss = ([\d.]+)", out)
+    assert len(losses) == 9
+    assert len(set(losses)) == 1
+
+
+def test_accumulation_steps_once_in_so_many_iterations(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    real = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self, *a, **k: (steps.append(1), real(self, *a, **k))[1])
+    run(capsys, "--network", "simple_cnn", "--batch-size", "2", "--iterations", "7", "--opt-step", "4")
+    assert len(steps) == 3, "twelve iterations, warm-up included"
+
+
+def test_the_flops_profile_has_the_lines_people_grep(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--network", "simple_cnn", "--batch-size", "2", "--iterations", "3", "--flops-prof-step", "10")
+    for start in ("world size:", "data parallel size:", "model parallel size:", "params per GPU:", "fwd MACs per GPU:",
+                  "fwd FLOPs per GPU:", "fwd latency:", "bwd latency:", "fwd FLOPS per GPU", "bwd FLOPS per GPU",
+                  "fwd+bwd FLOPS per GPU", "step latency:", "iter latency:"):  # fmt: skip
+        assert any(line.startswith(start) for line in out.splitlines()), start
+    assert "Profile Summary at step 2:" in out, "clamped to the last iteration"
+    assert re.search(r"^  \w+: Sequential \(.*%, .*MACs, .*%, .*%\)$", out, re.M)
+
+
+def test_its_flops_are_those_of_redline_flops(capsys: pytest.CaptureFixture[str]) -> None:
+    import redline
+    from redline.compat.forms import _count
+
+    out = run(capsys, "--network", "simple_cnn", "--batch-size", "2", "--iterations", "1", "--flops-prof-step", "1")
+    assert "fwd FLOPs per GPU" in out
+    found = redline.flops("simple_cnn", batch=2, image_size=32, task="train")
+    said = {line.partition(":")[0]: line.partition(":")[2].strip() for line in out.splitlines() if "per GPU" in line}
+    assert said["fwd FLOPs per GPU"] == _count(found.summary.flops).strip()
+    assert said["params per GPU"] == _count(found.summary.params).strip()
+
+
+def test_the_profiler_prints_tables_and_writes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    out = run(capsys, "--network", "simple_cnn", "--batch-size", "2", "--iterations", "2", "--kineto", "--profiler-output", str(trace))  # fmt: skip
+    assert "Top 10 operations by total CPU time:" in out
+    assert "Memory Profiling:" in out
+    assert "aten::convolution" in out
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_segmentation_model_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--network", "lraspp_mobilenet_v3_large", "--batch-size", "2", "--iterations", "1")
+    assert "Throughput [img/sec]" in out
+
+
+def test_what_breaks_is_one_line_and_exit_5(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redline.bench.micro import MicroBench
+
+    def out_of_memory(self: MicroBench) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(MicroBench, "prepare", out_of_memory)
+    assert main(["--network", "simple_cnn", *TINY]) == 5
+    assert "out of memory" in capsys.readouterr().err
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_two_ranks_under_torchrun_split_the_batch() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+               str(SCRIPT), "--network", "simple_cnn", "--batch-size", "5", "--iterations", "2", *TINY]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "**** Launching with torchrun ****" in done.stdout
+    assert re.search(r"^\[GPU 0\] Epoch 1: Loss = ", done.stdout, re.M)
+    assert re.search(r"^\[GPU 1\] Epoch 1: Loss = ", done.stdout, re.M)
+    assert "Global batch size: 5" in done.stdout.splitlines()
+    assert "[GPU 1] Local batch size: 2" in done.stdout
+    assert "World size: 2" in done.stdout.splitlines()
+    assert "Num devices: 2" in done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_manual_ranks_meet_at_the_url() -> None:
+    url = f"tcp://127.0.0.1:{free_port()}"
+    commands = [
+        [sys.executable, str(SCRIPT), "--network", "simple_cnn", "--batch-size", "3", "--iterations", "2", *TINY,
+         "--distributed_dataparallel", "--rank", str(rank), "--world-size", "2", "--dist-backend", "gloo", "--dist-url", url]
+        for rank in range(2)
+    ]  # fmt: skip
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [each.communicate(timeout=300)[0] for each in running]
+    assert [each.returncode for each in running] == [0, 0]
+    assert "Global batch size: 6" in outputs[0], "in manual DDP the batch is of each process"
+
+
+def test_there_is_one_program_behind_three_entrances() -> None:
+    from redline.cli.main import app
+
+    assert any(command.name == "micro" or command.callback.__name__ == "micro" for command in app.registered_commands)
+    assert "script()" in SCRIPT.read_text()
+    assert micro.__name__ == "redline.compat.micro"
+    with pytest.raises(UsageError):
+        _asked(parser().parse_args(["--network", "a", "--fp16", "1", "--amp"]))
