@@ -22,7 +22,7 @@ from reported import race_records, sweep_records
 
 from redline.record import RunRecord, new_id
 from redline.report.contents import contents_of
-from redline.report.dashboard.page import dashboard
+from redline.report.dashboard import dashboard
 from redline.spec import Recipe
 from redline.spec_table import specs_from_table
 

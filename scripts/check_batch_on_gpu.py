@@ -42,7 +42,7 @@ LOOK_ABOVE = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 PLAIN_LOOP = """
 import os, sys
 import torch, torchvision
-from redline.bench.failure import is_out_of_memory
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.workload.sources.builtin import Transformer
 assert not torch.cuda.is_initialized()
 workload, cap = sys.argv[1], int(sys.argv[2])

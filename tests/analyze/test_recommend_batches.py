@@ -11,7 +11,7 @@ from reported import fake_door, numerics, race_records, sweep_records
 from redline.analyze.recommend import Advice
 from redline.record import Numerics, RunRecord
 from redline.report.contents import contents_of
-from redline.report.dashboard.page import tiles_of
+from redline.report.dashboard import tiles_of
 from redline.spec import RunSpec
 
 # t = 2 ms + 0.3 ms · b: the knee (90 %) at b = 60.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from redline.bench.failure import failure_from, is_out_of_memory, kind_of, one_line
+from redline.bench.device.failure import failure_from, is_out_of_memory, kind_of, one_line
 from redline.errors import BenchError, MissingExtra, SpecError, UnknownName
 
 OUT_OF_MEMORY = {

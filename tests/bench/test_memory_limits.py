@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from redline.bench.device import process
 from redline.bench.device.cuda import CudaDevice
-from redline.bench.failure import is_out_of_memory, kind_of
+from redline.bench.device.failure import is_out_of_memory, kind_of
 from redline.bench.workload.build import build_workload, fingerprint_of
 from redline.errors import UsageError
 from redline.launch import Door, open_door
@@ -172,9 +173,9 @@ def test_every_wording_of_no_memory_is_understood(message: str) -> None:
 
 def test_onednn_says_no_more_than_that_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("could not create a primitive")
-    monkeypatch.setattr("redline.bench.failure.is_near_private_limit", lambda: False)
+    monkeypatch.setattr("redline.bench.device.failure.is_near_private_limit", lambda: False)
     assert not is_out_of_memory(error)
-    monkeypatch.setattr("redline.bench.failure.is_near_private_limit", lambda: True)
+    monkeypatch.setattr("redline.bench.device.failure.is_near_private_limit", lambda: True)
     assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
@@ -219,9 +220,12 @@ class TestFingerprint:
             fingerprint_of(WorkloadSpec(model=f"{tmp_path}/nowhere.py:make"))
 
 
-THREADS_AND_A_PEAK = """
-import threading
-from redline.bench.process import peak_private_bytes, private_bytes, restart_private_peak
+THREADS_AND_A_PEAK = f"""
+import runpy, threading
+# Without its package, which loads torch: the size of torch's thread stacks is not what this is about.
+module = runpy.run_path({process.__file__!r})
+peak_private_bytes, private_bytes = module["peak_private_bytes"], module["private_bytes"]
+restart_private_peak = module["restart_private_peak"]
 
 def allocate():
     thread = threading.Thread(target=bytearray, args=(1000,))
@@ -253,7 +257,7 @@ def test_the_private_peak_is_what_was_held_and_not_what_threads_mapped() -> None
 
 LIMITED = """
 import mmap, resource
-from redline.bench.process import restart_private_peak
+from redline.bench.device.process import restart_private_peak
 
 size = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (size + (300 << 20), resource.RLIM_INFINITY))

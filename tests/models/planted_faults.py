@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch
+from redline.bench.workload.step import Setup
 
 FAULTS = ("fault-ignores-input", "fault-drops-layer", "fault-returns-nan")
 

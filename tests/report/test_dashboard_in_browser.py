@@ -15,7 +15,7 @@ from reported import ceilings_of, everything, failed_record, race_records, sweep
 
 from redline.record import RunRecord
 from redline.report.contents import contents_of
-from redline.report.dashboard.page import dashboard
+from redline.report.dashboard import dashboard
 from redline.report.export import COLUMNS, export_csv
 from redline.search.tune.gains import Headroom, HeadroomStep
 

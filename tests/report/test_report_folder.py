@@ -21,11 +21,11 @@ from redline.api.report import choose, report_records, write_report
 from redline.errors import SpecError
 from redline.record import RunRecord
 from redline.report.contents import contents_of
-from redline.report.dashboard.page import dashboard
-from redline.report.dashboard.payload import as_json, payload_of
+from redline.report.dashboard import dashboard
 from redline.report.export import COLUMNS
 from redline.report.folder import write_folder
 from redline.report.markdown import markdown
+from redline.report.payload import as_json, payload_of
 from redline.store import History
 
 HOSTILE = {

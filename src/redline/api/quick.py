@@ -25,7 +25,7 @@ from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import trial_line
 from redline.report.contents import Contents, contents_of
-from redline.report.dashboard.page import dashboard
+from redline.report.dashboard import dashboard
 from redline.report.folder import ReportFiles, write_folder
 from redline.report.plots import batch_figure, class_figure, kernel_figure, phase_figure
 from redline.report.terminal import as_text, make_console, one_line

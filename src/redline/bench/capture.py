@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from redline.bench.count.counter import watching
 from redline.bench.device.base import Device
-from redline.bench.module_watch import watching
 from redline.bench.workload.step import TimedStep
 from redline.protocol import Profile
 from redline.record import TraceRef

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from redline.bench.process import die_with_parent, own_descriptors, volunteer_for_oom
+from redline.bench.worker import die_with_parent, own_descriptors, serve, volunteer_for_oom
 
 MAX_MESSAGE = 1 << 20
 
@@ -128,8 +128,6 @@ def _become_worker(connection_fd: int, log_fd: int, request: dict[str, Any]) -> 
     sys.path[:] = request["sys_path"]
     os.environ.clear()
     os.environ.update(request["environ"])
-    from redline.bench.worker import serve
-
     status = 1
     try:
         serve(socket.socket(fileno=connection_fd), import_s=request["import_s"], requested_at=request["requested_at"])

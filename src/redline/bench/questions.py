@@ -5,8 +5,11 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from redline.bench.count.ask import answer_count
 from redline.bench.device import open_device, resolve_device
 from redline.bench.environment import describe
+from redline.bench.health import health
+from redline.bench.measure.ceilings import answer_ceilings
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.metric import metric_of
 from redline.bench.recipe.snippet import snippet_of
@@ -52,16 +55,10 @@ def answer(question: Question) -> Reply:
     if isinstance(question, AskMetric):
         return metric_of(question.spec, question.check)
     if isinstance(question, AskCount):
-        from redline.bench.count.ask import answer_count
-
         return answer_count(question.spec)
     if isinstance(question, AskCeilings):
-        from redline.bench.measure.ceilings import answer_ceilings
-
         return answer_ceilings(question.device, question.threads)
     assert isinstance(question, AskHealth)
-    from redline.bench.health import health
-
     return health()
 
 

@@ -19,23 +19,21 @@ from redline.bench.capture import capture
 from redline.bench.count.ask import count_step
 from redline.bench.count.count import because
 from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.device.failure import failure_from
 from redline.bench.environment import describe, remember_flags
-from redline.bench.failure import failure_from
 from redline.bench.measure.blocks import measure_block
 from redline.bench.measure.squeeze import least_memory
 from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
-from redline.bench.recipe.base import Setup
 from redline.bench.recipe.compose import apply_recipe, number_format_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
 from redline.bench.recipe.switches.graphs import make_step
-from redline.bench.workload.borrow import remember_module
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
-from redline.bench.workload.sources.live import HANDED_OVER
-from redline.bench.workload.step import InferenceStep, TrainingStep
+from redline.bench.workload.sources.live import HANDED_OVER, remember_module
+from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
 from redline.protocol import (

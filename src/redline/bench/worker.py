@@ -6,13 +6,18 @@ an inherited descriptor, `unix:PATH` to call back at, or `script:FILE` with requ
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import socket
 import sys
 import time
 from pathlib import Path
 
-from redline.bench.process import volunteer_for_oom
 from redline.protocol import Close, FailureReply, Progress, read_script, receive_request, send
+
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 
 def serve(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
@@ -38,6 +43,30 @@ def follow(script: Path, requested_at: float) -> None:
         reply = session.handle(request)
         if isinstance(reply, FailureReply):
             sys.exit(f"{reply.failure.kind} at {reply.failure.stage}: {reply.failure.message}")
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent goes, and go at once if it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def volunteer_for_oom() -> None:
+    """Rather this worker than the desk or the user's editor."""
+    if _OOM_SCORE_ADJ.exists():
+        _OOM_SCORE_ADJ.write_text("1000")
+
+
+def own_descriptors(log: int) -> None:
+    """Libraries below Python (Kineto, nanobind, compilers) write to 1 and 2: send them to the worker's log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
 
 
 def main(arguments: list[str]) -> None:

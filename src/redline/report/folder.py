@@ -8,7 +8,7 @@ from typing import Any
 
 from redline.errors import SpecError
 from redline.report.contents import Contents
-from redline.report.dashboard.page import dashboard
+from redline.report.dashboard import dashboard
 from redline.report.export import export_csv, export_json
 from redline.report.markdown import markdown
 from redline.report.plots import draw_pictures

@@ -10,11 +10,10 @@ from torch import nn
 
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.base import Setup
-from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
 from redline.bench.recipe.numerics import OutputReference
-from redline.bench.workload.step import InferenceStep
+from redline.bench.workload.step import InferenceStep, Setup
 from redline.bench.workload.workload import Workload, assemble
 from redline.record import Numerics
 from redline.spec import Recipe, Task

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.base import SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.base import SWITCHES, RecipeSwitch
 from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
 from redline.bench.recipe.switches.compiler import Compile
+from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError, UnknownName
 from redline.launch import open_door
@@ -143,7 +144,7 @@ def test_a_step_for_inference_is_refused_for_training() -> None:
     [("compil", "compile"), ("chanels-last", "channels-last"), ("FP16", "fp16"), ("amp_bf16", "amp-bf16")],
 )
 def test_an_unknown_step_is_answered_with_the_closest(written: str, meant: str) -> None:
-    with pytest.raises(UnknownName, match=f"unknown recipe switch '{written}'") as caught:
+    with pytest.raises(UnknownName, match=f"unknown switch '{written}'") as caught:
         switches_of(Recipe.parse(written), "infer")
     assert caught.value.close[0] == meant
     assert "did you mean" in str(caught.value)

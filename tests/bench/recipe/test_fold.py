@@ -11,7 +11,7 @@ from applying import applied, judged, output_of, output_of_code
 from torch import Tensor, nn
 
 from redline.bench.recipe.plain.folding import foldable_batchnorms
-from redline.bench.workload.borrow import remember_module
+from redline.bench.workload.sources.live import remember_module
 from redline.errors import BenchError, SpecError
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")

@@ -21,7 +21,6 @@ import planted_faults
 
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.environment import remember_flags
-from redline.bench.recipe.base import Setup
 from redline.bench.recipe.compose import apply_recipe, number_format_of
 from redline.bench.recipe.numerics import (
     LARGEST_TOLERANCE,
@@ -44,7 +43,7 @@ from redline.bench.recipe.rounding import (
 )
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
-from redline.bench.workload.step import InferenceStep, TrainingStep
+from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Workload, assemble
 from redline.record import Numerics
 from redline.spec import Recipe, Task, WorkloadSpec

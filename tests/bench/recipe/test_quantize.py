@@ -16,7 +16,7 @@ from redline.bench.recipe import base as extras
 from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import number_format_of, switches_of
 from redline.bench.recipe.rounding import rounded_inputs, rounded_tensor, rounded_weights
-from redline.bench.workload.borrow import remember_module
+from redline.bench.workload.sources.live import remember_module
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe
 

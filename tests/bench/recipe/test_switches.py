@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.device.cpu import CpuDevice
+from redline.bench.device.failure import failure_from
 from redline.bench.environment import remember_flags
-from redline.bench.failure import failure_from
-from redline.bench.recipe.base import Setup
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
-from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, InferenceStep, TrainingStep
+from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError
 from redline.spec import Recipe, Task

@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from redline.bench.count.count import Task, because, count_work
 from redline.bench.count.counter import Tf32
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.recipe.base import COMPILER, PRECISION, Setup
+from redline.bench.recipe.base import COMPILER, PRECISION
 from redline.bench.recipe.compose import switches_of
 from redline.bench.workload.build import build_workload
+from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
 from redline.protocol import CountAnswer

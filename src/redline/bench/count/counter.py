@@ -1,22 +1,22 @@
-"""Which number format an operator computes in."""
+"""Counting operators as they run: FLOPs and bytes, the number format of each, and the module it belongs to."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.count.formulas import is_ragged
 from redline.bench.count.kinds import Known, Touched, distinct, known, read_bytes, tensor_bytes, tensors_in
 from redline.bench.device.base import Device
-from redline.bench.module_watch import watching
 from redline.work import PRODUCTS, OperatorKind, WorkPhase
 
 _FORMATS = {
@@ -74,6 +74,32 @@ class Share:
     other_flops: int = 0
     bytes: Counter[WorkPhase] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def watching(model: nn.Module, enter: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
+    """Call `enter` and `leave` with a module's path whenever the forward pass does. The modules stay untouched.
+
+    A module with several names goes by its first. One that is not part of the model belongs to the module that called it.
+    """
+    paths = {id(module): path for path, module in model.named_modules()}
+
+    def before(module: nn.Module, _: Any) -> None:
+        path = paths.get(id(module))
+        if path is not None:
+            enter(path)
+
+    def after(module: nn.Module, _: Any, __: Any) -> None:
+        path = paths.get(id(module))
+        if path is not None:
+            leave(path)
+
+    handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Places:

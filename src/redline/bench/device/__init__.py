@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from redline.bench.device import cuda
 from redline.bench.device.base import Device
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.device.rocm import RocmDevice
 from redline.errors import SpecError, UnknownName, UsageError
 
 __all__ = ["Device", "open_device", "resolve_device"]
@@ -16,7 +19,7 @@ def resolve_device(text: str) -> str:
     if kind == "auto":
         if index_text:
             raise SpecError(f"device auto takes no index, got {text!r}")
-        accelerator = _accelerator_kind()
+        accelerator = cuda.built_for()
         return f"{accelerator}:0" if accelerator and _accelerator_problem(accelerator) is None else "cpu"
     if kind not in KINDS:
         raise UnknownName("device", text, ("auto", *KINDS), hint="write auto, cpu, cuda, cuda:1 or rocm:0")
@@ -33,40 +36,23 @@ def resolve_device(text: str) -> str:
 def open_device(resolved: str) -> Device:
     kind, _, index_text = resolved.partition(":")
     if kind == "cpu":
-        from redline.bench.device.cpu import CpuDevice
-
         return CpuDevice()
     if kind == "rocm":
-        from redline.bench.device.rocm import RocmDevice
-
         return RocmDevice(int(index_text))
-    from redline.bench.device.cuda import CudaDevice
-
-    return CudaDevice(int(index_text))
+    return cuda.CudaDevice(int(index_text))
 
 
 def _index(text: str, index_text: str) -> int:
-    from redline.bench.device.cuda import device_count
-
     if not index_text:
         return 0
-    count = device_count()
+    count = cuda.device_count()
     if not (index_text.isascii() and index_text.isdigit()) or int(index_text) >= count:
         raise UsageError(f"device {text} does not exist: {count} visible, numbered from 0")
     return int(index_text)
 
 
-def _accelerator_kind() -> str | None:
-    """Which accelerator this torch was built for; ROCm builds answer to torch.cuda as well."""
-    from redline.bench.device.cuda import built_for
-
-    return built_for()
-
-
 def _accelerator_problem(kind: str) -> str | None:
-    from redline.bench.device.cuda import unavailable_because
-
-    built = _accelerator_kind()
+    built = cuda.built_for()
     if built != kind:
         return f"this torch was built for {built or 'the CPU only'}"
-    return unavailable_because()
+    return cuda.unavailable_because()

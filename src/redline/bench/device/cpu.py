@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
-from redline.bench.process import limit_private_memory, peak_private_bytes, private_bytes, restart_private_peak
+from redline.bench.device.process import limit_private_memory, peak_private_bytes, private_bytes, restart_private_peak
 from redline.errors import UsageError
 from redline.record import DeviceInfo, Memory, TelemetrySample
 

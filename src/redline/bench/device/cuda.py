@@ -15,6 +15,7 @@ from redline.record import DeviceInfo, Memory, TelemetrySample
 
 
 def built_for() -> str | None:
+    """Which accelerator this torch was built for; ROCm builds answer to torch.cuda as well."""
     if torch.version.hip:
         return "rocm"
     return "cuda" if torch.version.cuda else None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from redline.bench.device import Device, open_device, resolve_device
-from redline.bench.failure import is_out_of_memory
+from redline.bench.device.failure import is_out_of_memory
 from redline.protocol import CeilingsAnswer
 from redline.work import Ceilings
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from redline.bench.device.base import Device
-from redline.bench.failure import is_out_of_memory
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.workload.step import TimedStep
 
 PRECISION = 0.005

@@ -1,7 +1,9 @@
-"""What a recipe switch is, and the setup it works on."""
+"""What a switch is, and the parts of the plain PyTorch code it writes for people without Redline."""
 
 from __future__ import annotations
 
+import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,11 +11,9 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.code import RecipeCode
-from redline.bench.workload.workload import Workload
+from redline.bench.workload.step import Setup
 from redline.errors import MissingExtra, SpecError
 from redline.protocol import Relief, SwitchNeed
 from redline.registry import Registry
@@ -27,50 +27,50 @@ Weights are rewritten before they are cast, in all the digits there are; what is
 
 
 @dataclass
-class Setup:
-    """A workload on its way through a recipe; each switch changes what it is about and nothing else."""
+class RecipeCode:
+    """The parts a snippet is put together from. Lines speak of `model`, and of `tensor` for one input."""
 
-    workload: Workload
-    device: Device
-    model: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    autocast_dtype: torch.dtype | None = None
+    task: Task
+    device: str
+    """As torch spells it: `cuda`, `cpu`."""
+    imports: list[str] = field(default_factory=list)
+    """Whole lines, beyond `import torch`."""
+    flags: list[str] = field(default_factory=list)
+    """Switches of the process, set first."""
+    helpers: list[str] = field(default_factory=list)
+    """Functions or classes the lines below call; each a whole block of code."""
+    model_lines: list[str] = field(default_factory=list)
+    """Statements that turn `model` into a faster one, in order. `args` and `kwargs` hold prepared example inputs."""
+    input_changes: list[str] = field(default_factory=list)
+    """Expressions of `tensor` that give the tensor the model wants, in order."""
+    contexts: list[str] = field(default_factory=list)
+    """Context managers held around every call of the model."""
+    autocast: str | None = None
+    """The dtype as text (`torch.bfloat16`), where autocast is held around the forward and the loss."""
     scales_gradients: bool = False
-    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    optimizer_options: dict[str, str] = field(default_factory=dict)
+    """Keyword arguments of the optimizer, as text."""
     is_graphed: bool = False
-    """The whole step is recorded once and replayed."""
-    before_step: list[Callable[[], None]] = field(default_factory=list)
-    input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
+    """The whole step goes into one CUDA graph."""
+    notes: list[str] = field(default_factory=list)
+    """Remarks for the reader, each printed as a comment."""
 
-    @property
-    def task(self) -> Task:
-        return self.workload.task
+    def carry(self, *things: Callable[..., Any]) -> None:
+        """Functions or classes of `plain/`, as they stand there: the snippet then does what was measured."""
+        self.helpers += [inspect.getsource(thing).rstrip() for thing in things]
 
-    def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Change every input tensor, now and whenever other inputs are put in their place."""
-        self.input_changes.append(change)
-        self.args, self.kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, self.kwargs))
+    def bring_in(self, *lines: str) -> None:
+        """Imports, each once."""
+        self.imports += [line for line in lines if line not in self.imports]
 
-    def prepared_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Fresh fp32 inputs as this recipe wants them."""
-        for change in self.input_changes:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
-        return args, kwargs
 
-    def let_originals_go(self) -> None:
-        """Keep only the inputs this recipe works on: the fp32 ones beside them would count as the recipe's memory."""
-        self.workload.args, self.workload.kwargs = self.args, self.kwargs
-
-    def autocast(self, *, cache: bool = True) -> torch.autocast:
-        """A fresh autocast context: entered once per step, as a server does once per request."""
-        return torch.autocast(
-            self.device.autocast_type,
-            dtype=self.autocast_dtype,
-            enabled=self.autocast_dtype is not None,
-            cache_enabled=cache,
-        )
+def literal(value: Any) -> str:
+    """As a formatter would leave it: texts in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+    return repr(value)
 
 
 class RecipeSwitch(ABC):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import SWITCHES, RecipeSwitch, Setup
+from redline.bench.recipe.base import SWITCHES, RecipeSwitch
+from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
 from redline.protocol import SwitchChoice

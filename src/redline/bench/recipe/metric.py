@@ -16,12 +16,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device import open_device, resolve_device
-from redline.bench.failure import is_out_of_memory, one_line
-from redline.bench.recipe.base import Setup
+from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.sources.user import named_object
-from redline.bench.workload.step import InferenceStep
+from redline.bench.workload.step import InferenceStep, Setup
 from redline.errors import BenchError, SpecError
 from redline.protocol import MetricAnswer
 from redline.spec import Recipe, RunSpec

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import Setup
 from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, unchanged_afterwards
-from redline.bench.workload.step import InferenceStep, TrainingStep
+from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.structure import float_tensors
 from redline.bench.workload.workload import Workload
 from redline.record import Numerics

@@ -10,12 +10,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import nn
 
 from redline.bench.device import open_device, resolve_device
-from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import refuse_impossible, switches_of
-from redline.bench.recipe.switches.graphs import COUNTS_STEPS
 from redline.bench.workload.build import example_code
 from redline.bench.workload.sources.live import HANDED_OVER
-from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
+from redline.bench.workload.step import COUNTS_STEPS, INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
 from redline.errors import BenchError
 from redline.spec import RunSpec, Task, WorkloadSpec
 

@@ -1,15 +1,19 @@
-"""The timed step: one forward for inference; forward, loss, backward and optimizer for training."""
+"""A workload set up for a recipe, and the timed step over it: one forward for inference; forward, loss, backward and
+optimizer for training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch.utils import _pytree as pytree
 
-from redline.bench.recipe.base import Setup
-from redline.spec import OptimizerName
+from redline.bench.device.base import Device
+from redline.bench.workload.workload import Workload
+from redline.spec import OptimizerName, Task
 
 Mark = Callable[[], None]
 
@@ -19,12 +23,61 @@ OPTIMIZER_SETTINGS: dict[OptimizerName, dict[str, Any]] = {
     "adam": {"lr": LEARNING_RATE / 10},
     "adamw": {"lr": LEARNING_RATE / 10},
 }
+COUNTS_STEPS: tuple[OptimizerName, ...] = ("adam", "adamw")
+"""Optimizers that count on the host unless they are told (`capturable`) that a graph will replay them."""
 INITIAL_GRADIENT_SCALE = 2.0**10
 """Lower than torch's 2¹⁶, which overflows and skips the first steps of most models: the loss path starts at once."""
 
 
 def no_mark() -> None:
     """For steps whose phases nobody asks for."""
+
+
+@dataclass
+class Setup:
+    """A workload on its way through a recipe; each switch changes what it is about and nothing else."""
+
+    workload: Workload
+    device: Device
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast_dtype: torch.dtype | None = None
+    scales_gradients: bool = False
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    is_graphed: bool = False
+    """The whole step is recorded once and replayed."""
+    before_step: list[Callable[[], None]] = field(default_factory=list)
+    input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return self.workload.task
+
+    def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Change every input tensor, now and whenever other inputs are put in their place."""
+        self.input_changes.append(change)
+        self.args, self.kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, self.kwargs))
+
+    def prepared_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Fresh fp32 inputs as this recipe wants them."""
+        for change in self.input_changes:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
+        return args, kwargs
+
+    def let_originals_go(self) -> None:
+        """Keep only the inputs this recipe works on: the fp32 ones beside them would count as the recipe's memory."""
+        self.workload.args, self.workload.kwargs = self.args, self.kwargs
+
+    def autocast(self, *, cache: bool = True) -> torch.autocast:
+        """A fresh autocast context: entered once per step, as a server does once per request."""
+        return torch.autocast(
+            self.device.autocast_type,
+            dtype=self.autocast_dtype,
+            enabled=self.autocast_dtype is not None,
+            cache_enabled=cache,
+        )
 
 
 class TimedStep(Protocol):

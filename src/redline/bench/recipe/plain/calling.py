@@ -1,8 +1,11 @@
-"""Calls of something that was made for one example: the same inputs, by place and by name."""
+"""Other ways to call a model: with one backend for its attention, and with the inputs it was made for."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten
 
 
@@ -30,3 +33,15 @@ class CallForm:
             if type(leaves[place]) is not type(value) or repr(leaves[place]) != repr(value):
                 raise ValueError(f"made for an input that is {value!r}, which a later call cannot change")
         return [leaves[place] for place in self.places]
+
+
+class WithAttention(torch.nn.Module):
+    """The model, with every scaled_dot_product_attention in it done by one backend."""
+
+    def __init__(self, model: torch.nn.Module, backend: SDPBackend) -> None:
+        super().__init__()
+        self.model, self.backend = model, backend
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with sdpa_kernel(self.backend):
+            return self.model(*args, **kwargs)

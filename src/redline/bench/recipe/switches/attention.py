@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.bench.device.base import Device
-from redline.bench.failure import is_out_of_memory, one_line
-from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeSwitch, Setup
-from redline.bench.recipe.code import RecipeCode
-from redline.bench.recipe.plain.attention import WithAttention
+from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.plain.calling import WithAttention
 from redline.bench.recipe.plain.folding import symbolic_graph
 from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.bench.workload.step import Setup
 from redline.errors import BenchError, SpecError
 from redline.spec import Switch, Task
 

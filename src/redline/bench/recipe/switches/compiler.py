@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch, Setup
-from redline.bench.recipe.code import RecipeCode, literal
+from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, literal
+from redline.bench.workload.step import Setup
 from redline.errors import SpecError
 from redline.spec import OptionValue, Switch, Task
 

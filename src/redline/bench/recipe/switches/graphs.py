@@ -13,22 +13,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
-from redline.bench.failure import is_out_of_memory
-from redline.bench.recipe.base import GRAPHS, SWITCHES, RecipeSwitch, Setup
-from redline.bench.recipe.code import RecipeCode
+from redline.bench.device.failure import is_out_of_memory
+from redline.bench.recipe.base import GRAPHS, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
-from redline.bench.workload.step import InferenceStep, Mark, TrainingStep, no_mark
+from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
 from redline.errors import BenchError
 from redline.protocol import SwitchNeed
 from redline.spec import OptimizerName, Task
 
 WARMUPS = 3
 """Steps before recording: libraries pick their algorithms, the compiler compiles, the optimizer makes its state."""
-
-
-COUNTS_STEPS: tuple[OptimizerName, ...] = ("adam", "adamw")
-"""Optimizers that count on the host unless they are told (`capturable`) that a graph will replay them."""
 
 
 class Recording:

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeSwitch, Setup
-from redline.bench.recipe.code import RecipeCode
+from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.workload.step import Setup
 from redline.spec import Task
 
 _OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16"})

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeSwitch, Setup, missing_extra
-from redline.bench.recipe.code import RecipeCode
-from redline.bench.recipe.plain.quantizing import SIDES, is_plain_linear, plain_linears
+from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeCode, RecipeSwitch, missing_extra
+from redline.bench.recipe.plain.layers import SIDES, is_plain_linear, plain_linears
+from redline.bench.workload.step import Setup
 from redline.spec import Task
 
 SMALLEST_SHARE = 0.1

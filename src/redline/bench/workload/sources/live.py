@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from redline.bench.failure import is_out_of_memory, one_line
+from torch import Tensor, nn
+
+from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.handed import sort_out, workload_of
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload
@@ -65,3 +68,32 @@ def _open(spec: WorkloadSpec) -> Any:
 
 
 SOURCES.register("live")(LiveSource())
+
+
+def remember_module(model: nn.Module) -> Callable[[], None]:
+    """Returns a function that gives the module back as it was: undoes casts, moves, training steps, changes of mode, and
+    layers or weights that were replaced."""
+    modes = {module: module.training for module in model.modules()}
+    tensors = [(tensor, _copied(tensor)) for tensor in (*model.parameters(), *model.buffers())]
+    # A cast replaces the buffer itself, folding and quantizing replace weights and whole layers.
+    parts = [(held, dict(held)) for module in model.modules() for held in _parts_of(module)]
+
+    def restore() -> None:
+        for held, then in parts:
+            held.clear()
+            held.update(then)
+        for tensor, (value, gradient) in tensors:
+            tensor.data = value
+            tensor.grad = gradient
+        for module, training in modes.items():
+            module.training = training
+
+    return restore
+
+
+def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules
+
+
+def _copied(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    return tensor.detach().clone(), None if tensor.grad is None else tensor.grad.detach().clone()

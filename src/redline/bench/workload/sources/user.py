@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from redline.bench.failure import is_out_of_memory, one_line
+from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
 from redline.bench.workload.handed import sort_out, workload_of
 from redline.bench.workload.source import SOURCES, Source, refuse_options

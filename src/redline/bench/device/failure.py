@@ -6,7 +6,7 @@ import traceback
 
 import torch
 
-from redline.bench.process import is_near_private_limit
+from redline.bench.device.process import is_near_private_limit
 from redline.errors import BenchError, UsageError
 from redline.record import Failure, FailureKind
 

@@ -1,14 +1,11 @@
-"""What a process must do to become a worker: own descriptors, death with its parent, first in line when memory ends."""
+"""The memory this process holds for itself: how much, its peak, and a limit that makes running out an error."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import mmap
-import os
 import resource
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -16,37 +13,11 @@ from pathlib import Path
 from redline.errors import BenchError
 from redline.units import format_bytes
 
-_PR_SET_PDEATHSIG = 1
-_OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 _STATUS = Path("/proc/self/status")
 NEAR_LIMIT = 0.85
 _FILLING: list[mmap.mmap] = []
 _MOST_FILLING = 16 * 2**40
 """Of the 128 TiB that an address space has."""
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent goes, and go at once if it already has."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def volunteer_for_oom() -> None:
-    """Rather this worker than the desk or the user's editor."""
-    if _OOM_SCORE_ADJ.exists():
-        _OOM_SCORE_ADJ.write_text("1000")
-
-
-def own_descriptors(log: int) -> None:
-    """Libraries below Python (Kineto, nanobind, compilers) write to 1 and 2: send them to the worker's log."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
 
 
 def limit_private_memory(limit_bytes: int | None) -> int | None:

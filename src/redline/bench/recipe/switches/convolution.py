@@ -1,4 +1,4 @@
-"""BatchNorm folded into the convolution or linear layer before it: the same function with one layer fewer."""
+"""Switches for convolutional networks: the layout of images, how cuDNN picks its algorithms, BatchNorm folded away."""
 
 from __future__ import annotations
 
@@ -8,14 +8,71 @@ from pathlib import Path
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from redline.bench.failure import one_line
-from redline.bench.recipe.base import SWITCHES, WEIGHTS, RecipeSwitch, Setup
-from redline.bench.recipe.code import RecipeCode
+from redline.bench.device.base import Device
+from redline.bench.device.failure import one_line
+from redline.bench.recipe.base import FLAGS, LAYOUT, SWITCHES, WEIGHTS, RecipeCode, RecipeSwitch
 from redline.bench.recipe.plain.folding import fold_batchnorms, foldable_batchnorms, symbolic_graph
+from redline.bench.workload.step import Setup
 from redline.errors import BenchError
 from redline.spec import Task
 
 _TORCH = Path(torch.__file__).parent
+_FORMAT_BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@SWITCHES.register("channels-last")
+class ChannelsLast(RecipeSwitch):
+    name = "channels-last"
+    summary = "images and convolution weights with the channel innermost"
+    stage = LAYOUT
+    family = "layout"
+
+    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
+        return None if _ranks(model) else "the model has no convolution weights to lay out anew"
+
+    def apply(self, setup: Setup) -> None:
+        for rank in _ranks(setup.workload.model):
+            setup.workload.model.to(memory_format=_FORMAT_BY_RANK[rank])
+        setup.change_inputs(_channels_last)
+
+    def write(self, code: RecipeCode) -> None:
+        code.model_lines.append("model = model.to(memory_format=torch.channels_last)")
+        code.input_changes.append(
+            "tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor"
+        )
+
+
+def _ranks(model: torch.nn.Module) -> set[int]:
+    return {parameter.dim() for parameter in model.parameters()} & _FORMAT_BY_RANK.keys()
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    layout = _FORMAT_BY_RANK.get(tensor.dim())
+    return tensor.contiguous(memory_format=layout) if layout else tensor
+
+
+@SWITCHES.register("cudnn-benchmark")
+class CudnnBenchmark(RecipeSwitch):
+    name = "cudnn-benchmark"
+    summary = "let cuDNN (MIOpen on AMD) time its convolution algorithms and keep the fastest"
+    stage = FLAGS
+    family = "autotune"
+    leaves_program = True
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        if not device.is_accelerator:
+            return "cuDNN runs on GPUs only"
+        return None if torch.backends.cudnn.is_available() else "this torch has no cuDNN"
+
+    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
+        has_convolutions = any(parameter.dim() >= 3 for parameter in model.parameters())
+        return None if has_convolutions else "the model has no convolutions"
+
+    def apply(self, setup: Setup) -> None:
+        torch.backends.cudnn.benchmark = True
+
+    def write(self, code: RecipeCode) -> None:
+        code.flags.append("torch.backends.cudnn.benchmark = True")
 
 
 @SWITCHES.register("fold-bn")

@@ -1,1 +1,0 @@
-"""The dashboard: records to a payload of plain columns, the payload and a template to one HTML file."""
