@@ -24,10 +24,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from redline.bench.count.ask import answer_count
 from redline.bench.device import Device, open_device, resolve_device
-from redline.bench.recipe.base import Setup
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, check_model
-from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
+from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS, Setup
 from redline.errors import UsageError
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.work import WorkCount

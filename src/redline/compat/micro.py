@@ -227,7 +227,7 @@ def _rank(given: argparse.Namespace) -> Rank:
 
 
 def _run(asked: Asked, rank: Rank) -> int:
-    from redline.bench.failure import failure_from
+    from redline.bench.device.failure import failure_from
     from redline.bench.micro import MicroBench, MicroSpec
 
     by_torchrun = rank.world > 1 and rank.url == "env://"
