@@ -22,6 +22,7 @@ from redline.protocol import (
     AskHealth,
     AskMetric,
     AskModels,
+    AskOperators,
     AskSnippet,
     AskSwitches,
     BlockReply,
@@ -39,6 +40,8 @@ from redline.protocol import (
     MetricAnswer,
     ModelName,
     ModelNames,
+    OperatorCase,
+    OperatorTimes,
     Prepare,
     PreparedReply,
     Profile,
@@ -71,7 +74,7 @@ from redline.record import (
     WorkloadInfo,
 )
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
-from redline.work import Ceilings, OperatorWork, WorkCount
+from redline.work import Ceilings, OperatorTime, OperatorWork, WorkCount
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -137,6 +140,9 @@ REQUESTS = [
     Ask(question=AskSwitches(spec=SPEC)),
     Ask(question=AskSnippet(spec=SPEC)),
     Ask(question=AskMetric(spec=SPEC, check="metrics.py:top1")),
+    Ask(
+        question=AskOperators(device="cpu", threads=2, cases=(OperatorCase(operator="norm", shape=(4, 8)),), spec=SPEC)
+    ),
 ]
 REPLIES = [
     Progress(stage="compile", detail="fp16"),
@@ -154,6 +160,21 @@ REPLIES = [
     ),
     CountAnswer(work=WORK, workload=PREPARED.workload),
     CeilingsAnswer(ceilings=CEILINGS),
+    OperatorTimes(
+        rows=(
+            OperatorTime(
+                operator="norm",
+                shape="4×8",
+                number_format="fp16",
+                calls=2,
+                kind="norm",
+                samples=(1e-6, 2e-6),
+                flops=9,
+                bytes=8,
+                refusal="no",
+            ),
+        )
+    ),
     SwitchChoices(
         choices=(
             SwitchChoice(

@@ -15,7 +15,7 @@ import msgspec
 from redline.errors import DoorError, SpecError
 from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef, WorkloadInfo
 from redline.spec import Frozen, RunSpec
-from redline.work import Ceilings, WorkCount
+from redline.work import Ceilings, OperatorTime, WorkCount
 
 Relief = Literal["host", "device", "both"]
 """What a step relieves: a host that cannot launch fast enough, a device that is busy, or both."""
@@ -122,8 +122,38 @@ class AskCeilings(Frozen, tag=True):
     threads: int | None = None
 
 
+OperatorName = Literal["matmul", "conv", "attention", "norm", "elementwise"]
+
+
+class OperatorCase(Frozen):
+    """One operator at one size in one number format."""
+
+    operator: OperatorName
+    shape: tuple[int, ...]
+    number_format: str = "fp32"
+
+
+class AskOperators(Frozen, tag=True):
+    """How fast are these operators by themselves, or those that the model of a spec calls?"""
+
+    device: str = "auto"
+    threads: int | None = None
+    cases: tuple[OperatorCase, ...] = ()
+    spec: RunSpec | None = None
+    """None: the cases. Else the operators of one forward of this model, and the cases are ignored."""
+
+
 Question = (
-    AskEnvironment | AskModels | AskCheck | AskHealth | AskSwitches | AskSnippet | AskCount | AskCeilings | AskMetric
+    AskEnvironment
+    | AskModels
+    | AskCheck
+    | AskHealth
+    | AskSwitches
+    | AskSnippet
+    | AskCount
+    | AskCeilings
+    | AskMetric
+    | AskOperators
 )
 
 
@@ -247,6 +277,10 @@ class CeilingsAnswer(Frozen, tag=True):
     ceilings: Ceilings
 
 
+class OperatorTimes(Frozen, tag=True):
+    rows: tuple[OperatorTime, ...]
+
+
 class PreparedReply(Frozen, tag=True):
     prepared: Prepared
 
@@ -289,6 +323,7 @@ Reply = (
     | CountAnswer
     | CeilingsAnswer
     | MetricAnswer
+    | OperatorTimes
 )
 
 OnProgress = Callable[[Progress], None]

@@ -148,3 +148,19 @@ class Ceilings(Frozen):
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     schema: int = CEILINGS_SCHEMA
+
+
+class OperatorTime(Frozen):
+    """One operator, timed in bursts; `refusal` says why it was not."""
+
+    operator: str
+    shape: str
+    number_format: str
+    calls: int = 1
+    """How often the model calls it in one forward."""
+    kind: OperatorKind = "other"
+    samples: tuple[float, ...] = ()
+    """Seconds per call, one of each burst."""
+    flops: int = 0
+    bytes: int = 0
+    refusal: str | None = None

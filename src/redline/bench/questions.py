@@ -23,6 +23,7 @@ from redline.protocol import (
     AskHealth,
     AskMetric,
     AskModels,
+    AskOperators,
     AskSnippet,
     AskSwitches,
     Checked,
@@ -58,6 +59,10 @@ def answer(question: Question) -> Reply:
         return answer_count(question.spec)
     if isinstance(question, AskCeilings):
         return answer_ceilings(question.device, question.threads)
+    if isinstance(question, AskOperators):
+        from redline.bench.measure.operators import answer_operators
+
+        return answer_operators(question)
     assert isinstance(question, AskHealth)
     return health()
 

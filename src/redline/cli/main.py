@@ -19,6 +19,7 @@ from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
 from redline.cli.history import export, show
 from redline.cli.micro import micro
+from redline.cli.ops import ops
 from redline.cli.options import Command, Exit, Group
 from redline.cli.profile import profile
 from redline.cli.race import race
@@ -39,6 +40,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     flops,
     ceilings,
     roofline,
+    ops,
     demo,
     report,
     compare,

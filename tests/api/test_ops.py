@@ -1,0 +1,89 @@
+"""Single operators: what is timed, what it is held against, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from redline.analyze.ops import operator_row
+from redline.api.ops import OPERATORS, _cases, ops
+from redline.api.workspace import Workspace
+from redline.errors import SpecError, UsageError
+from redline.work import Ceilings, OperatorTime
+
+CEILINGS = Ceilings(
+    kind="cpu", name="a CPU", driver=None, torch="2", threads=1, flops_per_s={"fp32": 1e9}, copy_bytes_per_s=1e9,
+    launch_s=1e-6, cache_bytes=1000,
+)  # fmt: skip
+
+
+def timed(**changes: object) -> OperatorTime:
+    given = {
+        "operator": "matmul", "shape": "a", "number_format": "fp32", "kind": "matmul", "calls": 1,
+        "samples": (2.0, 2.0, 3.0), "flops": 10**9, "bytes": 10**6, "refusal": None,
+    }  # fmt: skip
+    return OperatorTime(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_a_product_is_held_against_the_matrix_units() -> None:
+    row = operator_row(timed(), CEILINGS)
+    assert (row.seconds, row.limited_by, row.efficiency) == (2.0, "compute", 0.5)
+    assert row.spread == pytest.approx(0.25)
+    assert row.flops_per_s == pytest.approx(5e8)
+
+
+def test_what_moves_more_than_it_computes_is_held_against_the_copy_bandwidth() -> None:
+    row = operator_row(timed(kind="elementwise", flops=10**6, bytes=10**9), CEILINGS)
+    assert (row.limited_by, row.efficiency) == ("memory", 0.5)
+
+
+def test_what_fits_in_the_cache_has_no_memory_roof() -> None:
+    row = operator_row(timed(kind="elementwise", flops=10, bytes=999), CEILINGS)
+    assert (row.in_cache, row.efficiency) == (True, None)
+    assert operator_row(timed(kind="elementwise", flops=10, bytes=1000), CEILINGS).in_cache is False
+
+
+def test_a_format_without_a_ceiling_and_a_device_without_any_claim_nothing() -> None:
+    assert operator_row(timed(number_format="bf16"), CEILINGS).efficiency is None
+    assert operator_row(timed(), None).limited_by is None
+
+
+def test_defaults_cover_every_operator_and_tf32_only_products() -> None:
+    cases = _cases([], [], [], "gpu")
+    assert {case.operator for case in cases} == set(OPERATORS)
+    assert {case.operator for case in cases if case.number_format == "tf32"} == {"matmul", "conv"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [
+        ({"operators": "matmull"}, SpecError, "operator must be one of"),
+        ({"operators": "matmul", "shapes": "4x4"}, SpecError, "matmul takes 3 sizes, got 2"),
+        ({"operators": "matmul", "shapes": "4x4xa"}, SpecError, "must be numbers joined by x"),
+        ({"operators": "matmul", "shapes": "0x4x4"}, SpecError, "must be from 1 to"),
+        ({"formats": "fp23"}, SpecError, "format must be one of"),
+        ({"shapes": "4x4x4"}, UsageError, "shapes belong to one operator"),
+        ({"model": "simple_cnn", "formats": "fp32"}, UsageError, "brings its own"),
+        ({"recipe": "fp16"}, UsageError, "a recipe goes with a model"),
+    ],
+)
+def test_mistakes_are_one_line(asked: dict[str, str], error: type[Exception], says: str) -> None:
+    with Workspace(keep=False) as workspace, pytest.raises(error, match=says):
+        ops(**asked, device="cpu", workspace=workspace)
+
+
+def test_counts_are_those_of_the_shapes() -> None:
+    with Workspace(keep=False) as workspace:
+        result = ops("matmul", shapes="8x16x32", formats="fp32", device="cpu", threads=1, workspace=workspace)
+        (row,) = result
+        assert (row.flops, row.bytes) == (2 * 8 * 16 * 32, 4 * (8 * 32 + 32 * 16 + 8 * 16))
+        assert row.seconds
+        model = ops(model="simple_cnn", batch=2, image_size=16, device="cpu", threads=1, workspace=workspace)
+        counted = {row.operator: row for row in model if row.flops}
+        assert any(row.kind == "convolution" for row in model)
+        assert all(row.refusal is None for row in model), [row.refusal for row in model]
+        assert counted
+    document = json.loads(result.to_json())
+    assert (document["kind"], document["results"][0]["operator"]) == ("ops", "matmul")
+    assert "redline ceilings" in str(result)
