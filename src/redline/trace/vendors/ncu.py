@@ -51,13 +51,21 @@ class Ncu(VendorTool):
 
     def read(self, folder: Path) -> VendorTable:
         text = text_of(folder / "ncu.csv")
-        calls = list(_calls(text))
-        times = [(name, metrics[DURATION]) for name, metrics in calls if DURATION in metrics]
-        if not times:
+        found = read_ncu(text)
+        if found is None:
             raise TraceError(f"ncu reports no kernels: {_reason(text)}")
-        readings = [reading for name, metrics in calls for reading in _readings(name, metrics)]
-        note = "ncu runs every kernel alone, with cold caches and several times over: times differ from those of a step"
-        return VendorTable(kernels=added_up(times), readings=readings, notes=(note,))
+        return found
+
+
+def read_ncu(text: str) -> VendorTable | None:
+    """The table in ncu's CSV; None where the text is something else."""
+    calls = list(_calls(text))
+    times = [(name, metrics[DURATION]) for name, metrics in calls if DURATION in metrics]
+    if not times:
+        return None
+    readings = [reading for name, metrics in calls for reading in _readings(name, metrics)]
+    note = "ncu runs every kernel alone, with cold caches and several times over: times differ from those of a step"
+    return VendorTable(kernels=added_up(times), readings=readings, notes=(note,))
 
 
 def _calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:

@@ -9,7 +9,7 @@ from redline.errors import TraceError
 from redline.trace.vendors.tables import statistics, text_of
 from redline.trace.vendors.tool import TOOLS, FollowUp, VendorTable, VendorTool
 
-_COLUMNS = {
+COLUMNS = {
     "name": "Name",
     "calls": "Instances",
     "total": "Total Time (ns)",
@@ -55,7 +55,7 @@ class Nsys(VendorTool):
         return [FollowUp(command=command, output=folder / "kernels.csv")]
 
     def read(self, folder: Path) -> VendorTable:
-        kernels = statistics(text_of(folder / "kernels.csv"), _COLUMNS)
+        kernels = statistics(text_of(folder / "kernels.csv"), COLUMNS)
         if not kernels:
             raise TraceError(f"nsys reports no kernels: see {folder / 'kernels.csv'}")
         return VendorTable(

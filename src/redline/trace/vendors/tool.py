@@ -13,13 +13,14 @@ from redline.registry import Registry
 from redline.spec import Frozen
 from redline.trace.kernels import NamedTime
 
-CounterName = Literal["bandwidth", "occupancy", "l1_hits", "l2_hits", "compute", "traffic"]
+CounterName = Literal["bandwidth", "occupancy", "l1_hits", "l2_hits", "compute", "traffic", "lds_conflicts"]
 Verdict = Literal["memory-bound", "poor", "high", "fine"]
 
 MEMORY_BOUND = 0.8
 POOR_OCCUPANCY = 0.3
 POOR_HITS = 0.7
 HIGH_COMPUTE = 0.8
+MANY_CONFLICTS = 0.05
 
 
 class Counter(Frozen):
@@ -71,6 +72,12 @@ def _compute(value: float) -> tuple[Verdict, str]:
     return "fine", "the arithmetic units are not the limit"
 
 
+def _lds_conflicts(value: float) -> tuple[Verdict, str]:
+    if value > MANY_CONFLICTS:
+        return "poor", "shared memory (LDS) waits for bank conflicts: pad or swizzle the tile, or use a library kernel"
+    return "fine", "few bank conflicts in shared memory (LDS)"
+
+
 def _traffic(value: float) -> tuple[Verdict, str]:
     return "fine", "bytes moved to and from device memory"
 
@@ -82,6 +89,7 @@ _RULES: dict[CounterName, Callable[[float], tuple[Verdict, str]]] = {
     "l2_hits": _hits,
     "compute": _compute,
     "traffic": _traffic,
+    "lds_conflicts": _lds_conflicts,
 }
 
 

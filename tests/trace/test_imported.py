@@ -1,0 +1,167 @@
+"""Files of vendor profilers, read by what is in them: each kind whole, cut, renamed and empty."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from redline.errors import TraceError
+from redline.trace.vendors.imported import merged, read_file
+from redline.trace.vendors.tool import counters_of
+
+ROCPROF_STATS = '"Name","Calls","TotalDurationNs","AverageNs","Percentage"\n"Cijk_A(x, y)",4,4000,1000,80.0\n"relu",2,1000,500,20.0\n'
+ROCPROFV2_TRACE = "Dispatch_ID,GPU_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n1,0,conv,100,400\n2,0,conv,500,700\n3,0,relu,800,900\n"
+ROCPROFV3_STATS = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"\n"gemm",3,900,300,100.0,200,400,10\n'
+ROCPROFV3_COUNTERS = (
+    '"Dispatch_Id","Kernel_Name","Counter_Name","Counter_Value","Start_Timestamp","End_Timestamp"\n'
+    '1,"gemm","LDSBankConflict",20.0,0,100\n1,"gemm","OccupancyPercent",50.0,0,100\n'
+    '2,"gemm","LDSBankConflict",0.0,200,500\n2,"gemm","OccupancyPercent",90.0,200,500\n'
+)
+NSYS_STATS = (
+    "Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...\n\n"
+    "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
+    '75.0,"3,000",3,1000.0,1000.0,900,1100,100.0,"void gemm<float, int>(T1)"\n25.0,1000,1,1000.0,1000.0,1000,1000,0.0,copy\n'
+)
+NCU = (
+    '==PROF== Connected\n"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+    '"0","9","gemm","gpu__time_duration.sum","usecond","1,234.5"\n'
+    '"0","9","gemm","sm__warps_active.avg.pct_of_peak_sustained_active","%","25"\n'
+)
+ROCPROFV3_JSON = json.dumps(
+    {
+        "rocprofiler-sdk-tool": [
+            {
+                "kernel_symbols": [{"kernel_id": 7, "formatted_kernel_name": "gemm"}],
+                "buffer_records": {
+                    "kernel_dispatch": [
+                        {"start_timestamp": 10, "end_timestamp": 40, "dispatch_info": {"kernel_id": 7}},
+                        {"start_timestamp": 50, "end_timestamp": 60, "dispatch_info": {"kernel_id": 8}},
+                    ]
+                },
+            }
+        ]
+    }
+)
+
+
+def kernels_of(path: Path) -> tuple[str, dict[str, tuple[int, int]]]:
+    tool, table = read_file(path)
+    return tool, {row.name: (row.calls, row.total_ns) for row in table.kernels}
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "kernels"),
+    [
+        (ROCPROF_STATS, "rocprof", {"Cijk_A(x, y)": (4, 4000), "relu": (2, 1000)}),
+        (ROCPROFV2_TRACE, "rocprof", {"conv": (2, 500), "relu": (1, 100)}),
+        (ROCPROFV3_STATS, "rocprof", {"gemm": (3, 900)}),
+        (ROCPROFV3_COUNTERS, "rocprof", {"gemm": (2, 400)}),
+        (NSYS_STATS, "nsys", {"void gemm<float, int>(T1)": (3, 3000), "copy": (1, 1000)}),
+        (NCU, "ncu", {"gemm": (1, 1_234_500)}),
+        (ROCPROFV3_JSON, "rocprofv3", {"gemm": (1, 30), "kernel 8": (1, 10)}),
+    ],
+    ids=["rocprof stats", "rocprofv2", "rocprofv3 stats", "rocprofv3 counters", "nsys stats", "ncu", "rocprofv3 json"],
+)
+def test_the_tool_is_known_by_its_file(
+    tmp_path: Path, text: str, tool: str, kernels: dict[str, tuple[int, int]]
+) -> None:
+    path = tmp_path / "anything.txt"
+    path.write_text(text)
+    assert kernels_of(path) == (tool, kernels)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [ROCPROF_STATS, ROCPROFV2_TRACE, ROCPROFV3_STATS, ROCPROFV3_COUNTERS, NSYS_STATS, NCU],
+    ids=["rocprof", "rocprofv2", "rocprofv3 stats", "rocprofv3 counters", "nsys", "ncu"],
+)
+def test_renamed_columns_an_empty_file_and_a_header_alone_are_one_clear_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file.csv"
+    renamed = text
+    for name in ("Name", "Kernel_Name", "Kernel Name"):
+        renamed = renamed.replace(f'"{name}"', '"Title"').replace(f",{name}", ",Title")
+    header = next(line for line in text.splitlines() if "Name" in line)
+    for wrong in (renamed, "", "\n \n", header):
+        path.write_text(wrong)
+        with pytest.raises(TraceError) as caught:
+            read_file(path)
+        assert "\n" not in str(caught.value)
+        assert str(path) in str(caught.value)
+
+
+def test_what_is_whole_in_a_cut_file_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "cut.csv"
+    path.write_text(ROCPROFV2_TRACE[:-12])
+    assert kernels_of(path)[1] == {"conv": (2, 500)}
+    path.write_text(ROCPROFV3_JSON[:-20])
+    with pytest.raises(TraceError, match="not whole JSON"):
+        read_file(path)
+
+
+def test_counters_of_rocm_are_shares_weighted_by_time(tmp_path: Path) -> None:
+    path = tmp_path / "counters.csv"
+    path.write_text(ROCPROFV3_COUNTERS)
+    _, table = read_file(path)
+    found = {one.name: one for one in counters_of(table.readings, [])}
+    assert found["lds_conflicts"].value == pytest.approx((0.2 * 100 + 0 * 300) / 400)
+    assert found["occupancy"].value == pytest.approx((0.5 * 100 + 0.9 * 300) / 400)
+    assert found["lds_conflicts"].verdict == "fine"
+    path.write_text(ROCPROFV3_COUNTERS.replace('"LDSBankConflict",0.0', '"LDSBankConflict",20.0'))
+    assert counters_of(read_file(path)[1].readings, [])[-1].verdict == "poor"
+
+
+def test_databases_of_nsys_and_of_rocm_7(tmp_path: Path) -> None:
+    nsys, rocpd, other = tmp_path / "a.sqlite", tmp_path / "b.db", tmp_path / "c.db"
+    with closing(sqlite3.connect(nsys)) as connection, connection:
+        connection.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        connection.execute(
+            'CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "end" INTEGER, demangledName INTEGER)'
+        )
+        connection.execute("INSERT INTO StringIds VALUES (1, 'gemm')")
+        connection.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 1)", [(0, 10), (20, 50)])
+    with closing(sqlite3.connect(rocpd)) as connection, connection:
+        connection.execute('CREATE TABLE k (name TEXT, start INTEGER, "end" INTEGER)')
+        connection.execute("CREATE VIEW kernels AS SELECT * FROM k")
+        connection.execute("INSERT INTO k VALUES ('relu', 5, 9)")
+    with closing(sqlite3.connect(other)) as connection, connection:
+        connection.execute("CREATE TABLE people (name TEXT)")
+    assert kernels_of(nsys) == ("nsys", {"gemm": (2, 40)})
+    assert kernels_of(rocpd) == ("rocprofv3", {"relu": (1, 4)})
+    with pytest.raises(TraceError, match="without kernels Redline knows; it has people"):
+        read_file(other)
+    nsys.write_bytes(nsys.read_bytes()[:200])
+    with pytest.raises(TraceError, match="cannot read"):
+        read_file(nsys)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"traceEvents": []}', "is a timeline: read it with 'redline profile --trace"),
+        (b'{"a": 1}', "none that Redline knows"),
+        (b"\n\x8f\x01\x08\x00", "Perfetto protobuf"),
+        (b'{"rocprofiler-sdk-tool": []}', "recorded no kernel"),
+    ],
+)
+def test_other_files_say_what_to_do(tmp_path: Path, body: bytes, says: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(body)
+    with pytest.raises(TraceError, match=says):
+        read_file(path)
+    with pytest.raises(TraceError, match="no such file"):
+        read_file(tmp_path / "nowhere")
+
+
+def test_several_files_add_up(tmp_path: Path) -> None:
+    tables = []
+    for number, text in enumerate((ROCPROFV3_STATS, ROCPROFV3_STATS, ROCPROF_STATS)):
+        path = tmp_path / f"{number}.csv"
+        path.write_text(text)
+        tables.append(read_file(path)[1])
+    rows = {row.name: row for row in merged(tables).kernels}
+    assert (rows["gemm"].calls, rows["gemm"].total_ns, rows["gemm"].min_ns, rows["gemm"].max_ns) == (6, 1800, 200, 400)
+    assert rows["relu"].calls == 2
