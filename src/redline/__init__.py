@@ -25,9 +25,14 @@ _HOMES = {
         "FlopsResult",
         "flops",
     ),
+    "ops": (
+        "OpsResult",
+        "ops",
+    ),
     "profile": (
         "ProfileResult",
         "compare_profiles",
+        "import_profile",
         "profile",
         "read_profile",
     ),
@@ -72,7 +77,8 @@ if TYPE_CHECKING:
     from redline.api.compare import compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
-    from redline.api.profile import ProfileResult, compare_profiles, profile, read_profile
+    from redline.api.ops import OpsResult, ops
+    from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
     from redline.api.race import RaceResult, race
     from redline.api.recipe import PlainRecipe, recipe
@@ -87,6 +93,7 @@ __all__ = [
     "BatchResult",
     "CeilingsResult",
     "FlopsResult",
+    "OpsResult",
     "PlainRecipe",
     "ProfileResult",
     "QuickProfile",
@@ -104,8 +111,10 @@ __all__ = [
     "doctor",
     "find_batch",
     "flops",
+    "import_profile",
     "kept_tune",
     "models",
+    "ops",
     "profile",
     "race",
     "read_profile",

@@ -186,16 +186,20 @@ def _concluded(profile: Profile, record: RunRecord | None = None, ceilings: Ceil
 def with_tool(
     kernels: Sequence[NamedTime],
     readings: Sequence[Reading],
-    record: RunRecord,
+    record: RunRecord | None,
     tool: str,
     notes: tuple[str, ...] = (),
+    sources: tuple[str, ...] = (),
 ) -> Profile:
-    """What another profiler's kernel table tells; it knows nothing of the host and of when things ran."""
+    """What another profiler's kernel table tells; it knows nothing of the host and of when things ran.
+
+    `record`: what was measured where Redline ran the tool. `sources`: the files, where somebody else did.
+    """
     rows, classes = kernel_rows(kernels), class_rows(kernels)
     counters = counters_of(readings, [row.name for row in rows[:KERNELS_WITH_COUNTERS]])
     total = sum(row.total_s for row in rows)
     talking = sum(row.total_s for row in rows if row.kernel_class == "communication")
-    capture = msgspec.structs.replace(_capture(record, None), tool=tool)
+    capture = msgspec.structs.replace(_capture(record, None), tool=tool) if record is not None else None
     profile = Profile(
         timeline=Timeline(
             span_s=total,
@@ -226,7 +230,7 @@ def with_tool(
         ranks=(),
         lost=None,
         has_device=True,
-        sources=(tool,),
+        sources=sources or (tool,),
         capture=capture,
         notes=(*notes, "a kernel table knows no timeline: its span is the sum of its kernels, one after the other"),
     )

@@ -21,6 +21,7 @@ from redline.report.profile import profile_text
 from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
 from redline.spec import RunSpec
 from redline.trace.decode import read_trace, read_traces
+from redline.trace.vendors.imported import merged, read_file
 from redline.trace.vendors.tool import TOOLS
 
 DEFAULT_STEPS = 3
@@ -136,6 +137,18 @@ def read_profile(*sources: str | Path, by_shape: bool = False, workspace: Worksp
         assert record.trace is not None
         return profile_of(read_traces([Path(record.trace.path)]), record, by_shape=by_shape, ceilings=known)
     return profile_of(read_traces(paths), by_shape=by_shape)
+
+
+def import_profile(*sources: str | Path) -> Profile:
+    """A profile from files that rocprof, rocprofv2, rocprofv3, nsys or ncu wrote; several of one tool are added up."""
+    if not sources:
+        raise UsageError("name at least one file of a profiler")
+    found = [read_file(Path(source).expanduser()) for source in sources]
+    tools = sorted({tool for tool, _ in found})
+    if len(tools) > 1:
+        raise UsageError(f"these files are of different tools ({', '.join(tools)}): import them one by one")
+    table = merged([table for _, table in found])
+    return with_tool(table.kernels, table.readings, None, tools[0], table.notes, tuple(map(str, sources)))
 
 
 def compare_profiles(

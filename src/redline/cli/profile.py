@@ -51,6 +51,12 @@ def profile(
         opt(group=HOW, metavar="[nsys|ncu|rocprof|rocprofv2|rocprofv3|rocprof-compute]", help="A vendor profiler."),
     ] = None,
     trace: Annotated[list[str] | None, opt(group=HOW, help="Read Kineto traces from anywhere, one per rank.")] = None,
+    import_: Annotated[
+        list[str] | None,
+        opt(
+            "--import", group=HOW, help="Read a file of rocprof, rocprofv2, rocprofv3, nsys or ncu; repeat for several."
+        ),
+    ] = None,
     diff: Annotated[
         tuple[str, str] | None, opt(group=HOW, metavar="A B", help="Compare two traces, folders or records.")
     ] = None,
@@ -73,9 +79,9 @@ def profile(
     Examples:
       redline profile resnet50 -r fp16+channels-last --batch 32
       redline profile --trace rank0.json.gz rank1.json.gz --html page.html
-      redline profile --diff before.json.gz after.json.gz
+      redline profile --import results.stats.csv
     """
-    from redline.api.profile import compare_profiles, read_profile
+    from redline.api.profile import compare_profiles, import_profile, read_profile
     from redline.api.profile import profile as profile_model
     from redline.api.report import report_records
     from redline.api.workspace import Workspace
@@ -103,14 +109,19 @@ def profile(
         print_json(json_text(changed)) if json else make_console().print(DiffReport(changed, rows))
         return Exit.DONE
     record = None
-    with LiveObserver(quiet=bool(trace)) as observer, Workspace(observer=observer) as workspace:
-        if trace:
-            _refuse_settings(capture, "--trace")
+    if trace and import_:
+        raise UsageError("give --trace or --import, not both")
+    with LiveObserver(quiet=bool(trace or import_)) as observer, Workspace(observer=observer) as workspace:
+        if trace or import_:
+            _refuse_settings(capture, "--trace" if trace else "--import")
             if report is not None:
                 raise UsageError(
-                    "--report is of records, and a trace from elsewhere has none; --html writes a page of it"
+                    "--report is of records, and a file from elsewhere has none; --html writes a page of it"
                 )
-            found = read_profile(*trace, *what, by_shape=by_shape, workspace=workspace)
+            if trace:
+                found = read_profile(*trace, *what, by_shape=by_shape, workspace=workspace)
+            else:
+                found = import_profile(*(import_ or []), *what)
         else:
             if len(what) != 1:
                 raise UsageError("name one model, or --trace FILE…, or --diff A B")
