@@ -18,12 +18,13 @@ from collections.abc import Callable
 from random import Random
 from statistics import mean
 
+from worlds.memory import CURVES, MemoryOf, largest_batch
+
 import redline
 from redline.api.workspace import Workspace
 from redline.search.batch import MAX_TRIALS
 from redline.search.largest import Room, Tried, next_batch
 from redline.spec import RunSpec, WorkloadSpec
-from redline.testing.memory import CURVES, MemoryOf, largest_batch
 from redline.units import parse_bytes
 
 Finder = Callable[[MemoryOf, int], tuple[int, int, int]]

@@ -71,10 +71,10 @@ def spec_of(recipe: str, effort: str) -> RunSpec:
 
 def by_race(landscape: Landscape) -> tuple[str, float]:
     door = FakeDoor(landscape)
-    heats = race_specs(
+    replicates = race_specs(
         [spec_of(recipe, "quick") for recipe in ("baseline", "fp16")], door, NoJournal(), seed=landscape.seed
     )
-    return pairs_of(heats)[0].verdict, door.clock_s
+    return pairs_of(replicates)[0].verdict, door.clock_s
 
 
 def in_sequence(landscape: Landscape) -> tuple[str, float]:

@@ -2,10 +2,10 @@
 
     python benchmarks/tune_search.py [--spaces 50] [--budget 1h]
 
-Spaces are drawn by `redline.testing.recipes`: steps of real names or of none anybody knows, with effects between a
+Spaces are drawn by `worlds.recipes`: switches of real names or of none anybody knows, with effects between a
 quarter and four times, 40 % of the pairs meddling with each other (5 %, one in ten 20 %), a quirk of 0.4 % per recipe,
 a host that may be the limit, recipes that fail (half of the spaces) or give wrong numbers and are a third faster for it
-(40 %), compiling that costs 8–40 s cold and 3–8 s warm, a slow mode of six times that, and a first use of each step
+(40 %), compiling that costs 8–40 s cold and 3–8 s warm, a slow mode of six times that, and a first use of each switch
 that costs up to 1.5 s once (cudnn-benchmark 4–12 s, as on an H200). The machine has noise of
 0.3–1.5 % per step with correlation up to 0.6 (CPU: four times that), drift, and offsets between processes of 0.1–0.8 %.
 
@@ -22,12 +22,13 @@ from collections.abc import Callable
 from random import Random
 from statistics import mean, median
 
+from worlds.recipes import SPACES, RecipeTruth, switches_of
+from worlds.tuning import loss_of, simulated_space, simulated_spec, tune_simulated
+
 from redline.protocol import Measure, Prepare, PreparedReply
 from redline.search.tune.trials import trial_measure
 from redline.spec import Recipe, RunSpec
 from redline.testing.fake import FakeDoor
-from redline.testing.recipes import SPACES, RecipeTruth, switches_of
-from redline.testing.tuning import loss_of, simulated_space, simulated_spec, tune_simulated
 from redline.units import parse_seconds
 
 Draw = Callable[[Random], RecipeTruth]
@@ -76,7 +77,7 @@ def _lost(losses: list[float]) -> str:
 def one_space(draw: Draw, seed: int, budget_s: float) -> dict[str, float]:
     truth = draw(Random(seed))
     tuner = tune_simulated(truth, seed, budget_s)
-    best_s = min(truth.step_s(steps) for steps in tuner.space.recipes if truth.is_usable(steps))
+    best_s = min(truth.step_s(switches) for switches in tuner.space.recipes if truth.is_usable(switches))
     all_s, found_s = exhaustive(draw(Random(seed)), seed)
     return {
         "recipes": len(tuner.space.recipes),
@@ -94,9 +95,9 @@ def exhaustive(truth: RecipeTruth, seed: int) -> tuple[float, float]:
     door = FakeDoor(truth.landscape(Random(seed)))
     measure = trial_measure(on_cpu=truth.on_cpu)
     times: dict[frozenset[str], float] = {}
-    for steps in space.recipes:
+    for switches in space.recipes:
         own = RunSpec(
-            workload=spec.workload, recipe=Recipe.parse(space.text(steps)), measure=measure, device=spec.device
+            workload=spec.workload, recipe=Recipe.parse(space.text(switches)), measure=measure, device=spec.device
         )
         with door.open(own) as session:
             reply = session.ask(Prepare(spec=own))
@@ -105,7 +106,7 @@ def exhaustive(truth: RecipeTruth, seed: int) -> tuple[float, float]:
             blocks = [session.ask(Measure(kind="throughput", seconds=measure.block_seconds)) for _ in range(BLOCKS)]
             samples = [sample for reply in blocks for sample in reply.block.samples]  # type: ignore[union-attr]
             times[switches_of(own)] = sorted(samples)[len(samples) // 2]
-    return door.clock_s, truth.step_s(min(times, key=lambda steps: times[steps]))
+    return door.clock_s, truth.step_s(min(times, key=lambda switches: times[switches]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What heats say about a pair: an interval that knows of processes, and a verdict by the band."""
+"""What replicates say about a pair: an interval that knows of processes, and a verdict by the band."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record(recipe: str, times: list[float], group: str | None = "g", **changes: 
     return RunRecord(id=f"{recipe}{group}", spec=spec, group=group, blocks=blocks, **changes)  # type: ignore[arg-type]
 
 
-def heat(number: int, **times: list[float]) -> list[RunRecord]:
+def replicate(number: int, **times: list[float]) -> list[RunRecord]:
     return [record(name.replace("_", "-"), values, f"g{number}") for name, values in times.items()]
 
 
@@ -43,37 +43,39 @@ class TestVerdict:
 
 class TestPairs:
     def test_ratio_is_time_of_the_first_over_time_of_the_second(self) -> None:
-        heats = [heat(n, baseline=[2.0, 2.2, 2.1], fp16=[1.0, 1.1, 1.05]) for n in range(3)]
-        (pair,) = pairs_of(heats)
-        assert (pair.a, pair.b, pair.verdict, pair.heats) == ("baseline", "fp16", "faster", 3)
+        replicates = [replicate(n, baseline=[2.0, 2.2, 2.1], fp16=[1.0, 1.1, 1.05]) for n in range(3)]
+        (pair,) = pairs_of(replicates)
+        assert (pair.a, pair.b, pair.verdict, pair.replicates) == ("baseline", "fp16", "faster", 3)
         assert pair.ratio == pytest.approx(2.0)
 
-    def test_what_drifts_within_a_heat_cancels(self) -> None:
+    def test_what_drifts_within_a_replicate_cancels(self) -> None:
         drift = [1.0, 3.0, 9.0, 27.0]
-        heats = [heat(n, baseline=drift, fp16=[each / 1.5 for each in drift]) for n in range(3)]
-        assert pairs_of(heats)[0].high == pytest.approx(1.5)
+        replicates = [replicate(n, baseline=drift, fp16=[each / 1.5 for each in drift]) for n in range(3)]
+        assert pairs_of(replicates)[0].high == pytest.approx(1.5)
 
-    def test_a_single_heat_has_no_interval(self) -> None:
-        pair = pair_of([heat(0, baseline=[2.0] * 9, fp16=[1.0] * 9)], "baseline", "fp16")
+    def test_a_single_replicate_has_no_interval(self) -> None:
+        pair = pair_of([replicate(0, baseline=[2.0] * 9, fp16=[1.0] * 9)], "baseline", "fp16")
         assert pair is not None
         assert (pair.low, pair.high, pair.verdict) == (None, None, "inconclusive")
 
     def test_processes_that_disagree_widen_it_however_steady_each_is(self) -> None:
-        steady = [heat(n, baseline=[2.0] * 50, fp16=[2.0 * factor] * 50) for n, factor in enumerate((0.96, 1.0, 1.04))]
+        steady = [
+            replicate(n, baseline=[2.0] * 50, fp16=[2.0 * factor] * 50) for n, factor in enumerate((0.96, 1.0, 1.04))
+        ]
         pair = pairs_of(steady)[0]
         assert pair.low is not None
         assert pair.high is not None
         assert pair.high - pair.low > 0.1
 
-    def test_recipes_that_followed_each_other_are_set_against_each_other_heat_by_heat(self) -> None:
-        heats = [[record("baseline", [2.0, 2.0], None), record("fp16", [1.0, 1.0], None)] for _ in range(2)]
-        assert pairs_of(heats)[0].ratio == pytest.approx(2.0)
+    def test_recipes_that_followed_each_other_are_set_against_each_other_replicate_by_replicate(self) -> None:
+        replicates = [[record("baseline", [2.0, 2.0], None), record("fp16", [1.0, 1.0], None)] for _ in range(2)]
+        assert pairs_of(replicates)[0].ratio == pytest.approx(2.0)
 
     def test_a_recipe_that_broke_is_in_no_pair(self) -> None:
         broken = record("fp16", [], failure=Failure(stage="build", kind="oom", message="no room"))
         assert pairs_of([[record("baseline", [1.0] * 6), broken, record("tf32", [1.0] * 6)]])[0].b == "tf32"
 
-    def test_rounds_that_scatter_count_even_where_heats_agree(self) -> None:
+    def test_rounds_that_scatter_count_even_where_replicates_agree(self) -> None:
         logs = [PairedLog(mean=0.0, error=0.05, rounds=6)] * 3
         half = half_width(logs)
         assert half is not None
@@ -81,29 +83,29 @@ class TestPairs:
 
 
 class TestSpread:
-    def test_is_what_neither_recipe_nor_heat_explains(self) -> None:
+    def test_is_what_neither_recipe_nor_replicate_explains(self) -> None:
         rng = np.random.default_rng(0)
         names = ("baseline", "fp16", "tf32", "compile")
         speeds = dict(zip(names, (1.0, 0.5, 0.7, 0.6), strict=True))
         found = []
         for _ in range(200):
-            heats = []
+            replicates = []
             for n in range(3):
                 warm = math.exp(rng.normal(0, 0.1))
                 times = {name: [speeds[name] * warm * math.exp(rng.normal(0, 0.02))] * 6 for name in names}
-                heats.append(heat(n, **times))
-            spread = process_spread(heats)
+                replicates.append(replicate(n, **times))
+            spread = process_spread(replicates)
             assert spread is not None
             assert spread[1] == 6
             found.append(spread[0])
         assert math.sqrt(np.mean(found)) == pytest.approx(0.02, rel=0.1)
 
-    def test_lets_one_heat_speak(self) -> None:
-        heats = [heat(0, baseline=[2.0] * 6, fp16=[1.0] * 6)]
-        pair = pair_with_spread(heats, "baseline", "fp16", (0.01**2, 6))
+    def test_lets_one_replicate_speak(self) -> None:
+        replicates = [replicate(0, baseline=[2.0] * 6, fp16=[1.0] * 6)]
+        pair = pair_with_spread(replicates, "baseline", "fp16", (0.01**2, 6))
         assert pair is not None
         assert pair.low == pytest.approx(2.0 * math.exp(-2.447 * math.sqrt(2) * 0.01), rel=1e-3)
         assert pair.verdict == "faster"
 
-    def test_is_unknown_with_one_heat(self) -> None:
-        assert process_spread([heat(0, baseline=[2.0], fp16=[1.0])]) is None
+    def test_is_unknown_with_one_replicate(self) -> None:
+        assert process_spread([replicate(0, baseline=[2.0], fp16=[1.0])]) is None

@@ -97,7 +97,7 @@ def test_a_hair_faster_is_no_reason_to_forget_the_batches() -> None:
     assert one(records, "throughput").recipe == "baseline"
 
 
-def test_a_heat_that_checked_nothing_does_not_stand_for_one_that_did() -> None:
+def test_a_replicate_that_checked_nothing_does_not_stand_for_one_that_did() -> None:
     checked, later = sweep_records(recipe="fp16", batches=[8]), sweep_records(recipe="fp16", batches=[8])
     assert later[0].prepared is not None
     unchecked = msgspec.structs.replace(later[0].prepared, numerics=Numerics(method="unchecked"))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from worlds.memory import CachingAllocator, OutOfMemory, StackedModel, convolutional, transformer
 
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure.squeeze import PRECISION, least_memory
 from redline.record import DeviceInfo, Memory, TelemetrySample
-from redline.testing.memory import CachingAllocator, OutOfMemory, StackedModel, convolutional, transformer
 
 GIB = 2**30
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from invoking import document
 from typer.testing import Result
+from worlds.recipes import WRONG, switches_of
 
 from redline.api import race as racing
 from redline.api import tune as tuning
@@ -21,7 +22,6 @@ from redline.search.tune.trials import Trials
 from redline.spec import RunSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape
-from redline.testing.recipes import WRONG, switches_of
 
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),
@@ -81,7 +81,7 @@ class TestRace:
         assert pair.keys() >= {"a", "b", "ratio", "low", "high", "verdict"}
         assert (pair["a"], pair["b"], pair["verdict"]) == ("baseline", "fp16", "faster")
         assert pair["low"] <= 2.0 <= pair["high"]
-        assert len(told["results"]) == 2 * told["heats"]
+        assert len(told["results"]) == 2 * told["replicates"]
         assert {"recipe", "throughput_per_s", "latency_s", "numerics", "verdict"} <= told["results"][0].keys()
 
     def test_a_recipe_that_fails_is_told_and_exits_5(self, redline: Callable[..., Result]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
 from redline.analyze.batch import BatchFinding, BatchTrial, supported_knee
 from redline.api.batch import find_batch
@@ -20,8 +21,7 @@ from redline.search.batch import MAX_TRIALS, trial_spec
 from redline.search.observer import NoJournal
 from redline.spec import MOST_ITEMS, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
-from redline.testing.landscape import Landscape
-from redline.testing.memory import MemoryOf, MemoryTruth, convolutional, curve, largest_batch
+from redline.testing.landscape import Landscape, MemoryTruth
 
 MIB = 2**20
 

@@ -183,9 +183,11 @@ class TestTheRatio:
     @pytest.mark.parametrize("world", [CPU, GPU], ids=["cpu", "gpu"])
     def test_lies_in_its_interval_as_often_as_that_says(self, world: dict[str, Any]) -> None:
         truth = 0.05 / 0.03
-        found = self.ratios({"baseline": 0.05, "fp16": 0.03}, world, self.STOPPING, 200)
+        found = self.ratios({"baseline": 0.05, "fp16": 0.03}, world, self.STOPPING, 400)
         covered = sum(low <= truth <= high for low, _, high in found) / len(found)
-        assert 0.90 <= covered <= 0.99
+        # Over 1500 runs it is 97 %, a little more than the 95 % it promises: intervals of ranks are. Of 400 runs at
+        # that rate, less than 93 % or more than 99 % comes about once in two hundred draws of the seeds.
+        assert 0.93 <= covered <= 0.99
         assert float(np.median([ratio for _, ratio, _ in found])) == pytest.approx(truth, rel=0.01)
 
     @pytest.mark.parametrize("world", [CPU, GPU], ids=["cpu", "gpu"])

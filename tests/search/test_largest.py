@@ -7,10 +7,10 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from worlds.memory import CURVES, MemoryOf, curve, largest_batch
 
 from redline.search.largest import Bounds, Room, Tried, bounds, next_batch
 from redline.spec import RunSpec, WorkloadSpec
-from redline.testing.memory import CURVES, MemoryOf, curve, largest_batch
 
 CAPACITY = 16 * 2**30
 

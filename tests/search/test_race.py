@@ -17,7 +17,7 @@ from redline.record import Failure
 from redline.report.race import race_report
 from redline.report.terminal import as_text
 from redline.search.observer import NoJournal, Observer
-from redline.search.race import EXTENSIONS, HEATS_PER_EXTENSION, Race, race_specs
+from redline.search.race import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, race_specs
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
@@ -41,35 +41,37 @@ def raced(landscape: Landscape, *recipes: str, **settings: Any) -> tuple[list[li
 
 
 class TestVerdicts:
-    def test_a_clear_difference_is_decided_before_all_heats_are_run(self) -> None:
-        heats, _ = raced(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}, offset_sigma=0.0005), "baseline", "fp16")
-        (pair,) = pairs_of(heats)
-        assert (len(heats), pair.verdict) == (2, "faster")
+    def test_a_clear_difference_is_decided_before_all_replicates_are_run(self) -> None:
+        replicates, _ = raced(
+            Landscape(step_s={"baseline": 0.02, "fp16": 0.01}, offset_sigma=0.0005), "baseline", "fp16"
+        )
+        (pair,) = pairs_of(replicates)
+        assert (len(replicates), pair.verdict) == (2, "faster")
         assert pair.low is not None
         assert pair.high is not None
         assert pair.low <= 2.0 <= pair.high
 
     def test_every_pair_gets_one(self) -> None:
         truth = {"baseline": 0.02, "fp16": 0.01, "bf16": 0.01}
-        heats, _ = raced(Landscape(step_s=truth, offset_sigma=0.001), "baseline", "fp16", "bf16")
-        found = {(pair.a, pair.b): pair.verdict for pair in pairs_of(heats)}
+        replicates, _ = raced(Landscape(step_s=truth, offset_sigma=0.001), "baseline", "fp16", "bf16")
+        found = {(pair.a, pair.b): pair.verdict for pair in pairs_of(replicates)}
         assert found == {("baseline", "fp16"): "faster", ("baseline", "bf16"): "faster", ("fp16", "bf16"): "same"}
 
     def test_two_extensions_come_before_inconclusive(self) -> None:
-        heats, _ = raced(Landscape(step_s=0.01, offset_sigma=0.1), "baseline", "fp16")
-        assert len(heats) == 3 + EXTENSIONS * HEATS_PER_EXTENSION
-        assert pairs_of(heats)[0].verdict == "inconclusive"
+        replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.1), "baseline", "fp16")
+        assert len(replicates) == 3 + EXTENSIONS * REPLICATES_PER_EXTENSION
+        assert pairs_of(replicates)[0].verdict == "inconclusive"
 
     def test_who_is_decided_leaves_before_an_extension(self) -> None:
         landscape = Landscape(step_s={"baseline": 0.1, "fp16": 0.01, "bf16": 0.01}, offset_sigma=0.06)
-        heats, _ = raced(landscape, "baseline", "fp16", "bf16")
-        assert len(heats[0]) == 3
-        assert [str(record.spec.recipe) for record in heats[-1]] == ["fp16", "bf16"]
+        replicates, _ = raced(landscape, "baseline", "fp16", "bf16")
+        assert len(replicates[0]) == 3
+        assert [str(record.spec.recipe) for record in replicates[-1]] == ["fp16", "bf16"]
 
     def test_one_process_each_decides_nothing(self) -> None:
-        heats, _ = raced(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}), "baseline", "fp16", replicates=1)
-        assert len(heats) == 1
-        assert pairs_of(heats)[0].verdict == "inconclusive"
+        replicates, _ = raced(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}), "baseline", "fp16", replicates=1)
+        assert len(replicates) == 1
+        assert pairs_of(replicates)[0].verdict == "inconclusive"
 
 
 class TestFalseAlarms:
@@ -85,8 +87,8 @@ class TestFalseAlarms:
     def test_of_equal_recipes_are_rare_and_the_interval_holds_the_truth(self, machine: dict[str, Any]) -> None:
         count, missed, verdicts = 80, 0, Counter[str]()
         for seed in range(count):
-            heats, _ = raced(Landscape(step_s=0.01, seed=seed, **machine), "baseline", "fp16", seed=seed)
-            (pair,) = pairs_of(heats)
+            replicates, _ = raced(Landscape(step_s=0.01, seed=seed, **machine), "baseline", "fp16", seed=seed)
+            (pair,) = pairs_of(replicates)
             assert pair.low is not None
             assert pair.high is not None
             missed += not pair.low <= 1 <= pair.high
@@ -96,13 +98,13 @@ class TestFalseAlarms:
         assert verdicts["faster"] + verdicts["slower"] <= 2
 
     def test_within_one_process_the_same_noise_would_be_a_difference(self) -> None:
-        """The check can fail: rounds alone, pooled over heats, call processes' offsets differences."""
+        """The check can fail: rounds alone, pooled over replicates, call processes' offsets differences."""
         from redline.analyze.race import log_ratio
 
         alarms = 0
         for seed in range(60):
-            heats, _ = raced(Landscape(step_s=0.01, seed=seed, offset_sigma=0.02), "baseline", "fp16", seed=seed)
-            log = log_ratio(*heats[0])
+            replicates, _ = raced(Landscape(step_s=0.01, seed=seed, offset_sigma=0.02), "baseline", "fp16", seed=seed)
+            log = log_ratio(*replicates[0])
             assert log is not None
             alarms += abs(log.mean) > 3 * log.error
         assert alarms > 30
@@ -113,7 +115,7 @@ class TestMemory:
         door = Crowded(Landscape(step_s={"baseline": 0.02, "fp16": 0.01}, offset_sigma=0.001), room=1)
         running = Race(door, NoJournal(), Observer(), random.Random(0))
         for _ in range(3):
-            records = running.run_heat(specs_of("baseline", "fp16"))
+            records = running.run_replicate(specs_of("baseline", "fp16"))
             assert all(record.blocks and record.group is None for record in records)
         assert running.in_turns
         assert door.most_open == 1 + 1  # the one that found no room
@@ -123,7 +125,7 @@ class TestMemory:
     def test_inline_sessions_share_a_process_and_take_turns(self) -> None:
         door = Crowded(Landscape(step_s=0.01), room=1)
         running = Race(door, NoJournal(), Observer(), random.Random(0))
-        running.run_heat(specs_of("baseline", "fp16", door="inline"))
+        running.run_replicate(specs_of("baseline", "fp16", door="inline"))
         assert door.most_open == 1
 
 
@@ -159,29 +161,29 @@ class Crowded(FakeDoor):
 
 
 class TestFailures:
-    def test_a_broken_recipe_is_out_after_its_first_heat(self) -> None:
+    def test_a_broken_recipe_is_out_after_its_first_replicate(self) -> None:
         broken = Failure(stage="compile", kind="compile", message="cannot")
         landscape = Landscape(
             step_s={"*": 0.01, "tf32": 0.02}, failure={"*": None, "fp16": broken}, offset_sigma=0.0005
         )
-        heats, _ = raced(landscape, "baseline", "fp16", "tf32")
-        assert heats[0][1].failure == broken
-        assert all(len(heat) == 2 for heat in heats[1:])
-        assert {(pair.a, pair.b) for pair in pairs_of(heats)} == {("baseline", "tf32")}
+        replicates, _ = raced(landscape, "baseline", "fp16", "tf32")
+        assert replicates[0][1].failure == broken
+        assert all(len(replicate) == 2 for replicate in replicates[1:])
+        assert {(pair.a, pair.b) for pair in pairs_of(replicates)} == {("baseline", "tf32")}
 
     def test_a_race_of_one_survivor_ends(self) -> None:
         broken = Failure(stage="compile", kind="compile", message="cannot")
-        heats, _ = raced(Landscape(step_s=0.01, failure={"*": None, "fp16": broken}), "baseline", "fp16")
-        assert len(heats) == 1
-        assert pairs_of(heats) == []
+        replicates, _ = raced(Landscape(step_s=0.01, failure={"*": None, "fp16": broken}), "baseline", "fp16")
+        assert len(replicates) == 1
+        assert pairs_of(replicates) == []
 
 
 def test_blocks_are_in_random_order() -> None:
     rounds = []
-    for heat in race_specs(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), NoJournal()):
+    for replicate in race_specs(specs_of("baseline", "fp16"), FakeDoor(Landscape(step_s=0.01)), NoJournal()):
         turns = [
             (block.started_at, str(record.spec.recipe))
-            for record in heat
+            for record in replicate
             for block in record.blocks
             if block.kind == "throughput" and not block.alone
         ]
@@ -208,32 +210,34 @@ class TestARecipeAgainstItself:
     """What two equal recipes differ by is the noise floor of the machine."""
 
     def test_it_is_the_same(self) -> None:
-        heats, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16", "fp16")
-        (pair,) = pairs_of(heats)
+        replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16", "fp16")
+        (pair,) = pairs_of(replicates)
         assert (pair.a, pair.b, pair.verdict) == ("fp16", "fp16 (2)", "same")
-        assert "one recipe raced itself: differences up to ±" in as_text(race_report(heats))
+        assert "one recipe raced itself: differences up to ±" in as_text(race_report(replicates))
 
     def test_written_in_another_order_it_is_still_itself(self) -> None:
-        heats, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16+graphs", "graphs+fp16")
-        assert "one recipe raced itself" in as_text(race_report(heats))
+        replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16+graphs", "graphs+fp16")
+        assert "one recipe raced itself" in as_text(race_report(replicates))
 
     def test_a_false_verdict_is_called_false(self) -> None:
         """A machine that slows down every second process."""
-        heats, _ = raced(Landscape(step_s={"fp16+graphs": 0.01, "graphs+fp16": 0.02}), "fp16+graphs", "graphs+fp16")
-        told = as_text(race_report(heats))
+        replicates, _ = raced(
+            Landscape(step_s={"fp16+graphs": 0.01, "graphs+fp16": 0.02}), "fp16+graphs", "graphs+fp16"
+        )
+        told = as_text(race_report(replicates))
         assert "a verdict of faster or slower here is false" in told
 
     def test_its_copies_keep_their_names_when_others_leave(self) -> None:
         """baseline is decided at once; the copies differ too much from process to process to be decided."""
         truth = Landscape(step_s={"baseline": 0.1, "fp16": 0.01}, offset_sigma=0.08)
-        heats, _ = raced(truth, "baseline", "fp16", "fp16")
-        assert len(heats[-1]) == 2, "baseline left before the extension"
-        by_pair = {(pair.a, pair.b): pair for pair in pairs_of(heats)}
-        assert by_pair["fp16", "fp16 (2)"].heats == len(heats)
-        assert by_pair["baseline", "fp16"].heats < len(heats)
+        replicates, _ = raced(truth, "baseline", "fp16", "fp16")
+        assert len(replicates[-1]) == 2, "baseline left before the extension"
+        by_pair = {(pair.a, pair.b): pair for pair in pairs_of(replicates)}
+        assert by_pair["fp16", "fp16 (2)"].replicates == len(replicates)
+        assert by_pair["baseline", "fp16"].replicates < len(replicates)
 
 
 def test_a_race_in_which_nobody_met_says_so() -> None:
-    """Stopped before a heat was finished."""
+    """Stopped before a replicate was finished."""
     records = [msgspec.structs.replace(record, blocks=()) for record in race_records(("baseline", "fp16"))]
-    assert "no heat was finished" in as_text(race_report([records]))
+    assert "no replicate was finished" in as_text(race_report([records]))

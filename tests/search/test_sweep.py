@@ -243,7 +243,7 @@ def sweep_of(door: FakeDoor, history: History, **settings: Any) -> redline.Sweep
 
 def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_told(history: History) -> None:
     choices = (SwitchChoice(switch="bf16", family="precision"),)
-    door = FakeDoor(Landscape(step_s=0.001, unknown_steps={"bff16"}, choices=choices))
+    door = FakeDoor(Landscape(step_s=0.001, unknown_switches={"bff16"}, choices=choices))
     with pytest.raises(UsageError, match=r"exclusion names the recipe bff16.* did you mean bf16") as caught:
         sweep_of(door, history, recipes=["baseline", "fp16"], exclude=[{"recipe": ["fp16", "bff16"]}])
     assert "\n" not in str(caught.value)

@@ -207,6 +207,14 @@ class TestSession:
         assert everything(1) == everything(1)
         assert everything(1) != everything(2)
 
+    def test_noise_is_seeded_by_what_is_measured_not_by_how_a_spec_is_encoded(self) -> None:
+        """Renaming a field of the spec once drew every simulation anew, and a test failed for it."""
+        landscape = Landscape(step_s=0.01, offset_sigma=0.1)
+        plain = spec_of("fp16")
+        other = msgspec.structs.replace(plain, measure=MeasureSpec.for_effort("quick"))
+        first, again = (block_of(opened(FakeDoor(landscape), spec)).samples for spec in (plain, other))
+        assert first == again
+
     def test_without_drift_a_cell_does_not_depend_on_what_else_was_measured(self) -> None:
         landscape = Landscape(step_s=0.01, noise_rho=0.5, offset_sigma=0.1)
         alone = block_of(opened(FakeDoor(landscape), spec_of("fp16"))).samples

@@ -45,7 +45,7 @@ def curves_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[
 
 def standing(record: RunRecord) -> tuple[bool, bool, bool, float, str]:
     """Which of several records of one batch stands for it: measured at length, then with its answers checked (the later
-    heats of a race check nothing), then the newest."""
+    replicates of a race check nothing), then the newest."""
     is_checked = record.prepared is not None and not record.prepared.numerics.is_left_out
     return record.failure is None, not is_capture(record), is_checked, record.created_at, record.id
 

@@ -1,7 +1,7 @@
 """What a race says: pairs of recipes with a ratio that covers what changes from process to process, and a verdict.
 
-A heat is one fresh process per recipe, measured in turns. Within a heat all samples of a recipe share its process's
-offset, so the interval is a Student interval over heats, and never narrower than what the rounds inside them say.
+A replicate is one fresh process per recipe, measured in turns. Within a replicate all samples of a recipe share its process's
+offset, so the interval is a Student interval over replicates, and never narrower than what the rounds inside them say.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TIME_BAND = 0.03
 CONFIDENCE = 0.95
 CONFIDENCE_AFTER = {2: 0.99, 3: 0.98}
 CONFIDENCE_LATER = 0.97
-"""By the number of heats. A race is looked at after each heat and ends when it is decided, which favours heats that
+"""By the number of replicates. A race is looked at after each replicate and ends when it is decided, which favours replicates that
 happen to agree; with these, all looks together still cover the truth 95 % of the time (simulated: 95.8 % at worst)."""
 
 SMALLEST_SPREAD = 0.001
 """Between processes: a few that agree by chance promise no more."""
 
-Heat = Sequence[RunRecord]
+Replicate = Sequence[RunRecord]
 """One record per recipe, each of a process of its own."""
 
 
@@ -43,16 +43,16 @@ class Pair(Frozen):
     b: str
     ratio: float
     low: float | None
-    """None with a single heat, which says nothing about other processes."""
+    """None with a single replicate, which says nothing about other processes."""
     high: float | None
     verdict: RaceVerdict
-    heats: int
+    replicates: int
 
 
-def pairs_of(heats: Sequence[Heat], kind: BlockKind = "throughput") -> list[Pair]:
-    """Every two recipes that met in a heat, in the order of the first heat."""
-    names = list(dict.fromkeys(name for heat in heats for name in names_in(heat)))
-    found = (pair_of(heats, a, b, kind) for a, b in combinations(names, 2))
+def pairs_of(replicates: Sequence[Replicate], kind: BlockKind = "throughput") -> list[Pair]:
+    """Every two recipes that met in a replicate, in the order of the first replicate."""
+    names = list(dict.fromkeys(name for replicate in replicates for name in names_in(replicate)))
+    found = (pair_of(replicates, a, b, kind) for a, b in combinations(names, 2))
     return [pair for pair in found if pair is not None]
 
 
@@ -67,38 +67,38 @@ def racer_names(specs: Iterable[RunSpec]) -> list[str]:
     return names
 
 
-def names_in(heat: Heat) -> list[str]:
-    return racer_names(record.spec for record in heat)
+def names_in(replicate: Replicate) -> list[str]:
+    return racer_names(record.spec for record in replicate)
 
 
-def is_same_recipe(heats: Sequence[Heat], a: str, b: str) -> bool:
+def is_same_recipe(replicates: Sequence[Replicate], a: str, b: str) -> bool:
     """Whether two racers are one recipe, written alike or in another order."""
     recipes = {
         name: record.spec.recipe.canonical()
-        for heat in heats
-        for name, record in zip(names_in(heat), heat, strict=True)
+        for replicate in replicates
+        for name, record in zip(names_in(replicate), replicate, strict=True)
     }
     return recipes[a] == recipes[b]
 
 
 def pair_of(
-    heats: Sequence[Heat], a: str, b: str, kind: BlockKind = "throughput", *, looks: bool = True
+    replicates: Sequence[Replicate], a: str, b: str, kind: BlockKind = "throughput", *, looks: bool = True
 ) -> Pair | None:
-    """One pair; None where the two never met. `looks` False: the number of heats did not depend on this pair."""
-    logs = [log for heat in heats if (log := _log_in(heat, a, b, kind)) is not None]
+    """One pair; None where the two never met. `looks` False: the number of replicates did not depend on this pair."""
+    logs = [log for replicate in replicates if (log := _log_in(replicate, a, b, kind)) is not None]
     if not logs:
         return None
     mean = fmean(log.mean for log in logs)
     half = half_width(logs, looks=looks)
     ratio = math.exp(mean)
     if half is None:
-        return Pair(a=a, b=b, ratio=ratio, low=None, high=None, verdict="inconclusive", heats=len(logs))
+        return Pair(a=a, b=b, ratio=ratio, low=None, high=None, verdict="inconclusive", replicates=len(logs))
     low, high = math.exp(mean - half), math.exp(mean + half)
-    return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), heats=len(logs))
+    return Pair(a=a, b=b, ratio=ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
 
 
 def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None:
-    """Of the mean log-ratio: over heats, and within them; the wider counts. None with a single heat."""
+    """Of the mean log-ratio: over replicates, and within them; the wider counts. None with a single replicate."""
     count = len(logs)
     if count < 2:
         return None
@@ -109,17 +109,17 @@ def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None
     return max(between, within)
 
 
-def process_spread(heats: Sequence[Heat], kind: BlockKind = "throughput") -> tuple[float, int] | None:
+def process_spread(replicates: Sequence[Replicate], kind: BlockKind = "throughput") -> tuple[float, int] | None:
     """How far apart processes of one recipe lie, as a variance of the logarithm, and its degrees of freedom.
 
-    From all recipes that ran in every heat: what is left when each recipe's own time and each heat's are taken away.
-    None with fewer than two heats or two such recipes.
+    From all recipes that ran in every replicate: what is left when each recipe's own time and each replicate's are taken away.
+    None with fewer than two replicates or two such recipes.
     """
-    sound = [_sound_racers(heat) for heat in heats]
-    names = [name for name in (sound[0] if sound else {}) if all(name in heat for heat in sound)]
+    sound = [_sound_racers(replicate) for replicate in replicates]
+    names = [name for name in (sound[0] if sound else {}) if all(name in replicate for replicate in sound)]
     if len(sound) < 2 or len(names) < 2:
         return None
-    table = [[_middle_log(heat[name], kind) for name in names] for heat in sound]
+    table = [[_middle_log(replicate[name], kind) for name in names] for replicate in sound]
     rows, columns = [fmean(row) for row in table], [fmean(column) for column in zip(*table, strict=True)]
     whole = fmean(rows)
     left = [
@@ -132,19 +132,19 @@ def process_spread(heats: Sequence[Heat], kind: BlockKind = "throughput") -> tup
 
 
 def pair_with_spread(
-    heats: Sequence[Heat], a: str, b: str, spread: tuple[float, int] | None, kind: BlockKind = "throughput"
+    replicates: Sequence[Replicate], a: str, b: str, spread: tuple[float, int] | None, kind: BlockKind = "throughput"
 ) -> Pair | None:
-    """One pair whose own heats may be few, with the spread between processes that other heats have shown."""
-    own = pair_of(heats, a, b, kind)
+    """One pair whose own replicates may be few, with the spread between processes that other replicates have shown."""
+    own = pair_of(replicates, a, b, kind)
     if own is None or spread is None:
         return own
-    logs = [log for heat in heats if (log := _log_in(heat, a, b, kind)) is not None]
+    logs = [log for replicate in replicates if (log := _log_in(replicate, a, b, kind)) is not None]
     variance_of_one, degrees = spread
     half = student_t(degrees) * math.sqrt(2 * variance_of_one / len(logs))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
     half = max(half, student_t(max(sum(log.rounds - 1 for log in logs), 1)) * error)
     low, high = own.ratio * math.exp(-half), own.ratio * math.exp(half)
-    return Pair(a=a, b=b, ratio=own.ratio, low=low, high=high, verdict=verdict_of(low, high), heats=len(logs))
+    return Pair(a=a, b=b, ratio=own.ratio, low=low, high=high, verdict=verdict_of(low, high), replicates=len(logs))
 
 
 def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:
@@ -174,13 +174,13 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput"
     return PairedLog(mean=fmean(logs[0]) - fmean(logs[1]), error=math.sqrt(sum(errors)), rounds=count)
 
 
-def _log_in(heat: Heat, a: str, b: str, kind: BlockKind) -> PairedLog | None:
-    by_name = _sound_racers(heat)
+def _log_in(replicate: Replicate, a: str, b: str, kind: BlockKind) -> PairedLog | None:
+    by_name = _sound_racers(replicate)
     return log_ratio(by_name[a], by_name[b], kind) if a in by_name and b in by_name else None
 
 
-def _sound_racers(heat: Heat) -> dict[str, RunRecord]:
-    return {name: record for name, record in zip(names_in(heat), heat, strict=True) if _is_sound(record)}
+def _sound_racers(replicate: Replicate) -> dict[str, RunRecord]:
+    return {name: record for name, record in zip(names_in(replicate), replicate, strict=True) if _is_sound(record)}
 
 
 def _middle_log(record: RunRecord, kind: BlockKind) -> float:

@@ -20,11 +20,11 @@ from redline.spec_table import layered
 
 
 class RaceResult(Sequence[Pair]):
-    """The pairs of a race, with the heats they were derived from."""
+    """The pairs of a race, with the replicates they were derived from."""
 
-    def __init__(self, heats: Sequence[Sequence[RunRecord]]) -> None:
-        self.heats = [list(heat) for heat in heats]
-        self.pairs = pairs_of(self.heats)
+    def __init__(self, replicates: Sequence[Sequence[RunRecord]]) -> None:
+        self.replicates = [list(replicate) for replicate in replicates]
+        self.pairs = pairs_of(self.replicates)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -33,18 +33,18 @@ class RaceResult(Sequence[Pair]):
         return self.pairs[index]
 
     def __str__(self) -> str:
-        return as_text(race_report(self.heats))
+        return as_text(race_report(self.replicates))
 
     @property
     def records(self) -> list[RunRecord]:
-        return [record for heat in self.heats for record in heat]
+        return [record for replicate in self.replicates for record in replicate]
 
     @property
     def rows(self) -> list[RunSummary]:
         return summarize(self.records)
 
     def to_json(self) -> str:
-        return race_json(self.heats)
+        return race_json(self.replicates)
 
 
 @takes_settings
@@ -70,7 +70,7 @@ def race(
         specs = working.checked(specs)
         with working.lock(specs[0].device):
             door = working.door(specs[0].launch)
-            heats = race_specs(
+            raced = race_specs(
                 specs, door, working.journal, working.observer, replicates=replicates, seed=specs[0].seed
             )
-    return RaceResult(heats)
+    return RaceResult(raced)

@@ -281,7 +281,7 @@ def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, str 
 
 
 def default_name(asked: TuneSpec) -> str:
-    """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of heats."""
+    """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of replicates."""
     model = asked.spec.workload.model
     first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
     limit = str(asked.spec.launch.memory_limit_bytes)
@@ -315,7 +315,7 @@ def _kept(ledger: TuneLedger, name: str) -> TuneRecord:
 
 
 def _resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
-    """The search as it goes on. One that is done is only told again, unless more heats are asked for than it was to have.
+    """The search as it goes on. One that is done is only told again, unless more replicates are asked for than it was to have.
 
     What it had to say of its end is said anew at the new one, and the code is that of the winner then.
     """

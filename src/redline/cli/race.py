@@ -51,5 +51,5 @@ def race(
             model, recipes=recipe or [], replicates=replicates, **given, **only_set(effort=effort), workspace=workspace
         )
         observer.stop()
-    print_json(result.to_json()) if json else make_console().print(race_report(result.heats))
+    print_json(result.to_json()) if json else make_console().print(race_report(result.replicates))
     return Exit.FAILED_ROW if any(record.failure for record in result.records) else Exit.DONE

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.race import TIME_BAND, Heat, Pair, is_same_recipe, names_in, pair_of, pairs_of, process_spread
+from redline.analyze.race import TIME_BAND, Pair, Replicate, is_same_recipe, names_in, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import IN_COMPANY, farthest
 from redline.report.cells import error_cell
@@ -21,18 +21,20 @@ from redline.units import format_share, significant
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
 
 
-def race_json(heats: Sequence[Heat]) -> str:
-    """`results` as a run has them, heat after heat; `pairs` are what the race says."""
-    document: dict[str, Any] = msgspec.json.decode(export_json([record for heat in heats for record in heat]))
-    document["pairs"] = pairs_of(heats)
-    document["heats"] = len(heats)
+def race_json(replicates: Sequence[Replicate]) -> str:
+    """`results` as a run has them, replicate after replicate; `pairs` are what the race says."""
+    document: dict[str, Any] = msgspec.json.decode(
+        export_json([record for replicate in replicates for record in replicate])
+    )
+    document["pairs"] = pairs_of(replicates)
+    document["replicates"] = len(replicates)
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-def race_report(heats: Sequence[Heat]) -> RenderableType:
-    rows = summarize([record for heat in heats for record in heat])
+def race_report(replicates: Sequence[Replicate]) -> RenderableType:
+    rows = summarize([record for replicate in replicates for record in replicate])
     racers: dict[str, list[RunSummary]] = {}
-    for name, row in zip((name for heat in heats for name in names_in(heat)), rows, strict=True):
+    for name, row in zip((name for replicate in replicates for name in names_in(replicate)), rows, strict=True):
         racers.setdefault(name, []).append(row)
     names, first = list(racers), rows[0]
     where = next((row.device_name for row in rows if row.device_name), first.device)
@@ -43,12 +45,16 @@ def race_report(heats: Sequence[Heat]) -> RenderableType:
     for header in (f"{item}/s", "processes", f"vs {names[0]}"[:24], "verdict", "rel. error"):
         table.add_column(header, justify="right", no_wrap=True)
     for name, own in racers.items():
-        table.add_row(Text(name), *_cells(name, names[0], heats, own))
-    pairs = [pair for pair in pairs_of(heats) if pair.a != names[0]]
+        table.add_row(Text(name), *_cells(name, names[0], replicates, own))
+    pairs = [pair for pair in pairs_of(replicates) if pair.a != names[0]]
     told = [Text(f"  {pair_line(pair)}", style=VERDICT_STYLE[pair.verdict]) for pair in pairs]
     told += [Text(f"  {row.recipe}: {row.failure.message}", style="red") for row in rows if row.failure]
     return Group(
-        table, *told, *_company_notes(rows), *_spread_note(heats), Text(_next_step(heats, racers), style="bold")
+        table,
+        *told,
+        *_company_notes(rows),
+        *_spread_note(replicates),
+        Text(_next_step(replicates, racers), style="bold"),
     )
 
 
@@ -65,11 +71,11 @@ def pair_line(pair: Pair) -> str:
     return f"{pair.b} is {words[pair.verdict]} {pair.a}: {pair.ratio:.3f}× ({pair.low:.3f}–{pair.high:.3f})"
 
 
-def _cells(name: str, first: str, heats: Sequence[Heat], rows: Sequence[RunSummary]) -> list[str | Text]:
+def _cells(name: str, first: str, replicates: Sequence[Replicate], rows: Sequence[RunSummary]) -> list[str | Text]:
     rates = [row.throughput_per_s for row in rows if row.throughput_per_s is not None]
     if not rates:
         return ["failed", "–", "–", "–", "–"]
-    pair = pair_of(heats, first, name) if name != first else None
+    pair = pair_of(replicates, first, name) if name != first else None
     ratio = "–"
     if pair is not None:
         ratio = f"{pair.ratio:.2f}×" + (f" ({pair.low:.2f}–{pair.high:.2f})" if pair.low and pair.high else "")
@@ -88,24 +94,24 @@ def _company_notes(rows: Sequence[RunSummary]) -> list[Text]:
     return [Text(f"  {recipe}: {note}", style="dim") for recipe, note in told.items()]
 
 
-def _spread_note(heats: Sequence[Heat]) -> list[Text]:
-    spread = process_spread(heats)
+def _spread_note(replicates: Sequence[Replicate]) -> list[Text]:
+    spread = process_spread(replicates)
     if spread is None:
         return []
     told = f"  processes of one recipe lie ±{format_share(spread[0] ** 0.5)} apart; the intervals cover that"
     return [Text(told, style="dim")]
 
 
-def _next_step(heats: Sequence[Heat], racers: Mapping[str, Sequence[RunSummary]]) -> str:
+def _next_step(replicates: Sequence[Replicate], racers: Mapping[str, Sequence[RunSummary]]) -> str:
     names = list(racers)
     sound = [name for name, rows in racers.items() if not any(row.failure for row in rows)]
     fit = [name for name in sound if not any(row.numerics and row.numerics.is_wrong for row in racers[name])]
     if len(sound) < 2:
         return "next: fewer than two recipes ran; 'redline show' has the errors whole"
-    pairs = {(pair.a, pair.b): pair for pair in pairs_of(heats)}
+    pairs = {(pair.a, pair.b): pair for pair in pairs_of(replicates)}
     if not pairs:
-        return "next: no heat was finished, so that nothing is known; the same command begins anew"
-    if all(is_same_recipe(heats, *pair) for pair in pairs):
+        return "next: no replicate was finished, so that nothing is known; the same command begins anew"
+    if all(is_same_recipe(replicates, *pair) for pair in pairs):
         return f"next: {_noise_floor(list(pairs.values()))}"
     if any(pair.verdict == "inconclusive" for pair in pairs.values()):
         return (
@@ -122,7 +128,7 @@ def _noise_floor(pairs: Sequence[Pair]) -> str:
     """Of a recipe that raced itself: what the intervals leave open is what two equal recipes may differ by here."""
     bounds = [bound for pair in pairs for bound in (pair.low, pair.high) if bound is not None]
     if not bounds:
-        return "one heat says nothing about other processes; --replicates 3 shows the noise floor"
+        return "one replicate says nothing about other processes; --replicates 3 shows the noise floor"
     far = max(max(bound, 1 / bound) - 1 for bound in bounds)
     wrong = any(pair.verdict in ("faster", "slower") for pair in pairs)
     told = f"one recipe raced itself: differences up to ±{format_share(far)} are noise on this machine"

@@ -16,8 +16,7 @@ from redline.errors import UnknownName
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Failure, Memory, Numerics, Prepared
 from redline.spec import Recipe, RunSpec
-from redline.testing.landscape import Landscape, look_up
-from redline.testing.memory import MemoryTruth
+from redline.testing.landscape import Landscape, MemoryTruth, look_up
 
 Floats = NDArray[np.float64]
 
@@ -317,10 +316,10 @@ def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
     model = spec.workload.model
     if model in truth.unknown_models:
         return protocol.Checked(spec=resolved, usage=str(UnknownName("model", model, truth.models)))
-    for step in spec.recipe.switches:
-        if step.name in truth.unknown_steps:
+    for switch in spec.recipe.switches:
+        if switch.name in truth.unknown_switches:
             known = (choice.switch for choice in truth.choices)
-            return protocol.Checked(spec=resolved, usage=str(UnknownName("recipe step", step.name, known)))
+            return protocol.Checked(spec=resolved, usage=str(UnknownName("switch", switch.name, known)))
     return protocol.Checked(spec=resolved, fingerprint="fake")
 
 

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias, TypeVar, cast
 from redline.protocol import SwitchChoice
 from redline.record import Failure, Numerics
 from redline.spec import RunSpec
-from redline.testing.memory import MemoryTruth
 from redline.work import Ceilings, WorkCount
 
 T = TypeVar("T")
@@ -20,6 +19,17 @@ A table must have an entry for every spec it is asked about (`*` is one): the fa
 """
 
 EXACT = Numerics(rel_l2=0.0, cosine=1.0, top1_agreement=1.0, passed=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTruth:
+    """The figures of one spec. `needed` decides what fits; the others are what a bench would report."""
+
+    needed: int
+    allocated: int
+    reserved: int
+    """At its ease the allocator takes this much."""
+    resident: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +76,7 @@ class Landscape:
     models: Collection[str] = ()
     """Names `AskModels` tells; any other name is accepted as well."""
     unknown_models: Collection[str] = ()
-    unknown_steps: Collection[str] = ()
+    unknown_switches: Collection[str] = ()
     work: PerSpec[WorkCount | None] = None
     """What counting a spec would find; None: nothing could be counted."""
     ceilings: Ceilings | None = None

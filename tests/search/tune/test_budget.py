@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from worlds.recipes import RecipeTruth
+from worlds.tuning import loss_of, tune_simulated
 
 from redline.protocol import SwitchChoice
 from redline.search.tune.costs import Candidate, Costs, first_of
@@ -17,8 +19,6 @@ from redline.search.tune.result import finding_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
 from redline.search.tune.trials import Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.testing.recipes import RecipeTruth
-from redline.testing.tuning import loss_of, tune_simulated
 
 GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
 CHOICES = (
@@ -197,7 +197,7 @@ class TestShortSearches:
         truth = like_an_h200()
         tuner = tune_simulated(truth, 1, budget_s)
         assert loss_of(tuner, truth) < 0.03
-        assert len(tuner.tune.finals) >= 3, "and the last race had its heats"
+        assert len(tuner.tune.finals) >= 3, "and the last race had its replicates"
         assert tuner.tune.seconds <= budget_s
 
     def test_what_there_was_no_time_to_tell_is_named(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from worlds.recipes import SPACES, WRONG, switches_of
+from worlds.tuning import loss_of, tune_simulated
 
 import redline
 from redline.api.tune import TuneResult, kept_tune
@@ -22,8 +24,6 @@ from redline.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape
-from redline.testing.recipes import SPACES, WRONG, switches_of
-from redline.testing.tuning import loss_of, tune_simulated
 
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),
@@ -165,6 +165,17 @@ class TestFindings:
         with pytest.raises(UsageError, match=r"no tune .nosuch.*study"):
             kept_tune("nosuch", workspace=Workspace(history=history))
 
+    def test_a_search_that_was_stored_under_old_names_still_loads(self, tune: Callable[..., TuneResult]) -> None:
+        """Schema 1: switches were called steps, replicates heats."""
+        record = msgspec.structs.replace(tune().tune, batch_replicates=(("a", "b"),))
+        old = msgspec.msgpack.decode(encode_tune(record))
+        old["schema"] = 1
+        old["batch_heats"] = old.pop("batch_replicates")
+        old["refused"] = [{"step": row["switch"], "reason": row["reason"]} for row in old["refused"]]
+        old["tune"]["steps"] = old["tune"].pop("switches")
+        old["tune"]["spec"]["recipe"]["steps"] = old["tune"]["spec"]["recipe"].pop("switches")
+        assert decode_tune(msgspec.msgpack.encode(old)) == record
+
 
 class TestNumbers:
     def test_a_wrong_recipe_is_never_timed_nor_recommended_however_fast(self, tune: Callable[..., TuneResult]) -> None:
@@ -285,7 +296,7 @@ class TestBudget:
             assert result.winner.ratio > 2
 
     def test_the_fastest_gets_its_interval_though_rivals_are_close(self, tune: Callable[..., TuneResult]) -> None:
-        """A noisy CPU and three minutes: better one recipe in all heats than four in one."""
+        """A noisy CPU and three minutes: better one recipe in all replicates than four in one."""
         brings = {"channels-last": 0.75, "compile": 0.7, "cudnn-benchmark": 0.99}
         noisy = landscape(
             device_kind="cpu",
@@ -333,10 +344,10 @@ class TestBudget:
     def test_a_batch_for_which_it_was_too_short_is_found_with_more(self, history: History) -> None:
         truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
         short = tuned(FakeDoor(truth), history, batch="auto", budget=80.0)
-        assert (short.finding.state, short.tune.batch_heats) == ("out-of-budget", ())
+        assert (short.finding.state, short.tune.batch_replicates) == ("out-of-budget", ())
         result = tuned(FakeDoor(truth), history, batch="auto", budget="1h", resume=True)
         assert (result.finding.state, result.recipe) == ("done", BEST)
-        assert len(result.tune.batch_heats) == 3
+        assert len(result.tune.batch_replicates) == 3
         assert result.winner is not None
         assert (result.winner.batch or 0) > 32
 
@@ -410,7 +421,7 @@ class TestWishes:
         assert result.records[winner.record_id] in timed
         assert winner.throughput_per_s == pytest.approx((winner.batch or 0) / truth.step_s(timed[0].spec), rel=0.02)
         apart = [note for note in result.finding.notes if "the search for the batch" in note]
-        assert bool(apart) == (bool(tune.batches) and not tune.batch_heats)
+        assert bool(apart) == (bool(tune.batches) and not tune.batch_replicates)
         assert all("the budget ended before the race there" in note for note in apart)
         assert f"batch {tune.batches[0].batch}" in apart[0] if apart else winner.batch != 32 or not tune.batches
         assert "batch 32" in str(result).splitlines()[0], "where the ranking was made"
@@ -419,7 +430,7 @@ class TestWishes:
     def test_with_the_batch_asked_for_there_is_time_for_a_race_there(self, history: History) -> None:
         truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
         result = tuned(FakeDoor(truth), history, batch="auto", budget="5m")
-        assert result.tune.batch_heats
+        assert result.tune.batch_replicates
         assert result.finding.seconds <= 330
 
     def test_who_moves_most_at_its_batch_wins(self, history: History) -> None:
@@ -483,7 +494,7 @@ class Interrupting(Observer):
         self._count("trial")
 
     def replicate(self, number: int, planned: int, recipes: Any) -> None:
-        self._count("heat")
+        self._count("replicate")
 
     def _count(self, event: str) -> None:
         self._left -= event == self._event
@@ -492,7 +503,9 @@ class Interrupting(Observer):
 
 
 class TestCtrlC:
-    @pytest.mark.parametrize(("event", "times"), [("trial", 2), ("trial", 4), ("heat", 1), ("heat", 2), ("heat", 4)])
+    @pytest.mark.parametrize(
+        ("event", "times"), [("trial", 2), ("trial", 4), ("replicate", 1), ("replicate", 2), ("replicate", 4)]
+    )
     def test_keeps_what_is_known_and_resume_goes_on(self, history: History, event: str, times: int) -> None:
         first = FakeDoor(landscape())
         stopped = tuned(first, history, observer=Interrupting(event, times))
@@ -577,12 +590,12 @@ class TestCtrlC:
             tuned(door, history, name="study", resume=True, **other)
         assert door.clock_s == 0
 
-    def test_more_heats_may_be_asked_for(self, history: History) -> None:
+    def test_more_replicates_may_be_asked_for(self, history: History) -> None:
         done = tuned(FakeDoor(landscape()), history, name="study", budget="1h")
         more = tuned(FakeDoor(landscape()), history, name="study", budget="2h", replicates=8, resume=True)
         assert len(done.tune.finals) < 8 <= len(more.tune.finals)
 
-    def test_the_same_question_has_the_same_name_whatever_the_heats_and_the_order(self, history: History) -> None:
+    def test_the_same_question_has_the_same_name_whatever_the_replicates_and_the_order(self, history: History) -> None:
         names = ["channels-last", "fp16"]
         tuned(FakeDoor(landscape()), history, switches=names)
         again = tuned(FakeDoor(landscape()), history, switches=names[::-1], replicates=4, resume=True)

@@ -39,7 +39,7 @@ def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) ->
     rivals = [row for row in evidence.rows if row.vs_first and row.vs_first.low is not None]
     if not rivals:
         return None
-    # Only what was checked itself: of the heats of a race, which check but once, the luckiest would speak.
+    # Only what was checked itself: of the replicates of a race, which check but once, the luckiest would speak.
     sound = [row for row in rivals if may_recommend(row) and row.group in firsts]
     best = max(sound, key=lambda row: ratio_of(row)[0], default=None)
     if best is None or ratio_of(best)[1] <= 1:

@@ -9,9 +9,9 @@ from redline.record import RunRecord
 from redline.search.batch import search_batch
 from redline.search.race import Race
 from redline.search.tune.costs import Costs
-from redline.search.tune.finals import final_spec, heat_s
+from redline.search.tune.finals import final_spec, replicate_s
 from redline.search.tune.record import BatchChoice
-from redline.search.tune.result import NO_RATIO, complexity, heats_of, winner_of
+from redline.search.tune.result import NO_RATIO, complexity, replicates_of, winner_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Tuner
 from redline.spec import MeasureSpec
@@ -43,7 +43,7 @@ def choose_batch(tuner: Tuner) -> None:
         if recipe in known:
             continue
         # A race of the one is worth more than the batch of the other.
-        race_s = tuner.asked.replicates * heat_s(tuner, _racers(tuner)) if known else 0.0
+        race_s = tuner.asked.replicates * replicate_s(tuner, _racers(tuner)) if known else 0.0
         if tuner.left_s < _search_s(tuner, recipe) + race_s:
             tuner.ran_short(f"no time left to search the batch for {recipe}")
             break
@@ -55,11 +55,11 @@ def _search_s(tuner: Tuner, recipe: str) -> float:
     return max(SEARCH_S, USUAL_TRIALS * Costs(tuner).anew_s(tuner.space.switches_of(recipe)))
 
 
-def _heat_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
+def _replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
     """The first one at the new batch; later ones find what was compiled for it."""
     costs = Costs(tuner)
     again_s = sum(costs.anew_s(each) - costs.expected_s(each) for each in racers)
-    return heat_s(tuner, racers) + (0.0 if tuner.tune.batch_heats else again_s)
+    return replicate_s(tuner, racers) + (0.0 if tuner.tune.batch_replicates else again_s)
 
 
 def _search_batch(tuner: Tuner, recipe: str) -> None:
@@ -93,27 +93,27 @@ def race_at_batch(tuner: Tuner) -> None:
         return
     chosen, racers = _chosen(tuner), _racers(tuner)
     race = Race(tuner.door, tuner.journal, tuner.observer, tuner.order, only=tuner.only)
-    race.heats = _heats_at(tuner, chosen.batch, racers)
-    for number in range(len(race.heats), tuner.asked.replicates):
-        if tuner.left_s < _heat_s(tuner, racers):
+    race.replicates = _replicates_at(tuner, chosen.batch, racers)
+    for number in range(len(race.replicates), tuner.asked.replicates):
+        if tuner.left_s < _replicate_s(tuner, racers):
             _note_a_short_race(tuner, chosen.batch, number)
             return
         tuner.observer.replicate(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])
-        records = race.run_heat([final_spec(tuner, each, first=False, batch=chosen.batch) for each in racers])
+        records = race.run_replicate([final_spec(tuner, each, first=False, batch=chosen.batch) for each in racers])
         tuner.records.update((record.id, record) for record in records)
         broken = {str(record.spec.recipe) for record in records if record.failure is not None}
         if broken & {tuner.space.text(BASELINE), chosen.recipe}:
             tuner.keep(notes=(*tuner.tune.notes, _why_no_ratio(records, chosen.batch)))
             return
         racers = [each for each in racers if tuner.space.text(each) not in broken]
-        tuner.keep(batch_heats=(*tuner.tune.batch_heats, tuple(record.id for record in records)))
+        tuner.keep(batch_replicates=(*tuner.tune.batch_replicates, tuple(record.id for record in records)))
 
 
-def _note_a_short_race(tuner: Tuner, batch: int, heats: int) -> None:
+def _note_a_short_race(tuner: Tuner, batch: int, replicates: int) -> None:
     """Of one that was not held at all the finding tells, with what the search for the batch saw."""
     tuner.is_short = True
-    if heats:
-        had = f"its {tuner.asked.replicates} heats (it had {heats})"
+    if replicates:
+        had = f"its {tuner.asked.replicates} replicates (it had {replicates})"
         tuner.ran_short(f"the budget ended before the race at batch {batch} had {had}: give it more")
 
 
@@ -127,15 +127,15 @@ def _racers(tuner: Tuner) -> list[Switches]:
     return list(dict.fromkeys([BASELINE, *(tuner.space.switches_of(name) for name in names if name is not None)]))
 
 
-def _heats_at(tuner: Tuner, batch: int, racers: Sequence[Switches]) -> list[list[RunRecord]]:
+def _replicates_at(tuner: Tuner, batch: int, racers: Sequence[Switches]) -> list[list[RunRecord]]:
     """Those of an earlier session, unless they were at another batch or of others."""
-    heats = heats_of(tuner.tune.batch_heats, tuner.records)
-    names = {str(record.spec.recipe) for heat in heats[:1] for record in heat}
-    is_other = any(record.spec.workload.batch != batch for heat in heats for record in heat)
-    if heats and (is_other or not names.issuperset(map(tuner.space.text, racers))):
-        tuner.keep(batch_heats=())
+    replicates = replicates_of(tuner.tune.batch_replicates, tuner.records)
+    names = {str(record.spec.recipe) for replicate in replicates[:1] for record in replicate}
+    is_other = any(record.spec.workload.batch != batch for replicate in replicates for record in replicate)
+    if replicates and (is_other or not names.issuperset(map(tuner.space.text, racers))):
+        tuner.keep(batch_replicates=())
         return []
-    return heats
+    return replicates
 
 
 def _why_no_ratio(records: list[RunRecord], batch: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from redline.analyze.race import TIME_BAND, Heat, Pair, log_ratio, pair_of, pair_with_spread, process_spread
+from redline.analyze.race import TIME_BAND, Pair, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
 from redline.protocol import Ask, AskMetric, FailureReply, MetricAnswer
 from redline.record import RunRecord
 from redline.search.race import Race
@@ -15,46 +15,48 @@ from redline.search.tune.costs import Costs
 from redline.search.tune.estimates import quantizing_of, rejection
 from redline.search.tune.model import PROCESS_SD
 from redline.search.tune.record import Metric
-from redline.search.tune.result import NEAR_ENOUGH, gains_of, heats_of, log_over, winner_of
+from redline.search.tune.result import NEAR_ENOUGH, gains_of, log_over, replicates_of, winner_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Tuner
 from redline.spec import MeasureSpec, RunSpec
 
 BEHIND_AFTER_ONE = 0.03
 BEHIND = 0.005
-MOST_HEATS = 5
+MOST_REPLICATES = 5
 SETTLED = 0.01
-"""Half an interval: two recipes closer than this need no further heat to tell them apart."""
+"""Half an interval: two recipes closer than this need no further replicate to tell them apart."""
 RACE_SHARE = 0.75
-"""Of the time left, for the heats of the last race; the rest is for taking the winner apart."""
-ABLATION_HEATS = 2
+"""Of the time left, for the replicates of the last race; the rest is for taking the winner apart."""
+ABLATION_REPLICATES = 2
 FULL_LOSS_PATH = 20
 
 
 def decide(tuner: Tuner) -> None:
-    """Heats of the finalists with the baseline; who falls behind is out, and the budget may end it."""
+    """Replicates of the finalists with the baseline; who falls behind is out, and the budget may end it."""
     _begin_anew_for_a_newcomer(tuner)
-    heats = heats_of(tuner.tune.finals, tuner.records)
-    finalists = _still_in(tuner, heats) if heats else choose_finalists(tuner)
+    replicates = replicates_of(tuner.tune.finals, tuner.records)
+    finalists = _still_in(tuner, replicates) if replicates else choose_finalists(tuner)
     race = _race(tuner)
-    while finalists and not _is_decided(tuner, heats, finalists):
-        finalists = _with_time_for_all_heats(tuner, finalists, len(heats))
+    while finalists and not _is_decided(tuner, replicates, finalists):
+        finalists = _with_time_for_all_replicates(tuner, finalists, len(replicates))
         racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
         if len(racers) < 2 or not _run_final(tuner, race, racers):
             return
-        heats = heats_of(tuner.tune.finals, tuner.records)
-        finalists = _still_in(tuner, heats)
+        replicates = replicates_of(tuner.tune.finals, tuner.records)
+        finalists = _still_in(tuner, replicates)
 
 
 def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
     """An earlier session raced without what is the fastest by now: nobody can win a race that he was not in."""
-    met = {str(record.spec.recipe) for heat in heats_of(tuner.tune.finals, tuner.records) for record in heat}
+    met = {
+        str(record.spec.recipe) for replicate in replicates_of(tuner.tune.finals, tuner.records) for record in replicate
+    }
     if met and any(tuner.space.text(first) not in met for first in choose_finalists(tuner)[:1]):
-        tuner.keep(finals=(), ablations=(), batch_heats=())
+        tuner.keep(finals=(), ablations=(), batch_replicates=())
 
 
 def simplify(tuner: Tuner) -> None:
-    """Switches that bring nothing go, where the recipe without all of them is as fast in heats of its own."""
+    """Switches that bring nothing go, where the recipe without all of them is as fast in replicates of its own."""
     chosen = winner_of(tuner.tune, tuner.records)
     useless = {gain.switch for gain in gains_of(chosen, tuner.tune, tuner.records) if gain.gain <= 1 + NEAR_ENOUGH}
     if chosen is None or not useless:
@@ -63,7 +65,7 @@ def simplify(tuner: Tuner) -> None:
     simpler = switches - useless
     if simpler in tuner.broken() or not tuner.space.is_valid(simpler):
         return
-    finals = heats_of(tuner.tune.finals, tuner.records)
+    finals = replicates_of(tuner.tune.finals, tuner.records)
     if len(_with_both(finals, chosen, tuner.space.text(simpler))) >= tuner.asked.replicates:
         return  # an earlier session has seen that it is slower
     race = _race(tuner)
@@ -76,19 +78,19 @@ def simplify(tuner: Tuner) -> None:
         ablate(tuner)
 
 
-def _with_time_for_all_heats(tuner: Tuner, finalists: list[Switches], done: int) -> list[Switches]:
-    """Fewer, the slowest going first, where the budget does not hold the heats that are left.
+def _with_time_for_all_replicates(tuner: Tuner, finalists: list[Switches], done: int) -> list[Switches]:
+    """Fewer, the slowest going first, where the budget does not hold the replicates that are left.
 
-    An interval of the fastest is worth more than one rival more in a single heat.
+    An interval of the fastest is worth more than one rival more in a single replicate.
     """
-    heats = max(tuner.asked.replicates - done, 1)
-    while len(finalists) > 1 and heat_s(tuner, [BASELINE, *finalists]) * heats > RACE_SHARE * tuner.left_s:
+    replicates = max(tuner.asked.replicates - done, 1)
+    while len(finalists) > 1 and replicate_s(tuner, [BASELINE, *finalists]) * replicates > RACE_SHARE * tuner.left_s:
         finalists = finalists[:-1]
     return finalists
 
 
-def heat_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
-    """What a heat of these takes: opening them again, and timing each for its share at most."""
+def replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
+    """What a replicate of these takes: opening them again, and timing each for its share at most."""
     timed_s = final_measure(on_cpu=tuner.on_cpu, checks=False).max_seconds / tuner.asked.replicates
     costs = Costs(tuner)
     return sum(costs.expected_s(each) + timed_s for each in racers)
@@ -107,18 +109,21 @@ def ablate(tuner: Tuner) -> None:
         racers = _affordable(tuner, [tuner.space.switches_of(chosen), *_to_leave_out(tuner, chosen)])
         if len(racers) < 2:
             return
-        number = min(len(tuner.tune.ablations), ABLATION_HEATS - 1)
-        records = _run_heat(tuner, race, racers, number, ABLATION_HEATS)
+        number = min(len(tuner.tune.ablations), ABLATION_REPLICATES - 1)
+        records = _run_replicate(tuner, race, racers, number, ABLATION_REPLICATES)
         tuner.keep(ablations=(*tuner.tune.ablations, tuple(record.id for record in records)))
 
 
 def _to_leave_out(tuner: Tuner, chosen: str) -> list[Switches]:
     """The winner without one switch each, where that is not settled and was not asked often enough; the cheapest first."""
-    met = [{str(record.spec.recipe) for record in heat} for heat in heats_of(tuner.tune.ablations, tuner.records)]
+    met = [
+        {str(record.spec.recipe) for record in replicate}
+        for replicate in replicates_of(tuner.tune.ablations, tuner.records)
+    ]
 
     def is_open(switches: Switches) -> bool:
         asked = sum({chosen, tuner.space.text(switches)} <= names for names in met)
-        return asked < ABLATION_HEATS and not _gain_is_settled(tuner, chosen, switches)
+        return asked < ABLATION_REPLICATES and not _gain_is_settled(tuner, chosen, switches)
 
     return sorted(filter(is_open, _ablated(tuner, chosen)), key=Costs(tuner).expected_s)
 
@@ -129,14 +134,16 @@ def untold_steps(tuner: Tuner) -> list[str]:
     if chosen is None:
         return []
     told = {gain.switch for gain in gains_of(chosen, tuner.tune, tuner.records)}
-    heats = heats_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
-    asked = {str(record.spec.recipe) for heat in heats for record in heat} | set(map(tuner.space.text, tuner.broken()))
+    replicates = replicates_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
+    asked = {str(record.spec.recipe) for replicate in replicates for record in replicate} | set(
+        map(tuner.space.text, tuner.broken())
+    )
     without = tuner.space.less_one(tuner.space.switches_of(chosen))
     return [switch for switch, rest in without if switch not in told and tuner.space.text(rest) not in asked]
 
 
 def final_spec(tuner: Tuner, switches: Switches, *, first: bool, batch: int | None = None) -> RunSpec:
-    """Numbers are checked once more, over the full path of losses, in the first heat."""
+    """Numbers are checked once more, over the full path of losses, in the first replicate."""
     return tuner.spec_of(switches, final_measure(on_cpu=tuner.on_cpu, checks=first), batch)
 
 
@@ -159,27 +166,27 @@ def _race(tuner: Tuner) -> Race:
         tuner.observer,
         tuner.order,
         only=tuner.only,
-        replicates=tuner.asked.replicates,
+        planned=tuner.asked.replicates,
     )
 
 
 def _run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
-    """One more heat, kept; False where the budget does not hold it."""
+    """One more replicate, kept; False where the budget does not hold it."""
     if len(_affordable(tuner, racers)) < len(racers):
         return False
-    records = _run_heat(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
+    records = _run_replicate(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
     tuner.keep(finals=(*tuner.tune.finals, tuple(record.id for record in records)))
     tuner.observer.standing(race.pairs)
     return True
 
 
-def _run_heat(tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int) -> list[RunRecord]:
+def _run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int) -> list[RunRecord]:
     tuner.observer.replicate(number + 1, planned, [tuner.space.text(each) for each in racers])
     known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
     specs = [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
     expected_s, started_s = sum(map(Costs(tuner).expected_s, racers)), tuner.clock()
-    records = race.run_heat(specs)
-    tuner.heat_scale = max(1.0, (tuner.clock() - started_s) / expected_s)
+    records = race.run_replicate(specs)
+    tuner.replicate_scale = max(1.0, (tuner.clock() - started_s) / expected_s)
     tuner.records.update((record.id, record) for record in records)
     return records
 
@@ -190,46 +197,46 @@ def _is_checked(record: RunRecord) -> bool:
     return record.prepared is not None and measure.check_numerics and measure.loss_path_steps >= FULL_LOSS_PATH
 
 
-def _still_in(tuner: Tuner, heats: Sequence[Heat]) -> list[Switches]:
-    """Of the last heat, those that are not clearly behind the fastest of it."""
-    sound = [record for record in heats[-1] if record.blocks and rejection(record, tuner.tune) is None]
+def _still_in(tuner: Tuner, replicates: Sequence[Replicate]) -> list[Switches]:
+    """Of the last replicate, those that are not clearly behind the fastest of it."""
+    sound = [record for record in replicates[-1] if record.blocks and rejection(record, tuner.tune) is None]
     names = [str(record.spec.recipe) for record in sound]
     if not names:
         return []
-    fastest = min(names, key=lambda name: log_over(heats, names[0], name, tuner.tune))
-    kept = [name for name in names if name == fastest or not _is_behind(tuner, heats, fastest, name)]
-    kept.sort(key=lambda name: log_over(heats, fastest, name, tuner.tune))
+    fastest = min(names, key=lambda name: log_over(replicates, names[0], name, tuner.tune))
+    kept = [name for name in names if name == fastest or not _is_behind(tuner, replicates, fastest, name)]
+    kept.sort(key=lambda name: log_over(replicates, fastest, name, tuner.tune))
     return [tuner.space.switches_of(name) for name in kept]
 
 
-def _is_behind(tuner: Tuner, heats: Sequence[Heat], fastest: str, name: str) -> bool:
-    pair = pair_of(heats, fastest, name, tuner.asked.kind)
+def _is_behind(tuner: Tuner, replicates: Sequence[Replicate], fastest: str, name: str) -> bool:
+    pair = pair_of(replicates, fastest, name, tuner.asked.kind)
     if pair is None:
         return True
-    if pair.heats == 1:
-        records = {str(record.spec.recipe): record for record in heats[-1]}
+    if pair.replicates == 1:
+        records = {str(record.spec.recipe): record for record in replicates[-1]}
         log = log_ratio(records[fastest], records[name], tuner.asked.kind)
         return log is None or log.mean < -(BEHIND_AFTER_ONE + 2 * log.error)
-    spread = process_spread(_with_both(heats, fastest, name), tuner.asked.kind)
-    found = pair_with_spread(heats, fastest, name, spread, tuner.asked.kind) or pair
+    spread = process_spread(_with_both(replicates, fastest, name), tuner.asked.kind)
+    found = pair_with_spread(replicates, fastest, name, spread, tuner.asked.kind) or pair
     return found.ratio < 1 - BEHIND_AFTER_ONE or (found.high is not None and found.high < 1 - BEHIND)
 
 
-def _with_both(heats: Sequence[Heat], *names: str) -> list[Heat]:
-    return [heat for heat in heats if set(names) <= {str(record.spec.recipe) for record in heat}]
+def _with_both(replicates: Sequence[Replicate], *names: str) -> list[Replicate]:
+    return [replicate for replicate in replicates if set(names) <= {str(record.spec.recipe) for record in replicate}]
 
 
-def _is_decided(tuner: Tuner, heats: Sequence[Heat], finalists: Sequence[Switches]) -> bool:
-    """Enough heats for the interval, and the first two told apart or too close to matter."""
-    if len(heats) < tuner.asked.replicates:
+def _is_decided(tuner: Tuner, replicates: Sequence[Replicate], finalists: Sequence[Switches]) -> bool:
+    """Enough replicates for the interval, and the first two told apart or too close to matter."""
+    if len(replicates) < tuner.asked.replicates:
         return False
-    if len(heats) >= max(MOST_HEATS, tuner.asked.replicates):
+    if len(replicates) >= max(MOST_REPLICATES, tuner.asked.replicates):
         return True
     first, *others = (tuner.space.text(each) for each in finalists)
-    gain = pair_of(heats, "baseline", first, tuner.asked.kind)
+    gain = pair_of(replicates, "baseline", first, tuner.asked.kind)
     if gain is not None and gain.verdict == "inconclusive" and gain.ratio > 1 + TIME_BAND:
         return False
-    return all(_is_settled(pair_of(heats, first, other, tuner.asked.kind)) for other in others)
+    return all(_is_settled(pair_of(replicates, first, other, tuner.asked.kind)) for other in others)
 
 
 def _is_settled(pair: Pair | None) -> bool:
@@ -245,13 +252,16 @@ def _ablated(tuner: Tuner, chosen: str) -> list[Switches]:
 
 
 def _gain_is_settled(tuner: Tuner, chosen: str, without: Switches) -> bool:
-    heats = heats_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
-    finals = heats_of(tuner.tune.finals, tuner.records)
+    replicates = replicates_of((*tuner.tune.finals, *tuner.tune.ablations), tuner.records)
+    finals = replicates_of(tuner.tune.finals, tuner.records)
     name = tuner.space.text(without)
     spread = process_spread(_with_both(finals, "baseline", chosen), tuner.asked.kind)
-    pair = pair_with_spread(heats, name, chosen, spread, tuner.asked.kind)
+    pair = pair_with_spread(replicates, name, chosen, spread, tuner.asked.kind)
     return _is_settled(pair) or any(
-        record.failure is not None for heat in heats for record in heat if str(record.spec.recipe) == name
+        record.failure is not None
+        for replicate in replicates
+        for record in replicate
+        if str(record.spec.recipe) == name
     )
 
 
@@ -259,7 +269,7 @@ def _affordable(tuner: Tuner, racers: Sequence[Switches]) -> list[Switches]:
     """As many of them, from the first on, as the budget still holds."""
     costs, left_s, found = Costs(tuner), tuner.left_s, []
     for switches in racers:
-        left_s -= costs.expected_s(switches) * tuner.heat_scale
+        left_s -= costs.expected_s(switches) * tuner.replicate_scale
         if left_s < 0:
             break
         found.append(switches)
@@ -290,8 +300,8 @@ def choose_finalists(tuner: Tuner) -> list[Switches]:
 
 def race_s(tuner: Tuner, costs: Costs) -> float:
     """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
-    heat_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
-    return min(tuner.asked.replicates * heat_s, FINALISTS_RACE_SHARE * tuner.budget_s)
+    replicate_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
+    return min(tuner.asked.replicates * replicate_s, FINALISTS_RACE_SHARE * tuner.budget_s)
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:

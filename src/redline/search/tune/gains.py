@@ -216,7 +216,7 @@ def with_winners(
     subjects: Mapping[str, Subject],
     rows: Mapping[str, RunSummary],
 ) -> list[Advice]:
-    """A search saw its recipes in several processes: the best of its heats alone would flatter.
+    """A search saw its recipes in several processes: the best of its replicates alone would flatter.
 
     `tunes`: newest last; of several that asked the same about one subject and batch, one that ended speaks before one
     that was cut short, then the newest. `subjects` and `rows`: by record.

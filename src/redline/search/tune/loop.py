@@ -48,9 +48,9 @@ def search(tuner: Tuner) -> None:
 
 
 def _note_a_short_race(tuner: Tuner) -> None:
-    heats, planned = len(tuner.tune.finals), tuner.asked.replicates
-    if heats < planned and winner_of(tuner.tune, tuner.records) not in (None, "baseline"):
-        note = f"the budget ended before the last race had its {planned} heats (it had {heats}): give it more"
+    replicates, planned = len(tuner.tune.finals), tuner.asked.replicates
+    if replicates < planned and winner_of(tuner.tune, tuner.records) not in (None, "baseline"):
+        note = f"the budget ended before the last race had its {planned} replicates (it had {replicates}): give it more"
         tuner.ran_short(note)
 
 

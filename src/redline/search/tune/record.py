@@ -132,12 +132,12 @@ class TuneRecord(Frozen):
     """Switches that change the weights themselves."""
     trials: tuple[Trial, ...] = ()
     finals: tuple[tuple[str, ...], ...] = ()
-    """Heats of the last few with the baseline: record ids."""
+    """Replicates of the last few with the baseline: record ids."""
     ablations: tuple[tuple[str, ...], ...] = ()
-    """Heats of the winner with itself less one switch."""
+    """Replicates of the winner with itself less one switch."""
     batches: tuple[BatchChoice, ...] = ()
-    batch_heats: tuple[tuple[str, ...], ...] = ()
-    """Heats of the winner with the baseline at the batch that was found."""
+    batch_replicates: tuple[tuple[str, ...], ...] = ()
+    """Replicates of the winner with the baseline at the batch that was found."""
     metrics: tuple[Metric, ...] = ()
     snippet: str | None = None
     notes: tuple[str, ...] = ()
@@ -146,8 +146,13 @@ class TuneRecord(Frozen):
 
     @property
     def record_ids(self) -> list[str]:
-        heats = (*self.finals, *self.ablations, *self.batch_heats, *(choice.record_ids for choice in self.batches))
-        return [trial.record_id for trial in self.trials] + [each for heat in heats for each in heat]
+        replicates = (
+            *self.finals,
+            *self.ablations,
+            *self.batch_replicates,
+            *(choice.record_ids for choice in self.batches),
+        )
+        return [trial.record_id for trial in self.trials] + [each for replicate in replicates for each in replicate]
 
 
 def encode_tune(record: TuneRecord) -> bytes:
@@ -162,13 +167,14 @@ def decode_tune(body: bytes) -> TuneRecord:
 
 
 def _migrated(plain: Any) -> Any:
-    """Schema 1 called switches steps."""
+    """Schema 1 called switches steps, and replicates heats."""
     if not isinstance(plain, dict) or plain.get("schema") != 1:
         return plain
     plain = _renamed(plain, "refused")
     spec = (plain.get("tune") or {}).get("spec") or {}
     tune = {**_switches(plain.get("tune") or {}), "spec": {**spec, "recipe": _switches(spec.get("recipe") or {})}}
-    return {**plain, "tune": tune, "schema": TUNE_SCHEMA}
+    replicates = {"batch_replicates": plain.pop("batch_heats")} if "batch_heats" in plain else {}
+    return {**plain, **replicates, "tune": tune, "schema": TUNE_SCHEMA}
 
 
 def _renamed(plain: dict[str, Any], rows: str) -> dict[str, Any]:

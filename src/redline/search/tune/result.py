@@ -106,9 +106,9 @@ class TuneFinding(Frozen):
 def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
     """All of it. With the device's ceilings, also how far the winner is from them."""
     known = estimates(tune, records)
-    chosen, heats = _winner_and_its_heats(tune, records)
+    chosen, replicates = _winner_and_its_replicates(tune, records)
     rows = {row.record_id: row for row in summarize(_all(tune, records), ceilings_of)}
-    winner = _winner(chosen, heats, tune, records, rows, known)
+    winner = _winner(chosen, replicates, tune, records, rows, known)
     roofline = rows[winner.record_id].roofline if winner is not None else None
     first = next(iter(rows.values()), None)
     return TuneFinding(
@@ -146,27 +146,29 @@ def _company_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> list[s
 def winner_of(tune: TuneRecord, records: Records) -> str | None:
     """The fastest that may be recommended; of those next to it, the simplest."""
     known = estimates(tune, records)
-    heats = heats_of(tune.finals, records)
+    replicates = replicates_of(tune.finals, records)
     timed = {recipe for recipe, each in known.items() if each.too_late is None}
-    timed |= {str(record.spec.recipe) for heat in heats for record in heat if record.blocks}
+    timed |= {str(record.spec.recipe) for replicate in replicates for record in replicate if record.blocks}
     may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - _rejected_in_finals(tune, records)
-    survivors = [recipe for recipe in _met_last(heats) if recipe in may_win]
+    survivors = [recipe for recipe in _met_last(replicates) if recipe in may_win]
     if not survivors:
         best = min((known[recipe] for recipe in may_win & known.keys()), key=lambda each: each.log_s, default=None)
         return best.recipe if best else None
-    return simplest_of_the_fastest(heats, survivors, tune)
+    return simplest_of_the_fastest(replicates, survivors, tune)
 
 
-def simplest_of_the_fastest(heats: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord) -> str:
-    times = {recipe: log_over(heats, survivors[0], recipe, tune) for recipe in survivors}
+def simplest_of_the_fastest(
+    replicates: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord
+) -> str:
+    times = {recipe: log_over(replicates, survivors[0], recipe, tune) for recipe in survivors}
     fastest = min(times.values())
     near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
     return min(near, key=lambda recipe: (complexity(recipe), times[recipe]))
 
 
-def log_over(heats: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
+def log_over(replicates: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
     """The logarithm of the other's time over the one's."""
-    pair = None if one == other else pair_of(heats, one, other, tune.tune.kind)
+    pair = None if one == other else pair_of(replicates, one, other, tune.tune.kind)
     return 0.0 if one == other else -math.log(pair.ratio) if pair else math.inf
 
 
@@ -176,41 +178,50 @@ def complexity(recipe: str) -> tuple[int, int]:
     return sum(switch.name in ("compile", "torchscript", "onnx", "tensorrt") for switch in switches), len(switches)
 
 
-def heats_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[RunRecord]]:
-    return [[records[each] for each in heat if each in records] for heat in ids]
+def replicates_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[RunRecord]]:
+    return [[records[each] for each in replicate if each in records] for replicate in ids]
 
 
-def _met_last(heats: Sequence[Sequence[RunRecord]]) -> list[str]:
+def _met_last(replicates: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Who was still in the race at its end; the baseline always is."""
-    if not heats:
+    if not replicates:
         return []
-    return [str(record.spec.recipe) for record in heats[-1] if record.failure is None and record.blocks]
+    return [str(record.spec.recipe) for record in replicates[-1] if record.failure is None and record.blocks]
 
 
 def _rejected_in_finals(tune: TuneRecord, records: Records) -> set[str]:
-    return _rejected_in(heats_of(tune.finals, records), tune)
+    return _rejected_in(replicates_of(tune.finals, records), tune)
 
 
-def _rejected_in(heats: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> set[str]:
-    return {str(record.spec.recipe) for heat in heats for record in heat if rejection(record, tune) is not None}
+def _rejected_in(replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> set[str]:
+    return {
+        str(record.spec.recipe)
+        for replicate in replicates
+        for record in replicate
+        if rejection(record, tune) is not None
+    }
 
 
-def _winner_and_its_heats(tune: TuneRecord, records: Records) -> tuple[str | None, list[list[RunRecord]]]:
+def _winner_and_its_replicates(tune: TuneRecord, records: Records) -> tuple[str | None, list[list[RunRecord]]]:
     """At the batch that was found, where a race was held there; else at the first one. All that is told of the winner
     is of the same measurement."""
-    there = heats_of(tune.batch_heats, records)
+    there = replicates_of(tune.batch_replicates, records)
     met, late = _met_last(there), _rejected_in(there, tune)
     survivors = [recipe for recipe in met if recipe not in late and unproven(recipe, tune) is None]
     if survivors and BASELINE in met:
         return simplest_of_the_fastest(there, survivors, tune), there
-    return winner_of(tune, records), heats_of(tune.finals, records)
+    return winner_of(tune, records), replicates_of(tune.finals, records)
 
 
 def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> list[str]:
     """What the search for the batch saw, where the winner is told elsewhere or is another there."""
     if winner is None or not tune.batches:
         return []
-    raced = {record.spec.workload.batch for heat in heats_of(tune.batch_heats, records) for record in heat}
+    raced = {
+        record.spec.workload.batch
+        for replicate in replicates_of(tune.batch_replicates, records)
+        for record in replicate
+    }
     if winner.batch in raced:
         first = winner_of(tune, records)
         if first == winner.recipe:
@@ -235,14 +246,19 @@ def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> l
 
 def _why_not(first: str | None, winner: Winner, tune: TuneRecord, records: Records) -> str:
     """Why the winner at the first batch is not the one at the batch that was found."""
-    there = [each for heat in heats_of(tune.batch_heats, records) for each in heat if str(each.spec.recipe) == first]
+    there = [
+        each
+        for replicate in replicates_of(tune.batch_replicates, records)
+        for each in replicate
+        if str(each.spec.recipe) == first
+    ]
     lost = next((reason for each in there if (reason := rejection(each, tune)) is not None), None)
     return f"it fails there ({lost})" if lost else f"{winner.recipe} is as fast there, or faster"
 
 
 def _winner(
     chosen: str | None,
-    heats: Sequence[Sequence[RunRecord]],
+    replicates: Sequence[Sequence[RunRecord]],
     tune: TuneRecord,
     records: Records,
     rows: dict[str, RunSummary],
@@ -250,9 +266,14 @@ def _winner(
 ) -> Winner | None:
     if chosen is None:
         return None
-    pair = _against_baseline(chosen, heats, tune, known)
-    own = [record for heat in heats for record in heat if str(record.spec.recipe) == chosen and record.blocks]
-    # The first heat checks and counts; the others only time.
+    pair = _against_baseline(chosen, replicates, tune, known)
+    own = [
+        record
+        for replicate in replicates
+        for record in replicate
+        if str(record.spec.recipe) == chosen and record.blocks
+    ]
+    # The first replicate checks and counts; the others only time.
     counted = next((each for each in own if each.prepared is not None and each.prepared.work is not None), None)
     record = counted or (own[0] if own else records[known[chosen].record_id])
     row = rows[record.id]
@@ -271,17 +292,17 @@ def _winner(
 
 
 def _against_baseline(
-    recipe: str, heats: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+    recipe: str, replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
 ) -> Pair:
-    """From heats of fresh processes where both met; else by the search's scale, without an interval."""
+    """From replicates of fresh processes where both met; else by the search's scale, without an interval."""
     if recipe == BASELINE:
-        return Pair(a=BASELINE, b=BASELINE, ratio=1.0, low=1.0, high=1.0, verdict="same", heats=len(heats))
-    # More heats than were planned are run for the sake of this pair and of the first two.
-    found = pair_of(heats, BASELINE, recipe, tune.tune.kind, looks=len(heats) > tune.tune.replicates)
+        return Pair(a=BASELINE, b=BASELINE, ratio=1.0, low=1.0, high=1.0, verdict="same", replicates=len(replicates))
+    # More replicates than were planned are run for the sake of this pair and of the first two.
+    found = pair_of(replicates, BASELINE, recipe, tune.tune.kind, looks=len(replicates) > tune.tune.replicates)
     if found is not None:
         return found
     base = known.get(BASELINE)
-    moved = _moved_by_the_race(heats, tune, known)
+    moved = _moved_by_the_race(replicates, tune, known)
     ratio = math.exp(base.log_s - known[recipe].log_s + moved) if base is not None else math.nan
     doubt = math.exp(ONE_PROCESS_DOUBT)
     return Pair(
@@ -291,19 +312,21 @@ def _against_baseline(
         low=None,
         high=None,
         verdict=verdict_of(ratio / doubt, ratio * doubt),
-        heats=1,
+        replicates=1,
     )
 
 
-def _moved_by_the_race(heats: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]) -> float:
+def _moved_by_the_race(
+    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+) -> float:
     """How far the last race moved its recipes, as a logarithm, from where the search saw them against the baseline.
 
     The search met the baseline in one process at its beginning. What was off about that one is off about all, so that
     those that did not race move with those that did: else they would stand above a winner that is faster.
     """
     base = known.get(BASELINE)
-    raced = {str(record.spec.recipe) for heat in heats for record in heat} & known.keys() - {BASELINE}
-    pairs = {recipe: pair_of(heats, BASELINE, recipe, tune.tune.kind) for recipe in raced}
+    raced = {str(record.spec.recipe) for replicate in replicates for record in replicate} & known.keys() - {BASELINE}
+    pairs = {recipe: pair_of(replicates, BASELINE, recipe, tune.tune.kind) for recipe in raced}
     moves = [
         math.log(pair.ratio) - (base.log_s - known[recipe].log_s)
         for recipe, pair in pairs.items()
@@ -316,17 +339,17 @@ def _ranking(
     tune: TuneRecord, records: Records, rows: dict[str, RunSummary], known: dict[str, Estimate]
 ) -> list[Ranked]:
     """Fastest first."""
-    heats = heats_of(tune.finals, records)
+    replicates = replicates_of(tune.finals, records)
     broke_later = _rejected_in_finals(tune, records)
     shown = {recipe: each.record_id for recipe, each in known.items()}
-    for record in (record for heat in heats for record in heat if record.blocks):
+    for record in (record for replicate in replicates for record in replicate if record.blocks):
         shown.setdefault(str(record.spec.recipe), record.id)
     checks: dict[str, list[Numerics | None]] = {}
     for record in _all(tune, records):
         checks.setdefault(str(record.spec.recipe), []).append(rows[record.id].numerics)
     ranked = []
     for recipe, record_id in shown.items():
-        pair, row = _against_baseline(recipe, heats, tune, known), rows[record_id]
+        pair, row = _against_baseline(recipe, replicates, tune, known), rows[record_id]
         late = known[recipe].too_late if recipe in known else None
         lost = "rejected in the last race" if recipe in broke_later else None
         ranked.append(
@@ -348,8 +371,8 @@ def _ranking(
 def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[SwitchGain]:
     if chosen is None:
         return []
-    finals, ablations = heats_of(tune.finals, records), heats_of(tune.ablations, records)
-    spread = process_spread([heat for heat in finals if _has_survivors(heat, finals)], tune.tune.kind)
+    finals, ablations = replicates_of(tune.finals, records), replicates_of(tune.ablations, records)
+    spread = process_spread([replicate for replicate in finals if _has_survivors(replicate, finals)], tune.tune.kind)
     words = chosen.split("+") if chosen != BASELINE else []
     gains = []
     for switch in words:
@@ -360,8 +383,8 @@ def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[Swi
     return sorted(gains, key=lambda each: -each.gain)
 
 
-def _has_survivors(heat: Sequence[RunRecord], heats: Sequence[Sequence[RunRecord]]) -> bool:
-    return set(_met_last(heats)) <= {str(record.spec.recipe) for record in heat}
+def _has_survivors(replicate: Sequence[RunRecord], replicates: Sequence[Sequence[RunRecord]]) -> bool:
+    return set(_met_last(replicates)) <= {str(record.spec.recipe) for record in replicate}
 
 
 def _rejected(tune: TuneRecord, records: Records) -> list[Rejected]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
@@ -13,19 +13,9 @@ from typing import Any, Protocol
 import msgspec
 
 from redline.analyze.race import log_ratio
-from redline.analyze.statistics import PairedLog
 from redline.launch.door import Door
-from redline.record import BlockKind, RunRecord, new_id
-from redline.search.group import (
-    FEWEST_ALONE,
-    Entry,
-    finish_entry,
-    in_random_order,
-    keep_still,
-    measure_alone_first,
-    measure_round,
-    open_entry,
-)
+from redline.record import BlockKind, RunRecord
+from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, StopRule
 from redline.search.observer import Journal, Observer
 from redline.search.tune.estimates import (
     Estimate,
@@ -80,8 +70,8 @@ class Tuner:
     """Of the budget, for what comes last."""
     is_short: bool = False
     """More was left to do than this session's budget held."""
-    heat_scale: float = 1.0
-    """What heats took over what they were expected to take."""
+    replicate_scale: float = 1.0
+    """What replicates took over what they were expected to take."""
     _seen: tuple[tuple[Trial, ...], dict[Switches, Estimate]] | None = None
 
     def __post_init__(self) -> None:
@@ -186,14 +176,49 @@ CLEARLY = 2.5
 BEHIND = 0.02
 
 
+@dataclass
+class UntilPlaced(StopRule):
+    """A candidate in turns with the fastest so far: more rounds for those who may win than for those clearly behind."""
+
+    candidate: Entry
+    kind: BlockKind
+
+    def visited(self, entries: Sequence[Entry]) -> list[Entry]:
+        return super().visited(entries) if self.candidate.stopped is None else []
+
+    def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
+        if self.candidate.is_sound and self._has_seen_enough(entries):
+            self.candidate.stopped = "target"
+
+    def _has_seen_enough(self, entries: Sequence[Entry]) -> bool:
+        entry = self.candidate
+        rounds = max((len(blocks) for blocks in entry.blocks.values()), default=0)
+        if entry.timed_s >= entry.spec.measure.max_seconds:
+            return True
+        if rounds < FEWEST_ROUNDS:
+            return False
+        anchor = next((each for each in entries if each is not entry and each.is_sound), None)
+        log = log_ratio(anchor.record, entry.record, self.kind) if anchor is not None else None
+        if log is None or rounds >= MOST_ROUNDS:
+            return rounds >= MOST_ROUNDS
+        is_behind = log.mean + CLEARLY * max(log.error, CONTENT_ERROR) < -BEHIND
+        return is_behind or (log.error <= CONTENT_ERROR and rounds > FEWEST_ROUNDS)
+
+
 class Trials:
     """Context manager: the worker of the fastest recipe so far lives as long as it does."""
 
     def __init__(self, tuner: Tuner) -> None:
         self._tuner = tuner
         self._anchor: Entry | None = None
-        self._group = new_id()
-        self._round = 0
+        self._group = Group(
+            tuner.door,
+            tuner.journal,
+            tuner.observer,
+            tuner.order,
+            only=tuner.only,
+            solo_blocks=FEWEST_SOLO_BLOCKS,
+        )
 
     def __enter__(self) -> Trials:
         return self
@@ -202,111 +227,69 @@ class Trials:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._let_go()
+        self._group.__exit__(kind, error, trace)
+        self._tuner.records.update((record.id, record) for record in self._group.done.values())
 
     def attempt(self, switches: Switches) -> None:
         """Open, check the numbers, and only then time; the trial is kept, whatever became of it."""
         tuner, text = self._tuner, self._tuner.space.text(switches)
-        started_s = tuner.clock()
-        entry = self._open(switches)
+        started_s, position = tuner.clock(), len(tuner.tune.trials)
+        entry = self._open(switches, position)
         anchor_id = None
-        try:
-            if self._may_be_timed(entry):
-                anchor_id = self._anchor.record.id if self._anchor is not None else None
-                self._measure(entry)
-        except BaseException:
-            self._finish(entry)
-            raise
-        trial = Trial(recipe=text, record_id=entry.record.id, anchor_id=anchor_id, cost_s=tuner.clock() - started_s)
-        said = self._settle(entry)
+        if entry is not None and self._is_right(entry):
+            anchor_id = self._anchor.record.id if self._anchor is not None else None
+            self._measure(entry)
+        cost_s = tuner.clock() - started_s
+        record = self._group.done[position] if entry is None else entry.record
+        trial = Trial(recipe=text, record_id=record.id, anchor_id=anchor_id, cost_s=cost_s)
+        tuner.records[record.id] = record
+        said = self._settle(entry) if entry is not None else rejection(record, tuner.tune)
         tuner.keep(trials=(*tuner.tune.trials, trial))
-        tuner.observer.attempted(text, said)
+        tuner.observer.attempted(text, said or "")
         self._tell_leader()
 
-    def _open(self, switches: Switches) -> Entry:
-        entry = self._opened(switches)
-        failure = entry.record.failure
-        if failure is not None and failure.kind == "oom" and self._anchor is not None:
-            entry.session.close()
+    def _open(self, switches: Switches, position: int) -> Entry | None:
+        spec = self._tuner.trial_spec(switches)
+        entry = self._group.open(spec, position)
+        if entry is None and position in self._group.crowded:
             self._let_go()  # alone it may still fit
-            entry = self._opened(switches)
+            entry = self._group.open(spec, position)
         return entry
 
-    def _opened(self, switches: Switches) -> Entry:
-        tuner = self._tuner
-        spec, position = tuner.trial_spec(switches), len(tuner.tune.trials)
-        entry = open_entry(spec, self._group, position, tuner.door, tuner.journal, tuner.observer)
-        entry.only = tuner.only
-        return entry
-
-    def _may_be_timed(self, entry: Entry) -> bool:
+    def _is_right(self, entry: Entry) -> bool:
         prepared = entry.record.prepared
-        return (
-            entry.record.failure is None
-            and prepared is not None
-            and accepts(prepared.numerics, self._tuner.asked.tolerance)
-        )
+        return prepared is not None and accepts(prepared.numerics, self._tuner.asked.tolerance)
 
     def _measure(self, entry: Entry) -> None:
-        is_alone = self._anchor is None
-        if is_alone:
-            keep_still(entry, 2)
+        is_first = self._anchor is None
+        if is_first:
+            self._group.keep_still(entry)
         else:
-            measure_alone_first(entry, self._tuner.journal, 2, blocks=FEWEST_ALONE)
-        newest: Entry | None = entry
-        while entry.stopped is None:
-            both = [each for each in (entry, self._anchor) if each is not None]
-            for each in in_random_order(both, self._tuner.order, newest=newest):
-                measure_round(each, self._round, self._tuner.journal, 2, alone=is_alone)
-            self._round, newest = self._round + 1, None
-            if self._anchor is not None and self._anchor.record.failure is not None:
-                self._let_go()
-            if self._has_seen_enough(entry):
-                entry.stopped = "target"
-
-    def _has_seen_enough(self, entry: Entry) -> bool:
-        """More looks for those who may win: a recipe clearly behind is not worth them."""
-        rounds = max((len(blocks) for blocks in entry.blocks.values()), default=0)
-        log = self._against_anchor(entry)
-        if rounds < FEWEST_ROUNDS:
-            return entry.timed_s >= entry.spec.measure.max_seconds
-        if log is None:
-            return rounds >= MOST_ROUNDS or entry.timed_s >= entry.spec.measure.max_seconds
-        is_behind = log.mean + CLEARLY * max(log.error, CONTENT_ERROR) < -BEHIND
-        is_known = log.error <= CONTENT_ERROR and rounds > FEWEST_ROUNDS
-        return is_behind or is_known or rounds >= MOST_ROUNDS or entry.timed_s >= entry.spec.measure.max_seconds
-
-    def _against_anchor(self, entry: Entry) -> PairedLog | None:
-        """Above 0 the candidate is faster."""
-        if self._anchor is None:
-            return None
-        return log_ratio(self._anchor.record, entry.record, self._tuner.asked.kind)
+            self._group.measure_solo(entry)
+        self._group.measure(UntilPlaced(entry, self._tuner.asked.kind), solo=is_first)
+        if self._anchor is not None and not self._anchor.is_sound:
+            self._let_go()
 
     def _settle(self, entry: Entry) -> str:
-        """The faster of the two stays open."""
+        """The faster of the two stays open; what is to be said of the other."""
         tuner = self._tuner
-        tuner.records[entry.record.id] = entry.record
         if self._anchor is not None:
             tuner.records[self._anchor.record.id] = self._anchor.record
-        why = rejection(entry.record, tuner.tune)
-        prepared = entry.record.prepared
-        if why is not None and not entry.record.blocks:
-            self._finish(entry)
-            return why
-        log = self._against_anchor(entry)
-        if why is None and (self._anchor is None or (log is not None and log.mean > 0)):
+        why, prepared = rejection(entry.record, tuner.tune), entry.record.prepared
+        log = log_ratio(self._anchor.record, entry.record, tuner.asked.kind) if self._anchor is not None else None
+        is_faster = self._anchor is None or (log is not None and log.mean > 0)
+        if why is None and is_faster:
             self._let_go()
             entry.stopped = None  # it goes on being measured
             self._anchor = entry
         else:
-            self._finish(entry)
+            self._close(entry)
         if why is not None:
             return why
+        if log is not None:
+            return f"{math.exp(log.mean):.3f}× the fastest so far"
         assert prepared is not None
-        return (
-            f"{math.exp(log.mean):.3f}× the fastest so far"
-            if log is not None
-            else numerics_reason(prepared.numerics, tuner.asked.tolerance)
-        )
+        return numerics_reason(prepared.numerics, tuner.asked.tolerance)
 
     def _tell_leader(self) -> None:
         leader, baseline = self._tuner.leader(), self._tuner.baseline()
@@ -316,8 +299,8 @@ class Trials:
     def _let_go(self) -> None:
         if self._anchor is not None:
             anchor, self._anchor = self._anchor, None
-            self._finish(anchor)
+            self._close(anchor)
 
-    def _finish(self, entry: Entry) -> None:
+    def _close(self, entry: Entry) -> None:
         entry.stopped = entry.stopped or ("target" if entry.record.blocks else "interrupted")
-        self._tuner.records[entry.record.id] = finish_entry(entry, self._tuner.journal, self._tuner.observer)
+        self._tuner.records[entry.record.id] = self._group.close(entry)

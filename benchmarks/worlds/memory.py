@@ -13,19 +13,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from redline.spec import RunSpec
+from redline.testing.landscape import MemoryTruth
 
 MIB = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryTruth:
-    """The figures of one spec. `needed` decides what fits; the others are what a bench would report."""
-
-    needed: int
-    allocated: int
-    reserved: int
-    """At its ease the allocator takes this much."""
-    resident: int = 0
 
 
 MemoryOf = Callable[[RunSpec], MemoryTruth]

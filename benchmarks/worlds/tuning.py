@@ -12,7 +12,7 @@ from redline.search.tune.space import Space, space_for
 from redline.search.tune.trials import NoLedger, Tuner
 from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
-from redline.testing.recipes import RecipeTruth
+from worlds.recipes import RecipeTruth
 
 
 def simulated_spec(truth: RecipeTruth) -> RunSpec:
@@ -47,5 +47,5 @@ def loss_of(tuner: Tuner, truth: RecipeTruth) -> float:
     assert winner is not None
     chosen = tuner.space.switches_of(winner.recipe)
     assert truth.is_usable(chosen), winner.recipe
-    best_s = min(truth.step_s(steps) for steps in tuner.space.recipes if truth.is_usable(steps))
+    best_s = min(truth.step_s(switches) for switches in tuner.space.recipes if truth.is_usable(switches))
     return truth.step_s(chosen) / best_s - 1
