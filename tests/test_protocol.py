@@ -60,6 +60,7 @@ from redline.protocol import (
 )
 from redline.record import (
     Block,
+    Capabilities,
     Closed,
     ColdStart,
     DeviceInfo,
@@ -182,9 +183,9 @@ REPLIES = [
                 family="compiler",
                 relieves="both",
                 excludes=("torchscript",),
-                needs=(SwitchNeed(beside="amp", wants="fused-optimizer", reason="scaling asks the host"),),
+                needs=(SwitchNeed(beside="amp", wants=("fused-optimizer",), reason="scaling asks the host"),),
                 refusal="no compiler",
-                quantizes=True,
+                capabilities=Capabilities(quantizes=True),
                 leaves_program=True,
                 is_slow_to_prepare=True,
             ),

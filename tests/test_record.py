@@ -15,6 +15,7 @@ from redline.errors import RecordError
 from redline.record import (
     SCHEMA,
     Block,
+    Capabilities,
     Closed,
     ColdStart,
     DeviceInfo,
@@ -123,6 +124,16 @@ def whole_record(**changes: Any) -> RunRecord:
         warmup=Warmup(samples=SAMPLES, seconds=1.5, steady=True, reason="two windows agree"),
         memory=memory,
         recipe_notes={"compile": "no graphs"},
+        switches={
+            "compile": Capabilities(
+                compiles=True,
+                records_graph=True,
+                refuses_graph=True,
+                dissolves_modules=True,
+                folds_norms=True,
+                quantizes=True,
+            )
+        },
         step_synchronises=False,
         isolated=False,
         work=WorkCount(
@@ -227,7 +238,14 @@ def whole_record(**changes: Any) -> RunRecord:
         "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096),
         "closed": Closed(memory=memory),
         "stopped": "ceiling",
-        "failure": Failure(stage="measure", kind="oom", message="out of memory", traceback="Traceback…"),
+        "failure": Failure(
+            stage="measure",
+            kind="oom",
+            message="out of memory",
+            traceback="Traceback…",
+            switches=("compile",),
+            scope="switch",
+        ),
         "notes": ("measured alone",),
     }
     return RunRecord(**{**parts, **changes})
@@ -339,6 +357,34 @@ class TestSchema:
         monkeypatch.setitem(record.MIGRATIONS, SCHEMA - 1, drop)
         old = msgspec.msgpack.encode(plain_record(schema=SCHEMA - 1, remarks=["old"]))
         assert decode(old) == whole_record()
+
+    def test_records_of_schema_1_get_what_their_switches_do(self) -> None:
+        """They told it by name only; records of today carry what the switches say of themselves."""
+        plain = msgspec.msgpack.decode(encode(whole_record()))
+        switches = [
+            {"name": "compile", "argument": "reduce-overhead", "options": {}},
+            {"name": "int8", "argument": None, "options": {}},
+            {"name": "onnx", "argument": None, "options": {}},
+            {"name": "fp16", "argument": None, "options": {}},
+        ]
+        del plain["prepared"]["switches"]
+        old = {**plain, "schema": 1, "spec": {**plain["spec"], "recipe": {"steps": switches}}}
+        prepared = decode(msgspec.msgpack.encode(old)).prepared
+        assert prepared is not None
+        assert prepared.switches == {
+            "compile:reduce-overhead": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
+            "int8": Capabilities(quantizes=True),
+            "onnx": Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True),
+            "fp16": Capabilities(),
+        }
+        assert prepared.capabilities.records_graph
+        assert prepared.capabilities.quantizes
+
+    def test_a_damaged_recipe_of_schema_1_is_told_as_damage(self) -> None:
+        plain = msgspec.msgpack.decode(encode(whole_record()))
+        old = {**plain, "schema": 1, "spec": {**plain["spec"], "recipe": {"steps": [7]}}}
+        with pytest.raises(RecordError, match="is damaged"):
+            decode(msgspec.msgpack.encode(old))
 
     @pytest.mark.parametrize("schema", [None, "1", 1.0])
     def test_without_a_number_it_is_no_record(self, schema: Any) -> None:

@@ -47,10 +47,15 @@ class MissingExtra(UsageError):
 
 
 class BenchError(RedlineError):
-    """Raised on the bench where the kind of failure is already known."""
+    """Raised on the bench where the kind of failure is already known, and the switch that caused it where that is known.
 
-    def __init__(self, kind: str, message: str) -> None:
+    `scope` says what the failure rules out: the switch in any recipe, a pair of switches, or only this recipe.
+    """
+
+    def __init__(self, kind: str, message: str, *, switches: tuple[str, ...] = (), scope: str = "recipe") -> None:
         self.kind = kind
+        self.switches = switches
+        self.scope = scope
         super().__init__(message)
 
 

@@ -13,12 +13,24 @@ from typing import Literal, TypeVar
 import msgspec
 
 from redline.errors import DoorError, SpecError
-from redline.record import Block, BlockKind, Closed, DeviceInfo, Environment, Failure, Prepared, TraceRef, WorkloadInfo
+from redline.record import (
+    Block,
+    BlockKind,
+    Capabilities,
+    Closed,
+    DeviceInfo,
+    Environment,
+    Failure,
+    Prepared,
+    TraceRef,
+    WorkloadInfo,
+)
 from redline.spec import Frozen, RunSpec
-from redline.work import Ceilings, OperatorTime, WorkCount
+from redline.work import Ceilings, Facts, OperatorTime, WorkCount
 
-Relief = Literal["host", "device", "both"]
-"""What a step relieves: a host that cannot launch fast enough, a device that is busy, or both."""
+Relief = Literal["host", "device", "both", "memory"]
+"""What a switch relieves: a host that cannot launch fast enough, a device that is busy, both, or memory: then it makes a
+step slower rather than faster, and pays where a larger batch does."""
 
 
 class Prepare(Frozen, tag=True):
@@ -90,7 +102,8 @@ class AskHealth(Frozen, tag=True):
 
 
 class AskSwitches(Frozen, tag=True):
-    """Which optimisations could this workload be given here? Builds the model, on the CPU; the spec's recipe is ignored."""
+    """What does one step of this workload do, and which switches could it be given here? Runs a few steps of it on its
+    device, in strict fp32; the spec's recipe is ignored."""
 
     spec: RunSpec
 
@@ -193,6 +206,8 @@ class Checked(Frozen):
     """A mistake of the person: nothing can run."""
     fingerprint: str = ""
     """What is known of the model before it is built: the version of its library, a hash of the user's files."""
+    capabilities: Capabilities = Capabilities()
+    """Of the spec's recipe."""
 
 
 class CheckedSpecs(Frozen, tag=True):
@@ -215,18 +230,18 @@ class Health(Frozen, tag=True):
 
 
 class SwitchNeed(Frozen):
-    """What a switch needs once another is in the recipe too."""
+    """What a switch needs, always or once another is in the recipe too."""
 
-    beside: str
-    """The other, as `name` or `name:argument`."""
-    wants: str
-    """What must then stand there as well."""
+    wants: tuple[str, ...]
+    """One of these must be in the recipe as well, each as `name` or `name:argument`."""
     reason: str
     """Why, and what to do about it."""
+    beside: str | None = None
+    """Only where this one is in the recipe; None: always."""
 
     def is_met(self, names: Collection[str]) -> bool:
         """In a recipe of switches with these names."""
-        return self.beside not in names or self.wants in names
+        return (self.beside is not None and self.beside not in names) or any(name in names for name in self.wants)
 
 
 class SwitchChoice(Frozen):
@@ -243,8 +258,8 @@ class SwitchChoice(Frozen):
     """For the task that was asked about."""
     refusal: str | None = None
     """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
-    quantizes: bool = False
-    """Never tried unless asked for."""
+    capabilities: Capabilities = Capabilities()
+    """What quantizes is never tried unless asked for."""
     leaves_program: bool = False
     """What was compiled without it serves with it too: a recipe that only adds it finds the caches warm."""
     is_slow_to_prepare: bool = False
@@ -253,6 +268,8 @@ class SwitchChoice(Frozen):
 
 class SwitchChoices(Frozen, tag=True):
     choices: tuple[SwitchChoice, ...]
+    facts: Facts | None = None
+    """None where a plain step of the workload does not fit into memory."""
 
 
 class Snippet(Frozen, tag=True):

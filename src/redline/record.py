@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any, Literal
 
 import msgspec
 
 from redline.errors import RecordError, SpecError
-from redline.spec import Frozen, RunSpec, key_of, memory_identity
+from redline.spec import Frozen, Recipe, RunSpec, key_of, memory_identity
 from redline.work import WorkCount
 
 SCHEMA = 2
@@ -20,6 +22,9 @@ BENCHMARK_VERSION = "1"
 """Raised whenever the way of measuring changes so that new numbers must not be set against old ones."""
 
 FailureKind = Literal["oom", "compile", "unsupported", "numerics", "timeout", "crash", "user"]
+FailureScope = Literal["switch", "pair", "recipe"]
+"""What a failure rules out for this workload on this device: a switch in any recipe, two switches together, or only the
+recipe that failed."""
 BlockKind = Literal["latency", "throughput"]
 StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"]
 """`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
@@ -33,6 +38,30 @@ class Failure(Frozen):
     message: str
     """One line for the table."""
     traceback: str = ""
+    switches: tuple[str, ...] = ()
+    """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
+    scope: FailureScope = "recipe"
+
+
+class Capabilities(Frozen):
+    """What a switch, or a whole recipe, does to the program. The switch's own class says it; nothing is told by names."""
+
+    compiles: bool = False
+    """Builds another program from the model before the first step, which takes seconds or minutes, and fuses operators."""
+    records_graph: bool = False
+    """The device replays a recorded graph: the host launches one thing instead of hundreds."""
+    refuses_graph: bool = False
+    """Its program cannot be recorded into a graph of the whole step."""
+    dissolves_modules: bool = False
+    """Modules and operators no longer run one by one, so time cannot be told by module or by kind of operator."""
+    folds_norms: bool = False
+    """BatchNorm with fixed statistics is part of the layer before it."""
+    quantizes: bool = False
+    """Weights are replaced by coarser ones; only a check on real data can tell whether the accuracy is acceptable."""
+
+    def __or__(self, other: Capabilities) -> Capabilities:
+        fields = self.__struct_fields__
+        return Capabilities(**{name: getattr(self, name) or getattr(other, name) for name in fields})
 
 
 class DeviceInfo(Frozen):
@@ -212,12 +241,19 @@ class Prepared(Frozen):
     memory: Memory
     """Peaks of building, checking and warming up; blocks carry their own."""
     recipe_notes: dict[str, str] = {}
-    """What each step did or could not do, by step."""
+    """What each switch did or could not do, by switch."""
+    switches: dict[str, Capabilities] = {}
+    """What each switch of the recipe does to the program, by switch."""
     step_synchronises: bool | None = None
     """Whether one step waits for the device by itself: issue time then says nothing about the host."""
     isolated: bool = True
     work: WorkCount | None = None
     """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the whole recipe."""
+        return reduce(or_, self.switches.values(), Capabilities())
 
 
 class Block(Frozen):
@@ -313,13 +349,37 @@ Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _name_switches(plain: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 called the switches of a recipe its steps."""
+    """Schema 1 called the switches of a recipe its steps, and did not say what they do to the program."""
     spec = plain.get("spec")
     recipe = spec.get("recipe") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(recipe, dict) or "steps" not in recipe:
         return plain
     renamed = {"switches" if name == "steps" else name: value for name, value in recipe.items()}
-    return {**plain, "spec": {**spec, "recipe": renamed}}
+    changed = {**plain, "spec": {**spec, "recipe": renamed}}
+    if isinstance(plain.get("prepared"), dict):
+        changed["prepared"] = {**plain["prepared"], "switches": _capabilities_in_schema_1(renamed)}
+    return changed
+
+
+def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
+    """By name, which is all that records of then tell: these were the switches there were."""
+    try:
+        switches = msgspec.convert(recipe, Recipe).switches
+    except (msgspec.ValidationError, SpecError):
+        return {}  # a damaged record, which is told when it is converted as a whole
+    found = {}
+    for switch in switches:
+        engine = switch.name in ("torchscript", "onnx", "tensorrt")
+        does = Capabilities(
+            compiles=engine or switch.name == "compile",
+            records_graph=switch.name == "graphs" or switch.argument in ("reduce-overhead", "max-autotune"),
+            refuses_graph=engine,
+            dissolves_modules=engine or switch.name in ("compile", "graphs"),
+            folds_norms=engine or switch.name == "fold-bn" or switch.argument == "freeze",
+            quantizes=switch.name in ("int8", "fp8"),
+        )
+        found[str(switch)] = msgspec.to_builtins(does)
+    return found
 
 
 MIGRATIONS: dict[int, Migration] = {1: _name_switches}

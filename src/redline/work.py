@@ -1,4 +1,4 @@
-"""What a step has to do, and what a device can do at most: counted work and measured ceilings."""
+"""What a step has to do, what it was seen doing, and what a device can do at most: work, facts and ceilings."""
 
 from __future__ import annotations
 
@@ -122,6 +122,71 @@ class WorkCount(Frozen):
 
     def _products(self, phase: WorkPhase) -> int:
         return sum(one.flops * one.calls for one in self.operators if one.phase == phase and one.kind in PRODUCTS)
+
+
+LayerKind = Literal["convolution", "linear", "attention", "batch-norm", "norm", "recurrent", "embedding"]
+"""`attention` is a call of scaled_dot_product_attention; attention written out in products and softmax is not one."""
+
+
+class LayerShare(Frozen):
+    """All layers of one kind that ran in the forward pass."""
+
+    calls: int
+    share: float
+    """Of the time that the operators of the forward pass took."""
+
+
+class OperatorShare(Frozen):
+    name: str
+    kind: OperatorKind
+    calls: int
+    share: float
+    """Of the time that all operators of the step took."""
+
+
+class RepeatedBlock(Frozen):
+    """Modules of one class that run one after the other, none inside another: the layers of a network."""
+
+    class_name: str
+    count: int
+    share: float
+    """Of the time that the operators of the forward pass took."""
+
+
+class Facts(Frozen):
+    """What one real step of a workload did in strict fp32, eager. Switches say from this whether they are relevant."""
+
+    layers: dict[LayerKind, LayerShare] = {}
+    """Kinds that did not run are missing."""
+    operators: tuple[OperatorShare, ...] = ()
+    """Those that took most of the time, the longest first."""
+    kinds: dict[OperatorKind, float] = {}
+    """Share of the operators' time by kind, over the whole step."""
+    launches: int = 0
+    """Operators in one step that put work on the device."""
+    attention_backends: dict[str, tuple[str, ...]] = {}
+    """By number format (fp32, fp16, bf16): the backends that can do every attention of the model here."""
+    blocks: RepeatedBlock | None = None
+    """What takes most of the forward pass among blocks that repeat; None where nothing repeats."""
+    reads: tuple[str, ...] = ()
+    """Where Python reads the values of tensors, for which it waits: `item in roi_heads (3)`."""
+    synchronises: bool | None = None
+    """Whether a step waits for the device by itself; None where nothing runs ahead of the host."""
+    branches: bool = False
+    """Other inputs of the same shapes ran other operators."""
+    varies_shapes: bool = False
+    """Other inputs of the same shapes gave the same operators other shapes."""
+    mutates: tuple[str, ...] = ()
+    """Buffers, and other tensors the model holds, that the forward pass writes to."""
+    draws_random_numbers: bool = False
+    step_s: float | None = None
+    """Seconds of one step in the steady state, waited for."""
+    host_s: float | None = None
+    """Seconds the host needs to issue one step; None where nothing runs ahead of the host."""
+    device_s: float | None = None
+    """Seconds of one step in which the device has work, by the sum of its operators."""
+    seconds: float = 0.0
+    """What finding all this out took."""
 
 
 class Ceilings(Frozen):

@@ -9,8 +9,8 @@ import pytest
 
 from redline.bench import session as session_file
 from redline.bench.session import BenchSession
-from redline.protocol import BlockReply, Close, Measure, Prepare, PreparedReply, Reply
-from redline.record import Prepared
+from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
+from redline.record import Capabilities, Prepared
 from redline.spec import RunSpec
 from redline.spec_table import specs_from_table
 
@@ -73,3 +73,27 @@ def test_a_count_that_breaks_is_a_note_and_the_run_goes_on(
 
 def test_trials_at_the_edge_of_memory_are_not_counted(bench: BenchSession) -> None:
     assert prepared(bench, spec_of(measure={"check_numerics": False})).work is None
+
+
+def test_a_prepared_recipe_says_what_its_switches_do(bench: BenchSession) -> None:
+    found = prepared(bench, spec_of("channels-last+compile:backend=eager"))
+    assert set(found.switches) == {"channels-last", "compile:backend=eager"}
+    assert found.capabilities == Capabilities(compiles=True, dissolves_modules=True)
+    assert found.cold_start.compile_s is not None
+
+
+def test_a_first_call_that_breaks_is_put_down_to_the_switch_that_changed_the_program(
+    bench: BenchSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(model: Any, **settings: Any) -> Any:
+        def call(*args: Any) -> Any:
+            raise RuntimeError("cannot lower this")
+
+        return call
+
+    monkeypatch.setattr("torch.compile", broken)
+    for recipe, scope in (("compile", "switch"), ("compile+channels-last", "recipe")):
+        reply = bench.handle(Prepare(spec=spec_of(recipe)))
+        assert isinstance(reply, FailureReply)
+        assert (reply.failure.switches, reply.failure.scope) == (("compile",), scope)
+        assert (reply.failure.stage, reply.failure.kind) == ("compile", "compile")

@@ -200,7 +200,7 @@ def _tune_spec(
         space, refused = space_for(asked, choices)
         for seed in asked.seeds:
             space.checked(seed)
-        quantizing = tuple(choice.switch for choice in choices if choice.quantizes)
+        quantizing = tuple(choice.switch for choice in choices if choice.capabilities.quantizes)
         record = kept or TuneRecord(
             name=called, tune=asked, created_at=time.time(), refused=tuple(refused), quantizing=quantizing
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 import msgspec
 import torch
 
@@ -36,6 +39,7 @@ from redline.protocol import (
     SwitchChoice,
     SwitchChoices,
 )
+from redline.record import Capabilities
 from redline.spec import RunSpec
 
 
@@ -76,9 +80,10 @@ def check(spec: RunSpec) -> Checked:
     """What can be known before anything is built: names, files, exclusions, the device."""
     try:
         resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
-        switches_of(spec.recipe, spec.workload.task)
+        switches = switches_of(spec.recipe, spec.workload.task)
         check_model(spec.workload)
         fingerprint = fingerprint_of(spec.workload)
     except UsageError as error:
         return Checked(spec=spec, usage=str(error))
-    return Checked(spec=resolved, fingerprint=fingerprint)
+    capabilities = reduce(or_, (switch.capabilities() for switch in switches), Capabilities())
+    return Checked(spec=resolved, fingerprint=fingerprint, capabilities=capabilities)

@@ -25,15 +25,14 @@ from redline.bench.measure.blocks import measure_block
 from redline.bench.measure.squeeze import least_memory
 from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
-from redline.bench.recipe.compose import apply_recipe, number_format_of
+from redline.bench.recipe.compose import apply_recipe, blaming, number_format_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
-from redline.bench.recipe.switches.graphs import make_step
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
-from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
+from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
 from redline.protocol import (
@@ -131,9 +130,7 @@ class BenchSession:
         work, info = self._count(spec, setup, info, modules)
         warmup = self._warm_up(spec, step, device)
         self._step = step
-        # What is compiled, traced or recorded no longer calls its modules one by one.
-        is_eager = setup.model is setup.workload.model and not setup.is_graphed
-        self._eager_model = setup.workload.model if is_eager else None
+        self._eager_model = None if setup.capabilities.dissolves_modules else setup.workload.model
         self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
         gc.collect()
         gc.freeze()  # later collections, between blocks, then look at little
@@ -146,6 +143,7 @@ class BenchSession:
             warmup=warmup,
             memory=device.memory(),
             recipe_notes=setup.notes,
+            switches=setup.switches,
             step_synchronises=self._synchronises(step, device),
             isolated=self._isolated,
             work=work,
@@ -171,6 +169,7 @@ class BenchSession:
             warmup=warmup,
             memory=device.memory(),
             recipe_notes=setup.notes,
+            switches=setup.switches,
             isolated=self._isolated,
         )
 
@@ -229,17 +228,18 @@ class BenchSession:
         return setup
 
     def _first_call(self, spec: RunSpec, setup: Setup) -> Timed:
-        self._enter("compile" if compiles(spec) else "first-call", str(spec.recipe))
+        compiles = setup.capabilities.compiles
+        self._enter("compile" if compiles else "first-call", str(spec.recipe))
         step = make_step(setup, spec.workload.optimizer)
         started = time.perf_counter()
         # The copy of all weights that putting them back takes is no part of what must fit.
         starts_again = setup.task == "train" and spec.measure.check_numerics
         with unchanged_afterwards(setup.workload.model) if starts_again else nullcontext():
-            with step.context():
+            with step.context(), blaming(_suspect(spec, setup), setup, self._stage):
                 step()
             setup.device.synchronize()
             self._cold["first_call_s"] = time.perf_counter() - started
-        if compiles(spec):
+        if compiles:
             self._cold["compile_s"] = compile_seconds()
             self._cold["compile_cache"] = cache_state()
         # Training starts again from the same weights with an optimizer that has seen nothing.
@@ -340,5 +340,11 @@ class BenchSession:
         self._on_progress(stage, detail)
 
 
-def compiles(spec: RunSpec) -> bool:
-    return any(step.name == "compile" for step in spec.recipe.switches)
+def _suspect(spec: RunSpec, setup: Setup) -> str | None:
+    """The switch that a broken first call is put down to: the last of those that change the program, else the last.
+
+    None where no numerics reference has run before: the model itself may be what is broken.
+    """
+    changing = [name for name, does in setup.switches.items() if does.compiles or does.records_graph]
+    suspects = changing or list(setup.switches)
+    return suspects[-1] if suspects and spec.measure.check_numerics else None

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from redline.bench.device.cpu import CpuDevice
+from redline.bench.device.failure import failure_from
 from redline.bench.recipe.base import SWITCHES, RecipeSwitch
 from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
 from redline.bench.recipe.switches.compiler import Compile
@@ -21,6 +22,7 @@ from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError, UnknownName
 from redline.launch import open_door
 from redline.protocol import Ask, AskCheck, CheckedSpecs
+from redline.record import Capabilities
 from redline.registry import Registry
 from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 
@@ -48,7 +50,7 @@ EXCLUSIVE = {
 
 
 class Cpu(CpuDevice):
-    """A CPU that would take every step, and remembers what it was told about TF32."""
+    """A CPU that would take every switch, and remembers what it was told about TF32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ def settings(text: str) -> dict[str, Any]:
     return switch.settings
 
 
-def test_every_step_of_the_house_is_known_and_says_what_it_does() -> None:
+def test_every_switch_of_the_house_is_known_and_says_what_it_does() -> None:
     # Other tests plant faults as switches of their own.
     assert tuple(name for name in SWITCHES.names() if not name.startswith("fault-")) == HOUSE
     for name in HOUSE:
@@ -98,7 +100,7 @@ def test_every_step_of_the_house_is_known_and_says_what_it_does() -> None:
         assert names(spelled(name), switch.tasks[0]) == [name]
 
 
-def test_the_baseline_is_no_step_and_forbids_tf32() -> None:
+def test_the_baseline_is_no_switch_and_forbids_tf32() -> None:
     device = Cpu()
     setup = applied("baseline", convolution(), device)
     assert names("baseline") == []
@@ -111,7 +113,7 @@ def test_the_baseline_is_no_step_and_forbids_tf32() -> None:
 
 
 @pytest.mark.parametrize("pair", list(combinations(FOR_INFERENCE, 2)), ids="+".join)
-def test_two_steps_exclude_each_other_whichever_is_written_first(pair: tuple[str, str]) -> None:
+def test_two_switches_exclude_each_other_whichever_is_written_first(pair: tuple[str, str]) -> None:
     for first, second in (pair, pair[::-1]):
         if frozenset(pair) in EXCLUSIVE:
             with pytest.raises(SpecError, match="exclude each other") as caught:
@@ -129,7 +131,7 @@ def test_an_exclusion_said_on_one_side_holds_from_both() -> None:
             switches_of(Recipe.parse(text), "infer")
 
 
-def test_a_step_for_inference_is_refused_for_training() -> None:
+def test_a_switch_for_inference_is_refused_for_training() -> None:
     with pytest.raises(SpecError, match="torchscript is for infer, not for train"):
         switches_of(Recipe.parse("torchscript"), "train")
     for name in FOR_TRAINING:
@@ -143,14 +145,14 @@ def test_a_step_for_inference_is_refused_for_training() -> None:
     ("written", "meant"),
     [("compil", "compile"), ("chanels-last", "channels-last"), ("FP16", "fp16"), ("amp_bf16", "amp-bf16")],
 )
-def test_an_unknown_step_is_answered_with_the_closest(written: str, meant: str) -> None:
+def test_an_unknown_switch_is_answered_with_the_closest(written: str, meant: str) -> None:
     with pytest.raises(UnknownName, match=f"unknown switch '{written}'") as caught:
         switches_of(Recipe.parse(written), "infer")
     assert caught.value.close[0] == meant
     assert "did you mean" in str(caught.value)
 
 
-def test_an_unknown_step_like_no_other_suggests_nothing() -> None:
+def test_an_unknown_switch_like_no_other_suggests_nothing() -> None:
     with pytest.raises(UnknownName) as caught:
         switches_of(Recipe.parse("zzzzzzzz"), "infer")
     assert "did you mean" not in str(caught.value)
@@ -174,7 +176,7 @@ def test_an_unknown_step_like_no_other_suggests_nothing() -> None:
         ),
     ],
 )
-def test_a_step_refuses_what_it_does_not_take(text: str, says: str) -> None:
+def test_a_switch_refuses_what_it_does_not_take(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         switches_of(Recipe.parse(text), "infer")
 
@@ -218,7 +220,7 @@ def test_the_numerics_are_judged_in_the_coarsest_format() -> None:
         ("cudnn-benchmark", "cudnn-benchmark: cuDNN runs on GPUs only"),
     ],
 )
-def test_a_step_for_gpus_is_refused_on_a_cpu_with_the_reason(switch: str, reason: str) -> None:
+def test_a_switch_for_gpus_is_refused_on_a_cpu_with_the_reason(switch: str, reason: str) -> None:
     workload = convolution()
     before = workload.model.weight.dtype
     with pytest.raises(BenchError, match=reason) as caught:
@@ -264,7 +266,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
-def test_a_step_comes_in_through_an_entry_point(plugin: str) -> None:
+def test_a_switch_comes_in_through_an_entry_point(plugin: str) -> None:
     switches: Registry[type[RecipeSwitch]] = Registry("recipe switch", group="redline.switches")
     assert plugin not in sys.modules, "nothing is imported before somebody asks"
     workload = workload_of(nn.Linear(4, 3), torch.randn(2, 4))
@@ -275,7 +277,7 @@ def test_a_step_comes_in_through_an_entry_point(plugin: str) -> None:
     assert switches.names() == ["doubled"]
 
 
-def test_a_worker_knows_the_steps_that_are_installed(plugin: str) -> None:
+def test_a_worker_knows_the_switches_that_are_installed(plugin: str) -> None:
     specs = tuple(
         RunSpec(workload=WorkloadSpec(model="simple_cnn"), recipe=Recipe.parse(text), device="cpu")
         for text in ("doubled", "doubeld")
@@ -297,3 +299,71 @@ def test_a_worker_knows_the_steps_that_are_installed(plugin: str) -> None:
 def test_modes_and_options_are_refused_for_a_backend_that_would_ignore_them(recipe: str) -> None:
     with pytest.raises(SpecError, match="are inductor's; backend"):
         switches_of(Recipe.parse(recipe), "infer")
+
+
+CAPABILITIES = {
+    "compile": Capabilities(compiles=True, dissolves_modules=True),
+    "compile:reduce-overhead": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
+    "compile:max-autotune": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
+    "compile:max-autotune-no-cudagraphs": Capabilities(compiles=True, dissolves_modules=True),
+    "compile:triton.cudagraphs=true": Capabilities(compiles=True, records_graph=True, dissolves_modules=True),
+    "compile:freeze": Capabilities(compiles=True, dissolves_modules=True, folds_norms=True),
+    "torchscript": Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True),
+    "onnx": Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True),
+    "graphs": Capabilities(records_graph=True, dissolves_modules=True),
+    "fold-bn": Capabilities(folds_norms=True),
+    "int8": Capabilities(quantizes=True),
+    "fp8": Capabilities(quantizes=True),
+    "fp16": Capabilities(),
+    "sdpa:math": Capabilities(),
+}
+
+
+@pytest.mark.parametrize("text", CAPABILITIES)
+def test_a_switch_says_what_it_does_to_the_program(text: str) -> None:
+    (switch,) = switches_of(Recipe.parse(text), "infer")
+    assert switch.capabilities() == CAPABILITIES[text]
+
+
+def test_whoever_records_graphs_excludes_others_that_do_however_it_is_spelled() -> None:
+    for other in ("compile:triton.cudagraphs=true", "compile:reduce-overhead", "torchscript", "onnx", "tensorrt"):
+        with pytest.raises(SpecError, match="exclude each other"):
+            switches_of(Recipe.parse(f"graphs+{other}"), "infer")
+
+
+class Breaks(RecipeSwitch):
+    name = "breaks"
+    summary = "breaks when it is applied"
+    stage = 0
+    error: Exception
+
+    def apply(self, setup: Setup) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error", "switches", "scope"),
+    [
+        ("breaks", RuntimeError("no"), ("breaks",), "switch"),
+        ("breaks+channels-last", RuntimeError("no"), ("breaks",), "recipe"),
+        ("breaks+channels-last", BenchError("compile", "no"), ("breaks",), "recipe"),
+        ("breaks", BenchError("compile", "no", switches=("breaks", "fp16"), scope="pair"), ("breaks", "fp16"), "pair"),
+        ("breaks", torch.OutOfMemoryError("out of memory"), (), "recipe"),
+    ],
+)
+def test_a_failure_names_the_switch_and_how_far_it_holds(
+    recipe: str, error: Exception, switches: tuple[str, ...], scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SWITCHES._entries, "breaks", Breaks)
+    monkeypatch.setattr(Breaks, "error", error, raising=False)
+    with pytest.raises(type(error) if isinstance(error, torch.OutOfMemoryError) else BenchError) as caught:
+        applied(recipe, convolution())
+    failure = failure_from(caught.value, "recipe")
+    assert (failure.switches, failure.scope) == (switches, scope)
+    assert "no" in failure.message or failure.kind == "oom"
+
+
+def test_what_a_device_refuses_rules_the_switch_out_everywhere() -> None:
+    with pytest.raises(BenchError) as caught:
+        applied("graphs+channels-last", convolution())
+    assert (caught.value.switches, caught.value.scope) == (("graphs",), "switch")

@@ -12,8 +12,8 @@ from torch import nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import apply_recipe, switch_choices, switches_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
-from redline.bench.recipe.switches.graphs import GraphedInference, GraphedTraining, make_step
-from redline.bench.workload.step import InferenceStep, TrainingStep
+from redline.bench.recipe.switches.graphs import GraphedInference, GraphedTraining
+from redline.bench.workload.step import InferenceStep, TrainingStep, make_step
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe
@@ -164,7 +164,7 @@ def test_a_tuner_is_told_of_the_same_need() -> None:
     (need,) = told["train"]["graphs"].needs
     with pytest.raises(BenchError, match=need.reason):
         graphed(f"graphs+{need.beside}", "train")
-    graphed(f"graphs+{need.beside}+{need.wants}", "train")
+    graphed(f"graphs+{need.beside}+{need.wants[0]}", "train")
     assert told["infer"]["graphs"].needs == ()
     unchanged = {step for step, choice in told["train"].items() if choice.leaves_program}
     assert unchanged == {"graphs", "fused-optimizer", "cudnn-benchmark"}

@@ -167,7 +167,7 @@ def test_what_cannot_stand_beside_it(other: str) -> None:
 
 def test_quantizing_is_opt_in_for_inference_and_never_the_tuners_own_idea() -> None:
     for name in ("int8", "fp8"):
-        assert SWITCHES.get(name).quantizes
+        assert SWITCHES.get(name).does.quantizes
         with pytest.raises(SpecError, match="is for infer"):
             switches_of(Recipe.parse(name), "train")
 

@@ -9,6 +9,7 @@ import pytest
 
 from redline.errors import UsageError
 from redline.protocol import SwitchChoice, SwitchNeed
+from redline.record import Capabilities
 from redline.search.tune.estimates import Estimate
 from redline.search.tune.model import Beliefs, Blame
 from redline.search.tune.record import TuneSpec
@@ -22,7 +23,7 @@ CHOICES = (
     SwitchChoice(switch="compile", family="compiler", relieves="both"),
     SwitchChoice(switch="compile:reduce-overhead", family="compiler", relieves="both", excludes=("graphs",)),
     SwitchChoice(switch="graphs", family="graphs", relieves="host"),
-    SwitchChoice(switch="int8", family="quantization", quantizes=True),
+    SwitchChoice(switch="int8", family="quantization", capabilities=Capabilities(quantizes=True)),
     SwitchChoice(switch="onnx", family="runtime", refusal="onnxruntime is not installed"),
 )
 
@@ -46,7 +47,7 @@ class TestSpace:
         assert all(space.is_valid(recipe) for recipe in space.recipes)
 
     def test_holds_no_recipe_without_what_its_steps_need(self) -> None:
-        need = SwitchNeed(beside="amp", wants="fused", reason="scaling asks the host; add fused")
+        need = SwitchNeed(beside="amp", wants=("fused",), reason="scaling asks the host; add fused")
         choices = (*CHOICES[:4], SwitchChoice(switch="graphs", family="graphs", needs=(need,)))
         fused = SwitchChoice(switch="fused", family="optimizer")
         space, _ = space_for(asked(), (*choices, fused))

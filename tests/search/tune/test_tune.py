@@ -17,7 +17,7 @@ from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
 from redline.protocol import SwitchChoice, SwitchNeed
-from redline.record import Failure
+from redline.record import Capabilities, Failure
 from redline.search.observer import Observer
 from redline.search.tune.record import decode_tune, encode_tune
 from redline.spec import RunSpec
@@ -32,7 +32,7 @@ CHOICES = (
     SwitchChoice(switch="compile", family="compiler", relieves="both"),
     SwitchChoice(switch="graphs", family="graphs", relieves="host"),
     SwitchChoice(switch="cudnn-benchmark", family="autotune"),
-    SwitchChoice(switch="int8", family="quantization", quantizes=True),
+    SwitchChoice(switch="int8", family="quantization", capabilities=Capabilities(quantizes=True)),
     SwitchChoice(switch="onnx", family="runtime", refusal="onnxruntime is not installed"),
 )
 DEVICE = {"fp16": -0.9, "bf16": -0.85, "channels-last": -0.2, "compile": -0.3, "cudnn-benchmark": -0.05, "int8": -0.5}
@@ -264,7 +264,9 @@ class TestQuantized:
     @pytest.mark.parametrize("asked", ["int8", "int8:weight-only", "int8:dynamic"])
     def test_whatever_the_options_it_is_given(self, tune: Callable[..., TuneResult], asked: str) -> None:
         """A person's own variant of a step quantizes as the step does that the bench speaks of."""
-        choices = (SwitchChoice(switch="int8:weight-only", family="quantization", quantizes=True),)
+        choices = (
+            SwitchChoice(switch="int8:weight-only", family="quantization", capabilities=Capabilities(quantizes=True)),
+        )
         truth = landscape(
             choices=choices, step_s=lambda spec: 0.004 if spec.recipe.switches else 0.01, issue_share=lambda spec: 0.1
         )
@@ -556,7 +558,7 @@ class TestCtrlC:
         )
         needs = tuple(
             msgspec.structs.replace(
-                choice, needs=(SwitchNeed(beside="channels-last", wants="compile", reason="graphs want it"),)
+                choice, needs=(SwitchNeed(beside="channels-last", wants=("compile",), reason="graphs want it"),)
             )
             if choice.switch == "graphs"
             else choice

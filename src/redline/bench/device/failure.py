@@ -39,6 +39,8 @@ def failure_from(error: BaseException, stage: str) -> Failure:
         kind=kind_of(error, stage),
         message=one_line(error),
         traceback="".join(traceback.format_exception(error))[-20_000:],
+        switches=error.switches if isinstance(error, BenchError) else (),
+        scope=error.scope if isinstance(error, BenchError) else "recipe",  # type: ignore[arg-type]
     )
 
 

@@ -16,6 +16,7 @@ from redline.bench.device.base import Device
 from redline.bench.workload.step import Setup
 from redline.errors import MissingExtra, SpecError
 from redline.protocol import Relief, SwitchNeed
+from redline.record import Capabilities
 from redline.registry import Registry
 from redline.spec import OptionValue, Switch, Task
 
@@ -82,8 +83,8 @@ class RecipeSwitch(ABC):
     family: ClassVar[str] = ""
     """Switches of one family do the same job in different ways; the tuner takes at most one. Empty: a family of its own."""
     relieves: ClassVar[Relief] = "device"
-    quantizes: ClassVar[bool] = False
-    """Changes the weights themselves: never tried or recommended unless asked for."""
+    does: ClassVar[Capabilities] = Capabilities()
+    """What it does to the program. What quantizes is never tried or recommended unless asked for."""
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train")
     excludes: ClassVar[frozenset[str]] = frozenset()
     """Switches that cannot stand in the same recipe, as `name` or `name:argument`; saying it on one side is enough."""
@@ -111,6 +112,10 @@ class RecipeSwitch(ABC):
         """Refuse what the switch does not know."""
         if options:
             raise SpecError(f"switch {self.name} takes no options, got {', '.join(sorted(options))}")
+
+    def capabilities(self) -> Capabilities:
+        """What it does to the program, for a switch whose argument or options decide."""
+        return self.does
 
     def computes_in(self) -> str | None:
         """The same, for a switch whose argument decides."""

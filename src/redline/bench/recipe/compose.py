@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from redline.bench.device.base import Device
+from redline.bench.device.failure import is_out_of_memory, kind_of, one_line
 from redline.bench.recipe.base import SWITCHES, RecipeSwitch
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
-from redline.errors import BenchError, SpecError
+from redline.errors import BenchError, SpecError, UsageError
 from redline.protocol import SwitchChoice
 from redline.spec import Recipe, Switch, Task
 
@@ -40,13 +42,13 @@ def number_format_of(recipe: Recipe, task: Task) -> str:
 def refuse_impossible(switches: list[RecipeSwitch], task: Task, device: Device, model: nn.Module | None) -> None:
     """Raise why the first switch that cannot be had here cannot; without a model, what can be said without one."""
     for switch in switches:
-        reason = (
-            switch.refusal(device, task)
-            or (switch.irrelevance(model, task) if model is not None else None)
-            or unmet_need(switch, switches, task)
-        )
-        if reason:
-            raise BenchError("unsupported", f"{switch.name}: {reason}")
+        told = (str(switch.switch),)
+        never = switch.refusal(device, task) or (switch.irrelevance(model, task) if model is not None else None)
+        if never:
+            raise BenchError("unsupported", f"{switch.name}: {never}", switches=told, scope="switch")
+        missing = unmet_need(switch, switches, task)
+        if missing:
+            raise BenchError("unsupported", f"{switch.name}: {missing}", switches=told)
 
 
 def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
@@ -55,9 +57,30 @@ def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
     refuse_impossible(switches, workload.task, device, workload.model)
     device.allow_tf32(False)
     setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
+    setup.switches = {str(switch.switch): switch.capabilities() for switch in switches}
     for switch in switches:
-        switch.apply(setup)
+        with blaming(str(switch.switch), setup, "recipe"):
+            switch.apply(setup)
     return setup
+
+
+@contextmanager
+def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
+    """Whatever breaks inside names `switch` as its cause, or as the suspect where others stand in the recipe with it.
+
+    Running out of memory is nobody's fault, and a mistake of the person stays one.
+    """
+    try:
+        yield
+    except Exception as error:
+        if switch is None or isinstance(error, UsageError) or is_out_of_memory(error):
+            raise
+        broken = error if isinstance(error, BenchError) else BenchError(kind_of(error, stage), one_line(error))
+        if not broken.switches:
+            broken.switches, broken.scope = (switch,), "switch" if len(setup.switches) == 1 else "recipe"
+        if broken is error:
+            raise
+        raise broken from error
 
 
 def switch_choices(model: torch.nn.Module, device: Device, task: Task) -> list[SwitchChoice]:
@@ -78,15 +101,22 @@ def _choice(
         excludes=tuple(sorted(str(other.switch) for other in among if exclude_each_other(switch, other))),
         needs=switch.needs.get(task, ()),
         refusal=switch.refusal(device, task) or switch.irrelevance(model, task) or switch.caution(task),
-        quantizes=switch.quantizes,
+        capabilities=switch.capabilities(),
         leaves_program=switch.leaves_program,
         is_slow_to_prepare=argument in switch.slow_to_prepare,
     )
 
 
 def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch) -> bool:
-    """One name stands in a recipe once."""
-    return one.name == other.name or bool(names_of(one) & other.excludes or names_of(other) & one.excludes)
+    """One name stands in a recipe once, and a graph is recorded once: not inside another, nor around another engine."""
+    does, also = one.capabilities(), other.capabilities()
+    recorded_twice = does.records_graph and (also.records_graph or also.refuses_graph)
+    return (
+        one.name == other.name
+        or bool(names_of(one) & other.excludes or names_of(other) & one.excludes)
+        or recorded_twice
+        or (also.records_graph and does.refuses_graph)
+    )
 
 
 def unmet_need(switch: RecipeSwitch, recipe: Sequence[RecipeSwitch], task: Task) -> str | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.workload.workload import Workload
+from redline.record import Capabilities
 from redline.spec import OptimizerName, Task
 
 Mark = Callable[[], None]
@@ -45,8 +48,10 @@ class Setup:
     autocast_dtype: torch.dtype | None = None
     scales_gradients: bool = False
     optimizer_options: dict[str, Any] = field(default_factory=dict)
-    is_graphed: bool = False
-    """The whole step is recorded once and replayed."""
+    step_class: type[InferenceStep] | type[TrainingStep] | None = None
+    """What runs in place of the plain step of the task, where a switch brings a step of its own."""
+    switches: dict[str, Capabilities] = field(default_factory=dict)
+    """What each switch of the recipe does to the program."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
     input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
@@ -54,6 +59,11 @@ class Setup:
     @property
     def task(self) -> Task:
         return self.workload.task
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the whole recipe."""
+        return reduce(or_, self.switches.values(), Capabilities())
 
     def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Change every input tensor, now and whenever other inputs are put in their place."""
@@ -158,6 +168,12 @@ class TrainingStep:
         """Half of the gradients may be there, and the scaler may think that it has already unscaled them."""
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler = make_scaler(self._setup)
+
+
+def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
+    """The step of the setup's task: the plain one, or the one that a switch brings."""
+    kind = setup.step_class or (InferenceStep if setup.task == "infer" else TrainingStep)
+    return kind(setup, optimizer) if issubclass(kind, TrainingStep) else kind(setup)
 
 
 def make_scaler(setup: Setup) -> torch.amp.GradScaler:

@@ -245,7 +245,7 @@ def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, l
 def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> str | None:
     if choice.refusal is not None:
         return choice.refusal
-    if choice.quantizes and not tune.allow_quantized:
+    if choice.capabilities.quantizes and not tune.allow_quantized:
         return "changes the weights; --allow-quantized tries it"
     if tune.switches and not _names(choice) & set(tune.switches):
         return "not among the switches that were asked for"

@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
+import msgspec
 import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, literal
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
+from redline.record import Capabilities
 from redline.spec import OptionValue, Switch, Task
 
 _OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
+_GRAPHING_MODES = ("reduce-overhead", "max-autotune")
+"""Modes in which inductor records CUDA graphs of its own."""
 
 
 @SWITCHES.register("compile")
@@ -23,6 +27,7 @@ class Compile(RecipeSwitch):
     stage = COMPILER
     family = "compiler"
     relieves = "both"
+    does = Capabilities(compiles=True, dissolves_modules=True)
     excludes = frozenset({"torchscript"})
     arguments = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
     offered = (None, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
@@ -44,6 +49,14 @@ class Compile(RecipeSwitch):
             raise SpecError(
                 f"compile has no option {unknown[0]!r}: give fullgraph, dynamic, backend or an inductor option"
             )
+
+    def capabilities(self) -> Capabilities:
+        options = self.settings.get("options", {})
+        return msgspec.structs.replace(
+            self.does,
+            records_graph=self.settings.get("mode") in _GRAPHING_MODES or bool(options.get("triton.cudagraphs")),
+            folds_norms=bool(options.get("freezing")),
+        )
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if self.switch.argument == "freeze" and task != "infer":

@@ -14,6 +14,7 @@ from redline.bench.recipe.base import FLAGS, LAYOUT, SWITCHES, WEIGHTS, RecipeCo
 from redline.bench.recipe.plain.folding import fold_batchnorms, foldable_batchnorms, symbolic_graph
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError
+from redline.record import Capabilities
 from redline.spec import Task
 
 _TORCH = Path(torch.__file__).parent
@@ -81,6 +82,7 @@ class FoldBatchNorm(RecipeSwitch):
     summary = "BatchNorm folded into the convolution or linear layer before it (inference)"
     stage = WEIGHTS
     relieves = "both"
+    does = Capabilities(folds_norms=True)
     tasks = ("infer",)
 
     def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:

@@ -19,7 +19,11 @@ from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.plain.onnx import OnnxModel
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError
+from redline.record import Capabilities
 from redline.spec import Task
+
+_OTHER_PROGRAM = Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True)
+"""What each of them does: another engine runs a program of its own, with BatchNorm folded into it."""
 
 
 @SWITCHES.register("onnx")
@@ -30,8 +34,9 @@ class OnnxRuntime(RecipeSwitch):
     family = "compiler"
     relieves = "both"
     tasks = ("infer",)
+    does = _OTHER_PROGRAM
     # Autocast is torch's and is not there when another engine computes; layouts are that engine's own business.
-    excludes = frozenset({"compile", "torchscript", "tensorrt", "amp", "amp-bf16", "graphs", "channels-last"})
+    excludes = frozenset({"compile", "torchscript", "tensorrt", "amp", "amp-bf16", "channels-last"})
 
     def refusal(self, device: Device, task: Task) -> str | None:
         missing = [missing_extra(package, "onnx") for package in ("onnx", "onnxscript", "onnxruntime")]
@@ -94,8 +99,9 @@ class TensorRt(RecipeSwitch):
     family = "compiler"
     relieves = "both"
     tasks = ("infer",)
+    does = _OTHER_PROGRAM
     # Autocast is torch's and is not there when an engine computes; layouts and graphs are TensorRT's own business.
-    excludes = frozenset({"compile", "torchscript", "amp", "amp-bf16", "graphs", "channels-last"})
+    excludes = frozenset({"compile", "torchscript", "amp", "amp-bf16", "channels-last"})
     slow_to_prepare = frozenset({None})
 
     def refusal(self, device: Device, task: Task) -> str | None:
@@ -138,6 +144,7 @@ class TorchScript(RecipeSwitch):
     family = "compiler"
     relieves = "both"
     tasks = ("infer",)
+    does = _OTHER_PROGRAM
 
     def apply(self, setup: Setup) -> None:
         if setup.args and setup.kwargs:

@@ -1,4 +1,4 @@
-"""Steps recorded into a CUDA graph once and replayed: the host launches one thing instead of hundreds.
+"""CUDA graphs: a step recorded once and replayed, so that the host launches one thing instead of hundreds.
 
 What a graph reads and writes stays where it was when it was recorded. So inputs are copied into its own before every
 replay, inside the timing, as whoever deploys it must; and what it returns is overwritten by the next replay.
@@ -20,6 +20,7 @@ from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
 from redline.errors import BenchError
 from redline.protocol import SwitchNeed
+from redline.record import Capabilities
 from redline.spec import OptimizerName, Task
 
 WARMUPS = 3
@@ -111,28 +112,19 @@ class GraphedTraining(TrainingStep):
         self._recording = None
 
 
-def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
-    """The step a setup asks for."""
-    if setup.task == "infer":
-        return GraphedInference(setup) if setup.is_graphed else InferenceStep(setup)
-    return GraphedTraining(setup, optimizer) if setup.is_graphed else TrainingStep(setup, optimizer)
-
-
 @SWITCHES.register("graphs")
 class Graphs(RecipeSwitch):
     name = "graphs"
     summary = "the whole step in one CUDA graph: the forward, or forward, loss, backward and optimizer"
     stage = GRAPHS
     relieves = "host"
+    does = Capabilities(records_graph=True, dissolves_modules=True)
     leaves_program = True
-    # These make graphs of their own, and a graph cannot be recorded inside another.
-    excludes = frozenset({"compile:reduce-overhead", "compile:max-autotune", "torchscript"})
-
     needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {
         "train": (
             SwitchNeed(
                 beside="amp",
-                wants="fused-optimizer",
+                wants=("fused-optimizer",),
                 reason="GradScaler asks the host whether to skip a step, which a graph cannot; add fused-optimizer, "
                 "which decides on the GPU, or use amp-bf16, which needs no scaling",
             ),
@@ -143,7 +135,7 @@ class Graphs(RecipeSwitch):
         return device.graph_refusal()
 
     def apply(self, setup: Setup) -> None:
-        setup.is_graphed = True
+        setup.step_class = GraphedInference if setup.task == "infer" else GraphedTraining
 
     def write(self, code: RecipeCode) -> None:
         code.is_graphed = True

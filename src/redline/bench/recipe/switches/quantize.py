@@ -12,6 +12,7 @@ from redline.bench.device.base import Device
 from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeCode, RecipeSwitch, missing_extra
 from redline.bench.recipe.plain.layers import SIDES, is_plain_linear, plain_linears
 from redline.bench.workload.step import Setup
+from redline.record import Capabilities
 from redline.spec import Task
 
 SMALLEST_SHARE = 0.1
@@ -22,7 +23,7 @@ class _Quantized(RecipeSwitch):
     stage = QUANTIZE
     family = "quantize"
     tasks = ("infer",)
-    quantizes = True
+    does = Capabilities(quantizes=True)
     # Autocast would cast what goes into a layer whose scales are fp32; models cast whole are what torchao documents.
     # The others take the weights out of the model by ways that quantized ones do not go.
     excludes = frozenset({"int8", "fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
