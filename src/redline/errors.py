@@ -3,7 +3,7 @@
 RedlineError
 ├── UsageError            the person asked for something that cannot be: one line, exit code 2
 │   ├── SpecError         a field of a spec is out of its range
-│   ├── UnknownName       no model, recipe step, device or door goes by that name
+│   ├── UnknownName       no model, switch, device or door goes by that name
 │   ├── TraceError        a file is not the trace or the profiler's output it was given for
 │   └── MissingExtra      an optional package is needed and not installed
 ├── BenchError            the bench broke; carries the stage, the kind and the traceback, becomes a `Failure`

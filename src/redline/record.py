@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
-from functools import reduce
-from operator import or_
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -59,9 +57,11 @@ class Capabilities(Frozen):
     quantizes: bool = False
     """Weights are replaced by coarser ones; only a check on real data can tell whether the accuracy is acceptable."""
 
-    def __or__(self, other: Capabilities) -> Capabilities:
-        fields = self.__struct_fields__
-        return Capabilities(**{name: getattr(self, name) or getattr(other, name) for name in fields})
+    @classmethod
+    def together(cls, parts: Iterable[Capabilities]) -> Capabilities:
+        """Of a recipe: what any of its switches does."""
+        found = list(parts)
+        return cls(**{name: any(getattr(part, name) for part in found) for name in cls.__struct_fields__})
 
 
 class DeviceInfo(Frozen):
@@ -123,10 +123,6 @@ class ColdStart(Frozen):
     compile_s: float | None = None
     """The compiler's share of it, where the recipe compiles."""
     compile_cache: Literal["cold", "warm", "mixed"] | None = None
-
-
-QUANTIZED_FORMATS = ("int8", "int8-weights", "fp8")
-"""Whether a model bears these only a check on real data can tell: rounding within bounds proves too little."""
 
 
 class Numerics(Frozen):
@@ -253,7 +249,7 @@ class Prepared(Frozen):
     @property
     def capabilities(self) -> Capabilities:
         """Of the whole recipe."""
-        return reduce(or_, self.switches.values(), Capabilities())
+        return Capabilities.together(self.switches.values())
 
 
 class Block(Frozen):

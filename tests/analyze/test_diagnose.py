@@ -11,6 +11,7 @@ from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 
 from redline.analyze.diagnose import RULES, Finding
 from redline.analyze.profile import Capture, Profile, profile_of
+from redline.record import Capabilities
 from redline.trace.decode import read_trace
 
 US = 1000
@@ -178,6 +179,19 @@ def test_without_a_device_operators_are_the_work(made: Made) -> None:
     assert codes(made(maker)) == set()
 
 
+COMPILED = Capabilities(compiles=True, dissolves_modules=True)
+DOES = {
+    "compile": COMPILED,
+    "compile:max-autotune-no-cudagraphs": COMPILED,
+    "compile:reduce-overhead": msgspec.structs.replace(COMPILED, records_graph=True),
+    "compile:max-autotune": msgspec.structs.replace(COMPILED, records_graph=True),
+    "torchscript": msgspec.structs.replace(COMPILED, refuses_graph=True, folds_norms=True),
+    "onnx": msgspec.structs.replace(COMPILED, refuses_graph=True, folds_norms=True),
+    "graphs": Capabilities(records_graph=True),
+}
+"""As the switches themselves say: `test_compose.py` holds them to it."""
+
+
 def captured(profile: Profile, recipe: str, step_s: float | None = None) -> Profile:
     capture = Capture(
         record_id="1",
@@ -190,6 +204,7 @@ def captured(profile: Profile, recipe: str, step_s: float | None = None) -> Prof
         capture_s=1.0,
         step_s=step_s,
         profiled_step_s=None,
+        switches={switch: DOES.get(switch, Capabilities()) for switch in recipe.split("+")},
     )
     return msgspec.structs.replace(profile, capture=capture)
 
@@ -209,6 +224,8 @@ def test_advice_builds_on_the_recipe_at_hand(made: Made) -> None:
     assert "-r fp16+compile+graphs:" in again(captured(late, "fp16+compile"))["host-bound"].next
     scripted = again(captured(late, "fp16+torchscript"))["host-bound"].next
     assert "-r fp16+compile:reduce-overhead:" in scripted, "torchscript and graphs exclude each other"
+    assert "-r fp16+compile:reduce-overhead:" in again(captured(late, "fp16+onnx"))["host-bound"].next
+    assert "elementwise" not in again(captured(profile, "onnx")), "another engine fuses by itself"
     for recipe in ("graphs", "compile:reduce-overhead", "fp16+compile:max-autotune"):
         assert "graphs are on already" in again(captured(late, recipe))["host-bound"].next
     assert "-r compile:max-autotune-no-cudagraphs+graphs:" in (

@@ -41,7 +41,18 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
     assert {
         *("model", "task", "recipe", "batch", "device", "device_name", "item", "throughput_per_s"),
         *("throughput_interval", "throughput_wall_per_s", "latency_s", "phases_s", "memory", "cold_start_s"),
-        *("numerics", "vs_first", "verdict", "bound", "failure", "record_id", "group", "energy_per_item_j", "stopped"),
+        *(
+            "numerics",
+            "capabilities",
+            "vs_first",
+            "verdict",
+            "bound",
+            "failure",
+            "record_id",
+            "group",
+            "energy_per_item_j",
+            "stopped",
+        ),
         *("flops", "roofline"),
     } == set(row)
     assert set(row["throughput_interval"]) == {"low", "high", "half_width"}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from redline.analyze.bound import Bound
+from redline.analyze.recommend.evidence import may_recommend
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
-from redline.record import Numerics
+from redline.record import Capabilities, Numerics
 from redline.report.run import RunReport
 from redline.report.terminal import as_text
 
 
-def row(recipe: str, ratio: float | None, number_format: str = "fp32", *, passed: bool = True) -> RunSummary:
+def row(recipe: str, ratio: float | None, *, passed: bool = True, quantizes: bool = False) -> RunSummary:
     interval = {"low": ratio * 0.98, "high": ratio * 1.02} if ratio else {}
     return RunSummary(
         model="net",
@@ -21,7 +21,8 @@ def row(recipe: str, ratio: float | None, number_format: str = "fp32", *, passed
         recipe=recipe,
         device="cpu",
         throughput_per_s=10.0 * (ratio or 1),
-        numerics=Numerics(number_format=number_format, rel_l2=1e-3, passed=passed),
+        numerics=Numerics(rel_l2=1e-3, passed=passed),
+        capabilities=Capabilities(quantizes=quantizes),
         vs_first=VersusFirst(ratio=ratio, latency_change=None, memory_change=None, **interval) if ratio else None,
         verdict=Verdict(labels=("valid",)),
         bound=Bound(label="unknown", evidence=""),
@@ -30,7 +31,7 @@ def row(recipe: str, ratio: float | None, number_format: str = "fp32", *, passed
 
 
 def test_the_fastest_that_keeps_the_numbers_is_recommended() -> None:
-    rows = [row("baseline", None), row("channels-last", 1.2), row("fp16", 2.0, "fp16"), row("bf16", 3.0, passed=False)]
+    rows = [row("baseline", None), row("channels-last", 1.2), row("fp16", 2.0), row("bf16", 3.0, passed=False)]
     assert "next: fp16 is the fastest here that keeps the numbers right (2.00×)" in as_text(RunReport(rows))
 
 
@@ -41,20 +42,21 @@ def test_a_ratio_that_may_be_none_does_not_stand_before_one_that_is() -> None:
     assert "next: channels-last is the fastest here that keeps the numbers right (1.20×)" in text
 
 
-@pytest.mark.parametrize(
-    ("recipe", "number_format"), [("int8", "int8"), ("int8:weight-only", "int8-weights"), ("fp8", "fp8")]
-)
-def test_a_quantized_recipe_is_shown_and_never_recommended(recipe: str, number_format: str) -> None:
-    text = as_text(RunReport([row("baseline", None), row("onnx", 1.2), row(recipe, 9.0, number_format)]))
+def test_a_quantized_recipe_is_shown_and_never_recommended() -> None:
+    """Whatever it is called: a plug-in may quantize too."""
+    quantized = row("my-4-bits", 9.0, quantizes=True)
+    text = as_text(RunReport([row("baseline", None), row("onnx", 1.2), quantized]))
     assert "next: onnx is the fastest here" in text
-    assert f"{recipe}: quantized: only a check on your own data tells whether the model bears it" in text
-    alone = as_text(RunReport([row("baseline", None), row(recipe, 9.0, number_format)]))
+    assert "my-4-bits: quantized: only a check on your own data tells whether the accuracy is acceptable" in text
+    assert not may_recommend(quantized)
+    assert may_recommend(row("onnx", 1.2))
+    alone = as_text(RunReport([row("baseline", None), quantized]))
     assert "next: only quantized recipes are faster than the first here" in alone
 
 
 def test_a_spread_worth_noting_stands_below_the_table() -> None:
     note = "latency: spread 7 % of the mean"
-    noted = msgspec.structs.replace(row("fp16", 2.0, "fp16"), verdict=Verdict(labels=("valid",), notes=(note,)))
+    noted = msgspec.structs.replace(row("fp16", 2.0), verdict=Verdict(labels=("valid",), notes=(note,)))
     lines = as_text(RunReport([row("baseline", None), noted])).splitlines()
     assert f"  fp16: {note}" in [line.rstrip() for line in lines]
     assert next(line for line in lines if line.startswith("fp16")).rstrip().endswith("valid, noted")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from redline.errors import SpecError, UsageError
+from redline.protocol import Checked
+from redline.record import Capabilities
 from redline.search.grid import (
     PRESETS,
     cells_from_table,
@@ -141,17 +143,17 @@ def test_mistakes_are_told_in_one_line(table: dict[str, Any], words: str) -> Non
 
 
 def test_early_cells_tell_most() -> None:
-    cells = in_informative_order(
-        cells_from_table({"model": ["a", "b"], "recipe": ["compile", "baseline"], "batch": "1..16"})
-    )
+    grid = cells_from_table({"model": ["a", "b"], "recipe": ["my-compiler", "baseline"], "batch": "1..16"})
+    answers = [Checked(spec=cell, capabilities=Capabilities(compiles=bool(cell.recipe.switches))) for cell in grid]
+    cells = [answer.spec for answer in in_informative_order(answers)]
     batches = list(dict.fromkeys(cell.workload.batch for cell in cells))
     assert batches == [1, 16, 4, 2, 8]
     # Both models without compiling, then with: within one batch the quick answers come first.
     assert [(model, recipe) for model, _, _, _, recipe in shape(cells)[:4]] == [
         ("a", "baseline"),
         ("b", "baseline"),
-        ("a", "compile"),
-        ("b", "compile"),
+        ("a", "my-compiler"),
+        ("b", "my-compiler"),
     ]
     assert len(cells) == 20
 

@@ -8,7 +8,7 @@ from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.errors import UsageError
 from redline.record import RunRecord
-from redline.spec import Frozen, Recipe
+from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.decode import read_trace
 from redline.trace.links import Links
@@ -95,14 +95,12 @@ def ceilings_summary(ceilings: Ceilings) -> CeilingsSummary:
     )
 
 
-DISSOLVING = frozenset({"compile", "graphs", "onnx", "tensorrt", "torchscript"})
-"""Steps after which a step is no longer a row of operators."""
-
-
 def roofline_row(record: RunRecord, ceilings: Ceilings, profile: Profile | None = None) -> RooflineRow:
     """With a profile, each class of operators also carries the time it took."""
-    found = roofline_of(record, ceilings, class_times=class_seconds(profile, record.spec.recipe) if profile else None)
     prepared = record.prepared
+    # Where a recipe dissolves operators, one kernel does the work of several kinds.
+    is_whole = prepared is not None and not prepared.capabilities.dissolves_modules
+    found = roofline_of(record, ceilings, class_times=class_seconds(profile) if profile and is_whole else None)
     if found is None or prepared is None or prepared.work is None:
         raise UsageError(f"{record.spec.workload.model} under {record.spec.recipe}: {_why_not(record)}")
     values = {name: getattr(found, name) for name in Roofline.__struct_fields__}
@@ -148,13 +146,8 @@ def _points(record: RunRecord) -> list[Point]:
     ]
 
 
-def class_seconds(profile: Profile, recipe: Recipe) -> dict[str, float]:
-    """By the operator that launched the work: a convolution may run as a kernel called gemm.
-
-    Empty where a recipe dissolves operators into kernels that do the work of several classes.
-    """
-    if any(step.name in DISSOLVING for step in recipe.switches):
-        return {}
+def class_seconds(profile: Profile) -> dict[str, float]:
+    """Seconds of a step by the operator that launched the work: a convolution may run as a kernel called gemm."""
     seconds: dict[str, float] = {}
     for row in profile.operators:
         own_s = row.device_self_s if profile.has_device else row.cpu_self_s

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from redline.analyze.bound import DATA_WAIT_SHARE, EXPOSED_SHARE, LAUNCH_GAP_SHARE
-from redline.spec import Frozen, Recipe
+from redline.record import Capabilities
+from redline.spec import Frozen, Recipe, Switch
 from redline.trace.classes import class_of, converts_layout, is_strict_fp32, printable, short_name
 from redline.units import format_seconds
 
@@ -35,19 +36,20 @@ def gain_without(profile: Profile, seconds: float) -> float:
     return min(whole / left, LARGEST_GAIN) if left > 0 else LARGEST_GAIN
 
 
-def has_switch(profile: Profile, *names: str) -> bool:
-    """Whether the profiled recipe holds one of these switches already. Unknown of a trace from elsewhere: then no."""
-    if profile.capture is None:
-        return False
-    return any(switch.name in names for switch in Recipe.parse(profile.capture.recipe).switches)
+def recipe_of(profile: Profile) -> tuple[Switch, ...]:
+    """The switches of the profiled recipe; none of a trace from elsewhere."""
+    return Recipe.parse(profile.capture.recipe).switches if profile.capture is not None else ()
 
 
-def with_switch(profile: Profile, switch: str, without: str | None = None) -> str:
-    """The profiled recipe with this switch, in the place of one of the same name; of a foreign trace, the switch alone."""
-    if profile.capture is None:
-        return switch
-    gone = (switch.partition(":")[0], without)
-    kept = [str(other) for other in Recipe.parse(profile.capture.recipe).switches if other.name not in gone]
+def does(profile: Profile) -> Capabilities:
+    """What the profiled recipe does to the program. Of a trace from elsewhere nothing is known: nothing."""
+    return profile.capture.capabilities if profile.capture is not None else Capabilities()
+
+
+def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) -> str:
+    """The profiled recipe with this switch in the place of one of the same name; of a trace from elsewhere, only it."""
+    name = switch.partition(":")[0]
+    kept = [str(other) for other in recipe_of(profile) if other.name != name and str(other) not in without]
     return "+".join([*kept, switch])
 
 
@@ -69,7 +71,7 @@ def layout_conversions(profile: Profile) -> Finding | None:
     seconds, share, top = _part(profile, converts_layout)
     if share < LAYOUT_SHARE:
         return None
-    if has_switch(profile, "channels-last"):
+    if any(switch.name == "channels-last" for switch in recipe_of(profile)):
         advice = "look in the operator table for what brings the other layout back: channels-last is on already"
     else:
         advice = f"-r {with_switch(profile, 'channels-last')}: keep images in the layout the convolutions want"
@@ -103,7 +105,7 @@ def batch_norm_in_eval(profile: Profile) -> Finding | None:
     if any(_NORM_IN_TRAINING.search(name) for name in names):
         return None
     seconds, share, top = _part(profile, lambda name: bool(_NORM_IN_EVAL.search(name)))
-    if share < NORM_SHARE or _is_folded(profile):
+    if share < NORM_SHARE or does(profile).folds_norms:
         return None
     return Finding(
         code="batch-norm-eval",
@@ -113,14 +115,6 @@ def batch_norm_in_eval(profile: Profile) -> Finding | None:
     )
 
 
-def _is_folded(profile: Profile) -> bool:
-    """By name, or by a compiler that freezes the weights."""
-    if profile.capture is None:
-        return False
-    switches = Recipe.parse(profile.capture.recipe).switches
-    return any(switch.name in ("fold-bn", "torchscript") or switch.argument == "freeze" for switch in switches)
-
-
 def unfused_elementwise(profile: Profile) -> Finding | None:
     """Elementwise kernels, one by one: each reads and writes all of memory for one operation."""
 
@@ -128,7 +122,7 @@ def unfused_elementwise(profile: Profile) -> Finding | None:
         return class_of(name) == "elementwise" and not _FUSED_ALREADY.search(name)
 
     seconds, share, top = _part(profile, unfused)
-    if share < ELEMENTWISE_SHARE or has_switch(profile, "compile"):
+    if share < ELEMENTWISE_SHARE or does(profile).compiles:
         return None
     return Finding(
         code="elementwise",
@@ -154,17 +148,13 @@ def _work(profile: Profile) -> list[tuple[str, float]]:
     return [(row.name, row.cpu_self_s) for row in profile.operators]
 
 
-_GRAPHED_MODES = ("reduce-overhead", "max-autotune")
-"""Of the compiler: these make graphs of their own."""
-
-
 def host(profile: Profile) -> Finding | None:
     """Host-bound: Python issues work more slowly than the device does it."""
     if profile.bound.label != "host":
         return None
     launches, steps = profile.launches, profile.steps_seen
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
-    if _is_graphed(profile):
+    if does(profile).records_graph:
         advice = "a larger batch: graphs are on already, so the host is late with something else"
     else:
         advice = f"-r {_with_graphs(profile)}: a CUDA graph takes Python out of the step; or a larger batch"
@@ -182,9 +172,9 @@ def launch(profile: Profile) -> Finding | None:
     if share < LAUNCH_GAP_SHARE:
         return None
     launches = profile.launches
-    if not has_switch(profile, "compile"):
+    if not does(profile).compiles:
         advice = f"-r {with_switch(profile, 'compile')}: fewer, larger kernels"
-    elif _is_graphed(profile):
+    elif does(profile).records_graph:
         advice = "a larger batch: the kernels are fused and in a graph already"
     else:
         advice = f"-r {_with_graphs(profile)}: the kernels of a replayed graph follow each other closely"
@@ -248,17 +238,12 @@ def _share(profile: Profile, seconds: float) -> float:
     return seconds / profile.timeline.span_s if profile.timeline.span_s else 0.0
 
 
-def _is_graphed(profile: Profile) -> bool:
-    if profile.capture is None:
-        return False
-    switches = Recipe.parse(profile.capture.recipe).switches
-    return any(switch.name == "graphs" or switch.argument in _GRAPHED_MODES for switch in switches)
-
-
 def _with_graphs(profile: Profile) -> str:
-    """TorchScript cannot be recorded; a compiler that makes graphs takes its place."""
-    if has_switch(profile, "torchscript"):
-        return with_switch(profile, "compile:reduce-overhead", without="torchscript")
+    """An engine that cannot be recorded gives its place to a compiler that makes graphs."""
+    switches = profile.capture.switches if profile.capture is not None else {}
+    engines = [switch for switch, told in switches.items() if told.refuses_graph]
+    if engines:
+        return with_switch(profile, "compile:reduce-overhead", without=engines)
     return with_switch(profile, "graphs")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace
 from redline.analyze.diagnose import Finding, diagnose
-from redline.record import RunRecord
+from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.columns import Lost, Trace, Work
@@ -78,6 +78,13 @@ class Capture(Frozen):
     trace: str | None = None
     """Where the trace lies."""
     tool: str = "torch.profiler"
+    switches: dict[str, Capabilities] = {}
+    """What each switch of the recipe does to the program."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the whole recipe."""
+        return Capabilities.together(self.switches.values())
 
 
 class RankTime(Frozen):
@@ -318,4 +325,5 @@ def _capture(record: RunRecord, steps: Steps | None) -> Capture:
         step_s=median(samples) if samples else None,
         profiled_step_s=steps.mean_s if steps else None,
         trace=trace.path if trace else None,
+        switches=prepared.switches if prepared else {},
     )

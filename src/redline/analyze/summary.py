@@ -15,7 +15,7 @@ from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.record import Block, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
+from redline.record import Block, Capabilities, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Frozen, Task
 from redline.work import Ceilings
 
@@ -97,6 +97,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     memory: Memory | None = None
     cold_start_s: ColdStartSummary | None = None
     numerics: Numerics | None = None
+    capabilities: Capabilities | None = None
+    """What the recipe does to the program, as its switches say; None where it was never prepared."""
     energy_per_item_j: float | None = None
     vs_first: VersusFirst | None = None
     verdict: Verdict
@@ -148,6 +150,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
             device_name=prepared.environment.device.name or None,
             cold_start_s=_cold_start(prepared.cold_start),
             numerics=prepared.numerics,
+            capabilities=prepared.capabilities,
             flops=prepared.work.total_flops if prepared.work else None,
             roofline=roofline_of(record, ceilings),
         )

@@ -18,7 +18,9 @@ from redline.report.flops import FlopsReport
 from redline.report.terminal import as_text, json_text
 from redline.spec import RunSpec
 
-DISSOLVED = "latency per module is n/a: this recipe dissolves modules into one program"
+NO_TIMES = "latency per module is n/a: "
+DISSOLVED = f"{NO_TIMES}under this recipe modules no longer run one by one"
+UNMARKED = f"{NO_TIMES}no module of the model was seen in the trace"
 
 
 class FlopsResult:
@@ -78,6 +80,6 @@ def _flops_with_latency(spec: RunSpec, workspace: Workspace) -> FlopsResult:
         times=times or None,
         ceilings=workspace.ceilings_of([record])(record),
         device_name=record.prepared.environment.device.name,
-        notes=() if times else (DISSOLVED,),
+        notes=() if times else (DISSOLVED if record.prepared.capabilities.dissolves_modules else UNMARKED,),
     )
     return FlopsResult(summary, record)

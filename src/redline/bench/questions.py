@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-
 import msgspec
 import torch
 
@@ -85,5 +82,5 @@ def check(spec: RunSpec) -> Checked:
         fingerprint = fingerprint_of(spec.workload)
     except UsageError as error:
         return Checked(spec=spec, usage=str(error))
-    capabilities = reduce(or_, (switch.capabilities() for switch in switches), Capabilities())
+    capabilities = Capabilities.together(switch.capabilities() for switch in switches)
     return Checked(spec=resolved, fingerprint=fingerprint, capabilities=capabilities)

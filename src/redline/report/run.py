@@ -12,7 +12,6 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import IN_COMPANY, SPREAD
-from redline.record import QUANTIZED_FORMATS
 from redline.report.cells import bound_cell, error_cell, limit_cells, limit_remarks, trust_cell
 from redline.report.terminal import as_text, make_table
 from redline.units import format_seconds, format_share, significant
@@ -277,7 +276,9 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
             told.append(Text(f"  {row.recipe}: numerics: {row.numerics.reason}", style="red"))
         elif _is_quantized(row):
             told.append(
-                Text(f"  {row.recipe}: quantized: only a check on your own data tells whether the model bears it")
+                Text(
+                    f"  {row.recipe}: quantized: only a check on your own data tells whether the accuracy is acceptable"
+                )
             )
         told += _contradiction(row, rows)
         told += [
@@ -328,7 +329,7 @@ def next_step(rows: Sequence[RunSummary]) -> str:
         return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
     if any(row.vs_first and (row.vs_first.low or 0) > 1 and _is_quantized(row) for row in measured):
         return "next: only quantized recipes are faster than the first here; check them on your own data, or try others"
-    return "next: no recipe here is faster than the first; try others ('redline run --help' lists the steps)"
+    return "next: no recipe here is faster than the first; try others (docs/recipes.md lists the switches)"
 
 
 def _may_be_recommended(row: RunSummary) -> bool:
@@ -336,4 +337,4 @@ def _may_be_recommended(row: RunSummary) -> bool:
 
 
 def _is_quantized(row: RunSummary) -> bool:
-    return row.numerics is not None and row.numerics.number_format in QUANTIZED_FORMATS
+    return row.capabilities is not None and row.capabilities.quantizes

@@ -220,14 +220,14 @@ def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
     return Grid(cells=_once_each(kept), idle=tuple(idle))
 
 
-def in_informative_order(cells: Sequence[RunSpec]) -> list[RunSpec]:
+def in_informative_order(answers: Sequence[Checked]) -> list[Checked]:
     """Early cells should tell most: does it run at all, does the largest fit, then what lies between.
 
     Smallest batch first, then the largest, then halves of halves; at each, recipes that compile come last, because the
     others answer within seconds. Cells that compile the same graph stand next to each other.
     """
-    ranks = _batch_ranks(cells)
-    return sorted(cells, key=lambda cell: (ranks[cell.workload.batch], _compiles(cell.recipe)))
+    ranks = _batch_ranks(answer.spec for answer in answers)
+    return sorted(answers, key=lambda answer: (ranks[answer.spec.workload.batch], answer.capabilities.compiles))
 
 
 def default_name(cells: Sequence[RunSpec]) -> str:
@@ -256,10 +256,6 @@ def _middles(batches: list[int | None]) -> list[int | None]:
             order.append(part[middle])
             waiting += [part[:middle], part[middle + 1 :]]
     return order
-
-
-def _compiles(recipe: Recipe) -> bool:
-    return any(step.name in ("compile", "torchscript") for step in recipe.switches)
 
 
 def _once_each(cells: Iterable[RunSpec]) -> list[RunSpec]:

@@ -76,9 +76,10 @@ def make_plan(
     possible = [answer for answer in answers if answer.usage is None]
     left_out = [_left_out(answer, possible) for answer in answers if answer.usage is not None]
     places = {device: environment_of(device) for device in {answer.spec.device for answer in possible}}
-    fingerprints = {id(answer.spec): answer.fingerprint for answer in possible}
-    ordered = in_informative_order([answer.spec for answer in possible])
-    cells = [Cell(spec=spec, key=plan_key(spec, fingerprints[id(spec)], places[spec.device])) for spec in ordered]
+    cells = [
+        Cell(spec=answer.spec, key=plan_key(answer.spec, answer.fingerprint, places[answer.spec.device]))
+        for answer in in_informative_order(possible)
+    ]
     return Plan(
         # By what was asked for: what `auto` means may differ from machine to machine.
         name=name or default_name(specs),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from redline import protocol, record
 from redline.errors import UnknownName
 from redline.protocol import OnProgress, Reply, Request
-from redline.record import Failure, Memory, Numerics, Prepared
+from redline.record import Capabilities, Failure, Memory, Numerics, Prepared
 from redline.spec import Recipe, RunSpec
 from redline.testing.landscape import Landscape, MemoryTruth, look_up
 
@@ -162,6 +162,7 @@ class FakeBench:
                 numerics=look_up(truth.numerics, spec) if spec.measure.check_numerics else UNCHECKED,
                 warmup=self._warmup(step_s, stages["warmup"]),
                 memory=self._memory(),
+                switches={str(switch): _capabilities(str(switch), truth) for switch in spec.recipe.switches},
                 step_synchronises=truth.step_synchronises,
                 work=look_up(truth.work, spec) if spec.measure.check_numerics else None,
             )
@@ -320,7 +321,14 @@ def _check(spec: RunSpec, truth: Landscape) -> protocol.Checked:
         if switch.name in truth.unknown_switches:
             known = (choice.switch for choice in truth.choices)
             return protocol.Checked(spec=resolved, usage=str(UnknownName("switch", switch.name, known)))
-    return protocol.Checked(spec=resolved, fingerprint="fake")
+    does = Capabilities.together(_capabilities(str(switch), truth) for switch in spec.recipe.switches)
+    return protocol.Checked(spec=resolved, fingerprint="fake", capabilities=does)
+
+
+def _capabilities(switch: str, truth: Landscape) -> Capabilities:
+    """As the landscape's choices tell it, those of the plain switch for one with options of its own."""
+    told = {choice.switch: choice.capabilities for choice in truth.choices}
+    return told.get(switch) or told.get(switch.partition(":")[0]) or Capabilities()
 
 
 def _memory_truth(spec: RunSpec, truth: Landscape) -> MemoryTruth:

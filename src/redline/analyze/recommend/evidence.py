@@ -21,13 +21,14 @@ CLEARLY_FASTER = 1.03
 
 
 def may_recommend(row: RunSummary, proven: Collection[str] = ()) -> bool:
-    """Measured, believable, and with the right answers.
+    """Measured, believable, with the right answers, and not quantized: that only a check on real data can approve.
 
     `proven`: recipes whose answers are known from other batches, for rows that only timed. Numerics hardly depend on the
     batch.
     """
     is_right = row.numerics is not None and row.numerics.passed
-    return _is_believable(row) and (is_right or (_is_unchecked(row) and row.recipe in proven))
+    quantizes = row.capabilities is not None and row.capabilities.quantizes
+    return _is_believable(row) and not quantizes and (is_right or (_is_unchecked(row) and row.recipe in proven))
 
 
 def proven_recipes(rows: Sequence[RunSummary]) -> set[str]:

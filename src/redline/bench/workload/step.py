@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -63,7 +61,7 @@ class Setup:
     @property
     def capabilities(self) -> Capabilities:
         """Of the whole recipe."""
-        return reduce(or_, self.switches.values(), Capabilities())
+        return Capabilities.together(self.switches.values())
 
     def change_inputs(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Change every input tensor, now and whenever other inputs are put in their place."""
