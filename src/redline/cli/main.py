@@ -28,6 +28,7 @@ from redline.cli.roofline import roofline
 from redline.cli.run import demo, run
 from redline.cli.sweep import sweep
 from redline.cli.tune import tune
+from redline.cli.workshop import workshop
 from redline.errors import BenchError, DoorError, RedlineError
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (
@@ -42,6 +43,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     roofline,
     ops,
     demo,
+    workshop,
     report,
     compare,
     models,
