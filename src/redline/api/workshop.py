@@ -115,8 +115,8 @@ class Lab:
         return {"batch": self.batch, "device": self.device, **size}
 
     def run(self, recipes: list[str], **more: Any) -> RunResult:
-        effort = "quick" if self.quick else "normal"
-        return run(self.model, recipes=recipes, effort=effort, **{**self.settings, **more}, workspace=self.workspace)
+        settings = {**self.settings, "effort": "quick" if self.quick else "normal", **more}
+        return run(self.model, recipes=recipes, **settings, workspace=self.workspace)
 
 
 def workshop(
@@ -360,7 +360,7 @@ def _compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
 def _vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     items = {item.name: item for item in doctor(workspace=lab.workspace)}
     there = [
-        name for name in ("ncu", "nsys", "rocprofv3", "rocprof") if (found := items.get(name)) is not None and found.ok
+        name for name in ("ncu", "nsys", "rocprofv3", "rocprof") if (item := items.get(name)) is not None and item.ok
     ]
     if not lab.on_gpu or not there:
         return _filled(
@@ -463,7 +463,7 @@ def _operator_share(found: Any, word: str) -> float:
 def _batch_answer(values: dict[str, float]) -> str:
     if len(values) < 2:
         return "only one batch could be measured"
-    first, last = list(values.values())[0], list(values.values())[-1]
+    first, *_, last = values.values()
     gain = last / first
     return f"{'yes' if gain > 1.1 else 'no'}: the largest batch reaches {gain:.2f}× the FLOP/s of the smallest"
 
@@ -471,14 +471,12 @@ def _batch_answer(values: dict[str, float]) -> str:
 def _break_even(baseline: RunSummary, compiled: RunSummary | None) -> str:
     if compiled is None or compiled.cold_start_s is None or compiled.cold_start_s.compile is None:
         return "compiling failed or was not timed"
-    if (
-        not baseline.throughput_per_s
-        or not compiled.throughput_per_s
-        or baseline.batch is None
-        or compiled.batch is None
-    ):
+    versus = compiled.vs_first
+    if baseline.latency_s is None or versus is None:
         return "not measured"
-    saved = baseline.batch / baseline.throughput_per_s - compiled.batch / compiled.throughput_per_s
+    if versus.low is not None and versus.low <= 1:
+        return f"not certain that it does: {versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
+    saved = baseline.latency_s.p50 * (1 - 1 / versus.ratio)
     if saved <= 0:
         return "never here: the compiled step is not faster"
     return f"after {math.ceil(compiled.cold_start_s.compile / saved):,} steps"

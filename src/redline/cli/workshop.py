@@ -53,4 +53,4 @@ def workshop(
         print_json(result.to_json())
     done = sum(found.skipped is None for found in result.exercises)
     tell(f"{done} of {len(result.exercises)} exercises done; results in {out / 'my_workshop_results.txt'}")
-    return Exit.DONE if all(found.passed or found.skipped for found in result.exercises) else Exit.FAILED_ROW
+    return Exit.DONE  # a checkpoint that is not met is part of the answer
