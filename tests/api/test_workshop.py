@@ -12,10 +12,10 @@ from redline.analyze.bound import Bound
 from redline.analyze.summary import ColdStartSummary, Latency, RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.api import workshop as room
-from redline.api.workshop import EXERCISES, Check, ExerciseResult, Lab, _break_even, _faster, workshop
+from redline.api.workshop import EXERCISES, Lab, _break_even, _faster, workshop
 from redline.api.workspace import Workspace
 from redline.errors import BenchError, SpecError
-from redline.report.workshop import exercise_text
+from redline.report.workshop import Check, ExerciseResult, exercise_text
 
 
 def latency(std: float) -> Latency:

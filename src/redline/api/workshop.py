@@ -28,8 +28,7 @@ from redline.api.run import RunResult, run
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, RedlineError, SpecError
-from redline.report.workshop import results_text
-from redline.spec import Frozen
+from redline.report.workshop import Answer, Check, ExerciseResult, WorkshopResult, results_text
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 STABLE_SPREAD = 0.05
@@ -37,60 +36,6 @@ STABLE_SPREAD = 0.05
 SMALL_ERROR = 0.05
 """Relative error of a 16-bit format that random weights usually stay under."""
 SCRIPT_TIMEOUT_S = 900.0
-
-
-class Check(Frozen):
-    """A checkpoint; None where it could not be looked at."""
-
-    name: str
-    passed: bool | None
-    seen: str
-    explain: str = ""
-    """What a failed one means and what to do."""
-
-
-class Answer(Frozen):
-    question: str
-    answer: str
-
-
-class ExerciseResult(Frozen):
-    number: int
-    title: str
-    explain: str
-    figures: dict[str, str] = {}
-    values: dict[str, float] = {}
-    """The same figures as numbers, in SI units."""
-    checks: tuple[Check, ...] = ()
-    answers: tuple[Answer, ...] = ()
-    skipped: str | None = None
-    """Why it could not be done here."""
-    example: str | None = None
-    """What one would see elsewhere; not measured here."""
-
-    @property
-    def passed(self) -> bool:
-        return self.skipped is None and all(check.passed is not False for check in self.checks)
-
-
-class WorkshopResult(Frozen):
-    device: str
-    device_name: str
-    model: str
-    batch: int
-    quick: bool
-    exercises: tuple[ExerciseResult, ...] = ()
-
-    def __str__(self) -> str:
-        return results_text(self)
-
-    def to_json(self) -> str:
-        return (
-            msgspec.json.format(
-                msgspec.json.encode({"schema": 1, "kind": "workshop", **msgspec.to_builtins(self)})
-            ).decode()
-            + "\n"
-        )
 
 
 @dataclass

@@ -3,15 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from redline.report.terminal import one_line
-
-if TYPE_CHECKING:
-    from redline.api.workshop import ExerciseResult, WorkshopResult
+from redline.spec import Frozen
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
 RULE = "-" * 72
+
+
+class Check(Frozen):
+    """A checkpoint; None where it could not be looked at."""
+
+    name: str
+    passed: bool | None
+    seen: str
+    explain: str = ""
+    """What a failed one means and what to do."""
+
+
+class Answer(Frozen):
+    question: str
+    answer: str
+
+
+class ExerciseResult(Frozen):
+    number: int
+    title: str
+    explain: str
+    figures: dict[str, str] = {}
+    values: dict[str, float] = {}
+    """The same figures as numbers, in SI units."""
+    checks: tuple[Check, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    skipped: str | None = None
+    """Why it could not be done here."""
+    example: str | None = None
+    """What one would see elsewhere; not measured here."""
+
+    @property
+    def passed(self) -> bool:
+        return self.skipped is None and all(check.passed is not False for check in self.checks)
+
+
+class WorkshopResult(Frozen):
+    device: str
+    device_name: str
+    model: str
+    batch: int
+    quick: bool
+    exercises: tuple[ExerciseResult, ...] = ()
+
+    def __str__(self) -> str:
+        return results_text(self)
+
+    def to_json(self) -> str:
+        return (
+            msgspec.json.format(
+                msgspec.json.encode({"schema": 1, "kind": "workshop", **msgspec.to_builtins(self)})
+            ).decode()
+            + "\n"
+        )
 
 
 def exercise_text(found: ExerciseResult) -> Iterator[str]:
