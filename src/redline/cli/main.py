@@ -14,6 +14,7 @@ import typer
 
 from redline.cli.batch import batch
 from redline.cli.ceilings import ceilings
+from redline.cli.checklist import checklist
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
@@ -44,6 +45,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     ops,
     demo,
     workshop,
+    checklist,
     report,
     compare,
     models,

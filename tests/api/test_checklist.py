@@ -1,0 +1,38 @@
+"""The checklist ticks what the history holds, and only that."""
+
+from __future__ import annotations
+
+import json
+
+from reported import race_records
+
+from redline.api.checklist import checklist
+from redline.api.workspace import Workspace
+from redline.store import History
+
+
+def test_an_empty_history_ticks_nothing_and_creates_none() -> None:
+    found = checklist("resnet50")
+    assert not any(line.done for line in found.lines)
+    assert all(line.command.startswith("redline ") for line in found.lines)
+    assert {line.stage for line in found.lines} == {"measure", "analyse", "optimise", "validate", "scale"}
+
+
+def test_what_was_measured_is_ticked_with_its_gain() -> None:
+    records = race_records(recipes=("baseline", "fp16"))
+    model = records[0].spec.workload.model
+    with History.open("sqlite://") as history:
+        for record in records:
+            history.finish(record)
+        found = checklist(model, workspace=Workspace(history=history))
+        other = checklist("another", workspace=Workspace(history=history))
+    done = {line.text: line.done for line in found.lines}
+    assert done["a baseline was measured"]
+    assert done["other recipes were compared with the baseline"]
+    assert not done["a step was profiled"]
+    (technique,) = found.techniques
+    assert (technique.switch, technique.low <= technique.ratio) == ("fp16", True)
+    assert not any(line.done for line in other.lines)
+    document = json.loads(found.to_json())
+    assert (document["kind"], document["model"]) == ("checklist", model)
+    assert "[x] a baseline was measured" in str(found)
