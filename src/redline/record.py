@@ -281,6 +281,7 @@ class TraceRef(Frozen):
     """Where a captured trace lies and what capturing cost, the profiler's start and the writing included."""
 
     path: str
+    """Empty where the file is not in the folder of the history that the record came from; it is not opened then."""
     steps: int
     capture_s: float
     bytes: int

@@ -132,6 +132,10 @@ def test_a_model_is_timed_captured_explained_and_found_again(tmp_path: Path) -> 
     assert document["steps"]["count"] == 2
     assert document["operators"]
     again = json.loads(redline("--trace", document["capture"]["record_id"], "--json").stdout)
+    (kept,) = again.pop("sources")  # the history's own copy
+    assert Path(kept).read_bytes() == trace.read_bytes()
+    assert again["capture"].pop("trace") == kept
+    del document["sources"], document["capture"]["trace"]
     assert again == document
     same = json.loads(redline("--diff", document["capture"]["record_id"], trace, "--json").stdout)
     assert {row["change"] for row in same["operators"]} == {"same"}

@@ -220,17 +220,16 @@ def marked_processes(marker: str) -> list[psutil.Process]:
     return found
 
 
-def test_two_runs_never_hold_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def test_two_runs_never_hold_one_gpu(tmp_path: Path) -> None:
+    """Not even with different temporary folders. No machine has a card of these numbers."""
     program = textwrap.dedent("""
-        import sys, tempfile
-        tempfile.gettempdir = lambda: sys.argv[1]
         from redline.launch.lock import device_lock
-        with device_lock("cuda:0", on_wait=lambda holder: print("waiting for", holder, flush=True)):
+        with device_lock("cuda:7777", on_wait=lambda holder: print("waiting for", holder, flush=True)):
             print("held", flush=True)
     """)
-    with device_lock("cuda:0"), device_lock("cuda:1"), device_lock("cpu"), device_lock("cpu"):
-        other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with device_lock("cuda:7777"), device_lock("cuda:7778"), device_lock("cpu"), device_lock("cpu"):
+        other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
         assert other.stdout is not None
         assert other.stdout.readline().strip() == f"waiting for process {os.getpid()}"
     assert other.stdout.readline().strip() == "held"

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from redline.errors import SpecError
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
-from redline.report.export import COLUMNS
+from redline.report.export import COLUMNS, export_json
 from redline.report.folder import write_folder
 from redline.report.markdown import markdown
 from redline.report.payload import as_json, payload_of
@@ -48,6 +49,16 @@ def keep(records: list[RunRecord]) -> None:
     with History.open() as history:
         for record in records:
             history.finish(record)
+
+
+def beside_history(record: RunRecord) -> RunRecord:
+    """With its trace where a history keeps it."""
+    assert record.trace is not None
+    with History.open() as history:
+        path = history.folder / "traces" / record.id / Path(record.trace.path).name
+    path.parent.mkdir(parents=True)
+    shutil.copyfile(record.trace.path, path)
+    return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=str(path)))
 
 
 def test_the_folder_has_everything_and_the_page_is_small(tmp_path: Path) -> None:
@@ -94,7 +105,7 @@ def test_the_same_records_make_the_same_report(tmp_path: Path) -> None:
 
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     """From the history alone, in a process in which torch cannot be imported."""
-    keep(everything())
+    keep([beside_history(record) if record.trace else record for record in everything()])
     code = (
         "import sys\n"
         "for name in ('torch', 'torchvision'): sys.modules[name] = None\n"
@@ -225,6 +236,30 @@ def test_a_trace_that_is_gone_costs_the_kernels_only(tmp_path: Path) -> None:
     assert "its trace is not here any more" in contents.notes[0]
     assert "chart-kernels" not in dashboard(contents)
     assert "chart-kernels" in dashboard(contents_of([record]))
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/dev/stdin", "/proc/self/environ"])
+def test_somebody_elses_record_opens_no_file_of_this_machine(tmp_path: Path, path: str) -> None:
+    """Neither through a history nor through an exported document."""
+    record = captured()
+    assert record.trace is not None
+    hostile = msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=path))
+    keep([hostile])
+    exported = tmp_path / "theirs.json"
+    exported.write_text(export_json([hostile], raw=True))
+    for what in ([], [str(exported)]):
+        files = write_report(what, tmp_path / "report")
+        assert files.notes == (f"no kernels of record {record.id}: its trace is not in the folder of this history",)
+
+
+def test_a_pipe_in_the_folder_of_the_history_is_not_waited_for(tmp_path: Path) -> None:
+    record = captured()
+    assert record.trace is not None
+    pipe = tmp_path / "trace.json.gz"
+    os.mkfifo(pipe)
+    keep([msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=str(pipe)))])
+    files = write_report((), tmp_path / "report")
+    assert files.notes == (f"no kernels of record {record.id}: {pipe} is not a regular file",)
 
 
 def test_a_title_names_models_and_devices() -> None:

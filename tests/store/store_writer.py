@@ -1,4 +1,4 @@
-"""Records to write, and a process that writes them: `python store_writer.py PLACE WHAT NUMBER`."""
+"""Records to write, and a process that writes them: `python store_writer.py LOCATION WHAT NUMBER`."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ def write_across_fork(history: History, number: int) -> None:
 
 
 if __name__ == "__main__":
-    place, what, number = sys.argv[1:]
-    with History.open(place) as history:
+    location, what, number = sys.argv[1:]
+    with History.open(location) as history:
         globals()[what](history, int(number))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -24,34 +22,32 @@ CEILINGS = Ceilings(
 )
 
 
-def place(kind: str = "cuda", threads: int = 8, **device: str) -> str:
+def key(kind: str = "cuda", threads: int = 8, **device: str) -> str:
     info = DeviceInfo(kind=kind, **{"name": "Some GPU", "driver": "570.1", **device})
     return device_key_of(Environment(device=info, threads=threads, versions={"torch": "2.9.0"}))
 
 
-def test_they_come_back_and_the_newest_counts(tmp_path: Path) -> None:
-    with History.open(tmp_path / "h.sqlite") as history:
-        shelf = history.ceilings()
-        assert shelf.get(place()) is None
-        shelf.put(CEILINGS)
-        assert shelf.get(place()) == CEILINGS
-        newer = msgspec.structs.replace(CEILINGS, copy_bytes_per_s=4.4e12)
-        shelf.put(newer)
-    with History.open(tmp_path / "h.sqlite") as history:
-        assert history.ceilings().get(place()) == newer
+def test_they_come_back_and_the_newest_counts(history: History, location: str) -> None:
+    shelf = history.ceilings()
+    assert shelf.get(key()) is None
+    shelf.put(CEILINGS)
+    assert shelf.get(key()) == CEILINGS
+    newer = msgspec.structs.replace(CEILINGS, copy_bytes_per_s=4.4e12)
+    shelf.put(newer)
+    with History.open(location) as again:
+        assert again.ceilings().get(key()) == newer
 
 
 @pytest.mark.parametrize("other", [{"name": "Another GPU"}, {"driver": "580.0"}, {"kind": "rocm"}])
-def test_another_device_or_driver_is_another_place(other: dict[str, str]) -> None:
-    assert place(**other) != place() == device_key_of_ceilings(CEILINGS)
+def test_another_device_or_driver_has_another_key(other: dict[str, str]) -> None:
+    assert key(**other) != key() == device_key_of_ceilings(CEILINGS)
 
 
 def test_threads_matter_on_a_cpu_only() -> None:
-    assert place(threads=2) == place(threads=4)
-    assert place("cpu", threads=2) != place("cpu", threads=4)
+    assert key(threads=2) == key(threads=4)
+    assert key("cpu", threads=2) != key("cpu", threads=4)
 
 
-def test_those_measured_in_another_way_are_measured_anew(tmp_path: Path) -> None:
-    with History.open(tmp_path / "h.sqlite") as history:
-        history.ceilings().put(msgspec.structs.replace(CEILINGS, schema=0))
-        assert history.ceilings().get(place()) is None
+def test_those_measured_in_another_way_are_measured_anew(history: History) -> None:
+    history.ceilings().put(msgspec.structs.replace(CEILINGS, schema=0))
+    assert history.ceilings().get(key()) is None

@@ -88,7 +88,6 @@ def ambiguous(history: History) -> None:
 
 CALLS: dict[str, Callable[[History], object]] = {
     "write a record": life_of_a_record,
-    "known_keys": lambda history: history.known_keys([f"key{n}" for n in range(50)]),
     "load": lambda history: history.load("old00000042"),
     "load by prefix": ambiguous,
     "newest rows": lambda history: history.rows(limit=20),
@@ -137,19 +136,3 @@ def test_every_statement_finds_its_rows_by_an_index(histories: tuple[History, Hi
                 by_index = "USING" in detail or not detail.startswith("SCAN")
                 of_few = "CONSTANT ROW" in detail or detail.startswith(("SCAN (subquery", "SCAN anon_"))
                 assert by_index or of_few, f"{detail} in {statement}"
-
-
-def test_a_thousand_keys_take_one_statement(histories: tuple[History, History]) -> None:
-    _, history = histories
-    statements: list[str] = []
-
-    def note(_c: object, _k: object, statement: str, *_: object) -> None:
-        statements.append(statement)
-
-    engine = history._database._engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        assert len(history.known_keys([f"key{n}" for n in range(0, 2 * MANY, 40)])) == MANY // 40
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-    assert [statement[:6] for statement in statements] == ["BEGIN", "SELECT"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_writer import make_record
 
-from redline.errors import StoreError
+from redline.errors import MissingExtra, StoreError
 from redline.store import History
 from redline.store.location import describe, resolve
 
@@ -26,7 +26,7 @@ def test_a_new_folder_is_made_and_the_file_is_tuned(tmp_path: Path) -> None:
     path = tmp_path / "not" / "yet" / "there.sqlite"
     with History.open(path) as history:
         history.finish(make_record())
-        assert history.place == str(path)
+        assert history.location == str(path)
         with history._database.reading() as connection:
             pragmas = ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
             values = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas]
@@ -38,7 +38,7 @@ def test_the_environment_names_a_path_or_a_url(path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("REDLINE_STORE", form.format(path=path))
     with History.open() as history:
         history.finish(make_record())
-        assert history.place == str(path)
+        assert history.location == str(path)
     assert path.exists()
 
 
@@ -72,7 +72,7 @@ def test_memory_will_do_for_a_try(url: str) -> None:
     with History.open(url) as history:
         history.finish(record)
         assert history.load(record.id) == record
-        assert history.place == ":memory:"
+        assert history.location == ":memory:"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_memory_will_do_for_a_try(url: str) -> None:
         ("postgresql://me:s3cret@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
         ("postgres://me@host/db", "postgresql+psycopg://me@host/db"),
         (
-            "postgresql+psycopg2://host/db?password=s3cret&sslmode=require",
-            "postgresql+psycopg2://host/db?sslmode=require",
+            "postgresql+psycopg://host/db?password=s3cret&sslmode=require",
+            "postgresql+psycopg://host/db?sslmode=require",
         ),
     ],
 )
@@ -104,7 +104,7 @@ class TestRefusals:
         before = path.read_bytes()
         assert self.refused(path) == (
             f"cannot open the history at {path}: file is not a database; "
-            "move the file away or set REDLINE_STORE to another place"
+            "move the file away or set REDLINE_STORE to another location"
         )
         assert path.read_bytes() == before
 
@@ -143,7 +143,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "url",
-        ["mysql://me:s3cret@h/db", "foo://me:s3cret@h", "sqlite+aiosqlite:///x", "postgresql+nope://me:s3cret@h/db"],
+        ["mysql://me:s3cret@h/db", "foo://me:s3cret@h", "sqlite+aiosqlite:///x"],
     )
     def test_a_database_we_do_not_speak(self, url: str) -> None:
         message = self.refused(url)
@@ -161,14 +161,27 @@ class TestRefusals:
     )
     def test_a_url_with_a_slip(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        assert "as a place for the history: write a path" in self.refused(url)
+        assert "as a location for the history: write a path" in self.refused(url)
         assert list(tmp_path.iterdir()) == []  # it was not taken for a path
+
+    @pytest.mark.parametrize("driver", ["asyncpg", "psycopg2", "nope"])
+    def test_another_driver_than_ours(self, driver: str) -> None:
+        """None is advised that would then be refused."""
+        message = self.refused(f"postgresql+{driver}://me:s3cret@h/db")
+        assert message.startswith(f"no history by the driver '{driver}'")
+        assert message.endswith("write postgresql://USER@HOST/DATABASE")
 
     def test_a_driver_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "psycopg", None)
-        assert self.refused("postgresql://me:s3cret@h/db") == (
-            "the history at postgresql+psycopg://me:***@h/db needs the package psycopg: pip install 'psycopg[binary]'"
+        with pytest.raises(MissingExtra) as caught:
+            History.open("postgresql://me:s3cret@h/db")
+        assert str(caught.value) == (
+            "the history at postgresql+psycopg://me:***@h/db needs the package psycopg: pip install 'redline[postgres]'"
         )
+
+    def test_a_server_that_never_answered_is_not_waited_for(self, tmp_path: Path) -> None:
+        pytest.importorskip("psycopg")
+        assert "cannot open the history at postgresql" in self.refused(f"postgresql://me@/db?host={tmp_path}")
 
 
 class TestReadOnly:
@@ -190,7 +203,7 @@ class TestReadOnly:
         with History.open(path) as history:
             history.finish(record)
         with History.open(form.format(path=path)) as history:
-            assert history.place == str(path)
+            assert history.location == str(path)
             assert history.load(record.id) == record
             with pytest.raises(StoreError, match=r"cannot write to .*: attempt to write a readonly database; make the"):
                 history.begin(make_record())
@@ -226,10 +239,10 @@ class TestReadOnly:
                 writer.close()
             before = sorted(path.parent.iterdir())
             # Root may write anywhere, whatever the folder's mode.
-            monkeypatch.setattr("redline.store.location.os.access", lambda place, mode: place != path.parent)
+            monkeypatch.setattr("redline.store.location.os.access", lambda folder, mode: folder != path.parent)
             with History.open(path, only_to_read=True) as history:
-                assert history.place == str(path)
+                assert history.location == str(path)
                 assert history.load(record.id) == record
-                with pytest.raises(StoreError, match="attempt to write a readonly database"):
+                with pytest.raises(StoreError, match="it was opened only to read"):
                     history.begin(make_record())
             assert sorted(path.parent.iterdir()) == before

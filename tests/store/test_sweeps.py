@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from store_writer import make_block, make_record
 
-from redline.errors import StoreError
+from redline.errors import StoreError, UsageError
 from redline.record import Failure
 from redline.store import History, queries
 
@@ -52,8 +55,12 @@ def test_a_record_without_its_cell_is_never_seen(history: History, monkeypatch: 
     assert history.count() == 0
 
 
-def test_holding_is_by_sweep_and_by_history(path: Path, tmp_path: Path) -> None:
-    with History.open(path) as one, History.open(path) as same, History.open(tmp_path / "other.sqlite") as other:
+def test_holding_is_by_sweep_and_by_history(location: str, tmp_path: Path) -> None:
+    with (
+        History.open(location) as one,
+        History.open(location) as same,
+        History.open(tmp_path / "other.sqlite") as other,
+    ):
         with one.sweep("study").held():
             with same.sweep("another").held(), other.sweep("study").held():
                 pass
@@ -61,3 +68,36 @@ def test_holding_is_by_sweep_and_by_history(path: Path, tmp_path: Path) -> None:
                 pass
         with same.sweep("study").held():
             pass
+
+
+def test_a_hold_is_seen_from_another_temporary_folder(location: str, tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom redline.store import History\n"
+        "with History.open(sys.argv[1]).sweep('study').held():\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, location],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline().strip() == "held"
+    with History.open(location) as history:
+        refused = pytest.raises(UsageError, match=f"sweep 'study' is being run by process {other.pid}")
+        with refused, history.sweep("study").held():
+            pass
+        other.communicate("")
+        with history.sweep("study").held():
+            pass
+
+
+def test_a_hold_that_failed_leaves_the_ledger_usable(history: History) -> None:
+    ledger = history.sweep("study")
+    with pytest.raises(RuntimeError, match="broke"), ledger.held():
+        raise RuntimeError("broke")
+    ledger.settle("a", make_record())
+    with ledger.held():
+        ledger.settle("b", make_record())
+    assert sorted(ledger.cells()) == ["a", "b"]

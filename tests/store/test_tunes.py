@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from redline.errors import UsageError
@@ -24,8 +22,8 @@ def test_a_search_is_rewritten_as_more_is_known(history: History) -> None:
     assert [(each.name, each.state) for each in ledger.rows()] == [("newer", "running"), ("study", "done")]
 
 
-def test_a_search_is_held_by_one(path: Path) -> None:
-    with History.open(path) as one, History.open(path) as other:
+def test_a_search_is_held_by_one(location: str) -> None:
+    with History.open(location) as one, History.open(location) as other:
         with one.tunes().held("study"):
             with other.tunes().held("another"):
                 pass

@@ -36,5 +36,5 @@ def _named(word: str, workspace: Workspace) -> list[RunRecord]:
         if history.sweep(word).cells():
             return choose(sweep=word, workspace=workspace).records
         if not re.fullmatch(r"[0-9a-f]{4,}", word):
-            raise UsageError(f"{word!r} is neither a file, nor a sweep in {history.place}, nor the id of a record")
+            raise UsageError(f"{word!r} is neither a file, nor a sweep in {history.location}, nor the id of a record")
         return [history.load(word)]

@@ -15,7 +15,7 @@ def latest(limit: int = 20, *, workspace: Workspace | None = None) -> tuple[list
     """The latest records, newest first, and where the history is."""
     require_range("limit", limit, 1, MOST_ROWS)
     with use(workspace) as opened, opened.reading() as history:
-        return history.rows(limit=limit), history.place
+        return history.rows(limit=limit), history.location
 
 
 def record_and_row(record_id: str, *, workspace: Workspace | None = None) -> tuple[RunRecord, RunSummary, bool]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
-import platformdirs
 
 from redline.analyze.profile import Profile, profile_of, with_tool
 from redline.analyze.profile_diff import ProfileDiff, diff_profiles
@@ -94,15 +94,31 @@ def profile_spec(
     """Time a few blocks, capture a trace, and diagnose it. A worker that fails raises `BenchError`."""
     (spec,) = workspace.checked([as_profiled(spec)])
     record_id = new_id()
-    path = (folder or traces_folder() / record_id) / trace_name(spec)
-    request = msgspec.structs.replace(request, path=str(path.absolute()))
+    # What is kept lies in the history's folder, and a copy of it in the one that was asked for.
+    path = (workspace.traces / record_id if workspace.keeps or folder is None else folder.absolute()) / trace_name(spec)
+    request = msgspec.structs.replace(request, path=str(path))
     with workspace.lock(spec.device):
         door = workspace.door(spec.launch)
         record = capture(spec, request, door, workspace.journal, workspace.observer, record_id=record_id)
     if record.failure is not None:
         raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
+    if folder is not None:
+        path = _copied(path, folder.absolute())
+        assert record.trace is not None
+        record = msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=str(path)))
     known = workspace.ceilings_of([record])(record)
     return ProfileResult(profile_of([read_trace(path)], record, by_shape=by_shape, ceilings=known), record)
+
+
+def _copied(path: Path, folder: Path) -> Path:
+    copy = folder / path.name
+    if copy != path:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        except OSError as error:
+            raise UsageError(f"cannot write {copy}: {error.strerror}") from None
+    return copy
 
 
 def _profile_with_tool(
@@ -113,7 +129,7 @@ def _profile_with_tool(
     find_tool(chosen)
     (spec,) = workspace.checked([spec])
     check_device(chosen, spec.device)
-    folder = (folder or traces_folder() / f"{chosen.name}-{new_id()}").absolute()
+    folder = (folder or workspace.traces / f"{chosen.name}-{new_id()}").absolute()
     with workspace.lock(spec.device):
         record, table = profile_behind(spec, chosen, folder, steps, workspace.observer)
         workspace.observer.closed(record)
@@ -161,10 +177,6 @@ def compare_profiles(
     return diff_profiles(*sides)
 
 
-def traces_folder() -> Path:
-    return Path(platformdirs.user_data_path("redline")) / "traces"
-
-
 def trace_name(spec: RunSpec) -> str:
     """As TensorBoard's profiler plug-in wants it: `worker.time.pt.trace.json.gz`, the worker being what it shows."""
     workload = spec.workload
@@ -182,6 +194,8 @@ def _captured_record(record_id: str, workspace: Workspace) -> RunRecord:
         record = history.load(record_id)
     if record.trace is None:
         raise TraceError(f"record {record.id} has no trace: it was measured, not profiled")
+    if not record.trace.path:
+        raise TraceError(f"the trace of record {record.id} is not in the folder of this history: give the file itself")
     if not Path(record.trace.path).exists():
         raise TraceError(f"the trace of record {record.id} is gone: {record.trace.path}")
     return record

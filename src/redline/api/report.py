@@ -142,7 +142,7 @@ def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> Non
 def _sweep(name: str, history: History) -> Chosen:
     cells = history.sweep(name).cells()
     if not cells:
-        raise UsageError(f"no sweep {name!r} with a settled cell in {history.place}")
+        raise UsageError(f"no sweep {name!r} with a settled cell in {history.location}")
     chosen = Chosen(title=f"sweep {name}")
     found = history.load_many((cell.record_id for cell in cells.values()), on_unreadable=chosen.left_out)
     chosen.add(sorted(found.values(), key=lambda record: (record.created_at, record.id)))

@@ -242,7 +242,7 @@ def kept_tune(
         body = history.tunes().load(name)
         if body is None:
             known = ", ".join(row.name for row in history.tunes().rows()[:5])
-            raise UsageError(f"no tune {name!r} in {history.place}{f'; there are {known}' if known else ''}")
+            raise UsageError(f"no tune {name!r} in {history.location}{f'; there are {known}' if known else ''}")
         record = decode_tune(body)
         told = {} if on_unreadable is None else {"on_unreadable": on_unreadable}
         records = history.load_many(record.record_ids, **told)

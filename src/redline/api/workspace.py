@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -40,7 +42,7 @@ class Workspace:
 
     Nothing is opened until it is needed. `history` is a path or a URL (by default `REDLINE_STORE`, else this user's),
     or a `History` that stays the caller's. `journal` receives the records instead of the history; `keep=False` stores
-    nothing. With either no file is created.
+    nothing. With either no file is created, and a sweep or a search keeps its account in memory.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Workspace:
         self._doors: dict[LaunchSpec, Door] = {}
         self._history = history if isinstance(history, History) else None
         self._location = None if isinstance(history, History) else history
+        self._scratch: History | None = None
+        self._passing: Path | None = None
         self._parent: Workspace | None = None
         self._stack = ExitStack()
 
@@ -127,18 +131,33 @@ class Workspace:
 
     def lock(self, device: str) -> AbstractContextManager[None]:
         """Hold the device while it is measured; the observer hears of any wait."""
-        return device_lock(device, on_wait=lambda holder: self.observer.waiting(holder))
+        return device_lock(device, on_wait=self.observer.waiting, on_note=self.observer.noted)
 
     # The history
 
     @property
     def history(self) -> History:
-        """The history, open for writing."""
+        """The history, open for writing; one in memory where nothing is kept."""
         if self._parent is not None:
             return self._parent.history
+        if not self.keeps:
+            self._scratch = self._scratch or self._stack.enter_context(History.open(":memory:"))
+            return self._scratch
         if self._history is None:
-            self._history = self._stack.enter_context(History.open(self._location))
+            opened = History.open(self._location, on_note=lambda note: self.observer.noted(note))
+            self._history = self._stack.enter_context(opened)
         return self._history
+
+    @property
+    def traces(self) -> Path:
+        """The folder for traces that are captured: the history's, or one that goes with the workspace."""
+        if self._parent is not None:
+            return self._parent.traces
+        if self.keeps:
+            return self.history.folder / "traces"
+        if self._passing is None:
+            self._passing = Path(self._stack.enter_context(TemporaryDirectory(prefix="redline-traces-")))
+        return self._passing
 
     @contextmanager
     def reading(self) -> Iterator[History]:
@@ -150,7 +169,7 @@ class Workspace:
         if self._history is not None:
             yield self._history
             return
-        with History.open(self._location, only_to_read=True) as history:
+        with History.open(self._location, only_to_read=True, on_note=self.observer.noted) as history:
             yield history
 
     @property

@@ -64,6 +64,7 @@ class LiveObserver(Observer):
         )
         self._tasks: dict[str, TaskID] = {}
         self._last_line_at = 0.0
+        self._last_note = ""
         self._start: TaskID | None = None
 
     def __enter__(self) -> Self:
@@ -83,7 +84,12 @@ class LiveObserver(Observer):
             self._progress.stop()
 
     def waiting(self, holder: str) -> None:
-        self._console.print(f"waiting for the GPU: {holder} holds it", markup=False)
+        self.noted(f"waiting for the GPU: {holder} holds it")
+
+    def noted(self, note: str) -> None:
+        if note != self._last_note:  # each cell of a sweep would say it again
+            self._last_note = note
+            self._console.print(one_line(note), markup=False)
 
     def opened(self, record: RunRecord) -> None:
         if self._start is not None:

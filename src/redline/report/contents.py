@@ -115,6 +115,9 @@ def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> t
     for record in records:
         if record.trace is None or record.failure is not None:
             continue
+        if not record.trace.path:
+            gone.append(f"no kernels of record {record.id}: its trace is not in the folder of this history")
+            continue
         path = Path(record.trace.path)
         try:
             if path.exists():

@@ -22,6 +22,9 @@ class Observer:
     def waiting(self, holder: str) -> None:
         """Another process holds the device."""
 
+    def noted(self, note: str) -> None:
+        """Something a person should know: a server is waited for, a lock that other users do not see."""
+
     def opened(self, record: RunRecord) -> None: ...
 
     def progress(self, record: RunRecord, progress: Progress) -> None: ...

@@ -216,7 +216,7 @@ def measure_cell(cell: Cell, door: Door, ledger: Ledger, observer: Observer) -> 
     """One cell, alone. A worker that cannot even be started is a failed cell too."""
     journal = CellJournal(ledger, cell.key)
     try:
-        with device_lock(cell.spec.device, on_wait=observer.waiting):
+        with device_lock(cell.spec.device, on_wait=observer.waiting, on_note=observer.noted):
             (record,) = measure_together([cell.spec], door, journal, observer, seed=cell.spec.seed)
     except DoorError as error:
         failure = Failure(stage="door", kind="crash", message=str(error))

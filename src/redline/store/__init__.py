@@ -1,9 +1,9 @@
 """The history: every record ever measured, written as it comes."""
 
 from redline.store.ceilings import CeilingShelf, device_key_of, device_key_of_ceilings
-from redline.store.codec import Row, Status
+from redline.store.codec import CellStatus, Row, SettledCell, Status, TuneRow
 from redline.store.history import Filters, History, OnUnreadable
-from redline.store.ledgers import CellStatus, SettledCell, SweepLedger, TuneLedger, TuneRow
+from redline.store.ledgers import SweepLedger, TuneLedger
 
 __all__ = [
     "CeilingShelf",

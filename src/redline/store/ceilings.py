@@ -9,6 +9,7 @@ import msgspec
 
 from redline.record import Environment
 from redline.store import queries
+from redline.store.writer import KeepCeilings
 from redline.work import CEILINGS_SCHEMA, Ceilings
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def device_key_of(environment: Environment) -> str:
-    """The key under which the ceilings of this place are kept."""
+    """The key under which the ceilings of a device are kept."""
     device = environment.device
     threads = environment.threads if device.kind == "cpu" else None
     return _key(device.kind, device.name, device.driver, environment.versions.get("torch"), threads)
@@ -31,15 +32,15 @@ def _key(*parts: str | int | None) -> str:
 
 
 class CeilingShelf:
-    """One entry per place; a new one takes the place of the old."""
+    """One entry per device; a new one replaces the old."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def get(self, place: str) -> Ceilings | None:
+    def get(self, device_key: str) -> Ceilings | None:
         """None where there are none, or only some that were measured in another way."""
         with self._database.reading() as connection:
-            body = connection.execute(queries.CEILINGS_AT, {"place": place}).scalar()
+            body = connection.execute(queries.CEILINGS_OF, {"this_key": device_key}).scalar()
         if body is None:
             return None
         try:
@@ -49,13 +50,4 @@ class CeilingShelf:
         return found if found.schema == CEILINGS_SCHEMA else None
 
     def put(self, ceilings: Ceilings) -> None:
-        place = device_key_of_ceilings(ceilings)
-        values = {
-            "place": place,
-            "device_name": ceilings.name,
-            "measured_at": ceilings.measured_at,
-            "body": msgspec.msgpack.encode(ceilings),
-        }
-        with self._database.writing() as connection:
-            connection.execute(queries.DELETE_CEILINGS, {"at_place": place})
-            connection.execute(queries.INSERT_CEILINGS, values)
+        self._database.write(KeepCeilings(device_key=device_key_of_ceilings(ceilings), ceilings=ceilings))

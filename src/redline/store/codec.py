@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from redline.errors import RecordError, RedlineError, SpecError, StoreError, UsageError
+from redline.errors import RecordError, RedlineError, SpecError, UsageError
 from redline.record import Block, RunRecord, device_of, encode, migrate
 
 Status = Literal["running", "done", "failed", "interrupted"]
 CutOff = Literal["cut off"]
 """What `running` is called once its writer is gone."""
 
-# What damaged or foreign bytes make msgspec, a migration or a spec's own checks raise.
-_DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+DAMAGE = (msgspec.MsgspecError, RedlineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What damaged or foreign bytes make msgspec, a migration or a spec's own checks raise."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,36 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
 
 
+CellStatus = Literal["done", "failed"]
+
+
+class SettledCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell that needs no further look, unless someone asks for one."""
+
+    key: str
+    """The plan key: of the spec, the machine and the model, as they were known before anything ran."""
+    status: CellStatus
+    record_id: str
+    failure_kind: str | None
+    failure_stage: str | None
+    failure_message: str | None
+
+
+class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A search in a listing."""
+
+    name: str
+    created_at: float
+    model: str
+    task: str
+    state: str
+
+
+def column_text(text: str) -> str:
+    """Text that every database takes: PostgreSQL has no NUL, and neither stores half a surrogate pair."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
 def row_of(record: RunRecord, *, over: bool) -> Row:
     """The columns of a record; `over` says that nothing more will come, however little there is."""
     workload, prepared = record.spec.workload, record.prepared
@@ -50,12 +81,12 @@ def row_of(record: RunRecord, *, over: bool) -> Row:
         key=record.key,
         group=record.group,
         position=record.position,
-        model=workload.model,
+        model=column_text(workload.model),
         task=workload.task,
-        recipe=str(record.spec.recipe),
+        recipe=column_text(str(record.spec.recipe)),
         batch=prepared.workload.items_per_step if prepared else workload.batch,
-        device=device_of(record),
-        device_name=prepared.environment.device.name if prepared else "",
+        device=column_text(device_of(record)),
+        device_name=column_text(prepared.environment.device.name) if prepared else "",
         status=_status_of(record, over),
         stopped=record.stopped,
         schema=record.schema,
@@ -71,13 +102,20 @@ def _status_of(record: RunRecord, over: bool) -> Status:
 
 
 def pack_head(record: RunRecord) -> bytes:
-    """The record without its blocks, which lie in rows of their own."""
+    """The record without its blocks, which have rows of their own."""
+    head = msgspec.structs.replace(record, blocks=())
     try:
-        return encode(msgspec.structs.replace(record, blocks=()))
-    except UnicodeEncodeError:
-        raise StoreError(
-            f"record {record.id} holds text that is not Unicode, such as an undecodable file name"
-        ) from None
+        return encode(head)
+    except UnicodeEncodeError:  # such as a file name that is not UTF-8, in a message
+        return msgspec.msgpack.encode(_in_unicode(msgspec.to_builtins(head)))
+
+
+def _in_unicode(plain: Any) -> Any:
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "backslashreplace").decode()
+    if isinstance(plain, dict):
+        return {_in_unicode(name): _in_unicode(value) for name, value in plain.items()}
+    return [_in_unicode(value) for value in plain] if isinstance(plain, list | tuple) else plain
 
 
 def pack_block(block: Block) -> bytes:
@@ -92,12 +130,41 @@ def unpack(record_id: str, head: bytes, blocks: Iterable[bytes]) -> RunRecord:
         return msgspec.convert(migrate(plain), RunRecord)
     except RecordError:
         raise  # already says it well: too new, or no way up from its schema
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise RecordError(f"record {record_id} is damaged: {error}") from error
 
 
+def with_stored_trace(record: RunRecord, folder: Path) -> RunRecord:
+    """With the path of its trace relative to the history's folder, so that the two can be moved together."""
+    if record.trace is None or not _is_inside(record.trace.path, folder):
+        return record
+    relative = os.path.relpath(os.path.realpath(record.trace.path), os.path.realpath(folder))
+    return _with_trace_path(record, relative)
+
+
+def with_found_trace(record: RunRecord, folder: Path) -> RunRecord:
+    """With the whole path of its trace where that is in the history's folder; any other is nobody's to open."""
+    if record.trace is None:
+        return record
+    path = os.path.join(folder, record.trace.path)  # an absolute one, of an older Redline, stays as it is
+    return _with_trace_path(record, path if _is_inside(path, folder) else "")
+
+
+def _is_inside(path: str, folder: Path) -> bool:
+    """Whether a file is in a folder, also when links are followed."""
+    try:
+        return os.path.isabs(path) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+def _with_trace_path(record: RunRecord, path: str) -> RunRecord:
+    assert record.trace is not None
+    return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=path))
+
+
 def read_exported(path: Path) -> list[RunRecord]:
-    """The records of an exported document, old ones through the migrations."""
+    """The records of an exported document, old ones through the migrations, without the paths of their traces."""
     try:
         document: Any = msgspec.json.decode(path.read_bytes())
     except OSError as error:
@@ -119,6 +186,7 @@ def _record(plain: Any, path: Path) -> RunRecord:
     if not isinstance(plain, dict):
         raise RecordError(f"{path}: not a record: expected a table")
     try:
-        return msgspec.convert(migrate(plain), RunRecord)
+        record = msgspec.convert(migrate(plain), RunRecord)
+        return record if record.trace is None else _with_trace_path(record, "")
     except (msgspec.ValidationError, SpecError) as error:
         raise RecordError(f"{path}: record {plain.get('id')!r} is damaged: {error}") from None

@@ -1,58 +1,92 @@
-"""An open database: connections tuned for several writers, transactions, and errors told in one line."""
+"""An open database: connections tuned for several writers, transactions, a server that goes away, errors in one line."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from redline.errors import StoreError
+from redline.errors import MissingExtra, StoreError
 from redline.store import layout
-from redline.store.location import KINDS, VARIABLE, describe, folder_of, for_reading, in_memory
+from redline.store.location import KINDS, VARIABLE, describe, folder_of, for_reading, in_memory, is_missing
+from redline.store.outbox import Outbox
+from redline.store.writer import SettleCell, Write, perform
 
 BUSY_SECONDS = 60
 """How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""
+PATIENCE_S = 300.0
+"""How long to wait for a server that was there before and has gone away."""
+RETRY_S = 1.0
+
+OnNote = Callable[[str], None]
+"""Told in one line what a person should know: a server that is waited for, a file that was set aside."""
 
 _WRITES = "redline_writes"
+_SERVER_OPTIONS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""A server whose machine is gone must be noticed, not waited for until the network gives up."""
+_AWAY_STATES = ("57P01", "57P02", "57P03")
+"""PostgreSQL's codes for shutting down, crashed and starting up; class 08 is a broken connection."""
 
 # SQLite forbids even closing a connection that came through a fork, so the child keeps the parent's alive, unused.
 _abandoned: list[object] = []
 
 
 class Database:
-    """Read and write transactions on one place."""
+    """Read and write transactions on one database."""
 
-    def __init__(self, url: URL) -> None:
-        self.place = describe(url)
+    def __init__(
+        self,
+        url: URL,
+        *,
+        only_to_read: bool = False,
+        on_note: OnNote = lambda note: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.url = url
+        self.location = describe(url)
+        self.only_to_read = only_to_read
+        self._on_note = on_note
+        self._patience_s = patience_s
+        self._was_there = False
         with self._in_one_line("open"):
-            self._engine = _engine(url, self.place)
+            self._engine = _engine(for_reading(url) if only_to_read else url, self.location)
+        if only_to_read:
+            self._engine = self._engine.execution_options(postgresql_readonly=True)
         self._writer = self._engine.execution_options(**{_WRITES: True})
         self._process = os.getpid()
 
     @classmethod
-    def open(cls, url: URL, *, only_to_read: bool = False) -> Database:
-        """Make the folder, the file and the tables where they are missing, and lead older tables up.
+    def open(
+        cls,
+        url: URL,
+        *,
+        only_to_read: bool = False,
+        on_note: OnNote = lambda note: None,
+        patience_s: float = PATIENCE_S,
+    ) -> Database:
+        """Make the folder, the file and the tables where they are missing, and update older tables.
 
-        `only_to_read` will do with a file in a folder where nothing may be written.
+        `only_to_read` creates and changes nothing: what is not there reads as empty, and older tables are updated in a
+        copy in memory.
         """
         if only_to_read:
-            url = for_reading(url)
+            return _for_reading(url, on_note, patience_s)
         _make_folder(url, describe(url))
-        database = cls(url)
+        database = cls(url, on_note=on_note, patience_s=patience_s)
         try:
             with database._in_one_line("open"):
-                with database._engine.begin() as connection:
-                    found = layout.version(connection)
-                if found != layout.LAYOUT:
+                if database._layout() != layout.LAYOUT:
                     with database._writer.begin() as connection:
-                        layout.bring_up(connection, database.place)
+                        layout.bring_up(connection, database.location)
+            database._was_there = True
+            database._send_waiting()
         except StoreError:
             database.close()
             raise
@@ -62,35 +96,100 @@ class Database:
     def reading(self) -> Iterator[Connection]:
         """On SQLite one snapshot; on PostgreSQL a later statement may see more. Nothing is ever taken away, so no harm."""
         self._mind_forks()
-        with self._in_one_line("read"), self._engine.begin() as connection:
+        with self._in_one_line("read"), self._connected(self._engine) as connection, connection.begin():
             yield connection
 
     @contextmanager
-    def writing(self, *, durable: bool = False) -> Iterator[Connection]:
-        """All of it is written or nothing is, also when the process is killed inside. `durable`: or the power fails after."""
+    def writing(self, *, durable: bool = False, patient: bool = True) -> Iterator[Connection]:
+        """All of it is written or nothing is, also when the process is killed inside. `durable`: or the power fails after.
+
+        `patient` waits for a server that has gone away before this begins.
+        """
         self._mind_forks()
         with (
             self._in_one_line("write to"),
-            self._writer.connect() as connection,
+            self._connected(self._writer, patient=patient) as connection,
             _synchronous(connection) if durable else nullcontext(),
             connection.begin(),
         ):
             yield connection
 
+    def write(self, write: Write) -> None:
+        """Perform a write in a transaction of its own.
+
+        When a server goes away, what it was to be given is kept on this machine first and sent when it is back. Where
+        that takes too long, `StoreError` says so; the next process that opens this history for writing sends it.
+        """
+        try:
+            with self.writing(durable=isinstance(write, SettleCell), patient=False) as connection:
+                perform(connection, write)
+        except StoreError as error:
+            if not self._is_away(error.__cause__):
+                raise
+            outbox = Outbox(self.location)
+            outbox.put(write)
+            self._wait(error, f"what was measured is kept in {outbox.folder} and sent by the next run")
+            self._send_waiting()
+
     @property
     def on_server(self) -> bool:
         return self._engine.dialect.name != "sqlite"
 
-    @contextmanager
-    def lasting(self) -> Iterator[Connection]:
-        """A connection of one's own, in no transaction: for locks that must outlast many."""
-        self._mind_forks()
-        with self._in_one_line("use"), self._engine.connect() as connection:
-            yield connection.execution_options(isolation_level="AUTOCOMMIT")
-
     def close(self) -> None:
         self._mind_forks()
         self._engine.dispose()
+
+    def _layout(self) -> int | None:
+        with self._engine.begin() as connection:
+            return layout.version(connection)
+
+    @contextmanager
+    def _connected(self, engine: Engine, *, patient: bool = True) -> Iterator[Connection]:
+        if self.only_to_read and engine is self._writer:
+            raise StoreError(f"cannot write to the history at {self.location}: it was opened only to read")
+        try:
+            connection = engine.connect()
+        except DBAPIError as error:
+            if not patient or not self._is_away(error):
+                raise
+            self._wait(error, "nothing was measured meanwhile")
+            connection = engine.connect()
+        with connection:
+            yield connection
+
+    def _is_away(self, error: BaseException | None) -> bool:
+        """Whether a server that answered before does not any more. One that never did is a mistake in its URL."""
+        if not self.on_server or not self._was_there or not isinstance(error, DBAPIError):
+            return False
+        state = getattr(error.orig, "sqlstate", None)
+        if state is None:
+            return error.connection_invalidated or isinstance(error, OperationalError)
+        return str(state).startswith("08") or state in _AWAY_STATES
+
+    def _wait(self, error: BaseException, kept: str) -> None:
+        """Until the server answers; raises when it takes too long."""
+        self._on_note(f"the server of the history at {self.location} is away; waiting up to {self._patience_s:g} s")
+        deadline = time.monotonic() + self._patience_s
+        while time.monotonic() < deadline:
+            time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
+            try:
+                self._engine.connect().close()
+            except DBAPIError as still:
+                error = still
+            else:
+                self._on_note(f"the server of the history at {self.location} is back")
+                return
+        raise StoreError(
+            f"the server of the history at {self.location} has been away for {self._patience_s:g} s; {kept}"
+        ) from error
+
+    def _send_waiting(self) -> None:
+        def send(write: Write) -> None:
+            with self.writing() as connection:
+                perform(connection, write, again=True)
+
+        if self.on_server:
+            Outbox(self.location).send(send, self._on_note)
 
     def _mind_forks(self) -> None:
         if os.getpid() != self._process:
@@ -104,43 +203,86 @@ class Database:
             yield
         except DBAPIError as error:
             said = " ".join(str(error.orig).split())
-            raise StoreError(f"cannot {doing} the history at {self.place}: {said}; {_advice(said)}") from error
+            advice = _advice(error.orig)
+            raise StoreError(f"cannot {doing} the history at {self.location}: {said}; {advice}") from error
         except SQLAlchemyError as error:
             said = " ".join(str(error).split())
-            raise StoreError(f"cannot {doing} the history at {self.place}: {said}") from error
+            raise StoreError(f"cannot {doing} the history at {self.location}: {said}") from error
 
 
-def _advice(said: str) -> str:
-    elsewhere = f"set {VARIABLE} to another place"
-    for words, advice in (
-        ("not a database", f"move the file away or {elsewhere}"),
-        ("malformed", f"the file is damaged: move it away or {elsewhere}"),
-        ("readonly", f"make the file and its folder writable or {elsewhere}"),
-        ("unable to open", f"check that it is a file in a folder you may write to, or {elsewhere}"),
-        ("locked", "another program holds it: try again when that is done"),
-        ("full", f"free some space or {elsewhere}"),
-    ):
-        if words in said:
-            return advice
-    return f"mend that or {elsewhere}"
+def _for_reading(url: URL, on_note: OnNote, patience_s: float) -> Database:
+    if is_missing(url):
+        return _in_memory(url)
+    database = Database(url, only_to_read=True, on_note=on_note, patience_s=patience_s)
+    try:
+        with database._in_one_line("open"):
+            if database._layout() != layout.LAYOUT:
+                with database._engine.begin() as connection:
+                    return _stand_in(url, connection)
+        database._was_there, readable = True, database
+    finally:
+        if not database._was_there:
+            database.close()
+    return readable
 
 
-def _make_folder(url: URL, place: str) -> None:
+def _stand_in(url: URL, connection: Connection) -> Database:
+    """What a database of another layout, or without any, is read as."""
+    found, location = layout.version(connection), describe(url)
+    if found is None:
+        layout.check_foreign(connection, location)
+        return _in_memory(url)
+    layout.check_readable(found, location)
+    if connection.dialect.name == "sqlite":
+        return _in_memory(url, connection.connection.driver_connection)
+    raise StoreError(
+        f"the history at {location} has layout {found}: any command that measures updates it, reading alone does not"
+    )
+
+
+def _in_memory(url: URL, source: Any = None) -> Database:
+    """A stand-in that is empty, or a copy of `source`, with today's tables."""
+    database = Database(URL.create("sqlite"))
+    with database._in_one_line("open"):
+        if source is not None:
+            with database._engine.connect() as connection:
+                source.backup(connection.connection.driver_connection)
+        with database._writer.begin() as connection:
+            layout.bring_up(connection, describe(url))
+    database.url, database.location, database.only_to_read = url, describe(url), True
+    return database
+
+
+_ELSEWHERE = f"set {VARIABLE} to another location"
+_ADVICE = {
+    sqlite3.SQLITE_NOTADB: f"move the file away or {_ELSEWHERE}",
+    sqlite3.SQLITE_CORRUPT: f"the file is damaged: move it away or {_ELSEWHERE}",
+    sqlite3.SQLITE_READONLY: f"make the file and its folder writable or {_ELSEWHERE}",
+    sqlite3.SQLITE_CANTOPEN: f"check that it is a file in a folder you may write to, or {_ELSEWHERE}",
+    sqlite3.SQLITE_BUSY: "another program holds it: try again when that is done",
+    sqlite3.SQLITE_FULL: f"free some space or {_ELSEWHERE}",
+}
+
+
+def _advice(error: BaseException | None) -> str:
+    # The last byte is the kind of the error; the rest says more about it.
+    return _ADVICE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, f"mend that or {_ELSEWHERE}")
+
+
+def _make_folder(url: URL, location: str) -> None:
     folder = folder_of(url)
     if folder is None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise StoreError(f"no history at {place}: {folder} is not a folder; set {VARIABLE} to another place") from None
+        raise StoreError(f"no history at {location}: {folder} is not a folder; {_ELSEWHERE}") from None
     except OSError as error:
         why = error.strerror or str(error)
-        raise StoreError(
-            f"cannot make the folder of the history at {place}: {why}; set {VARIABLE} to another place"
-        ) from error
+        raise StoreError(f"cannot make the folder of the history at {location}: {why}; {_ELSEWHERE}") from error
 
 
-def _engine(url: URL, place: str) -> Engine:
+def _engine(url: URL, location: str) -> Engine:
     options: dict[str, Any] = {}
     if url.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": BUSY_SECONDS, "check_same_thread": False}
@@ -150,19 +292,17 @@ def _engine(url: URL, place: str) -> Engine:
             options |= {"pool_size": 1, "max_overflow": 0}
     else:
         options["pool_pre_ping"] = True  # a server may hang up between two long measurements
+        options["connect_args"] = {name: value for name, value in _SERVER_OPTIONS.items() if name not in url.query}
     try:
         engine = create_engine(url, **options)
-    except NoSuchModuleError:
-        raise StoreError(f"no history in {url.drivername!r} ({place}): set {VARIABLE} to {KINDS}") from None
-    except ImportError as error:
-        package = "psycopg[binary]" if error.name == "psycopg" else error.name
-        raise StoreError(f"the history at {place} needs the package {error.name}: pip install '{package}'") from None
+    except ImportError:
+        raise MissingExtra(f"the history at {location}", "psycopg", "postgres") from None
     except TypeError as error:  # options in the URL that are not the driver's
-        raise StoreError(f"cannot open the history at {place}: {error}; set {VARIABLE} to {KINDS}") from None
-    if engine.dialect.is_async:
-        raise StoreError(f"the history at {place} needs a driver that is not asynchronous: write {KINDS}")
+        raise StoreError(f"cannot open the history at {location}: {error}; set {VARIABLE} to {KINDS}") from None
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _tune_sqlite)
+        if url.query.get("mode") != "ro":
+            event.listen(engine, "connect", _write_ahead)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -172,10 +312,9 @@ def _tune_sqlite(connection: Any, _: object) -> None:
     connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
     connection.execute("PRAGMA synchronous = NORMAL")  # with WAL: safe from crashes, one fsync per checkpoint
     connection.execute("PRAGMA foreign_keys = ON")
-    _write_ahead(connection)
 
 
-def _write_ahead(connection: Any) -> None:
+def _write_ahead(connection: Any, _: object) -> None:
     """Switch to write-ahead logging, once in the life of a file.
 
     Changing the journal does not wait for its turn as other statements do: when several processes open a new file
@@ -189,7 +328,7 @@ def _write_ahead(connection: Any) -> None:
                 connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 

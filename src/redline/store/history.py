@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -15,23 +16,21 @@ from redline.errors import RecordError, StoreError
 from redline.record import Block, RunRecord
 from redline.store import queries
 from redline.store.ceilings import CeilingShelf
-from redline.store.codec import Row, Status, pack_block, unpack
-from redline.store.database import Database
+from redline.store.codec import Row, Status, unpack, with_found_trace, with_stored_trace
+from redline.store.database import Database, OnNote
 from redline.store.ledgers import SweepLedger, TuneLedger
-from redline.store.location import resolve
-from redline.store.writer import is_gone, write_record
+from redline.store.location import folder_of_files, resolve
+from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord, is_gone
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
-
-    from redline.store.database import Database
 
 
 CHUNK = 10_000
 """Values per IN list: below what SQLite (32 766) and PostgreSQL (65 535) take in one statement."""
 
 OnUnreadable = Callable[[str, RecordError], None]
-"""Called with the id of a record that a search had to leave out, and why."""
+"""Called with the id of a record that was left out, and why."""
 
 
 class Filters(TypedDict, total=False):
@@ -55,7 +54,7 @@ def _log_unreadable(record_id: str, error: RecordError) -> None:
 
 
 class History:
-    """Records in a database. May be used by several threads, and several processes may write to one place.
+    """Records in a database. May be used by several threads, and several processes may write to one.
 
     A record is begun, its blocks are appended one by one as they are measured, and it is finished; each call is one
     transaction, so whatever kills the writer, all that was appended before stays and can be loaded.
@@ -65,18 +64,29 @@ class History:
         self._database = database
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str] | None = None, *, only_to_read: bool = False) -> History:
+    def open(
+        cls,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        only_to_read: bool = False,
+        on_note: OnNote = lambda note: None,
+    ) -> History:
         """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user.
 
-        `only_to_read` will do with a file in a folder where nothing may be written.
+        `only_to_read` creates no file and no table. `on_note` is told when a server is waited for.
         """
-        place = resolve(None if url is None else os.fspath(url))
-        return cls(Database.open(place, only_to_read=only_to_read))
+        location = resolve(None if url is None else os.fspath(url))
+        return cls(Database.open(location, only_to_read=only_to_read, on_note=on_note))
 
     @property
-    def place(self) -> str:
-        """Where it lies, for people: a path, or a URL without its password."""
-        return self._database.place
+    def location(self) -> str:
+        """A path, or a URL without its password; for people."""
+        return self._database.location
+
+    @property
+    def folder(self) -> Path:
+        """Where the files that belong to this history are, such as traces."""
+        return folder_of_files(self._database.url)
 
     def close(self) -> None:
         self._database.close()
@@ -97,19 +107,17 @@ class History:
 
     def append(self, record_id: str, block: Block) -> None:
         """Add a block at the end of a record, at a cost that depends neither on the record nor on the history."""
-        body = pack_block(block)
-        with self._database.writing() as connection:
-            if connection.execute(queries.LOCK_RECORD, {"record_id": record_id}).first() is None:
-                raise StoreError(f"no record {record_id!r} in {self.place}: begin it before appending to it")
-            connection.execute(queries.APPEND_BLOCK, {"record_id": record_id, "body": body})
+        try:
+            self._database.write(AppendBlock(record_id=record_id, block=block))
+        except NoSuchRecord as error:
+            raise StoreError(f"{self.location}: {error}") from None
 
     def finish(self, record: RunRecord) -> None:
         """Write a record's head for the last time. Blocks that the record carries and nobody appended are added."""
         self._write(record, over=True)
 
     def _write(self, record: RunRecord, *, over: bool) -> None:
-        with self._database.writing() as connection:
-            write_record(connection, record, over=over)
+        self._database.write(WriteRecord(record=with_stored_trace(record, self.folder), over=over))
 
     def sweep(self, name: str) -> SweepLedger:
         """What is known of the cells of a sweep."""
@@ -131,7 +139,7 @@ class History:
             record_id = self._the_id(connection, id_or_unique_prefix)
             head: bytes = connection.execute(queries.HEAD_OF, {"record_id": record_id}).one().head
             bodies = _bodies(connection, [record_id]).get(record_id, [])
-        return unpack(record_id, head, bodies)
+        return with_found_trace(unpack(record_id, head, bodies), self.folder)
 
     def rows(self, **filters: Unpack[Filters]) -> list[Row]:
         """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
@@ -162,15 +170,6 @@ class History:
             return self._records(queries.in_group(row.group), _log_unreadable)
         return []
 
-    def known_keys(self, keys: Iterable[str]) -> dict[str, Row]:
-        """What there is under each spec key: the newest done record, else failed, else interrupted, else running."""
-        known: dict[str, Row] = {}
-        with self._database.reading() as connection:
-            for chunk in _chunks(sorted(set(keys))):
-                for row in connection.execute(queries.BEST_BY_KEY, {"keys": chunk}).mappings():
-                    known[row["key"]] = Row(**row)
-        return known
-
     def load_many(self, ids: Iterable[str], *, on_unreadable: OnUnreadable = _log_unreadable) -> dict[str, RunRecord]:
         """Records by their whole ids; those that are not there or cannot be read are left out."""
         found: dict[str, RunRecord] = {}
@@ -189,7 +188,7 @@ class History:
         plain = bool(prefix) and prefix.isascii() and prefix.isprintable()
         found: Sequence[str] = connection.execute(queries.ids_from(prefix, limit=4)).scalars().all() if plain else []
         if not found:
-            raise StoreError(f"no record {prefix!r} in {self.place}")
+            raise StoreError(f"no record {prefix!r} in {self.location}")
         if found[0] != prefix and len(found) > 1:
             some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
             raise StoreError(f"{prefix!r} fits several records ({some}): give more of the id")
@@ -204,7 +203,8 @@ class History:
         readable = []
         for record_id, head in found:
             try:
-                readable.append(unpack(record_id, head, bodies.get(record_id, [])))
+                record = unpack(record_id, head, bodies.get(record_id, []))
+                readable.append(with_found_trace(record, self.folder))
             except RecordError as error:
                 on_unreadable(record_id, error)
         return readable

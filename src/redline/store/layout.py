@@ -1,4 +1,4 @@
-"""The tables, their version, and the way up from older ones.
+"""The tables, their version, and how older ones are updated.
 
 A record is a row with what queries need as columns and the rest as bytes; its blocks are rows that are only ever
 appended, so writing one costs the same however many there are. No column carries a name that SQL reserves.
@@ -23,12 +23,13 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    text,
     update,
 )
 
 from redline.errors import StoreError
 
-LAYOUT = 4
+LAYOUT = 5
 """Raised with every change of the tables; `MIGRATIONS` then says how to make it."""
 
 Migration = Callable[[Connection], None]
@@ -90,12 +91,13 @@ sweep_cells = Table(
 ceilings = Table(
     "ceilings",
     metadata,
-    Column("place", Text, primary_key=True),
+    Column("device_key", Text, primary_key=True),
     Column("device_name", Text, nullable=False),
     Column("measured_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
 """What each device can do at most."""
+
 tunes = Table(
     "tunes",
     metadata,
@@ -116,7 +118,6 @@ Index("records_by_model", records.c.model, records.c.created_at, records.c.id)
 Index("records_by_recipe", records.c.recipe, records.c.created_at, records.c.id)
 Index("records_by_status", records.c.status, records.c.created_at, records.c.id)
 Index("records_by_group", records.c.group_id, records.c.group_position, records.c.id)
-# In the order in which a resume prefers them, whole: it never has to look into the rows to choose.
 Index(
     "records_by_key",
     records.c.spec_key,
@@ -138,7 +139,13 @@ def _add_tunes(connection: Connection) -> None:
     tunes.create(connection)
 
 
-MIGRATIONS: dict[int, Migration] = {1: _add_sweeps, 2: _add_ceilings, 3: _add_tunes}
+def _name_device_keys(connection: Connection) -> None:
+    """Layout 4 called the key of a device its place. Layouts before 3 had no such table, and got it with this name."""
+    if "place" in {column["name"] for column in inspect(connection).get_columns(ceilings.name)}:
+        connection.execute(text("ALTER TABLE ceilings RENAME COLUMN place TO device_key"))
+
+
+MIGRATIONS: dict[int, Migration] = {1: _add_sweeps, 2: _add_ceilings, 3: _add_tunes, 4: _name_device_keys}
 """From layout n to n + 1, inside the transaction that writes the new version down."""
 
 _ADVISORY_LOCK = 0x7265646C
@@ -153,31 +160,36 @@ def version(connection: Connection) -> int | None:
     return int(value) if isinstance(value, str) and value.isdecimal() else None
 
 
-def bring_up(connection: Connection, place: str) -> None:
-    """Make the tables, or lead older ones up, in a transaction of the caller's that holds the write lock."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-    found = version(connection)  # again, under the lock: another process may have been faster
-    if found is None:
-        _create(connection, place)
-        return
-    if found > LAYOUT:
-        raise StoreError(f"the history at {place} has layout {found}, this Redline knows {LAYOUT}: update Redline")
-    for layout in range(found, LAYOUT):
-        if layout not in MIGRATIONS:
-            raise StoreError(f"the history at {place} has layout {found}: no way from {layout} to {layout + 1}")
-        MIGRATIONS[layout](connection)
-    connection.execute(update(meta).where(meta.c.name == "layout").values(value=str(LAYOUT)))
-
-
-def _create(connection: Connection, place: str) -> None:
+def check_foreign(connection: Connection, location: str) -> None:
+    """Refuse a database without a layout of ours that holds somebody else's tables."""
     present = set(inspect(connection).get_table_names())
     # On a server other tables are normal neighbours; a SQLite file with tables is somebody else's.
     foreign = present if connection.dialect.name == "sqlite" else present & set(metadata.tables)
     if foreign:
         names = ", ".join(sorted(foreign)[:3])
         raise StoreError(
-            f"the database at {place} belongs to something else (tables {names}): set REDLINE_STORE to another place"
+            f"the database at {location} belongs to something else (tables {names}): set REDLINE_STORE to another location"
         )
-    metadata.create_all(connection, checkfirst=False)
-    connection.execute(insert(meta).values(name="layout", value=str(LAYOUT)))
+
+
+def bring_up(connection: Connection, location: str) -> None:
+    """Make the tables, or update older ones, in a transaction of the caller's that holds the write lock."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+    found = version(connection)  # again, under the lock: another process may have been faster
+    if found is None:
+        check_foreign(connection, location)
+        metadata.create_all(connection, checkfirst=False)
+        connection.execute(insert(meta).values(name="layout", value=str(LAYOUT)))
+        return
+    check_readable(found, location)
+    for layout in range(found, LAYOUT):
+        if layout not in MIGRATIONS:
+            raise StoreError(f"the history at {location} has layout {found}: no way from {layout} to {layout + 1}")
+        MIGRATIONS[layout](connection)
+    connection.execute(update(meta).where(meta.c.name == "layout").values(value=str(LAYOUT)))
+
+
+def check_readable(found: int, location: str) -> None:
+    if found > LAYOUT:
+        raise StoreError(f"the history at {location} has layout {found}, this Redline knows {LAYOUT}: update Redline")

@@ -1,85 +1,127 @@
-"""Holding something alone across processes: a lock the system lets go of when its holder dies, however that happens."""
+"""What is known of sweeps and of searches, and who works on one: a single process at a time."""
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
-import os
-import tempfile
+import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-from sqlalchemy import text
+from sqlalchemy import func, select
 
-from redline.errors import UsageError
+from redline.errors import StoreError, UsageError
+from redline.locks import file_lock
 from redline.record import RunRecord
 from redline.store import queries
-from redline.store.writer import write_record
+from redline.store.codec import SettledCell, TuneRow, column_text
+from redline.store.location import folder_of_locks
+from redline.store.writer import Holder, SaveTune, SettleCell, is_gone, read_holder, this_process, write_holder
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from redline.store.database import Database
 
+LEASE_S = 30.0
+"""On a server: how long a hold lasts that its holder does not renew."""
+
 
 @contextmanager
-def hold(database: Database, what: str) -> Iterator[str | None]:
-    """Yields None to the holder, and to anyone else who it is. On a server the lock is the server's, for all machines."""
-    key = hashlib.sha256(f"{database.place}\0{what}".encode()).digest()
+def held(database: Database, what: str, name: str) -> Iterator[str | None]:
+    """Hold a sweep or a search; raises when another process does. Yields the token of the hold on a server.
+
+    The hold ends with the process, however that ends.
+    """
     if database.on_server:
-        with _server_lock(database, int.from_bytes(key[:8], signed=True)) as got:
-            yield None if got else "another process"
-    elif database.place == ":memory:":
-        yield None  # nobody else can see it
-    else:
-        with _file_lock(Path(tempfile.gettempdir()) / "redline-locks" / f"{key.hex()[:24]}.lock") as holder:
-            yield holder
-
-
-@contextmanager
-def _file_lock(path: Path) -> Iterator[str | None]:
-    path.parent.mkdir(exist_ok=True)
-    if path.parent.stat().st_uid == os.getuid():
-        path.parent.chmod(0o1777)  # other users may share the same history
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
+        lease = Lease(database, f"{what} {name}")
+        _refuse(lease.take(), what, name)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield os.pread(descriptor, 200, 0).decode("utf-8", "replace") or "another process"
-            return
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
-        yield None
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _server_lock(database: Database, key: int) -> Iterator[bool]:
-    with database.lasting() as connection:
-        got = bool(connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar())
-        try:
-            yield got
+            yield lease.token
         finally:
-            if got:
-                connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": key})
+            lease.give_back()
+        return
+    folder = folder_of_locks(database.url)
+    if folder is None:
+        yield None  # nobody else can see a history in memory
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+        mode = (folder.parent / folder.name.removesuffix("-locks")).stat().st_mode & 0o666
+    except OSError as error:
+        raise StoreError(f"cannot make the folder of locks {folder}: {error.strerror}") from None
+    key = hashlib.sha256(f"{what} {name}".encode()).hexdigest()[:24]
+    with file_lock(folder / f"{key}.lock", mode=mode) as holder:
+        _refuse(holder, what, name)
+        yield None
 
 
-CellStatus = Literal["done", "failed"]
+def _refuse(holder: str | None, what: str, name: str) -> None:
+    if holder is not None:
+        raise UsageError(f"{what} {name!r} is being run by {holder}: wait for it, or give this one another --name")
 
 
-class SettledCell(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell that needs no further look, unless someone asks for one."""
+class Lease:
+    """A hold that a server keeps account of, for all machines; a thread renews it.
 
-    key: str
-    """The plan key: of the spec and of the place, as they were known before anything ran."""
-    status: CellStatus
-    record_id: str
-    failure_kind: str | None
-    failure_stage: str | None
-    failure_message: str | None
+    A lock of the server's own would end with the connection it was made on. Connections drop and servers are
+    restarted while their clients go on, and then a second process would get in.
+    """
+
+    def __init__(self, database: Database, what: str) -> None:
+        self._database = database
+        self._what = what
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True, name=f"lease of {what}")
+        self.token = secrets.token_hex(8)
+
+    def take(self) -> str | None:
+        """None, or who has it."""
+        digest = hashlib.sha256(self._what.encode()).digest()
+        with self._database.writing() as connection:
+            # One at a time, also where nobody has held it before and there is no row to lock.
+            key = int.from_bytes(digest[:8], signed=True)
+            connection.execute(select(func.pg_advisory_xact_lock(key)))
+            clocks = connection.execute(queries.SERVER_CLOCKS).one()
+            found = read_holder(connection, self._what)
+            # A server that was just started has heard of no renewal yet.
+            is_over = found is None or max(found.until, clocks.started + LEASE_S) <= clocks.now
+            if found is not None and not is_over and not is_gone(found.process):
+                return _named(found)
+            self._write(connection, clocks.now)
+        self._thread.start()
+        return None
+
+    def give_back(self) -> None:
+        self._over.set()
+        self._thread.join()
+        # A server that is away forgets the hold by itself.
+        with contextlib.suppress(StoreError), self._database.writing(patient=False) as connection:
+            found = read_holder(connection, self._what)
+            if found is not None and found.token == self.token:
+                write_holder(connection, self._what, None)
+
+    def _renew(self) -> None:
+        """Every write of a holder asks whether it still holds, so nothing has to be told from here."""
+        while not self._over.wait(LEASE_S / 6):
+            try:
+                with self._database.writing(patient=False) as connection:
+                    found = read_holder(connection, self._what)
+                    if found is None or found.token != self.token:
+                        return
+                    self._write(connection, connection.execute(queries.SERVER_CLOCKS).one().now)
+            except StoreError:
+                continue  # the server is away: try again in a moment
+
+    def _write(self, connection: Connection, now: float) -> None:
+        write_holder(connection, self._what, Holder(token=self.token, process=this_process(), until=now + LEASE_S))
+
+
+def _named(holder: Holder) -> str:
+    machine, pid, _ = holder.process.rsplit(" ", 2)
+    return f"process {pid} on {machine.partition('/')[0]}"
 
 
 class SweepLedger:
@@ -87,18 +129,17 @@ class SweepLedger:
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
-        self.name = name
+        self._token: str | None = None
+        self.name = column_text(name)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Only one process at a time works on a sweep; the hold ends with the process, however that ends."""
-
-        with hold(self._database, f"sweep {self.name}") as holder:
-            if holder is not None:
-                raise UsageError(
-                    f"sweep {self.name!r} is being run by {holder}: wait for it, or give this one another --name"
-                )
-            yield
+        with held(self._database, "sweep", self.name) as self._token:
+            try:
+                yield
+            finally:
+                self._token = None
 
     def cells(self) -> dict[str, SettledCell]:
         with self._database.reading() as connection:
@@ -107,20 +148,7 @@ class SweepLedger:
 
     def settle(self, key: str, record: RunRecord) -> None:
         """Write the record and that it settles this cell; on disk, not only in the system's memory, when it returns."""
-        failure = record.failure
-        values = {
-            "sweep": self.name,
-            "cell_key": key,
-            "status": "failed" if failure else "done",
-            "record_id": record.id,
-            "failure_kind": failure.kind if failure else None,
-            "failure_stage": failure.stage if failure else None,
-            "failure_message": failure.message if failure else None,
-        }
-        with self._database.writing(durable=True) as connection:
-            write_record(connection, record, over=True)
-            connection.execute(queries.DELETE_CELL, {"name": self.name, "key": key})
-            connection.execute(queries.INSERT_CELL, values)
+        self._database.write(SettleCell(sweep=self.name, key=key, record=record, holder=self._token))
 
     def forget(self) -> None:
         """Start over: no cell is settled any more. The records stay in the history."""
@@ -128,42 +156,29 @@ class SweepLedger:
             connection.execute(queries.DELETE_CELLS, {"name": self.name})
 
 
-class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A search in a listing."""
-
-    name: str
-    created_at: float
-    model: str
-    task: str
-    state: str
-
-
 class TuneLedger:
     """All searches of a history, by name."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tokens: dict[str, str | None] = {}
 
     @contextmanager
     def held(self, name: str) -> Iterator[None]:
         """Only one process at a time works on a search; the hold ends with the process, however that ends."""
-
-        with hold(self._database, f"tune {name}") as holder:
-            if holder is not None:
-                raise UsageError(
-                    f"tune {name!r} is being run by {holder}: wait for it, or give this one another --name"
-                )
-            yield
+        with held(self._database, "tune", name) as self._tokens[name]:
+            try:
+                yield
+            finally:
+                del self._tokens[name]
 
     def save(self, row: TuneRow, body: bytes) -> None:
-        with self._database.writing() as connection:
-            connection.execute(queries.DELETE_TUNE, {"this_name": row.name})
-            connection.execute(queries.INSERT_TUNE, {**msgspec.to_builtins(row), "body": body})
+        self._database.write(SaveTune(row=row, body=body, holder=self._tokens.get(row.name)))
 
     def load(self, name: str) -> bytes | None:
         """None where there is no search of that name."""
         with self._database.reading() as connection:
-            found: bytes | None = connection.execute(queries.TUNE, {"this_name": name}).scalar()
+            found: bytes | None = connection.execute(queries.TUNE, {"this_name": column_text(name)}).scalar()
             return found
 
     def rows(self) -> list[TuneRow]:

@@ -1,4 +1,4 @@
-"""Where a history lies: the per-user folder, a path, or a database URL. Nothing is opened here."""
+"""Where a history is: the per-user folder, a path, or a database URL. Nothing is opened here."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ VARIABLE = "REDLINE_STORE"
 """Environment variable: a database URL, or the path of a SQLite file."""
 
 KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+PSYCOPG = "psycopg"
+"""The only driver for PostgreSQL: errors are told apart by its codes."""
 
 # `sqlite:/x` is a slip of the pen for a URL; taken as a path it would quietly start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)
@@ -35,7 +37,7 @@ def resolve(text: str | None = None) -> URL:
 
 
 def describe(url: URL) -> str:
-    """The place for human eyes: a path, or a URL without its password."""
+    """The location for people to read: a path, or a URL without its password."""
     if url.get_backend_name() == "sqlite":
         database = url.database or ":memory:"
         return unquote(database.removeprefix("file:")) if _is_uri(url) else database
@@ -65,15 +67,48 @@ def in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
-def for_reading(url: URL) -> URL:
-    """The same place; a SQLite file in a folder where nothing may be written is opened so that nothing need be."""
+def folder_of_files(url: URL) -> Path:
+    """Where the files that belong to a history are: beside a SQLite file, else in this user's data folder."""
+    path = _path_of(url)
+    return path.parent if path is not None else Path(platformdirs.user_data_path("redline"))
+
+
+def folder_of_locks(url: URL) -> Path | None:
+    """Beside a SQLite file, where all who write to it can see it; None for a server and for memory."""
+    path = _path_of(url)
+    return None if path is None else path.with_name(f"{path.name}-locks")
+
+
+def is_missing(url: URL) -> bool:
+    """Whether a SQLite file is not there. A folder that may not be looked into gives no answer."""
     path = file_of(url)
-    # Asked of `os.path`, for which a folder that may not be looked into is no error.
-    if path is None or not os.path.exists(path) or os.access(path.parent, os.W_OK):
+    try:
+        return path is not None and not os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def for_reading(url: URL) -> URL:
+    """The same location, opened so that nothing is written."""
+    path = file_of(url)
+    if path is None:
         return url
-    # Without a log beside it nobody is writing, and SQLite cannot make the log's index that it would read through.
-    log = path.with_name(f"{path.name}-wal")
-    return _as_uri(url, path, {"mode": "ro"} if os.path.exists(log) else {"mode": "ro", "immutable": "1"})
+    # In a folder where nothing may be written, SQLite cannot make the index of its log that it would read through.
+    # Without a log nobody is writing, and it needs none.
+    is_open_elsewhere = os.path.exists(path.with_name(f"{path.name}-wal"))
+    immutable = {} if is_open_elsewhere or os.access(path.parent, os.W_OK) else {"immutable": "1"}
+    return _as_uri(url, path, {"mode": "ro", **immutable})
+
+
+def _path_of(url: URL) -> Path | None:
+    """The file behind any SQLite URL, also one that SQLite reads itself; None for a server and for memory."""
+    if url.get_backend_name() != "sqlite" or in_memory(url) or url.query.get("mode") == "memory":
+        return None
+    if not _is_uri(url):
+        return Path(str(url.database))
+    return Path(os.path.abspath(describe(url).removeprefix("//").partition("?")[0]))
 
 
 def _is_uri(url: URL) -> bool:
@@ -88,7 +123,7 @@ def _as_uri(url: URL, path: Path, options: Mapping[str, str]) -> URL:
 def _file(path: str) -> URL:
     if path == ":memory:":
         return URL.create("sqlite")
-    # Absolute now: the place must not move when someone changes the working directory.
+    # Absolute now: it must not move when someone changes the working directory.
     return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(path)))
 
 
@@ -97,11 +132,16 @@ def _parsed(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         # What cannot be parsed may hold a password anywhere: show only what surely is none.
-        raise StoreError(f"cannot read {_SECRETS.sub('…', text)!r} as a place for the history: write {KINDS}") from None
+        raise StoreError(
+            f"cannot read {_SECRETS.sub('…', text)!r} as a location for the history: write {KINDS}"
+        ) from None
     backend, _, driver = url.drivername.partition("+")
     if backend in ("postgres", "postgresql"):
-        # SQLAlchemy's own default differs between its versions.
-        return url.set(drivername=f"postgresql+{driver or 'psycopg'}")
+        if driver not in ("", PSYCOPG):
+            raise StoreError(
+                f"no history by the driver {driver!r} ({describe(url)}): write postgresql://USER@HOST/DATABASE"
+            )
+        return url.set(drivername=f"postgresql+{PSYCOPG}")  # SQLAlchemy's own default differs between its versions
     if backend != "sqlite" or driver not in ("", "pysqlite"):
         raise StoreError(f"no history in {url.drivername!r} ({describe(url)}): set {VARIABLE} to {KINDS}")
     return _sqlite(url)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, update
 
-from redline.store.codec import Row
+from redline.store.codec import Row, column_text
 from redline.store.layout import blocks, ceilings, meta, records, sweep_cells, tunes
 
 ROW = (
@@ -36,14 +36,20 @@ UPDATE_RECORD = update(records).where(records.c.id == bindparam("this_id"))
 LOCK_RECORD = select(records.c.id).where(records.c.id == bindparam("record_id")).with_for_update()
 """On PostgreSQL, appenders to one record take turns; SQLite lets only one write anyway."""
 
-INSERT_WRITER = insert(meta)
-DELETE_WRITER = delete(meta).where(meta.c.name == bindparam("this_name"))
+INSERT_META = insert(meta)
+DELETE_META = delete(meta).where(meta.c.name == bindparam("this_name"))
+META = select(meta.c.value).where(meta.c.name == bindparam("this_name")).with_for_update()
+"""Locked until the transaction ends, on PostgreSQL; SQLite lets only one write anyway."""
 WRITERS = select(meta.c.name, meta.c.value).where(meta.c.name.in_(bindparam("names", expanding=True)))
 
 INSERT_BLOCK = insert(blocks)
 NEXT_BLOCK = select(func.coalesce(func.max(blocks.c.number) + 1, 0)).where(blocks.c.record_id == bindparam("record_id"))
 APPEND_BLOCK = insert(blocks).values(
     record_id=bindparam("record_id"), number=NEXT_BLOCK.scalar_subquery(), body=bindparam("body")
+)
+
+LAST_BLOCK = (
+    select(blocks.c.body).where(blocks.c.record_id == bindparam("record_id")).order_by(blocks.c.number.desc()).limit(1)
 )
 
 BLOCKS_OF = (
@@ -60,15 +66,19 @@ CELLS_OF_SWEEP = select(
     sweep_cells.c.failure_stage,
     sweep_cells.c.failure_message,
 ).where(sweep_cells.c.sweep == bindparam("name"))
+CELL = select(sweep_cells.c.record_id).where(
+    sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
+)
 INSERT_CELL = insert(sweep_cells)
 DELETE_CELL = delete(sweep_cells).where(
     sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.cell_key == bindparam("key")
 )
 DELETE_CELLS = delete(sweep_cells).where(sweep_cells.c.sweep == bindparam("name"))
 
-CEILINGS_AT = select(ceilings.c.body).where(ceilings.c.place == bindparam("place"))
-DELETE_CEILINGS = delete(ceilings).where(ceilings.c.place == bindparam("at_place"))
+CEILINGS_OF = select(ceilings.c.body).where(ceilings.c.device_key == bindparam("this_key"))
+DELETE_CEILINGS = delete(ceilings).where(ceilings.c.device_key == bindparam("this_key"))
 INSERT_CEILINGS = insert(ceilings)
+
 INSERT_TUNE = insert(tunes)
 DELETE_TUNE = delete(tunes).where(tunes.c.name == bindparam("this_name"))
 TUNE = select(tunes.c.body).where(tunes.c.name == bindparam("this_name"))
@@ -83,9 +93,20 @@ COUNT = select(func.count()).select_from(records)
 HEAD_OF = select(*HEAD).where(records.c.id == bindparam("record_id"))
 
 
+SERVER_CLOCKS = text(
+    "SELECT extract(epoch FROM clock_timestamp())::float8 AS now, "
+    "extract(epoch FROM pg_postmaster_start_time())::float8 AS started"
+)
+
+
 def writer_name(record_id: str) -> str:
     """Under which it is noted who writes a record, as long as it is being written."""
     return f"writer of {record_id}"
+
+
+def holder_name(what: str) -> str:
+    """Under which a server notes who works on a sweep or a tune."""
+    return f"holder of {what}"
 
 
 def values_of(row: Row, head: bytes) -> dict[str, Any]:
@@ -130,7 +151,8 @@ def matching(
         records.c.group_id: group,
         records.c.status: status,
     }
-    statement = select(*columns).where(*(column == value for column, value in asked.items() if value is not None))
+    fits = [column == column_text(value) for column, value in asked.items() if value is not None]
+    statement = select(*columns).where(*fits)
     if since is not None:
         statement = statement.where(records.c.created_at >= since)
     order = (records.c.created_at, records.c.id)  # ids sort by time too and settle what falls on one instant
@@ -147,15 +169,3 @@ def ids_from(prefix: str, limit: int) -> Select[Any]:
     """Ids that begin with `prefix`, shortest first. As a range, because LIKE would not use the index."""
     end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     return select(records.c.id).where(records.c.id >= prefix, records.c.id < end).order_by(records.c.id).limit(limit)
-
-
-def _best_by_key() -> Select[Any]:
-    # A resume prefers done over failed over interrupted over running, and of equals the newest. The words happen to
-    # sort that way, which lets the index answer without sorting.
-    order = (records.c.status, records.c.created_at.desc(), records.c.id.desc())
-    standing = func.row_number().over(partition_by=records.c.spec_key, order_by=order).label("standing")
-    ranked = select(records.c.id, standing).where(records.c.spec_key.in_(bindparam("keys", expanding=True))).subquery()
-    return select(*ROW).join(ranked, ranked.c.id == records.c.id).where(ranked.c.standing == 1)
-
-
-BEST_BY_KEY = _best_by_key()

@@ -1,4 +1,7 @@
-"""Writing one record, and who is writing it: a process that others can check is still alive."""
+"""Writes as data, performed in a transaction of the caller's; and which process a record is written by.
+
+A write that a server could not take is kept in a file and performed later, so performing one twice does no harm.
+"""
 
 from __future__ import annotations
 
@@ -6,71 +9,110 @@ import os
 import socket
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from redline.record import RunRecord
+import msgspec
+import psutil
+
+from redline.errors import StoreError
+from redline.record import Block, RunRecord, migrate
+from redline.spec import Frozen
 from redline.store import queries
-from redline.store.codec import pack_block, pack_head, row_of
+from redline.store.codec import TuneRow, column_text, pack_block, pack_head, row_of
+from redline.work import Ceilings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-STARTED = 19
+class WriteRecord(Frozen, tag=True):
+    """A record's head, new or replaced. Blocks that it carries and nobody appended are added."""
+
+    record: RunRecord
+    over: bool
+    """Nothing more will come, however little there is."""
 
 
-STATE = 0
+class AppendBlock(Frozen, tag=True):
+    """A block at the end of a record."""
+
+    record_id: str
+    block: Block
 
 
-def this_process() -> str | None:
-    """A name that no other process on any machine has; None where the system does not tell enough."""
-    fields = _stat(os.getpid())
-    return f"{_machine()} {os.getpid()} {fields[STARTED]}" if fields else None
+class SettleCell(Frozen, tag=True):
+    """A record, and that it settles a cell of a sweep."""
+
+    sweep: str
+    key: str
+    record: RunRecord
+    holder: str | None = None
+    """Who must still be working on the sweep, where a server keeps account of that."""
 
 
-def is_gone(writer: str) -> bool:
-    """True only where that is certain: of another machine or container nothing is known here."""
-    machine, pid, started = writer.rsplit(" ", 2)
-    if machine != _machine():
-        return False
-    if fields := _stat(int(pid)):
-        return fields[STATE] == "Z" or fields[STARTED] != started
-    try:
-        os.kill(int(pid), 0)  # asks, and sends nothing
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False  # somebody else's, which /proc may hide
+class SaveTune(Frozen, tag=True):
+    """A search, as far as it has come."""
+
+    row: TuneRow
+    body: bytes
+    holder: str | None = None
 
 
-def _machine() -> str:
-    try:
-        processes = os.readlink("/proc/self/ns/pid")  # a container numbers its processes anew
-    except OSError:
-        processes = ""
-    return f"{socket.gethostname()}/{_machine_id()}/{processes}"
+class KeepCeilings(Frozen, tag=True):
+    """What a device can do at most, in place of what was known of it."""
+
+    device_key: str
+    ceilings: Ceilings
 
 
-@cache
-def _machine_id() -> str:
-    """Hosts may share a name; machines that were set up apart do not share this."""
-    try:
-        return Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+Write = WriteRecord | AppendBlock | SettleCell | SaveTune | KeepCeilings
 
 
-def _stat(pid: int) -> list[str]:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()  # the name before may hold anything, blanks and brackets too
+def read_write(body: bytes) -> Write:
+    """A write from a file, its record through the migrations where an older Redline has kept it."""
+    plain: dict[str, Any] = msgspec.msgpack.decode(body)
+    if "record" in plain:
+        plain["record"] = migrate(plain["record"])
+    write: Write = msgspec.convert(plain, Write)
+    return write
 
 
-def write_record(connection: Connection, record: RunRecord, *, over: bool) -> None:
-    """Write or replace a record's head in a transaction of the caller's; blocks that nobody appended are added."""
+class NoSuchRecord(StoreError):
+    """A block for a record that was never begun."""
+
+
+class Overtaken(StoreError):
+    """Another process has taken over the sweep or the search."""
+
+
+def perform(connection: Connection, write: Write, *, again: bool = False) -> None:
+    """`again`: it may have been performed before, and another process may have gone on since."""
+    if isinstance(write, WriteRecord):
+        _write_record(connection, write.record, over=write.over)
+    elif isinstance(write, AppendBlock):
+        _append(connection, write.record_id, pack_block(write.block), again=again)
+    elif isinstance(write, SettleCell):
+        _settle(connection, write, again=again)
+    elif isinstance(write, SaveTune):
+        if not _is_overtaken(connection, f"tune {write.row.name}", write.holder):
+            connection.execute(queries.DELETE_TUNE, {"this_name": write.row.name})
+            connection.execute(queries.INSERT_TUNE, {**_columns(write.row), "body": write.body})
+        elif not again:
+            raise Overtaken(f"another process has taken over tune {write.row.name!r}: this one stops")
+    else:
+        connection.execute(queries.DELETE_CEILINGS, {"this_key": write.device_key})
+        connection.execute(
+            queries.INSERT_CEILINGS,
+            {
+                "device_key": write.device_key,
+                "device_name": column_text(write.ceilings.name),
+                "measured_at": write.ceilings.measured_at,
+                "body": msgspec.msgpack.encode(write.ceilings),
+            },
+        )
+
+
+def _write_record(connection: Connection, record: RunRecord, *, over: bool) -> None:
     row = row_of(record, over=over)
     values = queries.values_of(row, pack_head(record))
     if connection.execute(queries.UPDATE_RECORD, {"this_id": record.id, **values}).rowcount == 0:
@@ -88,8 +130,116 @@ def write_record(connection: Connection, record: RunRecord, *, over: bool) -> No
         connection.execute(queries.INSERT_BLOCK, missing)
 
 
+def _append(connection: Connection, record_id: str, body: bytes, *, again: bool) -> None:
+    if connection.execute(queries.LOCK_RECORD, {"record_id": record_id}).first() is None:
+        raise NoSuchRecord(f"no record {record_id!r}: begin it before appending to it")
+    if again and connection.execute(queries.LAST_BLOCK, {"record_id": record_id}).scalar() == body:
+        return
+    connection.execute(queries.APPEND_BLOCK, {"record_id": record_id, "body": body})
+
+
+def _settle(connection: Connection, write: SettleCell, *, again: bool) -> None:
+    cell = {"name": write.sweep, "key": write.key}
+    if _is_overtaken(connection, f"sweep {write.sweep}", write.holder):
+        if not again:
+            raise Overtaken(
+                f"another process has taken over sweep {write.sweep!r}: this one stops, and its last cell is not kept"
+            )
+        if connection.execute(queries.CELL, cell).scalar() not in (None, write.record.id):
+            return  # the other has measured it
+    _write_record(connection, write.record, over=True)
+    connection.execute(queries.DELETE_CELL, cell)
+    failure = write.record.failure
+    values = {
+        "sweep": write.sweep,
+        "cell_key": write.key,
+        "status": "failed" if failure else "done",
+        "record_id": write.record.id,
+        "failure_kind": failure.kind if failure else None,
+        "failure_stage": column_text(failure.stage) if failure else None,
+        "failure_message": column_text(failure.message) if failure else None,
+    }
+    connection.execute(queries.INSERT_CELL, values)
+
+
+def _columns(row: TuneRow) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(row)
+    return {name: column_text(value) if isinstance(value, str) else value for name, value in plain.items()}
+
+
 def _note_writer(connection: Connection, record_id: str, writer: str | None) -> None:
     name = queries.writer_name(record_id)
-    connection.execute(queries.DELETE_WRITER, {"this_name": name})
+    connection.execute(queries.DELETE_META, {"this_name": name})
     if writer is not None:
-        connection.execute(queries.INSERT_WRITER, {"name": name, "value": writer})
+        connection.execute(queries.INSERT_META, {"name": name, "value": writer})
+
+
+class Holder(Frozen):
+    """Who works on a sweep or a search on a server, and until when that holds without another word."""
+
+    token: str
+    process: str
+    until: float
+    """Seconds since the epoch by the server's clock."""
+
+
+def read_holder(connection: Connection, what: str) -> Holder | None:
+    """Locks the entry until the transaction ends."""
+    value = connection.execute(queries.META, {"this_name": queries.holder_name(what)}).scalar()
+    return None if value is None else msgspec.json.decode(value, type=Holder)
+
+
+def write_holder(connection: Connection, what: str, holder: Holder | None) -> None:
+    name = queries.holder_name(what)
+    connection.execute(queries.DELETE_META, {"this_name": name})
+    if holder is not None:
+        connection.execute(queries.INSERT_META, {"name": name, "value": msgspec.json.encode(holder).decode()})
+
+
+def _is_overtaken(connection: Connection, what: str, token: str | None) -> bool:
+    if token is None:
+        return False
+    holder = read_holder(connection, what)
+    return holder is None or holder.token != token
+
+
+def this_process() -> str:
+    """A name that no other process on any machine has."""
+    return f"{_machine()} {os.getpid()} {_started(psutil.Process())}"
+
+
+def is_gone(writer: str) -> bool:
+    """True only where that is certain: of another machine or container nothing is known here."""
+    machine, pid, started = writer.rsplit(" ", 2)
+    if machine != _machine():
+        return False
+    try:
+        process = psutil.Process(int(pid))
+        return process.status() == psutil.STATUS_ZOMBIE or _started(process) != started
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:  # somebody else's, which the system hides
+        return False
+
+
+def _started(process: psutil.Process) -> str:
+    """Since the machine's start, which does not move when somebody sets its clock."""
+    booted = psutil.boot_time()
+    return f"{process.create_time() - booted:.2f}"
+
+
+def _machine() -> str:
+    try:
+        processes = os.readlink("/proc/self/ns/pid")  # a container numbers its processes anew
+    except OSError:
+        processes = ""
+    return f"{socket.gethostname()}/{_machine_id()}/{processes}"
+
+
+@cache
+def _machine_id() -> str:
+    """Hosts may share a name; machines that were set up apart do not share this."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

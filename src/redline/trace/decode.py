@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,10 @@ class TraceFile:
 
     def blocks(self) -> Iterator[bytes]:
         try:
-            with self._path.open("rb") as file:
+            # A pipe would be waited for, for ever; opened so, it is not.
+            with open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise TraceError(f"{self._path} is not a regular file")
                 gzipped = file.read(2) == _GZIP_MAGIC
                 file.seek(0)
                 for block in self._gunzipped(file) if gzipped else _plain(file):

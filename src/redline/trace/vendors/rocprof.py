@@ -28,7 +28,6 @@ class OlderRocprof(VendorTool):
     also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler (ROCm 7 ships rocprofv3 instead: try --tool rocprofv3)"
     steps: ClassVar[int] = 20
-    sees_everything: ClassVar[bool] = True
 
 
 @TOOLS.register("rocprof")
@@ -68,7 +67,6 @@ class Rocprofv3(VendorTool):
     also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler-sdk"
     steps: ClassVar[int] = 20
-    sees_everything: ClassVar[bool] = True
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         # Without the format ROCm 7 writes a database instead.

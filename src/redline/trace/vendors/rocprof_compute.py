@@ -33,7 +33,6 @@ class RocprofCompute(VendorTool):
     also_in: ClassVar[tuple[str, ...]] = ("/opt/rocm/bin",)
     how_to_get = "install the ROCm package rocprofiler-compute, and its Python requirements"
     steps: ClassVar[int] = 1
-    sees_everything: ClassVar[bool] = True
     replays: ClassVar[bool] = True
 
     def prefix(self, folder: Path) -> tuple[str, ...]:

@@ -162,8 +162,6 @@ class VendorTool(ABC):
     """Folders, as patterns, where it is often installed without being on the PATH."""
     steps: ClassVar[int] = 3
     """How many steps it is shown."""
-    sees_everything: ClassVar[bool] = False
-    """Cannot be told when to look: its table holds the building and the warm-up of the model too."""
     replays: ClassVar[bool] = False
     """Runs its target several times from the beginning, so that nobody can talk to it on the way."""
     exit_timeout_s: ClassVar[float] = 300.0

@@ -1,0 +1,131 @@
+"""A workspace that keeps nothing creates nothing, whatever is asked of it; one that reads creates nothing either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from redline.api.workspace import Workspace
+from redline.errors import RedlineError
+from redline.protocol import AskCeilings, CeilingsAnswer
+from redline.record import Block, RunRecord
+from redline.spec import LaunchSpec
+from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+from redline.work import Ceilings
+
+FAKE: dict[str, Any] = {"launch": {"door": "fake"}, "effort": "quick"}
+QUICK: dict[str, Any] = {"device": "cpu", "threads": 1, "batch": 2, "image_size": 32, "effort": "quick"}
+
+FAKED: dict[str, Callable[[Workspace], object]] = {
+    "run": lambda workspace: redline.run("m", workspace=workspace, **FAKE),
+    "sweep": lambda workspace: redline.sweep("m", batches=[1, 2], workspace=workspace, **FAKE),
+    "batch": lambda workspace: redline.find_batch("m", workspace=workspace, **FAKE),
+    "race": lambda workspace: redline.race("m", recipes=["baseline", "fp16"], workspace=workspace, **FAKE),
+    "tune": lambda workspace: redline.tune("m", budget="20s", workspace=workspace, launch={"door": "fake"}),
+}
+REAL: dict[str, Callable[[Workspace], object]] = {
+    "profile": lambda workspace: redline.profile("simple_cnn", workspace=workspace, **QUICK),
+    "flops": lambda workspace: redline.flops("simple_cnn", workspace=workspace, **QUICK),
+    "flops with latency": lambda workspace: redline.flops("simple_cnn", latency=True, workspace=workspace, **QUICK),
+    "ceilings": lambda workspace: redline.ceilings("cpu", threads=1, workspace=workspace),
+    "roofline": lambda workspace: redline.roofline("simple_cnn", workspace=workspace, **QUICK),
+    "doctor": lambda workspace: redline.doctor(workspace=workspace),
+    "models": lambda workspace: redline.models(workspace=workspace),
+}
+
+
+def fake_door() -> FakeDoor:
+    return FakeDoor(Landscape(step_s=0.004, device_kind="cuda", memory_limit_bytes=2**30))
+
+
+class Measured(Workspace):
+    """Ceilings take half a minute; these are made up."""
+
+    def ask(self, question: Any, answer: Any, launch: LaunchSpec | None = None) -> Any:
+        if not isinstance(question, AskCeilings):
+            return super().ask(question, answer, launch)
+        figures = {"flops_per_s": {"fp32": 1e11}, "copy_bytes_per_s": 1e10, "launch_s": 1e-5, "measured_at": 1.7e9}
+        return CeilingsAnswer(ceilings=Ceilings(kind="cpu", name="a CPU", driver=None, torch="2", threads=1, **figures))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[[], list[Path]]:
+    """What is in the folder that holds the history and this user's data."""
+    return lambda: sorted(path for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("verb", [*FAKED, *REAL])
+def test_keeping_nothing_creates_nothing(verb: str, files: Callable[[], list[Path]]) -> None:
+    with Measured(door=fake_door() if verb in FAKED else None, keep=False) as workspace:
+        {**FAKED, **REAL}[verb](workspace)
+        assert files() == []
+    assert files() == []
+
+
+class Told:
+    """A journal of the caller's own."""
+
+    def __init__(self) -> None:
+        self.records: list[RunRecord] = []
+
+    def begin(self, record: RunRecord) -> None: ...
+
+    def append(self, record_id: str, block: Block) -> None: ...
+
+    def finish(self, record: RunRecord) -> None:
+        self.records.append(record)
+
+
+def test_a_journal_in_place_of_the_history_creates_nothing_either(files: Callable[[], list[Path]]) -> None:
+    journal = Told()
+    with Workspace(journal=journal) as workspace:
+        result = redline.profile("simple_cnn", workspace=workspace, **QUICK)
+    assert result.record is not None
+    assert [record.id for record in journal.records] == [result.record.id]
+    assert files() == []
+
+
+READING: dict[str, Callable[[Workspace], object]] = {
+    "report": lambda workspace: redline.write_report((), Path("report"), workspace=workspace),
+    "compare": lambda workspace: redline.compare("a", "b", workspace=workspace),
+    "kept_tune": lambda workspace: redline.kept_tune("study", workspace=workspace),
+    "read_profile": lambda workspace: redline.read_profile("0123456789", workspace=workspace),
+    "roofline --last": lambda workspace: redline.roofline(last=True, workspace=workspace),
+}
+
+
+@pytest.mark.parametrize("verb", READING)
+def test_reading_a_history_that_is_not_there_does_not_make_it(
+    verb: str, tmp_path: Path, own_history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Workspace() as workspace, suppress(RedlineError):
+        READING[verb](workspace)
+    assert not own_history.exists()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_profile_is_kept_in_the_folder_of_its_history(tmp_path: Path) -> None:
+    place, out = tmp_path / "team" / "history.sqlite", tmp_path / "out"
+    with Workspace(history=place) as workspace:
+        result = redline.profile("simple_cnn", folder=out, workspace=workspace, **QUICK)
+        assert result.record is not None
+        assert result.record.trace is not None
+        shown = Path(result.record.trace.path)
+    assert shown.parent == out
+    moved = place.parent.rename(tmp_path / "moved")
+    with History.open(moved / "history.sqlite") as history:
+        (record,) = history.find()
+    assert record.trace is not None
+    kept = Path(record.trace.path)
+    assert kept == moved / "traces" / record.id / shown.name
+    assert kept.read_bytes() == shown.read_bytes()
+    with Workspace(history=moved / "history.sqlite") as workspace:
+        assert redline.read_profile(record.id, workspace=workspace).operators
