@@ -204,6 +204,13 @@ def test_inference_has_the_same_loss_in_every_iteration(capsys: pytest.CaptureFi
     assert len(set(losses)) == 1
 
 
+def test_fp16_trains_and_its_optimizer_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--network", "simple_cnn", "--batch-size", "4", "--iterations", "4", "--fp16", "1")
+    losses = [float(found) for found in re.findall(r"Loss = ([\d.]+)", out)]
+    assert losses[-1] < losses[0], losses
+    assert "Precision: FP16" in out
+
+
 def test_accumulation_steps_once_in_so_many_iterations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

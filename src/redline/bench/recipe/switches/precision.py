@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.workload.step import Setup
 from redline.spec import Task
 
-_OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16"})
+_OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16", "fp16-bn-fp32"})
 
 
 @SWITCHES.register("tf32")
@@ -21,7 +22,7 @@ class Tf32(RecipeSwitch):
     stage = FLAGS
     family = "tf32"
     number_format = "tf32"
-    excludes = frozenset({"fp16", "bf16"})  # nothing is left in fp32 for it to speed up
+    excludes = frozenset({"fp16", "bf16", "fp16-bn-fp32"})  # nothing is left in fp32 for it to speed up
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return device.tf32_refusal()
@@ -92,6 +93,34 @@ class Fp16(_CastWhole):
     summary = "weights, inputs and arithmetic in fp16"
     number_format = "fp16"
     dtype = torch.float16
+
+
+@SWITCHES.register("fp16-bn-fp32")
+class Fp16BatchNormFp32(_CastWhole):
+    """As fp16, but BatchNorm keeps its weights and statistics in fp32: sums over a batch need the range."""
+
+    name = "fp16-bn-fp32"
+    summary = "weights, inputs and arithmetic in fp16; BatchNorm's weights and statistics stay in fp32"
+    number_format = "fp16"
+    dtype = torch.float16
+
+    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            return "the model has no BatchNorm; fp16 does the same"
+        return None
+
+    def apply(self, setup: Setup) -> None:
+        super().apply(setup)
+        for module in setup.workload.model.modules():
+            if isinstance(module, _BatchNorm):
+                module.float()
+
+    def write(self, code: RecipeCode) -> None:
+        super().write(code)
+        code.bring_in("from torch.nn.modules.batchnorm import _BatchNorm")
+        code.model_lines.append("for module in model.modules():")
+        code.model_lines.append("    if isinstance(module, _BatchNorm):")
+        code.model_lines.append("        module.float()")
 
 
 @SWITCHES.register("bf16")
