@@ -10,6 +10,8 @@ from redline.analyze.ops import operator_row
 from redline.api.ops import OPERATORS, _cases, ops
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
+from redline.report.ops import ops_report
+from redline.report.terminal import as_text
 from redline.work import Ceilings, OperatorTime
 
 CEILINGS = Ceilings(
@@ -87,3 +89,12 @@ def test_counts_are_those_of_the_shapes() -> None:
     document = json.loads(result.to_json())
     assert (document["kind"], document["results"][0]["operator"]) == ("ops", "matmul")
     assert "redline ceilings" in str(result)
+
+
+def test_a_row_above_the_roof_says_why() -> None:
+    winograd = operator_row(timed(kind="convolution", operator="conv", samples=(0.5,)), CEILINGS)
+    copied = operator_row(timed(kind="elementwise", flops=1, bytes=10**9, samples=(0.5,)), CEILINGS)
+    fine = operator_row(timed(samples=(1.0,)), CEILINGS)
+    told = as_text(ops_report([winograd, copied, fine], "a CPU", has_ceilings=True))
+    assert "fewer products" in told
+    assert told.count("measure the ceilings again") == 1

@@ -11,6 +11,9 @@ from redline.analyze.ops import OperatorRow
 from redline.report.terminal import json_text, make_table
 from redline.units import format_seconds, format_share, significant
 
+ABOVE = 1.05
+"""Efficiency beyond which a row cannot be explained by the spread of the two measurements."""
+
 
 def ops_json(rows: Sequence[OperatorRow], device_name: str) -> str:
     return json_text({"schema": 1, "kind": "ops", "device_name": device_name, "results": rows})
@@ -48,11 +51,17 @@ def _share(value: float | None) -> str:
 
 def _remarks(rows: Sequence[OperatorRow], has_ceilings: bool) -> list[str]:
     told = [f"  {row.operator} {row.shape} {row.number_format}: {row.refusal}" for row in rows if row.refusal]
-    beaten = [row for row in rows if row.efficiency is not None and row.efficiency > 1.05]
-    told += [
-        f"  {row.operator} {row.shape}: faster than the roofline: measure the ceilings again ('redline ceilings --fresh')"
-        for row in beaten
-    ]
+    told += [f"  {row.operator} {row.shape} {row.number_format}: {_why_above(row)}" for row in rows if _is_above(row)]
     if not has_ceilings:
         told.append("  next: 'redline ceilings' measures the device's limits; then each row says how near it is")
     return told
+
+
+def _is_above(row: OperatorRow) -> bool:
+    return row.efficiency is not None and row.efficiency > ABOVE
+
+
+def _why_above(row: OperatorRow) -> str:
+    if row.kind == "convolution" and row.limited_by == "compute":
+        return "faster than the count allows: the library uses an algorithm with fewer products (Winograd or FFT)"
+    return "faster than the roofline: measure the ceilings again ('redline ceilings --fresh')"
