@@ -16,6 +16,10 @@ _HOMES = {
         "CeilingsResult",
         "ceilings",
     ),
+    "checklist": (
+        "Checklist",
+        "checklist",
+    ),
     "compare": ("compare",),
     "doctor": (
         "doctor",
@@ -67,6 +71,10 @@ _HOMES = {
         "kept_tune",
         "tune",
     ),
+    "workshop": (
+        "WorkshopResult",
+        "workshop",
+    ),
     "workspace": ("Workspace",),
 }
 """Which module of `redline.api` each public name is in. It is loaded on first use, so that importing Redline is free."""
@@ -74,6 +82,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
     from redline.api.ceilings import CeilingsResult, ceilings
+    from redline.api.checklist import Checklist, checklist
     from redline.api.compare import compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
@@ -87,11 +96,13 @@ if TYPE_CHECKING:
     from redline.api.run import RunResult, demo, run
     from redline.api.sweep import SweepResult, sweep
     from redline.api.tune import TuneResult, kept_tune, tune
+    from redline.api.workshop import WorkshopResult, workshop
     from redline.api.workspace import Workspace
 
 __all__ = [
     "BatchResult",
     "CeilingsResult",
+    "Checklist",
     "FlopsResult",
     "OpsResult",
     "PlainRecipe",
@@ -102,9 +113,11 @@ __all__ = [
     "RunResult",
     "SweepResult",
     "TuneResult",
+    "WorkshopResult",
     "Workspace",
     "__version__",
     "ceilings",
+    "checklist",
     "compare",
     "compare_profiles",
     "demo",
@@ -124,6 +137,7 @@ __all__ = [
     "run_quick_profile",
     "sweep",
     "tune",
+    "workshop",
     "write_report",
 ]
 
