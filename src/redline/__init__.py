@@ -16,10 +16,7 @@ _HOMES = {
         "CeilingsResult",
         "ceilings",
     ),
-    "checklist": (
-        "Checklist",
-        "checklist",
-    ),
+    "checklist": ("checklist",),
     "compare": ("compare",),
     "doctor": (
         "doctor",
@@ -71,10 +68,7 @@ _HOMES = {
         "kept_tune",
         "tune",
     ),
-    "workshop": (
-        "WorkshopResult",
-        "workshop",
-    ),
+    "workshop": ("workshop",),
     "workspace": ("Workspace",),
 }
 """Which module of `redline.api` each public name is in. It is loaded on first use, so that importing Redline is free."""
@@ -82,7 +76,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
     from redline.api.ceilings import CeilingsResult, ceilings
-    from redline.api.checklist import Checklist, checklist
+    from redline.api.checklist import checklist
     from redline.api.compare import compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
@@ -96,13 +90,12 @@ if TYPE_CHECKING:
     from redline.api.run import RunResult, demo, run
     from redline.api.sweep import SweepResult, sweep
     from redline.api.tune import TuneResult, kept_tune, tune
-    from redline.api.workshop import WorkshopResult, workshop
+    from redline.api.workshop import workshop
     from redline.api.workspace import Workspace
 
 __all__ = [
     "BatchResult",
     "CeilingsResult",
-    "Checklist",
     "FlopsResult",
     "OpsResult",
     "PlainRecipe",
@@ -113,7 +106,6 @@ __all__ = [
     "RunResult",
     "SweepResult",
     "TuneResult",
-    "WorkshopResult",
     "Workspace",
     "__version__",
     "ceilings",
