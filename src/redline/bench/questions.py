@@ -6,7 +6,9 @@ import msgspec
 import torch
 
 from redline.bench.count.ask import answer_count
-from redline.bench.device import open_device, resolve_device
+from redline.bench.count.facts import facts_of
+from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.environment import describe
 from redline.bench.health import health
 from redline.bench.measure.ceilings import answer_ceilings
@@ -14,6 +16,8 @@ from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.metric import metric_of
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models
+from redline.bench.workload.sources.live import HANDED_OVER, remember_module
+from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
 from redline.protocol import (
     AskCeilings,
@@ -33,11 +37,11 @@ from redline.protocol import (
     Question,
     Reply,
     Snippet,
-    SwitchChoice,
     SwitchChoices,
 )
 from redline.record import Capabilities
 from redline.spec import RunSpec
+from redline.work import Facts
 
 
 def answer(question: Question) -> Reply:
@@ -51,7 +55,7 @@ def answer(question: Question) -> Reply:
     if isinstance(question, AskCheck):
         return CheckedSpecs(answers=tuple(check(spec) for spec in question.specs))
     if isinstance(question, AskSwitches):
-        return SwitchChoices(choices=tuple(choices_for(question.spec)))
+        return choices_for(question.spec)
     if isinstance(question, AskSnippet):
         return Snippet(code=snippet_of(question.spec))
     if isinstance(question, AskMetric):
@@ -68,9 +72,32 @@ def answer(question: Question) -> Reply:
     return health()
 
 
-def choices_for(spec: RunSpec) -> list[SwitchChoice]:
-    model = build_workload(spec.workload, spec.seed).model
-    return switch_choices(model, open_device(resolve_device(spec.device)), spec.workload.task)
+def choices_for(spec: RunSpec) -> SwitchChoices:
+    """The switches this workload can be given, judged by what a few real steps of it on its device show."""
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    device = open_device(resolve_device(spec.device))
+    handed = HANDED_OVER.get(spec.workload.artifact or "")
+    give_back = remember_module(handed[0]) if handed else lambda: None
+    try:
+        workload = build_workload(spec.workload, spec.seed)
+        facts = _facts(spec, workload, device)
+        choices = switch_choices(workload.model, device, spec.workload.task, facts)
+    finally:
+        give_back()
+    return SwitchChoices(choices=tuple(choices), facts=facts)
+
+
+def _facts(spec: RunSpec, workload: Workload, device: Device) -> Facts | None:
+    """None where a plain step does not fit into memory: a recipe that needs less of it may still run."""
+    try:
+        workload.to(device.torch_device)
+        return facts_of(workload, device, spec.workload.optimizer, spec.seed)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    device.release_cache()
+    return None
 
 
 def check(spec: RunSpec) -> Checked:

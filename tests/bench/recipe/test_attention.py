@@ -16,7 +16,9 @@ from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.workload.step import TrainingStep
 from redline.errors import BenchError, SpecError
+from redline.protocol import SwitchChoice
 from redline.spec import Recipe
+from redline.work import Facts, LayerShare
 
 pytestmark = pytest.mark.usefixtures("torch_as_it_was")
 
@@ -113,18 +115,38 @@ def test_a_model_without_attention_is_refused() -> None:
         assert caught.value.kind == "unsupported"
 
 
-def test_a_tuner_is_told_without_a_run_where_looking_is_enough() -> None:
-    def refusals(model: nn.Module) -> dict[str, str | None]:
-        choices = switch_choices(model, CpuDevice(), "infer")
-        return {choice.switch: choice.refusal for choice in choices if choice.switch.startswith("sdpa:")}
+def choices(model: nn.Module, facts: Facts) -> dict[str, SwitchChoice]:
+    told = switch_choices(model, CpuDevice(), "infer", facts)
+    return {choice.switch: choice for choice in told}
 
-    assert set(refusals(nn.Linear(16, 3)).values()) == {
+
+def test_a_tuner_is_told_by_what_a_step_was_seen_doing() -> None:
+    refused = {switch: choice.refusal for switch, choice in choices(Attends(), Facts()).items()}
+    assert {refusal for switch, refusal in refused.items() if switch.startswith("sdpa:")} == {
         "the model never calls scaled_dot_product_attention",
         "torch has no efficient attention for the CPU, only flash and math",
         "torch has no cudnn attention for the CPU, only flash and math",
     }
-    for model in (Attends(), Encoder(), nn.TransformerEncoderLayer(16, 2, 32)):
-        assert refusals(model)["sdpa:math"] is None
+    seen = Facts(layers={"attention": LayerShare(calls=1, share=0.5)}, attention_backends={"fp32": ("math",)})
+    assert choices(nn.Linear(1, 1), seen)["sdpa:math"].refusal is None, "whatever the model looks like"
+    assert choices(nn.Linear(1, 1), seen)["sdpa:flash"].refusal == (
+        "flash cannot do this model's attention here in any number format"
+    )
+
+
+def test_a_backend_for_some_formats_says_which_switches_it_needs_and_which_it_excludes() -> None:
+    seen = Facts(
+        layers={"attention": LayerShare(calls=1, share=0.5)},
+        attention_backends={"fp32": ("math",), "fp16": ("math", "flash"), "bf16": ("math",)},
+    )
+    told = choices(Attends(), seen)
+    (need,) = told["sdpa:flash"].needs
+    assert set(need.wants) == {name for name, choice in told.items() if name in ("fp16", "amp")}
+    assert not need.is_met({"sdpa:flash"})
+    assert need.is_met({"sdpa:flash", "amp"})
+    assert {"bf16", "amp-bf16"} <= set(told["sdpa:flash"].excludes)
+    assert told["sdpa:math"].needs == ()
+    assert not {"bf16", "fp16"} & set(told["sdpa:math"].excludes)
 
 
 def test_a_backend_that_cannot_is_refused_with_torchs_reason() -> None:
@@ -140,8 +162,9 @@ def test_another_error_of_the_model_is_its_own() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("out of cheese")
 
-    with pytest.raises(RuntimeError, match="out of cheese"):
+    with pytest.raises(BenchError, match="^RuntimeError: out of cheese$") as caught:
         applied("sdpa:math", Breaks(), inputs())
+    assert caught.value.kind == "user"
 
 
 def test_a_backend_must_be_named() -> None:

@@ -137,7 +137,6 @@ def test_what_cannot_be_had_here_is_refused_in_one_line(text: str, told: str) ->
     ("text", "told"),
     [
         ("int8", r"^int8: torchao quantizes linear layers, and those would be 0 of 4 parameters, 0.0% of the weights$"),
-        ("sdpa:flash", "^sdpa: the model never calls scaled_dot_product_attention$"),
         ("fold-bn", "^fold-bn: the model has no BatchNorm$"),
     ],
 )

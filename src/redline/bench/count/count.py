@@ -143,12 +143,12 @@ def count_work(task: Task) -> WorkCount:
     """Raises whatever the model raises in a real step, where a step without memory was not possible."""
     started = time.perf_counter()
     try:
-        with _plainly():
+        with plainly():
             work = _without_memory(task)
     except Exception as error:
         if has_no_values(task.model):
             raise
-        with _plainly():
+        with plainly():
             work = _for_real(task, because(error))
     work = work if task.optimizer is None else _with_optimizer(work, task, task.optimizer)
     return msgspec.structs.replace(work, seconds=time.perf_counter() - started)
@@ -234,7 +234,7 @@ def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCou
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """Without the encoder's fast path: the same arithmetic in operators that can be counted one by one."""
     held = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -165,7 +165,7 @@ class WorkCounter(TorchDispatchMode):
         about = known(func)
         if about.kind is None:
             return func(*args, **kwargs)
-        if about.formula is None and _is_composite(func):
+        if about.formula is None and is_composite(func):
             # Under inference mode operators that are made of others arrive whole: take them apart.
             with self:
                 parts = func.decompose(*args, **kwargs)
@@ -226,7 +226,7 @@ def _first(out: Any) -> Any:
     return next(tensors_in(out), None)
 
 
-def _is_composite(func: Any) -> bool:
+def is_composite(func: Any) -> bool:
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     has: Callable[..., bool] | None = getattr(func, "has_kernel_for_dispatch_key", None)
     return has is not None and has(key)

@@ -89,6 +89,14 @@ class Device(ABC):
         """Whether one call of `step` waits for the device by itself. None: nothing here runs ahead of the host."""
         return None
 
+    def hold(self, seconds: float) -> None:
+        """Keep the device busy for about so long: what is issued meanwhile waits, and then runs without gaps."""
+        return
+
+    def random_state(self) -> torch.Tensor:
+        """Changes with every random number drawn, on the host or on the device."""
+        return torch.get_rng_state()
+
     def push_range(self, name: str) -> None:
         """Begin a stretch of time that the vendor's profiler shows by this name."""
         return

@@ -13,6 +13,9 @@ from redline.bench.device.base import Device, T, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.nvml import NvmlCard, open_card
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
+CYCLES_PER_S = 2e9
+"""About the clock of today's cards."""
+
 
 def built_for() -> str | None:
     """Which accelerator this torch was built for; ROCm builds answer to torch.cuda as well."""
@@ -149,6 +152,12 @@ class CudaDevice(Device):
         self.synchronize()
         # Switching the mode on warns too (a prototype feature); only this wording is about the step.
         return any("called a synchronizing" in str(warning.message) for warning in caught)
+
+    def hold(self, seconds: float) -> None:
+        torch.cuda._sleep(int(seconds * CYCLES_PER_S))
+
+    def random_state(self) -> torch.Tensor:
+        return torch.cat([torch.get_rng_state(), torch.cuda.get_rng_state(self.torch_device).cpu()])
 
     def push_range(self, name: str) -> None:
         torch.cuda.nvtx.range_push(name)  # on ROCm these are ROCTX ranges

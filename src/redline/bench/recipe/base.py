@@ -19,6 +19,7 @@ from redline.protocol import Relief, SwitchNeed
 from redline.record import Capabilities
 from redline.registry import Registry
 from redline.spec import OptionValue, Switch, Task
+from redline.work import Facts
 
 FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, COMPILER, GRAPHS = 0, 5, 10, 20, 30, 40, 50, 60
 """Stages: a recipe is applied in this order, however it was written. Casting comes before compiling.
@@ -125,8 +126,15 @@ class RecipeSwitch(ABC):
         """Why this device cannot do it, or None."""
         return None
 
-    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
-        """Why it would change nothing about this model, or None. Only looks."""
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        """Why it would change nothing about this model, or cannot be applied to it; None where neither is known.
+
+        `facts` is what a real step did, where one has been watched: for a tuner always, for a single run never.
+        """
+        return None
+
+    def formats(self, facts: Facts) -> frozenset[str] | None:
+        """The number formats of the rest of the recipe in which it can do this model; None: in any."""
         return None
 
     def caution(self, task: Task) -> str | None:
@@ -145,6 +153,13 @@ SWITCHES: Registry[type[RecipeSwitch]] = Registry(
     "switch", package="redline.bench.recipe.switches", group="redline.switches"
 )
 """Switches of the house are files in `switches/`; others register a class under the entry-point group."""
+
+
+def data_dependence(facts: Facts) -> str | None:
+    """How the program follows its inputs, which a program made from one example cannot; None where it does not."""
+    if facts.branches:
+        return "runs other operators on other inputs"
+    return "gives its operators other shapes on other inputs" if facts.varies_shapes else None
 
 
 def missing_extra(package: str, extra: str) -> str | None:

@@ -14,8 +14,9 @@ from redline.bench.recipe.base import SWITCHES, RecipeSwitch
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, UsageError
-from redline.protocol import SwitchChoice
+from redline.protocol import SwitchChoice, SwitchNeed
 from redline.spec import Recipe, Switch, Task
+from redline.work import Facts
 
 _COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8", "int8")
 
@@ -43,7 +44,9 @@ def refuse_impossible(switches: list[RecipeSwitch], task: Task, device: Device, 
     """Raise why the first switch that cannot be had here cannot; without a model, what can be said without one."""
     for switch in switches:
         told = (str(switch.switch),)
-        never = switch.refusal(device, task) or (switch.irrelevance(model, task) if model is not None else None)
+        never = switch.refusal(device, task)
+        if never is None and model is not None:
+            never = switch.irrelevance(model, task, None)
         if never:
             raise BenchError("unsupported", f"{switch.name}: {never}", switches=told, scope="switch")
         missing = unmet_need(switch, switches, task)
@@ -83,28 +86,54 @@ def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
         raise broken from error
 
 
-def switch_choices(model: torch.nn.Module, device: Device, task: Task) -> list[SwitchChoice]:
-    """Every switch with each argument it offers. A switch for another task is no choice at all."""
+def switch_choices(
+    model: torch.nn.Module, device: Device, task: Task, facts: Facts | None = None
+) -> list[SwitchChoice]:
+    """Every switch with each argument it offers, judged by what a step was seen doing.
+
+    A switch for another task is no choice at all.
+    """
     kinds = [kind for kind in map(SWITCHES.get, SWITCHES) if task in kind.tasks]
     switches = [kind(Switch(name=kind.name, argument=argument)) for kind in kinds for argument in kind.offered]
-    return [_choice(switch, switches, model, device, task) for switch in switches]
+    return [_choice(switch, switches, model, device, task, facts) for switch in switches]
 
 
 def _choice(
-    switch: RecipeSwitch, among: list[RecipeSwitch], model: torch.nn.Module, device: Device, task: Task
+    switch: RecipeSwitch,
+    among: list[RecipeSwitch],
+    model: torch.nn.Module,
+    device: Device,
+    task: Task,
+    facts: Facts | None,
 ) -> SwitchChoice:
     argument = switch.switch.argument
+    needs, strangers = _formats_needed(switch, among, facts)
+    excluded = {str(other.switch) for other in among if exclude_each_other(switch, other)} | strangers
     return SwitchChoice(
         switch=str(switch.switch),
         family=switch.family or switch.name,
         relieves=switch.relieves,
-        excludes=tuple(sorted(str(other.switch) for other in among if exclude_each_other(switch, other))),
-        needs=switch.needs.get(task, ()),
-        refusal=switch.refusal(device, task) or switch.irrelevance(model, task) or switch.caution(task),
+        excludes=tuple(sorted(excluded)),
+        needs=(*switch.needs.get(task, ()), *needs),
+        refusal=switch.refusal(device, task) or switch.irrelevance(model, task, facts) or switch.caution(task),
         capabilities=switch.capabilities(),
         leaves_program=switch.leaves_program,
         is_slow_to_prepare=argument in switch.slow_to_prepare,
     )
+
+
+def _formats_needed(
+    switch: RecipeSwitch, among: list[RecipeSwitch], facts: Facts | None
+) -> tuple[list[SwitchNeed], set[str]]:
+    """For a switch that only some number formats suit: which others must stand beside it, and which must not."""
+    formats = switch.formats(facts) if facts is not None else None
+    if formats is None:
+        return [], set()
+    casting = {str(other.switch): other.computes_in() for other in among if other.family == "precision"}
+    suited = tuple(name for name, form in casting.items() if form in formats)
+    reason = f"it needs this model in {' or '.join(sorted(formats))}; add one of {', '.join(suited)}"
+    needs = [] if "fp32" in formats or not suited else [SwitchNeed(wants=suited, reason=reason)]
+    return needs, casting.keys() - set(suited)
 
 
 def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch) -> bool:

@@ -102,10 +102,10 @@ class LossReference:
             return TrainingStep(_strict(workload, device), optimizer)
 
         torch.manual_seed(seed)
-        fresh = _random_state(device)
+        fresh = device.random_state()
         with unchanged_afterwards(workload.model):
             losses = _values(path(strict()))
-        draws_random_numbers = not torch.equal(fresh, _random_state(device))
+        draws_random_numbers = not torch.equal(fresh, device.random_state())
         with rounded_weights(workload.model, number_format):
             floor = path_difference(_values(path(strict())), losses)
         seed_floor = None
@@ -253,14 +253,6 @@ def _strict(workload: Workload, device: Device) -> Setup:
 def _floats(output: Any) -> list[torch.Tensor]:
     # Cloned: a graph's next replay overwrites its outputs.
     return [tensor.detach().float().clone() for _, tensor in float_tensors(output)]
-
-
-def _random_state(device: Device) -> torch.Tensor:
-    """Changes with every number drawn, whoever draws it: dropout has many names, and none at all as a function."""
-    state = torch.get_rng_state()
-    if not device.is_accelerator:
-        return state
-    return torch.cat([state, torch.get_device_module(device.torch_device).get_rng_state(device.torch_device).cpu()])
 
 
 def _top1_agreement(found: torch.Tensor, reference: torch.Tensor) -> float:

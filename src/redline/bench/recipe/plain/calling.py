@@ -8,6 +8,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten
 
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+"""Of scaled_dot_product_attention."""
+
 
 class CallForm:
     """How the example was called. Later calls may write their keywords, and the keys of dicts, in any order; what went in

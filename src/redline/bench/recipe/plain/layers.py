@@ -1,4 +1,4 @@
-"""Which layers are quantized: torchao's kernels are matrix products, so the fully connected ones."""
+"""Which parts of a model a switch is about: the layers that are quantized, the blocks that repeat."""
 
 from __future__ import annotations
 
@@ -17,3 +17,27 @@ def plain_linears(model: torch.nn.Module, number_format: str) -> list[torch.nn.L
     """All that would be quantized."""
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return [layer for layer in layers if is_plain_linear(layer, SIDES[number_format])]
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[str]:
+    """Names of the blocks a network is made of: modules of one class, none inside another, with most of the weights.
+
+    Of classes that hold about the same share of the weights, the one with more instances: the layers, not the stages.
+    """
+    whole = max(sum(weight.numel() for weight in model.parameters()), 1)
+    names: dict[type, list[str]] = {}
+    for name, module in model.named_modules():
+        containers = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+        if not name or isinstance(module, containers) or not any(True for _ in module.children()):
+            continue
+        others = names.setdefault(type(module), [])
+        if not any(name.startswith(f"{other}.") for other in others):
+            others.append(name)
+    shares = {
+        kind: sum(weight.numel() for name in found for weight in model.get_submodule(name).parameters()) / whole
+        for kind, found in names.items()
+        if len(found) > 1
+    }
+    most = max(shares.values(), default=0.0)
+    near = [kind for kind, share in shares.items() if share >= max(0.9 * most, 0.3)]
+    return names[max(near, key=lambda kind: (len(names[kind]), shares[kind]))] if near else []

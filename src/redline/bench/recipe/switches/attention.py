@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from contextlib import nullcontext
 
@@ -13,19 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeCode, RecipeSwitch
-from redline.bench.recipe.plain.calling import WithAttention
-from redline.bench.recipe.plain.folding import symbolic_graph
+from redline.bench.recipe.plain.calling import BACKENDS, WithAttention
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError, SpecError
 from redline.spec import Switch, Task
+from redline.work import Facts
 
-_BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
 _ON_CPU = ("flash", "math")
 _NONE_FITS = ("No viable backend", "No available kernel")
 _MODULES_WITH_ATTENTION = (
@@ -43,14 +36,14 @@ class Attention(RecipeSwitch):
     stage = ATTENTION
     family = "attention"
     excludes = frozenset({"torchscript", "onnx", "tensorrt"})  # these bring their own attention
-    arguments = tuple(_BACKENDS)
-    offered = tuple(_BACKENDS)
+    arguments = tuple(BACKENDS)
+    offered = tuple(BACKENDS)
 
     def __init__(self, switch: Switch) -> None:
         super().__init__(switch)
         if switch.argument is None:
-            raise SpecError(f"switch sdpa needs a backend: {', '.join(f'sdpa:{name}' for name in _BACKENDS)}")
-        self.backend = _BACKENDS[switch.argument]
+            raise SpecError(f"switch sdpa needs a backend: {', '.join(f'sdpa:{name}' for name in BACKENDS)}")
+        self.backend = BACKENDS[switch.argument]
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if not device.is_accelerator and self.switch.argument not in _ON_CPU:
@@ -59,12 +52,19 @@ class Attention(RecipeSwitch):
             return "cuDNN is NVIDIA's"
         return None
 
-    def irrelevance(self, model: nn.Module, task: Task) -> str | None:
-        try:
-            nodes = symbolic_graph(model).nodes
-        except Exception:
-            return None  # cannot be told by looking; applying it finds out
-        return None if any(_may_attend(model, node) for node in nodes) else _NEVER_CALLED
+    def irrelevance(self, model: nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is None:
+            return None  # applying it finds out
+        if "attention" not in facts.layers:
+            return _NEVER_CALLED
+        if not self.formats(facts):
+            return f"{self.switch.argument} cannot do this model's attention here in any number format"
+        return None
+
+    def formats(self, facts: Facts) -> frozenset[str]:
+        return frozenset(
+            form for form, backends in facts.attention_backends.items() if self.switch.argument in backends
+        )
 
     def apply(self, setup: Setup) -> None:
         model = setup.model
@@ -116,15 +116,3 @@ def _told(said: list[warnings.WarningMessage]) -> str:
     lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
     reasons = [line for line in lines if line and not line.endswith("because:") and "disabled" not in line]
     return "; ".join(dict.fromkeys(reasons))
-
-
-def _may_attend(model: nn.Module, node: torch.fx.Node) -> bool:
-    """Whether attention may hide behind this call; torch's own functions and layers are known."""
-    if node.op == "call_module":
-        return isinstance(model.get_submodule(str(node.target)), _MODULES_WITH_ATTENTION)
-    if node.op != "call_function":
-        return False
-    assert callable(node.target)
-    name, home = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", None) or ""
-    is_known = home.startswith("torch.") or home in ("torch", "_operator", operator.__name__, "math", "builtins", "")
-    return not is_known or "attention" in name

@@ -14,6 +14,7 @@ from redline.bench.workload.step import Setup
 from redline.errors import SpecError
 from redline.record import Capabilities
 from redline.spec import OptionValue, Switch, Task
+from redline.work import Facts
 
 _OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
 _GRAPHING_MODES = ("reduce-overhead", "max-autotune")
@@ -61,6 +62,11 @@ class Compile(RecipeSwitch):
     def refusal(self, device: Device, task: Task) -> str | None:
         if self.switch.argument == "freeze" and task != "infer":
             return "freeze turns weights into constants, which training changes; use it for inference"
+        return None
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if self.switch.argument == "freeze" and facts is not None and facts.mutates:
+            return f"freeze turns buffers into constants, and the forward writes to {facts.mutates[0]}"
         return None
 
     def apply(self, setup: Setup) -> None:

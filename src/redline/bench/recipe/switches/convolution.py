@@ -16,6 +16,7 @@ from redline.bench.workload.step import Setup
 from redline.errors import BenchError
 from redline.record import Capabilities
 from redline.spec import Task
+from redline.work import Facts
 
 _TORCH = Path(torch.__file__).parent
 _FORMAT_BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -28,7 +29,9 @@ class ChannelsLast(RecipeSwitch):
     stage = LAYOUT
     family = "layout"
 
-    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is not None and "convolution" not in facts.layers:
+            return "no convolution runs in this model"
         return None if _ranks(model) else "the model has no convolution weights to lay out anew"
 
     def apply(self, setup: Setup) -> None:
@@ -65,7 +68,9 @@ class CudnnBenchmark(RecipeSwitch):
             return "cuDNN runs on GPUs only"
         return None if torch.backends.cudnn.is_available() else "this torch has no cuDNN"
 
-    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is not None:
+            return None if "convolution" in facts.layers else "no convolution runs in this model"
         has_convolutions = any(parameter.dim() >= 3 for parameter in model.parameters())
         return None if has_convolutions else "the model has no convolutions"
 
@@ -85,7 +90,9 @@ class FoldBatchNorm(RecipeSwitch):
     does = Capabilities(folds_norms=True)
     tasks = ("infer",)
 
-    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is not None and "batch-norm" not in facts.layers:
+            return "no BatchNorm runs in this model"
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         if not norms:
             return "the model has no BatchNorm"

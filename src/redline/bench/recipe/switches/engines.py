@@ -14,27 +14,34 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, missing_extra
+from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, data_dependence, missing_extra
 from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.plain.onnx import OnnxModel
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError
 from redline.record import Capabilities
 from redline.spec import Task
-
-_OTHER_PROGRAM = Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True)
-"""What each of them does: another engine runs a program of its own, with BatchNorm folded into it."""
+from redline.work import Facts
 
 
-@SWITCHES.register("onnx")
-class OnnxRuntime(RecipeSwitch):
-    name = "onnx"
-    summary = "export to ONNX and run by ONNX Runtime, on the CPU or through its CUDA provider (inference)"
+class _Engine(RecipeSwitch):
+    """Another engine runs a program of its own, made from one example, with BatchNorm folded into it."""
+
     stage = COMPILER
     family = "compiler"
     relieves = "both"
     tasks = ("infer",)
-    does = _OTHER_PROGRAM
+    does = Capabilities(compiles=True, refuses_graph=True, dissolves_modules=True, folds_norms=True)
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        dependence = data_dependence(facts) if facts is not None else None
+        return f"a program made from one example keeps one way, and this model {dependence}" if dependence else None
+
+
+@SWITCHES.register("onnx")
+class OnnxRuntime(_Engine):
+    name = "onnx"
+    summary = "export to ONNX and run by ONNX Runtime, on the CPU or through its CUDA provider (inference)"
     # Autocast is torch's and is not there when another engine computes; layouts are that engine's own business.
     excludes = frozenset({"compile", "torchscript", "tensorrt", "amp", "amp-bf16", "channels-last"})
 
@@ -92,14 +99,9 @@ def _onnx_reason(error: BaseException) -> str:
 
 
 @SWITCHES.register("tensorrt")
-class TensorRt(RecipeSwitch):
+class TensorRt(_Engine):
     name = "tensorrt"
     summary = "an engine built by TensorRT (torch-tensorrt), in the number format of the rest of the recipe (inference)"
-    stage = COMPILER
-    family = "compiler"
-    relieves = "both"
-    tasks = ("infer",)
-    does = _OTHER_PROGRAM
     # Autocast is torch's and is not there when an engine computes; layouts and graphs are TensorRT's own business.
     excludes = frozenset({"compile", "torchscript", "amp", "amp-bf16", "channels-last"})
     slow_to_prepare = frozenset({None})
@@ -137,14 +139,9 @@ class TensorRt(RecipeSwitch):
 
 
 @SWITCHES.register("torchscript")
-class TorchScript(RecipeSwitch):
+class TorchScript(_Engine):
     name = "torchscript"
     summary = "torch.jit trace, freeze and optimize_for_inference"
-    stage = COMPILER
-    family = "compiler"
-    relieves = "both"
-    tasks = ("infer",)
-    does = _OTHER_PROGRAM
 
     def apply(self, setup: Setup) -> None:
         if setup.args and setup.kwargs:

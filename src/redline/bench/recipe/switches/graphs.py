@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
-from redline.bench.recipe.base import GRAPHS, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.recipe.base import GRAPHS, SWITCHES, RecipeCode, RecipeSwitch, data_dependence
 from redline.bench.recipe.plain.calling import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
@@ -22,6 +22,7 @@ from redline.errors import BenchError
 from redline.protocol import SwitchNeed
 from redline.record import Capabilities
 from redline.spec import OptimizerName, Task
+from redline.work import Facts
 
 WARMUPS = 3
 """Steps before recording: libraries pick their algorithms, the compiler compiles, the optimizer makes its state."""
@@ -133,6 +134,15 @@ class Graphs(RecipeSwitch):
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return device.graph_refusal()
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is None:
+            return None
+        if facts.synchronises:
+            where = f" ({', '.join(facts.reads[:3])})" if facts.reads else ""
+            return f"the step waits for the device by itself{where}, which cannot be recorded"
+        dependence = data_dependence(facts)
+        return f"a recorded step repeats what it did, and this one {dependence}" if dependence else None
 
     def apply(self, setup: Setup) -> None:
         setup.step_class = GraphedInference if setup.task == "infer" else GraphedTraining

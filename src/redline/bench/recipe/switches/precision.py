@@ -11,6 +11,7 @@ from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.workload.step import Setup
 from redline.spec import Task
+from redline.work import PRODUCTS, Facts
 
 _OTHER_FORMATS = frozenset({"amp", "amp-bf16", "fp16", "bf16", "fp16-bn-fp32"})
 
@@ -26,6 +27,10 @@ class Tf32(RecipeSwitch):
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return device.tf32_refusal()
+
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        has_products = facts is None or any(facts.kinds.get(kind) for kind in PRODUCTS)
+        return None if has_products else "no matrix product or convolution runs in this model"
 
     def apply(self, setup: Setup) -> None:
         setup.device.allow_tf32(True)

@@ -14,9 +14,10 @@ from redline.bench.recipe.plain.layers import SIDES, is_plain_linear, plain_line
 from redline.bench.workload.step import Setup
 from redline.record import Capabilities
 from redline.spec import Task
+from redline.work import Facts
 
 SMALLEST_SHARE = 0.1
-"""Of the model's weights. Below it a quantized model is the old one with a few rounded layers."""
+"""Of the model's weights, and of the time: below it a quantized model is the old one with a few rounded layers."""
 
 
 class _Quantized(RecipeSwitch):
@@ -31,7 +32,11 @@ class _Quantized(RecipeSwitch):
     def refusal(self, device: Device, task: Task) -> str | None:
         return missing_extra("torchao", "quant")
 
-    def irrelevance(self, model: nn.Module, task: Task) -> str | None:
+    def irrelevance(self, model: nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if facts is not None:
+            linear = facts.layers.get("linear")
+            if linear is None or linear.share < SMALLEST_SHARE:
+                return f"linear layers take {linear.share if linear else 0.0:.1%} of the forward's time"
         share, touched, total = share_of(model, self.name)
         if share >= SMALLEST_SHARE:
             return None

@@ -1,0 +1,370 @@
+"""What one real step of a workload does, watched before any search.
+
+The forward runs under inference mode, where operators that are made of others (`linear`, `scaled_dot_product_attention`,
+`lstm`) arrive whole at a dispatch mode: what ran is then known by what was called, not by the names of modules. It runs
+on two draws of the inputs, which shows whether the program depends on the data.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from redline.bench.count.count import plainly
+from redline.bench.count.counter import is_composite, watching
+from redline.bench.count.kinds import known, tensors_in
+from redline.bench.device.base import Device
+from redline.bench.recipe.plain.calling import BACKENDS
+from redline.bench.recipe.plain.layers import repeated_blocks
+from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.step import Setup, make_step
+from redline.bench.workload.workload import Workload
+from redline.spec import OptimizerName
+from redline.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
+
+OPERATORS_TOLD = 12
+TIMED_STEPS = 8
+TIMED_SECONDS = 0.5
+WATCHING_FACTOR = 20.0
+"""A step that is watched takes the host about so many times as long to issue."""
+FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+LAYERS: tuple[tuple[LayerKind, re.Pattern[str], OperatorKind], ...] = (
+    ("linear", re.compile(r"linear$"), "matmul"),
+    ("attention", re.compile(r"scaled_dot_product_attention$"), "attention"),
+    ("convolution", re.compile(r"_?conv(olution|_transpose)?\dd$|_?convolution$"), "convolution"),
+    ("batch-norm", re.compile(r"batch_norm$"), "norm"),
+    ("norm", re.compile(r"(layer|group|instance|rms)_norm$"), "norm"),
+    ("recurrent", re.compile(r"(lstm|gru|rnn_tanh|rnn_relu)(_cell)?$"), "matmul"),
+    ("embedding", re.compile(r"embedding(_bag)?$"), "copy"),
+)
+"""Operators by which layers of a kind are known; each is timed as a whole."""
+READING_METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.__array__: "__array__"}
+"""These read values without calling an operator, where the tensor lies in the host's memory."""
+
+
+def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed: int) -> Facts:
+    """Runs a few steps in strict fp32. Weights, buffers and random numbers are put back afterwards."""
+    started = time.perf_counter()
+    device.allow_tf32(False)
+    setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
+    with _left_as_it_was(workload, device):
+        clock = clocked(setup, optimizer)
+        step = Watch(setup)
+        if setup.task == "train":
+            timed = make_step(setup, optimizer)
+            with timed.context():
+                step.over(timed, clock.issue_s)
+        torch.manual_seed(seed)
+        before, state = _held_tensors(workload.model), device.random_state()
+        forward = _watched_forward(setup, (workload.args, workload.kwargs), clock)
+        mutated = _changed(before, _held_tensors(workload.model))
+        draws = not torch.equal(state, device.random_state())
+        torch.manual_seed(seed)
+        again = _watched_forward(setup, workload.fresh_inputs(seed + 1), clock)
+    whole = step if step.calls else forward
+    branches = [call.name for call in forward.calls] != [call.name for call in again.calls]
+    other_shapes = [call.shapes for call in forward.calls] != [call.shapes for call in again.calls]
+    return Facts(
+        layers=_layers(forward),
+        operators=_operators(whole),
+        kinds=_kinds(whole),
+        launches=len(whole.calls),
+        attention_backends=forward.backends_of_all(),
+        blocks=_blocks(workload.model, forward),
+        reads=tuple(f"{what} ({count})" for what, count in (forward.reads | step.reads).items()),
+        synchronises=clock.synchronises,
+        branches=branches,
+        varies_shapes=forward.varies_shapes or (other_shapes and not branches),
+        mutates=mutated,
+        draws_random_numbers=draws,
+        step_s=clock.step_s,
+        host_s=clock.issue_s if device.is_accelerator else None,
+        device_s=clock.device_s if device.is_accelerator else sum(whole.times),
+        seconds=time.perf_counter() - started,
+    )
+
+
+@dataclass(frozen=True)
+class Clock:
+    step_s: float
+    issue_s: float
+    """Until the host has issued a step; on a CPU the whole step."""
+    device_s: float | None
+    synchronises: bool | None
+
+
+def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
+    """A few plain steps: how long one takes, how long the host needs to issue it, and how long the device to do it."""
+    device, step = setup.device, make_step(setup, optimizer)
+    whole: list[float] = []
+    issued: list[float] = []
+    with step.context():
+        step()  # libraries load, algorithms are picked, the optimizer makes its state
+        device.synchronize()
+        deadline = time.perf_counter() + TIMED_SECONDS
+        while len(whole) < TIMED_STEPS and (not whole or time.perf_counter() < deadline):
+            started = time.perf_counter()
+            step()
+            issued.append(time.perf_counter() - started)
+            device.synchronize()
+            whole.append(time.perf_counter() - started)
+        synchronises = device.synchronises(step)
+        device_s = None
+        if device.is_accelerator and not synchronises:
+            # Held back until all is issued, the device then works without waiting for the host.
+            device.hold(2 * median(issued))
+            marks = [device.mark()]
+            step()
+            marks.append(device.mark())
+            device_s = device.seconds_between(marks)[0]
+    return Clock(median(whole), median(issued), device_s, synchronises)
+
+
+def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
+    args, kwargs = inputs
+    watch = Watch(setup)
+    with torch.inference_mode():
+        watch.over(lambda: setup.workload.model(*args, **kwargs), clock.issue_s)
+    return watch
+
+
+def _layers(forward: Watch) -> dict[LayerKind, LayerShare]:
+    found = Counter(call.layer for call in forward.calls if call.layer is not None)
+    return {
+        layer: LayerShare(calls=calls, share=forward.share(lambda call, layer=layer: call.layer == layer))  # type: ignore[misc]
+        for layer, calls in found.items()
+    }
+
+
+def _operators(watch: Watch) -> tuple[OperatorShare, ...]:
+    calls: Counter[tuple[str, OperatorKind]] = Counter()
+    seconds: dict[tuple[str, OperatorKind], float] = {}
+    for call, taken in zip(watch.calls, watch.times, strict=True):
+        key = call.name, call.kind
+        calls[key] += 1
+        seconds[key] = seconds.get(key, 0.0) + taken
+    whole = max(sum(watch.times), 1e-12)
+    longest = sorted(seconds, key=lambda key: -seconds[key])[:OPERATORS_TOLD]
+    return tuple(
+        OperatorShare(name=key[0], kind=key[1], calls=calls[key], share=seconds[key] / whole) for key in longest
+    )
+
+
+def _kinds(watch: Watch) -> dict[OperatorKind, float]:
+    shares: dict[OperatorKind, float] = {}
+    whole = max(sum(watch.times), 1e-12)
+    for call, taken in zip(watch.calls, watch.times, strict=True):
+        shares[call.kind] = shares.get(call.kind, 0.0) + taken / whole
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
+    names = repeated_blocks(model)
+    if not names:
+        return None
+    inside = tuple(f"{name}." for name in names)
+    share = forward.share(lambda call: f"{call.path}.".startswith(inside))
+    return RepeatedBlock(class_name=type(model.get_submodule(names[0])).__name__, count=len(names), share=share)
+
+
+@contextmanager
+def _left_as_it_was(workload: Workload, device: Device) -> Iterator[None]:
+    devices = [device.torch_device] if device.is_accelerator else []
+    with torch.random.fork_rng(devices), unchanged_afterwards(workload.model), plainly():
+        yield
+
+
+Held = dict[str, tuple[Tensor, Tensor]]
+"""By name: the tensor, and a copy of what it holds. Some kernels write without counting it in the tensor's version."""
+
+
+def _held_tensors(model: nn.Module) -> Held:
+    """Buffers, and tensors that modules keep as plain attributes: caches, tables."""
+    found: dict[str, Tensor] = dict(model.named_buffers())
+    for path, module in model.named_modules():
+        plain = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+        found.update({f"{path}.{name}" if path else name: value for name, value in plain.items()})
+    return {name: (tensor, tensor.detach().clone()) for name, tensor in found.items()}
+
+
+def _changed(before: Held, after: Held) -> tuple[str, ...]:
+    """Those written to, those replaced, and those that were not there."""
+
+    def is_same(name: str) -> bool:
+        return name in before and before[name][0] is after[name][0] and torch.equal(before[name][1], after[name][1])
+
+    return tuple(name for name in after if not is_same(name))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator that ran and did some work."""
+
+    name: str
+    kind: OperatorKind
+    layer: LayerKind | None
+    path: str
+    """Of the innermost module at work."""
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class Watch(TorchDispatchMode):
+    """Writes down the operators of one run, how long each took on the device, and what else they tell."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self._setup, self._device = setup, setup.device
+        self._marks: list[Any] = []
+        self._stack: list[str] = []
+        self._backends: dict[Any, dict[str, set[str]]] = {}
+        self.calls: list[Call] = []
+        self.times: list[float] = []
+        self.reads: Counter[str] = Counter()
+        self.varies_shapes = False
+
+    def over(self, work: Callable[[], object], issue_s: float) -> None:
+        """Run `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""
+        self._device.hold(WATCHING_FACTOR * issue_s)
+        with watching(self._setup.workload.model, self._stack.append, self._leave), self, ValueReads(self):
+            work()
+        self._device.synchronize()
+        self.times = self._device.seconds_between(self._marks)[::2]
+
+    def _leave(self, path: str) -> None:
+        while self._stack and self._stack.pop() != path:
+            pass  # a module that raised, and whose caller went on without it
+
+    def read(self, what: str) -> None:
+        self.reads[f"{what} in {self._stack[-1]}" if self._stack and self._stack[-1] else what] += 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, layer, kind = described(func)
+        if layer == "attention":
+            self._try_backends(func, args, kwargs)
+        elif layer is None and is_composite(func):
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        self._look_for_reads(func, name, args)
+        if kind is None:
+            return func(*args, **kwargs)
+        inputs = tuple(tuple(tensor.shape) for tensor in tensors_in((*args, *kwargs.values())))
+        self._marks.append(self._device.mark())
+        out = func(*args, **kwargs)
+        self._marks.append(self._device.mark())
+        self.calls.append(Call(name, kind, layer, self._stack[-1] if self._stack else "", inputs))
+        return out
+
+    def _look_for_reads(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
+        """What makes the host wait for a value: one that Python asks for, or a shape that depends on values."""
+        tags = getattr(func, "tags", ())
+        if torch.Tag.data_dependent_output in tags:
+            self.read("item" if name == "_local_scalar_dense" else name)
+        elif torch.Tag.dynamic_output_shape in tags and (name != "index" or _is_masked(args)):
+            self.read(name)
+            self.varies_shapes = True
+        elif name in ("_to_copy", "copy_") and self._device.is_accelerator:
+            places = [tensor.device.type for tensor in tensors_in(args)]
+            target = "cpu" if name == "_to_copy" else places[0]
+            if target == "cpu" and places[-1] != "cpu":
+                self.read("copy to the host")
+
+    def _try_backends(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Which backends can do this very call, in each number format that the device has; calls alike are tried once."""
+        tensors = [(tuple(tensor.shape), tensor.stride()) for tensor in tensors_in((*args, *kwargs.values()))]
+        plain = [value for value in (*args, *kwargs.values()) if not isinstance(value, Tensor)]
+        key = (*tensors, *map(str, plain), *sorted(kwargs))
+        if key in self._backends:
+            return
+        trains = self._setup.task == "train"
+        found: dict[str, set[str]] = {}
+        for form, dtype in FORMATS.items():
+            if self._device.refusal_of(dtype) is None:
+                given = _cast(args, dtype, trains), {name: _cast(value, dtype) for name, value in kwargs.items()}
+                found[form] = {name for name, backend in BACKENDS.items() if _attends(func, *given, backend, trains)}
+        self._backends[key] = found
+
+    def backends_of_all(self) -> dict[str, tuple[str, ...]]:
+        """Those that can do every attention of the run."""
+        runs = list(self._backends.values())
+        formats = runs[0] if runs else {}
+        return {
+            form: tuple(name for name in BACKENDS if all(name in run.get(form, ()) for run in runs)) for form in formats
+        }
+
+    def share(self, is_meant: Callable[[Call], bool]) -> float:
+        """Of the time that all operators took."""
+        whole = sum(self.times)
+        return sum(taken for call, taken in zip(self.calls, self.times, strict=True) if is_meant(call)) / max(
+            whole, 1e-12
+        )
+
+
+class ValueReads(TorchFunctionMode):
+    """Tells the watch when Python reads a tensor's values without calling an operator."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in READING_METHODS:
+            self._watch.read(READING_METHODS[func])
+        return func(*args, **(kwargs or {}))
+
+
+@lru_cache(maxsize=10_000)
+def described(func: Any) -> tuple[str, LayerKind | None, OperatorKind | None]:
+    """An operator's name, the kind of layer it makes up by itself, and what it does; None: it does no work."""
+    about = known(func)
+    if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
+        for layer, pattern, kind in LAYERS:
+            if pattern.fullmatch(about.name):
+                return about.name, layer, kind
+    return about.name, None, about.kind
+
+
+def _is_masked(args: tuple[Any, ...]) -> bool:
+    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(args[1:]))
+
+
+def _cast(value: Any, dtype: torch.dtype, trains: bool = False) -> Any:
+    """Of an attention's arguments, query, key and value come first: those take part in autograd when training."""
+    if isinstance(value, tuple):
+        return tuple(_cast(part, dtype, trains and place < 3) for place, part in enumerate(value))
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    with torch.inference_mode(False):
+        return value.detach().to(dtype, copy=True).requires_grad_(trains)
+
+
+def _attends(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backend: SDPBackend, trains: bool) -> bool:
+    with torch.inference_mode(False), torch.set_grad_enabled(trains), warnings.catch_warnings(), sdpa_kernel(backend):
+        warnings.simplefilter("ignore")  # torch tells why a backend will not do
+        try:
+            func(*args, **kwargs)
+        except RuntimeError:  # also out of memory: it cannot do this call here
+            return False
+    return True

@@ -1,0 +1,252 @@
+"""What a watched step tells about a workload, on models whose ways are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from redline.bench import questions
+from redline.bench.count.facts import facts_of
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.session import BenchSession
+from redline.bench.workload.workload import Workload, assemble
+from redline.protocol import Ask, AskSwitches, SwitchChoices
+from redline.spec import Task
+from redline.spec_table import specs_from_table
+from redline.work import Facts
+
+
+def workload_of(model: nn.Module, *inputs: Any, task: Task = "infer") -> Workload:
+    return assemble(model, (inputs, {}), task=task, source="test", identity="test", seed=0)
+
+
+def facts(model: nn.Module, *inputs: Any, task: Task = "infer") -> Facts:
+    torch.manual_seed(0)
+    return facts_of(workload_of(model, *inputs, task=task), CpuDevice(), "sgd", seed=0)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(F.gelu(self.inner(x)))
+
+
+class Attends(nn.Module):
+    """Through scaled_dot_product_attention, or written out in products and softmax."""
+
+    def __init__(self, *, written_out: bool = False) -> None:
+        super().__init__()
+        self.project, self.written_out = nn.Linear(16, 48), written_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.project(x).chunk(3, dim=-1))
+        if self.written_out:
+            return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_layers_are_known_by_the_operators_that_ran() -> None:
+    class Everything(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(10, 16)
+            self.memory = nn.LSTM(16, 16, batch_first=True)
+            self.norm = nn.LayerNorm(16)
+            self.attend = Attends()
+            self.weight = nn.Parameter(torch.randn(4, 1, 3, 3))
+            self.unused = nn.GRU(16, 16)
+            self.scale = nn.BatchNorm2d(4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.attend(self.norm(self.memory(self.words(ids))[0]))
+            return self.scale(F.conv2d(x.flatten(1, 2).unsqueeze(1), self.weight))  # no nn.Conv2d anywhere
+
+    found = facts(Everything(), torch.randint(0, 10, (2, 5)))
+    calls = {kind: layer.calls for kind, layer in found.layers.items()}
+    assert calls == {
+        "embedding": 1, "recurrent": 1, "norm": 1, "linear": 1, "attention": 1, "convolution": 1, "batch-norm": 1,
+    }  # fmt: skip
+    assert sum(layer.share for layer in found.layers.values()) <= 1.0
+    assert sum(found.kinds.values()) == pytest.approx(1.0)
+    assert found.attention_backends["fp32"] == ("flash", "math"), "what torch has for a CPU"
+
+
+def test_attention_written_out_is_not_a_call_of_it() -> None:
+    assert "attention" not in facts(Attends(written_out=True), torch.randn(2, 5, 16)).layers
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    assert "attention" in facts(encoder, torch.randn(2, 5, 16)).layers, "its fast path would hide it"
+
+
+def test_a_backend_must_do_every_attention() -> None:
+    class Masked(Attends):
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.project(x).chunk(3, dim=-1)[0].unflatten(-1, (2, 8)).transpose(1, 2)
+            # torch's flash kernel for CPUs wants keys and values of one width.
+            return F.scaled_dot_product_attention(q, q, q[..., :4]) + super().forward(x)[..., :4]
+
+    assert facts(Masked(), torch.randn(2, 5, 16)).attention_backends["fp32"] == ("math",)
+
+
+class Gated(nn.Module):
+    """Takes another way when its input is not the very first one it was made with."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.first, self.layer = first, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x[0, 0].item() == self.first else self.layer(self.layer(x)).relu()
+
+
+def test_a_branch_on_data_shows_on_a_second_draw_of_the_inputs() -> None:
+    x = torch.randn(3, 4)
+    found = facts(Gated(float(x[0, 0])), x)
+    assert found.branches
+    assert found.reads == ("item (1)",)
+    plain = facts(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), x)
+    assert not plain.branches
+    assert not plain.varies_shapes
+    assert plain.reads == ()
+
+
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [
+        (lambda x: x.sum().item(), "item"),
+        (lambda x: bool((x > 0).any()), "item"),
+        (lambda x: x.tolist(), "tolist"),
+        (lambda x: x.detach().numpy(), "numpy"),
+        (lambda x: x.nonzero(), "nonzero"),
+    ],
+)
+def test_values_that_python_reads_are_told_with_the_module(read: Any, told: str) -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            read(x)
+            return x * 2
+
+    assert facts(nn.Sequential(nn.Linear(4, 4), Reads()), torch.randn(3, 4)).reads == (f"{told} in 1 (1)",)
+
+
+def test_shapes_that_follow_the_data() -> None:
+    class Selects(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x > 0].sum() + x[torch.tensor([0, 1])].sum() + x * 0
+
+    found = facts(Selects(), torch.randn(3, 4))
+    assert found.varies_shapes
+    assert found.reads == ("index (1)",), "an index of positions reads nothing"
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("table", torch.ones(4))
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        self.last = x + 1
+        return x * self.table
+
+
+def test_what_the_forward_writes_to() -> None:
+    assert set(facts(nn.Sequential(Remembers()), torch.randn(3, 4)).mutates) == {"0.seen", "0.last"}
+    images = torch.randn(2, 3, 8, 8)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+    assert facts(network, images).mutates == ()
+    assert "1.running_mean" in facts(network, images, task="train").mutates
+
+
+def test_random_numbers_are_seen_whoever_draws_them() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand(4)
+
+    x = torch.randn(3, 4)
+    assert facts(Noisy(), x).draws_random_numbers
+    network = nn.Sequential(nn.Linear(4, 3), nn.Dropout())
+    assert not facts(network, x).draws_random_numbers
+    assert facts(network, x, task="train").draws_random_numbers
+
+
+def test_a_training_step_is_watched_whole() -> None:
+    network = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+    infer, train = facts(network, torch.randn(4, 8)), facts(network, torch.randn(4, 8), task="train")
+    assert train.launches > 2 * infer.launches
+    assert {"mm", "addmm"} <= {operator.name for operator in train.operators}
+    assert train.layers["linear"].calls == 2, "layers are those of the forward"
+
+
+def test_blocks_that_repeat_are_the_layers_not_their_stages_or_their_parts() -> None:
+    stages = nn.Sequential(nn.Sequential(Block(16), Block(16)), nn.Sequential(Block(16), Block(16)), nn.Linear(16, 3))
+    blocks = facts(stages, torch.randn(4, 16)).blocks
+    assert blocks is not None
+    assert (blocks.class_name, blocks.count) == ("Block", 4)
+    assert 0.5 < blocks.share <= 1.0
+    assert facts(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)).blocks is None
+
+
+def test_the_times_of_a_cpu_are_its_own() -> None:
+    found = facts(nn.Linear(64, 64), torch.randn(8, 64))
+    assert found.step_s is not None
+    assert found.step_s > 0
+    assert found.device_s is not None
+    assert found.device_s > 0
+    assert found.host_s is None
+    assert found.synchronises is None
+
+
+def test_the_workload_is_left_as_it_was() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 3))
+    workload = workload_of(network, torch.randn(2, 3, 8, 8), task="train")
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    state = torch.get_rng_state()
+    facts_of(workload, CpuDevice(), "adamw", seed=0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert network.training
+
+
+def ask(**table: Any) -> SwitchChoices:
+    (spec,) = specs_from_table({"model": "simple_cnn", "batch": 2, "device": "cpu", "threads": 1, **table})
+    reply = BenchSession(lambda stage, detail: None).handle(Ask(question=AskSwitches(spec=spec)))
+    assert isinstance(reply, SwitchChoices), reply
+    return reply
+
+
+def test_a_model_without_attention_is_never_offered_one() -> None:
+    """Every trial of a ConvNeXt once held `sdpa:…` and failed with the same sentence."""
+    told = ask()
+    assert told.facts is not None
+    assert "convolution" in told.facts.layers
+    refusals = {choice.switch: choice.refusal for choice in told.choices}
+    for backend in ("flash", "math"):
+        assert refusals[f"sdpa:{backend}"] == "the model never calls scaled_dot_product_attention"
+    assert refusals["channels-last"] is None
+    assert ask(model="transformer", sequence_length=8).facts is not None
+
+
+def test_where_a_plain_step_does_not_fit_switches_are_offered_without_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any) -> Facts:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(questions, "facts_of", too_large)
+    told = ask()
+    assert told.facts is None
+    assert "channels-last" in {choice.switch for choice in told.choices if choice.refusal is None}
+
+
+def test_a_model_that_cannot_run_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "facts_of", lambda *_: 1 / 0)
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        ask()
