@@ -162,7 +162,7 @@ def test_another_error_of_the_model_is_its_own() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("out of cheese")
 
-    with pytest.raises(BenchError, match="^RuntimeError: out of cheese$") as caught:
+    with pytest.raises(BenchError, match=r"^RuntimeError: out of cheese$") as caught:
         applied("sdpa:math", Breaks(), inputs())
     assert caught.value.kind == "user"
 
