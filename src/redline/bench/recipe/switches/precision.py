@@ -109,10 +109,9 @@ class Fp16BatchNormFp32(_CastWhole):
     number_format = "fp16"
     dtype = torch.float16
 
-    def irrelevance(self, model: torch.nn.Module, task: Task) -> str | None:
-        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-            return "the model has no BatchNorm; fp16 does the same"
-        return None
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        has_norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+        return None if has_norms else "the model has no BatchNorm; fp16 does the same"
 
     def apply(self, setup: Setup) -> None:
         super().apply(setup)
