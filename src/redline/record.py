@@ -123,6 +123,8 @@ class ColdStart(Frozen):
     compile_s: float | None = None
     """The compiler's share of it, where the recipe compiles."""
     compile_cache: Literal["cold", "warm", "mixed"] | None = None
+    contended: bool = False
+    """Others were prepared at the same time: alone, these seconds would have been fewer."""
 
 
 class Numerics(Frozen):

@@ -158,6 +158,26 @@ def test_a_paused_worker_uses_no_processor_and_goes_on_when_asked() -> None:
         door.close()
 
 
+def test_workers_prepare_at_the_same_time_and_stand_still_in_the_middle_of_it() -> None:
+    """The hanging one is stopped for longer than it may take: that time does not count."""
+    slow, sound = spec_of("hangs", prepare_timeout_s=4.0), spec_of("sound")
+    door = open_door(slow.launch)
+    try:
+        hanging, other = door.open(slow), door.open(sound)
+        hanging.begin(Prepare(spec=slow))
+        other.begin(Prepare(spec=sound))
+        assert hanging.wait(timeout_s=0.0) is None
+        hanging.pause()
+        assert isinstance(other.wait(), PreparedReply)
+        time.sleep(5.0)
+        hanging.resume()
+        assert hanging.wait(timeout_s=0.0) is None
+        assert failure_of(hanging.wait()).kind == "timeout"
+        assert isinstance(other.ask(Measure(kind="throughput", seconds=0.05)), BlockReply)
+    finally:
+        door.close()
+
+
 def test_loader_workers_run_inside_a_forked_worker() -> None:
     assert isinstance(prepare("loads_with_workers"), PreparedReply)
 

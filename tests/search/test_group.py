@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from redline.errors import StoreError
 from redline.protocol import FailureReply, Measure, OnProgress, Prepare, Progress, Reply, Request
 from redline.record import Block, Closed, Failure, RunRecord
 from redline.report.run import run_table_text
-from redline.search.group import measure_together
+from redline.search.group import Group, UntilPrecise, measure_together
 from redline.search.observer import Observer
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
@@ -117,6 +118,12 @@ class WatchedSession:
         asleep = {other.name for other in self._door.others(self.spec) if other.paused}
         self._door.paused_meanwhile.append((self.name, request, asleep))
         return self._door.judge(self._door, self.spec, request) or self._inner.ask(request, on_progress)
+
+    def begin(self, request: Request) -> None:
+        self._begun = request
+
+    def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
+        return self.ask(self._begun, on_progress)
 
     def pause(self) -> None:
         self._inner.pause()
@@ -682,6 +689,56 @@ class TestInline:
     def test_alone_needs_no_excuse(self) -> None:
         (record,), _, _ = together(Landscape(step_s=0.02), spec_of(door="inline"))
         assert record.notes == ()
+
+
+class TestPreparingTogether:
+    """Several sessions are prepared at the same time, and stand still while one is timed."""
+
+    @staticmethod
+    def group(door: FakeDoor, journal: Notebook | None = None) -> Group:
+        return Group(door, journal or Notebook(), Observer(), random.Random(0))
+
+    def test_takes_as_long_as_the_slowest(self) -> None:
+        door = FakeDoor(Landscape(step_s=0.001, compile_s={"compile": 30.0, "fp16": 10.0}))
+        with self.group(door) as group:
+            slow, quick = group.start(spec_of("compile"), 0), group.start(spec_of("fp16"), 1)
+            assert not group.is_ready(slow, timeout_s=0.5)
+            assert group.is_ready(quick)
+            assert door.clock_s < 15
+            assert group.admit(quick) is not None
+            assert group.admit(slow) is not None
+            assert door.clock_s < 35
+        contended = [record.prepared.cold_start.contended for record in group.done.values() if record.prepared]
+        assert contended == [True, True], "what compiling took is marked"
+
+    def test_nobody_prepares_while_another_is_timed(self) -> None:
+        door = FakeDoor(Landscape(step_s=0.02, compile_s={"compile": 30.0, "fp16": 1.0}))
+        with self.group(door) as group:
+            slow = group.start(spec_of("compile"), 0)
+            quick = group.open(spec_of("fp16"), 1)
+            assert quick is not None
+            before_s = door.clock_s
+            group.measure_solo(quick)
+            group.measure(UntilPrecise())
+            timed_s = door.clock_s - before_s
+            group.admit(slow)
+            assert door.clock_s - before_s - timed_s > 25
+
+    def test_out_of_memory_beside_others_may_fit_alone(self) -> None:
+        oom = Failure(stage="build", kind="oom", message="no room")
+        door = FakeDoor(Landscape(step_s=0.02, failure={"fp16": oom, "*": None}))
+        with self.group(door) as group:
+            first, other = group.start(spec_of("fp16"), 0), group.start(spec_of("bf16"), 1)
+            assert group.admit(first) is None
+            assert (group.crowded, 0 in group.done) == ([0], False)
+            assert group.admit(other) is not None
+
+    def test_what_is_given_up_leaves_nothing(self) -> None:
+        door, journal = WatchedDoor(Landscape(step_s=0.02)), Notebook()
+        with Group(door, journal, Observer(), random.Random(0)) as group:
+            group.start(spec_of("fp16"), 0)
+        assert journal.entries == []
+        assert all(session.is_closed for session in door.sessions)
 
 
 class TestTheJournal:

@@ -12,7 +12,7 @@ from reported import race_records
 
 from redline.analyze.race import pairs_of
 from redline.errors import UsageError
-from redline.protocol import OnProgress, Reply, Request
+from redline.protocol import FailureReply, OnProgress, Reply
 from redline.record import Failure
 from redline.report.race import race_report
 from redline.report.terminal import as_text
@@ -142,21 +142,19 @@ class Crowded(FakeDoor):
         session = super().open(spec)
         self.live.append(session)
         self.most_open = max(self.most_open, len(self.live))
-        crowded, ask, close = len(self.live) > self.room, session.ask, session.close
+        crowded, wait, close = len(self.live) > self.room, session.wait, session.close
 
-        def asked(request: Request, on_progress: OnProgress | None = None) -> Reply:
+        def waited(on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
             if crowded:
-                from redline.protocol import FailureReply
-
                 return FailureReply(failure=Failure(stage="build", kind="oom", message="no room"))
-            return ask(request, on_progress)
+            return wait(on_progress, timeout_s)
 
         def closed() -> Any:
             if session in self.live:
                 self.live.remove(session)
             return close()
 
-        session.ask, session.close = asked, closed  # type: ignore[method-assign]
+        session.wait, session.close = waited, closed  # type: ignore[method-assign]
         return session
 
 

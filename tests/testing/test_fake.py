@@ -15,7 +15,7 @@ from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import summarize
 from redline.errors import DoorError
 from redline.record import Block, Failure, Numerics, Prepared, RunRecord
-from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
 
@@ -186,14 +186,40 @@ class TestSession:
             block_of(session)
 
     def test_time_is_virtual(self) -> None:
-        door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.001, compile_s={"compile": 3600.0, "*": 0.0}))
+        door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.001, compile_s={"compile": 1200.0, "*": 0.0}))
         session = opened(door, spec_of("compile"))
         before_s = door.clock_s
-        assert before_s > 3600
+        assert before_s > 1200
         block = block_of(session, seconds=10.0)
         assert door.clock_s - before_s == pytest.approx(block.wall_s)
         assert block.wall_s == pytest.approx(10.0, rel=0.02)
         assert block.started_at == before_s
+
+    def test_sessions_are_prepared_at_the_same_time(self) -> None:
+        landscape = Landscape(step_s=0.001, compile_s={"compile": 30.0, "fp16": 5.0}, slowdown_per_sibling=0.1)
+        door = FakeDoor(landscape)
+        slow, quick = door.open(spec_of("compile")), door.open(spec_of("fp16"))
+        for session, recipe in ((slow, "compile"), (quick, "fp16")):
+            session.begin(protocol.Prepare(spec=spec_of(recipe)))
+        assert door.clock_s == 0.0
+        assert quick.wait(timeout_s=1.0) is None
+        assert door.clock_s == 1.0
+        assert isinstance(quick.wait(), protocol.PreparedReply)
+        assert 5.5 < door.clock_s < 8, "5 s, and a tenth more for the sibling"
+        before_s = door.clock_s
+        slow.pause()
+        block = block_of(quick, seconds=10.0)
+        slow.resume()
+        assert isinstance(slow.wait(), protocol.PreparedReply)
+        assert door.clock_s > before_s + block.wall_s + 20, "what is paused does not get on"
+
+    def test_who_takes_too_long_to_prepare_is_stopped(self) -> None:
+        door = FakeDoor(Landscape(step_s=0.01, compile_s=100.0))
+        spec = msgspec.structs.replace(spec_of(), launch=LaunchSpec(prepare_timeout_s=20.0))
+        session = door.open(spec)
+        assert failure_of(session.ask(protocol.Prepare(spec=spec))).kind == "timeout"
+        assert door.clock_s == pytest.approx(20.0)
+        assert failure_of(session.ask(protocol.Measure(kind="throughput", seconds=1.0))).kind == "timeout"
 
     def test_same_requests_same_answers(self) -> None:
         def everything(seed: int) -> list[Any]:

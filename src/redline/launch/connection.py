@@ -6,8 +6,10 @@ the address of a socket instead of the socket itself.
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -36,6 +38,8 @@ from redline.record import Closed, Failure, FailureKind
 from redline.spec import LaunchSpec
 
 LOOK_EVERY_S = 0.2
+LONGEST_LOOK_S = 3600.0
+"""A timeout may be longer than `poll` can count."""
 
 
 class Callback:
@@ -95,32 +99,63 @@ class WorkerSession:
         self._paused = False
         self._released = False
         self._oom_kills = _kernel_oom_kills()
+        self._deadline = 0.0
+        self._limit_s = 0.0
+        self._paused_at = 0.0
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+        self.begin(request)
+        reply = self.wait(on_progress)
+        assert reply is not None  # without a limit of its own it waits for a reply or a failure
+        return reply
+
+    def begin(self, request: Request) -> None:
         if self._dead is not None:
-            return FailureReply(failure=self._dead)
+            return
         self.resume()
         self._stage = _stage_of(request)
-        deadline = time.monotonic() + self._timeout_of(request)
+        self._limit_s = self._timeout_of(request)
+        self._deadline = time.monotonic() + self._limit_s
         try:
+            self._connection.settimeout(self._limit_s)
             send(self._connection, request)
-            while True:
-                self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                reply = receive_reply(self._connection)
-                if reply is None:
-                    return FailureReply(failure=self._died())
+        except (TimeoutError, ConnectionError):
+            self._died()
+
+    def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while self._dead is None:
+            if self._has_sent_something(min(self._deadline, until) - time.monotonic()):
+                # A frame that has begun is read whole, so that looking in briefly never splits one.
+                reply = self._received()
                 if not isinstance(reply, Progress):
                     return reply
                 self._stage = reply.stage
                 if on_progress:
                     on_progress(reply)
+            elif time.monotonic() >= self._deadline:
+                return FailureReply(failure=self._timed_out(self._limit_s))
+            elif time.monotonic() >= until:
+                return None
+        return FailureReply(failure=self._dead)
+
+    def _has_sent_something(self, within_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(1000 * min(max(within_s, 0.0), LONGEST_LOOK_S)))
+
+    def _received(self) -> Reply:
+        try:
+            self._connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
+            reply = receive_reply(self._connection)
+            return FailureReply(failure=self._died()) if reply is None else reply
         except TimeoutError:
-            return FailureReply(failure=self._timed_out(self._timeout_of(request)))
-        except (BrokenPipeError, ConnectionError):
+            return FailureReply(failure=self._timed_out(self._limit_s))
+        except ConnectionError:
             return FailureReply(failure=self._died())
         except DoorError as error:
             self._signal(signal.SIGKILL)
@@ -130,12 +165,13 @@ class WorkerSession:
     def pause(self) -> None:
         if self._dead is None and not self._paused:
             self._signal(signal.SIGSTOP)
-            self._paused = True
+            self._paused, self._paused_at = True, time.monotonic()
 
     def resume(self) -> None:
         if self._paused:
             self._signal(signal.SIGCONT)
             self._paused = False
+            self._deadline += time.monotonic() - self._paused_at  # it could not work meanwhile
 
     def close(self) -> Closed:
         if self._released:

@@ -12,10 +12,17 @@ from redline.spec import RunSpec
 class Session(Protocol):
     """A bench to talk to. A failure is a reply, never an exception."""
 
-    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply: ...
+    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+        """The reply to `begin`, waited for."""
+
+    def begin(self, request: Request) -> None:
+        """Send a request without waiting: several sessions can prepare at the same time. `wait` has the reply."""
+
+    def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
+        """The reply to what was begun; None where it has not come after `timeout_s` seconds (None: however long)."""
 
     def pause(self) -> None:
-        """Keep the bench still while a sibling is measured."""
+        """Keep the bench still while a sibling is measured, also in the middle of a request."""
 
     def resume(self) -> None: ...
 

@@ -17,11 +17,20 @@ class InlineSession:
         from redline.bench.session import BenchSession
 
         self._on_progress: OnProgress | None = None
+        self._begun: Request | None = None
         self._bench = BenchSession(on_progress=self._progress, isolated=False, handed_over=handed_over)
 
     def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         self._on_progress = on_progress
         return self._bench.handle(request)
+
+    def begin(self, request: Request) -> None:
+        self._begun = request
+
+    def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply:
+        """Works only now: in one process nothing runs beside the caller."""
+        assert self._begun is not None
+        return self.ask(self._begun, on_progress)
 
     def pause(self) -> None:
         """Nothing runs between two questions."""

@@ -11,7 +11,8 @@ import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,16 @@ import msgspec
 
 from redline.analyze.statistics import Interval, median_interval
 from redline.launch.door import Door, Session
-from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Squeeze, SqueezeReply
+from redline.protocol import (
+    BlockReply,
+    FailureReply,
+    Measure,
+    Prepare,
+    PreparedReply,
+    Reply,
+    Squeeze,
+    SqueezeReply,
+)
 from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, key_of_record, new_id
 from redline.search.observer import Journal, Observer
 from redline.spec import RunSpec
@@ -74,6 +84,17 @@ class Entry:
 
     def interval(self, kind: BlockKind) -> Interval | None:
         return median_interval([block.samples for block in self.blocks.get(kind, [])])
+
+
+@dataclass
+class Pending:
+    """A session that is being prepared."""
+
+    record: RunRecord
+    session: Session
+    contended: bool
+    """Others are prepared at the same time, so that its cold start takes longer than alone."""
+    reply: Reply | None = None
 
 
 class StopRule(ABC):
@@ -146,6 +167,8 @@ class Group:
     """Several sessions are to be measured in turns; else one by itself, which is kept in no group."""
     only: BlockKind | None = None
     solo_blocks: int = SOLO_BLOCKS
+    pending: list[Pending] = field(default_factory=list)
+    """Being prepared, or prepared and not yet admitted. They stand still while an entry is timed."""
     entries: list[Entry] = field(default_factory=list)
     """Open and prepared, in the order of opening."""
     done: dict[int, RunRecord] = field(default_factory=dict)
@@ -164,43 +187,73 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for pending in list(self.pending):
+            self.cancel(pending)  # it may be compiling for minutes
         for entry in list(self.entries):
             self.close(entry)
 
     def open(self, spec: RunSpec, position: int, notes: tuple[str, ...] = ()) -> Entry | None:
         """Open a session and prepare it. None: it failed and is done, or there was no room beside the others."""
-        entry = self._prepared(spec, position, notes)
+        return self.admit(self.start(spec, position, notes))
+
+    def start(self, spec: RunSpec, position: int, notes: tuple[str, ...] = ()) -> Pending:
+        """Open a session that prepares itself while others do."""
+        record = RunRecord(
+            id=new_id(), spec=spec, created_at=time.time(), group=self._id, position=position, notes=notes
+        )
+        self.observer.opened(record)
+        pending = Pending(record, self.door.open(spec), contended=bool(self.pending))
+        for other in self.pending:
+            other.contended = True
+        self.pending.append(pending)
+        pending.session.begin(Prepare(spec=spec))
+        return pending
+
+    def is_ready(self, pending: Pending, timeout_s: float | None = None) -> bool:
+        """Whether it has been prepared, or has failed, after this many seconds (None: however long that takes)."""
+        if pending.reply is None:
+            tell = self.observer.progress
+            pending.reply = pending.session.wait(lambda progress: tell(pending.record, progress), timeout_s)
+        return pending.reply is not None
+
+    def cancel(self, pending: Pending) -> None:
+        """Give up what is being prepared; nothing of it is kept."""
+        self.pending.remove(pending)
+        pending.session.kill()
+
+    def admit(self, pending: Pending) -> Entry | None:
+        """What was prepared, among the entries. None: it failed and is done, or there was no room beside the others."""
+        self.is_ready(pending)
+        has_siblings = bool(self.entries) or pending.contended
+        self.pending.remove(pending)
+        entry = self._entry(pending)
+        position = entry.record.position
         if entry.is_sound:
             self.entries.append(entry)
             self._newcomer = entry
             return entry
         failure = entry.record.failure
-        if failure is not None and failure.kind == "oom" and self.entries:
+        if failure is not None and failure.kind == "oom" and has_siblings:
             entry.session.close()
             self.crowded.append(position)
         else:
             self.close(entry)
         return None
 
-    def _prepared(self, spec: RunSpec, position: int, notes: tuple[str, ...]) -> Entry:
+    def _entry(self, pending: Pending) -> Entry:
         """What is ready to be timed is in the journal before it is."""
-        record = RunRecord(
-            id=new_id(), spec=spec, created_at=time.time(), group=self._id, position=position, notes=notes
-        )
-        self.observer.opened(record)
-        session = self.door.open(spec)
-        try:
-            reply = session.ask(Prepare(spec=spec), lambda progress: self.observer.progress(record, progress))
-        except KeyboardInterrupt:
-            session.kill()  # it may be compiling for minutes
-            raise
+        record, reply = pending.record, pending.reply
         if isinstance(reply, PreparedReply):
-            key = key_of_record(spec, reply.prepared)
-            record = msgspec.structs.replace(record, prepared=reply.prepared, key=key)
+            prepared = reply.prepared
+            if pending.contended:
+                cold_start = msgspec.structs.replace(prepared.cold_start, contended=True)
+                prepared = msgspec.structs.replace(prepared, cold_start=cold_start)
+            key = key_of_record(record.spec, prepared)
+            record = msgspec.structs.replace(record, prepared=prepared, key=key)
             self.journal.begin(record)
         else:
             record = msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
-        return Entry(record=record, session=session, stopped=record.stopped, only=self.only)
+        return Entry(record=record, session=pending.session, stopped=record.stopped, only=self.only)
 
     def measure_solo(self, entry: Entry, kind: BlockKind | None = None) -> None:
         """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for.
@@ -209,26 +262,41 @@ class Group:
         """
         kinds = entry.kinds if kind is None or kind not in entry.kinds else (kind,)
         if self.is_shared and entry.is_accelerator:
-            for number in range(self.solo_blocks):
-                if entry.is_sound:
-                    self._measure_blocks(entry, kinds, number, solo=True)
+            with self._others_still():
+                for number in range(self.solo_blocks):
+                    if entry.is_sound:
+                        self._measure_blocks(entry, kinds, number, solo=True)
         self.keep_still(entry)
 
     def measure(self, rule: StopRule, *, solo: bool = False) -> None:
         """Rounds in random order until the rule visits nobody. `solo`: siblings are to come, but none has run yet."""
-        while visited := rule.visited(self.entries):
-            for entry in self._in_random_order(visited):
-                entry.session.resume()
-                # On a CPU, having been alone is no state of the device.
-                blocks = self._measure_blocks(entry, entry.kinds, self.rounds, solo=solo and entry.is_accelerator)
-                for block in blocks:
-                    entry.blocks.setdefault(block.kind, []).append(block)
-                    entry.timed_s += block.wall_s
-                self.keep_still(entry)
-                interval = entry.interval(self.only or "throughput")
-                self.observer.measured(entry.record, self.rounds + 1, interval, entry.target)
-            self.rounds, self._newcomer = self.rounds + 1, None
-            rule.after_round(self.entries, self.rounds)
+        with self._others_still():
+            while visited := rule.visited(self.entries):
+                for entry in self._in_random_order(visited):
+                    self._measure_round(entry, solo=solo)
+                self.rounds, self._newcomer = self.rounds + 1, None
+                rule.after_round(self.entries, self.rounds)
+
+    def _measure_round(self, entry: Entry, *, solo: bool) -> None:
+        entry.session.resume()
+        # On a CPU, having been alone is no state of the device.
+        for block in self._measure_blocks(entry, entry.kinds, self.rounds, solo=solo and entry.is_accelerator):
+            entry.blocks.setdefault(block.kind, []).append(block)
+            entry.timed_s += block.wall_s
+        self.keep_still(entry)
+        interval = entry.interval(self.only or "throughput")
+        self.observer.measured(entry.record, self.rounds + 1, interval, entry.target)
+
+    @contextmanager
+    def _others_still(self) -> Iterator[None]:
+        """Whoever is being prepared would take processors and the device from the one that is timed."""
+        for pending in self.pending:
+            pending.session.pause()
+        try:
+            yield
+        finally:
+            for pending in self.pending:
+                pending.session.resume()
 
     def _in_random_order(self, visited: Sequence[Entry]) -> list[Entry]:
         """Who was opened last does not begin its first round, or that turn would be one more solo."""

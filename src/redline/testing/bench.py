@@ -26,6 +26,8 @@ class FakeWorld:
 
     def __init__(self, drift_sigma: float, seed: int) -> None:
         self.clock_s = 0.0
+        self.preparing_until_s: list[float] = []
+        """When each of those that are being prepared will be ready."""
         self.ran_last: object = None
         self.log_drift = 0.0
         self._sigma = drift_sigma
@@ -98,7 +100,7 @@ class FakeBench:
     """One worker: answers requests about one spec as the real bench would, a failure being an answer too."""
 
     def __init__(self, landscape: Landscape, world: FakeWorld, random: np.random.Generator) -> None:
-        self._truth = landscape
+        self.truth = landscape
         self._world = world
         self._random = random
         self._offset = math.exp(landscape.offset_sigma * float(random.standard_normal()))
@@ -119,7 +121,7 @@ class FakeBench:
         if isinstance(request, protocol.Prepare):
             return self._prepare(request.spec, on_progress or (lambda progress: None))
         if self._spec is None:
-            return self._fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
+            return self.fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
         if isinstance(request, protocol.Measure):
             return self._measure(self._spec, request)
         if isinstance(request, protocol.Squeeze):
@@ -130,7 +132,7 @@ class FakeBench:
         return protocol.FailureReply(failure=scripted or nothing)
 
     def _prepare(self, spec: RunSpec, on_progress: OnProgress) -> Reply:
-        truth, step_s = self._truth, look_up(self._truth.step_s, spec)
+        truth, step_s = self.truth, look_up(self.truth.step_s, spec)
         compile_s = look_up(truth.compile_s, spec)
         stages = {
             "build": truth.start_s + truth.build_s,
@@ -143,7 +145,7 @@ class FakeBench:
             self._world.advance(seconds)
             failure = self._scripted(spec, stage) or (self._out_of_memory(spec) if stage == "compile" else None)
             if failure is not None:
-                return self._fail(failure)
+                return self.fail(failure)
         self._spec = spec
         self._world.ran_last = self
         cold_start = record.ColdStart(
@@ -169,7 +171,7 @@ class FakeBench:
         )
 
     def _warmup(self, step_s: float, seconds: float) -> record.Warmup:
-        steady = self._truth.steady
+        steady = self.truth.steady
         return record.Warmup(
             samples=tuple(self._step_times(step_s, _WARMUP_SAMPLES).tolist()),
             seconds=seconds,
@@ -178,9 +180,9 @@ class FakeBench:
         )
 
     def _measure(self, spec: RunSpec, request: protocol.Measure) -> Reply:
-        truth, world = self._truth, self._world
+        truth, world = self.truth, self._world
         if self._blocks >= truth.fails_after_blocks and (failure := self._scripted(spec, "measure")):
-            return self._fail(failure)
+            return self.fail(failure)
         self._blocks += 1
         on_host = request.kind == "latency" or kind_of(device_of(spec, truth)) == "cpu"
         step_s = look_up(truth.step_s, spec) + (truth.sync_s if request.kind == "latency" else 0.0)
@@ -210,7 +212,7 @@ class FakeBench:
         )
 
     def _step_times(self, step_s: float, count: int) -> Floats:
-        truth, random = self._truth, self._random
+        truth, random = self.truth, self._random
         drift = self._world.walk(count, step_s)
         noise = random.standard_normal(count)
         if truth.noise_rho:
@@ -223,7 +225,7 @@ class FakeBench:
 
     def _correlated(self, fresh: Floats, step_s: float) -> Floats:
         """AR(1): what the last block left of its noise has faded over the gap since then."""
-        rho = self._truth.noise_rho
+        rho = self.truth.noise_rho
         left = rho ** (1 + (self._world.clock_s - self._noise_at_s) / step_s)
         start = left * self._noise + math.sqrt(1 - left**2) * float(fresh[0])
         shocks = (math.sqrt(1 - rho**2) * fresh[1:]).tolist()
@@ -239,14 +241,14 @@ class FakeBench:
         return tuple(issues.tolist())
 
     def _look(self) -> record.TelemetrySample:
-        truth = self._truth
+        truth = self.truth
         return record.TelemetrySample(at_s=0.0, power_w=truth.power_w, throttle=truth.throttle, foreign=truth.foreign)
 
     def _memory(self) -> Memory:
         if self._spec is None:
             return Memory()
-        memory, limit = _memory_truth(self._spec, self._truth), _memory_limit(self._spec, self._truth)
-        if kind_of(device_of(self._spec, self._truth)) == "cpu":
+        memory, limit = _memory_truth(self._spec, self.truth), _memory_limit(self._spec, self.truth)
+        if kind_of(device_of(self._spec, self.truth)) == "cpu":
             return Memory(
                 peak_rss_bytes=memory.needed,
                 peak_private_bytes=memory.needed,
@@ -263,26 +265,26 @@ class FakeBench:
         )
 
     def _squeeze(self, spec: RunSpec) -> int | None:
-        on_cpu = kind_of(device_of(spec, self._truth)) == "cpu"
-        return None if on_cpu else _memory_truth(spec, self._truth).needed
+        on_cpu = kind_of(device_of(spec, self.truth)) == "cpu"
+        return None if on_cpu else _memory_truth(spec, self.truth).needed
 
     def _out_of_memory(self, spec: RunSpec) -> Failure | None:
-        limit, needed = _memory_limit(spec, self._truth), _memory_truth(spec, self._truth).needed
+        limit, needed = _memory_limit(spec, self.truth), _memory_truth(spec, self.truth).needed
         if limit is None or needed <= limit:
             return None
         return Failure(stage="compile", kind="oom", message=f"out of memory: {needed} bytes needed, {limit} there")
 
     def _scripted(self, spec: RunSpec, stage: str) -> Failure | None:
-        failure = look_up(self._truth.failure, spec)
+        failure = look_up(self.truth.failure, spec)
         return failure if failure is not None and failure.stage == stage else None
 
-    def _fail(self, failure: Failure) -> protocol.FailureReply:
+    def fail(self, failure: Failure) -> protocol.FailureReply:
         """A worker that broke stays broken: whatever it is asked next, the answer is the same."""
         self._failure = failure
         return protocol.FailureReply(failure=failure)
 
     def _tell(self, question: protocol.Question) -> Reply:
-        truth = self._truth
+        truth = self.truth
         if isinstance(question, protocol.AskCheck):
             return protocol.CheckedSpecs(answers=tuple(_check(spec, truth) for spec in question.specs))
         if isinstance(question, protocol.AskEnvironment):

@@ -8,6 +8,7 @@ order always give the same answers.
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -21,25 +22,64 @@ from redline.testing.landscape import Landscape
 
 
 class FakeSession:
-    """The desk's end of one fake worker."""
+    """The desk's end of one fake worker. What it was asked to prepare passes in virtual time beside its siblings."""
 
-    def __init__(self, bench: FakeBench) -> None:
+    def __init__(self, bench: FakeBench, world: FakeWorld) -> None:
         self._bench = bench
+        self._world = world
         self._closed: record.Closed | None = None
+        self._begun: _Begun | None = None
+        self._paused_at_s = 0.0
         self.paused = False
 
     def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+        self.begin(request)
+        reply = self.wait(on_progress)
+        assert reply is not None
+        return reply
+
+    def begin(self, request: Request) -> None:
         # Both are mistakes of the desk that would hang or break a real worker, so that they must not pass here.
         if self._closed is not None:
             raise DoorError("the session is closed")
         if self.paused:
             raise DoorError("the worker is paused and cannot answer")
-        return self._bench.answer(request, on_progress)
+        world, progress = self._world, list[protocol.Progress]()
+        started_s = world.clock_s
+        reply = self._bench.answer(request, progress.append)
+        seconds, world.clock_s = world.clock_s - started_s, started_s
+        if isinstance(request, protocol.Prepare):
+            world.preparing_until_s = [end_s for end_s in world.preparing_until_s if end_s > started_s]
+            seconds *= 1 + self._bench.truth.slowdown_per_sibling * len(world.preparing_until_s)
+            world.preparing_until_s.append(started_s + seconds)
+            limit_s = request.spec.launch.prepare_timeout_s
+            if seconds > limit_s:
+                reply, seconds = self._bench.fail(_timeout(limit_s)), limit_s
+        self._begun = _Begun(reply, started_s + seconds, progress)
+
+    def wait(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> Reply | None:
+        if self.paused:
+            raise DoorError("the worker is paused and cannot answer")
+        if self._begun is None:
+            raise DoorError("nothing was begun")
+        begun, world = self._begun, self._world
+        if timeout_s is not None and begun.ready_at_s > world.clock_s + timeout_s:
+            world.clock_s += timeout_s
+            return None
+        world.clock_s = max(world.clock_s, begun.ready_at_s)
+        for each in begun.progress:
+            if on_progress is not None:
+                on_progress(each)
+        self._begun = None
+        return begun.reply
 
     def pause(self) -> None:
-        self.paused = True
+        if not self.paused:
+            self.paused, self._paused_at_s = True, self._world.clock_s
 
     def resume(self) -> None:
+        if self.paused and self._begun is not None:
+            self._begun.ready_at_s += self._world.clock_s - self._paused_at_s
         self.paused = False
 
     def kill(self) -> None:
@@ -57,6 +97,15 @@ class FakeSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@dataclass
+class _Begun:
+    """A request that is being worked on, and its reply."""
+
+    reply: Reply
+    ready_at_s: float
+    progress: list[protocol.Progress]
 
 
 class FakeDoor:
@@ -79,7 +128,7 @@ class FakeDoor:
         self._openings[key] = opening = self._openings.get(key, 0) + 1
         self.opened += 1
         random = np.random.default_rng([self.landscape.seed, key, opening])
-        return FakeSession(FakeBench(self.landscape, self._world, random))
+        return FakeSession(FakeBench(self.landscape, self._world, random), self._world)
 
     def close(self) -> None:
         """Nothing to end: there is no process."""
@@ -89,6 +138,10 @@ class FakeDoor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _timeout(limit_s: float) -> record.Failure:
+    return record.Failure(stage="prepare", kind="timeout", message=f"no answer within {limit_s:g} s; it was stopped")
 
 
 def _name_of(spec: RunSpec | None) -> str:

@@ -56,6 +56,8 @@ class Landscape:
     compile_s: PerSpec[float] = 0.0
     build_s: float = 0.5
     start_s: float = 0.05
+    slowdown_per_sibling: float = 0.0
+    """By this share preparing takes longer for each sibling that is being prepared at the same time."""
     numerics: PerSpec[Numerics] = EXACT
     failure: PerSpec[Failure | None] = None
     """Scripted: `stage` says where it strikes (build, compile, numerics, warmup; measure, profile)."""
