@@ -236,9 +236,10 @@ def whole_record(**changes: Any) -> RunRecord:
         "prepared": prepared,
         "blocks": (block, msgspec.structs.replace(block, kind="latency", clock="host", phases={}, round=4)),
         "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096),
-        "closed": Closed(memory=memory),
+        "closed": Closed(memory=memory, printed="a line of the model"),
         "stopped": "ceiling",
         "failure": Failure(
+            where="net.py:3 in forward",
             stage="measure",
             kind="oom",
             message="out of memory",

@@ -349,6 +349,11 @@ class TestFiles:
         with pytest.raises(SpecError, match="effort is 'quick', but 'normal' in the table measure"):
             specs_from_table({"model": "a", "effort": "quick", "measure": {"effort": "normal"}})
 
+    def test_an_optimizer_for_all_goes_to_the_runs_that_train(self, write: Any) -> None:
+        text = 'model = "a"\noptimizer = "adam"\n[[run]]\n[[run]]\ntask = "train"'
+        infer, train = load_specs(write(text))
+        assert (infer.workload.optimizer, train.workload.optimizer) == ("sgd", "adam")
+
     def test_tail_asks_for_p99(self, write: Any) -> None:
         (spec,) = load_specs(write('model = "resnet18"\neffort = "quick"\ntail = true'))
         assert spec.measure == MeasureSpec.for_effort("quick", tail=True)
@@ -361,7 +366,9 @@ class TestFiles:
             ("batch = 8", "name at least one model"),
             ("model = []", "name at least one model"),
             ('model = "a"\nrecipe = []', "name at least one recipe"),
-            ('model = "a"\nbathc = 8', "unknown field `bathc`"),
+            ('model = "a"\nbathc = 8', "unknown setting 'bathc'; did you mean batch?"),
+            ('modell = "a"', "unknown setting 'modell'; did you mean model?"),
+            ('model = "a"\noptimizer = "adam"', "optimizer adam is for training"),
             ('model = "a"\n[measure]\nmax_secs = 8', "measure: .*unknown field `max_secs`"),
             ('model = "a"\n[launch]\nwindow = 8', "launch: .*unknown field `window`"),
             ('model = "a"\nbatch = "eight"', "Expected `int .*got `str`.*batch"),

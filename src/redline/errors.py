@@ -6,7 +6,7 @@ RedlineError
 │   ├── UnknownName       no model, switch, device or door goes by that name
 │   ├── TraceError        a file is not the trace or the profiler's output it was given for
 │   └── MissingExtra      an optional package is needed and not installed
-├── BenchError            the bench broke; carries the stage, the kind and the traceback, becomes a `Failure`
+├── BenchError            the bench broke; carries the kind and the traceback, becomes a `Failure`
 ├── DoorError             the door itself broke: the worker is gone or spoke nonsense
 ├── StoreError            the history cannot be opened, read or written
 └── RecordError           a stored record cannot be understood
@@ -47,13 +47,23 @@ class MissingExtra(UsageError):
 
 
 class BenchError(RedlineError):
-    """Raised on the bench where the kind of failure is already known, and the switch that caused it where that is known.
+    """The bench broke, in one line; with the switch that caused it where that is known.
 
     `scope` says what the failure rules out: the switch in any recipe, a pair of switches, or only this recipe.
+    `traceback` is the worker's, where there is one.
     """
 
-    def __init__(self, kind: str, message: str, *, switches: tuple[str, ...] = (), scope: str = "recipe") -> None:
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        traceback: str = "",
+        *,
+        switches: tuple[str, ...] = (),
+        scope: str = "recipe",
+    ) -> None:
         self.kind = kind
+        self.traceback = traceback
         self.switches = switches
         self.scope = scope
         super().__init__(message)

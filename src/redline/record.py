@@ -28,13 +28,26 @@ StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"
 """`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
 
 
-class Failure(Frozen):
-    """A trial that broke is data: where, how, and what it said."""
+class Mishap(Frozen):
+    """What happened, at which stage, and where in the user's code."""
 
     stage: str
-    kind: FailureKind
     message: str
     """One line for the table."""
+    where: str = ""
+    """The line of the user's own code it came from, as `model.py:12 in forward`; empty where none was involved."""
+
+    @property
+    def told(self) -> str:
+        """One line with all of it that a person needs first."""
+        message = " ".join(self.message.splitlines())
+        return f"{message} ({self.where})" if self.where else message
+
+
+class Failure(Mishap, kw_only=True):
+    """A trial that broke is data: where, how, and what it said."""
+
+    kind: FailureKind
     traceback: str = ""
     switches: tuple[str, ...] = ()
     """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
@@ -293,6 +306,8 @@ class Closed(Frozen):
     """The last word of a session."""
 
     memory: Memory = Memory()
+    printed: str = ""
+    """The last lines that the worker, the model in it and libraries below them printed."""
 
 
 class RunRecord(Frozen):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
 import msgspec
 
-from redline.errors import SpecError
+from redline.errors import SpecError, closest
 from redline.spec import (
     BASELINE,
     MOST_BYTES,
@@ -45,7 +45,7 @@ def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[R
         raise SpecError(f"{path}: write each run as a [[run]] table")
     tables = [layered(document, run, overrides or {}) for run in runs]
     try:
-        return [spec for table in tables for spec in specs_from_table(table, where=str(path))]
+        return [spec for table in for_trainers(tables) for spec in specs_from_table(table, where=str(path))]
     except SpecError as error:
         # A range, an effort or a recipe is refused by its own class, which knows of no file.
         raise SpecError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
@@ -53,6 +53,7 @@ def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[R
 
 def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunSpec]:
     """Specs from a flat table of plain values, as flags and TOML write them."""
+    _refuse_unknown(table, where)
     rest = dict(table)
     models = _names(rest.pop("model", []), "model", where)
     recipes = _names(rest.pop("recipe", BASELINE), "recipe", where)
@@ -66,6 +67,8 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     specs = []
     for model in models:
         workload = _convert({"model": model, **rest}, WorkloadSpec, where)
+        if "optimizer" in rest and workload.task == "infer":
+            raise SpecError(f"{where}: optimizer {rest['optimizer']} is for training: give task train, or leave it out")
         for recipe in recipes:
             specs.append(
                 _convert(
@@ -81,6 +84,25 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
                 )
             )
     return specs
+
+
+def for_trainers(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """An optimizer that several runs share goes to those that train; where none does, it is left to be refused."""
+    trains = [table.get("task") == "train" for table in tables]
+    return [
+        {name: value for name, value in table.items() if name != "optimizer" or is_trainer or not any(trains)}
+        for table, is_trainer in zip(tables, trains, strict=True)
+    ]
+
+
+def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
+    """A key written wrong is named first: what is missing without it would be told as the mistake else."""
+    known = {"model", "recipe", "measure", "launch", "effort", "tail", "max_memory", "device", "threads", "seed"}
+    known |= set(WorkloadSpec.__struct_fields__)
+    for name in table:
+        if name not in known:
+            near = closest(str(name), known, count=1)
+            raise SpecError(f"{where}: unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:

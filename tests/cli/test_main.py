@@ -459,7 +459,11 @@ def test_a_failed_row_is_told_in_the_table_without_a_traceback(tiny: str, model:
     assert "failed: user" in result.stdout
     assert "ValueError: expected four channels" in result.stdout
     assert "Traceback" not in result.output
-    assert "redline doctor" in result.stdout.splitlines()[-1]
+    record_id = re.search(r"'redline show ([0-9a-f]+)'", result.stdout.splitlines()[-1])
+    assert record_id is not None
+    told = redline("show", record_id[1])
+    assert "expected four channels" in told.stdout
+    assert ".py:" in told.stdout, "the line of the user's file"
 
 
 def test_where_only_the_first_broke_nothing_is_said_about_ratios(tiny: str) -> None:

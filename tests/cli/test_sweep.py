@@ -63,7 +63,14 @@ class TestSweep:
         assert by_cell["resnet50", 8]["status"] == "done"
         assert by_cell["resnet50", 8]["record_id"]
         assert by_cell["resnet50", 512]["failure"]["kind"] == "oom"
-        assert by_cell["broken", 8]["failure"] == {"stage": "build", "kind": "user", "message": "this factory raised"}
+        assert by_cell["broken", 8]["failure"] == {
+            "stage": "build",
+            "message": "this factory raised",
+            "where": "",
+            "kind": "user",
+        }
+        rows = {row["record_id"]: row for row in told["results"]}
+        assert rows[by_cell["resnet50", 8]["record_id"]]["throughput_per_s"] > 0
         assert {"model", "task", "recipe", "batch", "status", "record_id", "failure"} <= told["cells"][0].keys()
 
     def test_a_dry_run_measures_nothing_and_tells_the_time(

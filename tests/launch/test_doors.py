@@ -104,6 +104,7 @@ def test_an_inline_bench_leaves_torch_as_it_was() -> None:
         ("eats_memory", "oom", "memory"),
         ("raises", "user", "ValueError: this forward"),
         ("factory_raises", "user", "no such dataset"),
+        ("leaves_with_seven", "user", "called sys.exit(7)"),
     ],
 )
 def test_a_broken_worker_is_a_failure_with_its_kind(factory: str, kind: str, words: str) -> None:
@@ -112,6 +113,31 @@ def test_a_broken_worker_is_a_failure_with_its_kind(factory: str, kind: str, wor
     assert words in failure.message
     assert "\n" not in failure.message
     assert failure.stage
+
+
+@pytest.mark.parametrize(("factory", "name"), [("raises", "deed"), ("factory_raises", "factory_raises")])
+def test_a_failure_names_the_line_of_the_users_file(factory: str, name: str) -> None:
+    failure = failure_of(prepare(factory))
+    file, _, line = failure.where.partition(":")
+    number, _, function = line.partition(" in ")
+    assert Path(file).resolve() == Path(MISBEHAVING).resolve()
+    assert function == name
+    assert "raise " in Path(MISBEHAVING).read_text().splitlines()[int(number) - 1]
+    assert failure.where in failure.told
+
+
+@pytest.mark.parametrize("door", ["fork", "spawn"])
+def test_what_a_model_prints_is_kept(door: str) -> None:
+    spec = spec_of("prints", door=door)
+    opened = open_door(spec.launch)
+    try:
+        session = opened.open(spec)
+        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
+        printed = session.close().printed.splitlines()
+    finally:
+        opened.close()
+    assert printed[-1] == "a line of the model's own"
+    assert 1 < len(printed) <= 20
 
 
 def test_memory_taken_bit_by_bit_ends_inside_its_limit() -> None:

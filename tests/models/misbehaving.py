@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 
 import torch
@@ -71,6 +72,14 @@ def raises():
         raise ValueError("this forward\nalways raises")
 
     return _model(deed)
+
+
+def leaves_with_seven():
+    return _model(lambda: sys.exit(7))
+
+
+def prints():
+    return _model(lambda: print("a line of the model's own"))  # noqa: T201
 
 
 def factory_raises():

@@ -248,5 +248,5 @@ def _notes(
             notes.append(f"batch {trial.batch} broke on fragments: {why}")
     odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
     if odd is not None and odd.failure is not None and largest is not None:
-        notes.append(f"batch {odd.batch} broke for another reason than memory: {odd.failure.message}")
+        notes.append(f"batch {odd.batch} broke for another reason than memory: {odd.failure.told}")
     return notes

@@ -264,7 +264,7 @@ def _median_s(record: RunRecord) -> float | None:
 
 def _broken(record: RunRecord) -> str:
     failure = record.failure
-    why = f"{failure.kind} at {failure.stage}: {failure.message}" if failure else "no step was timed"
+    why = f"{failure.kind} at {failure.stage}: {failure.told}" if failure else "no step was timed"
     return f"record {record.id[:13]} is no valid run: {why}"
 
 

@@ -15,7 +15,7 @@ from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.record import Block, Capabilities, ColdStart, Memory, Numerics, RunRecord, StopReason, device_of
+from redline.record import Block, Capabilities, ColdStart, Memory, Mishap, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Frozen, Task
 from redline.work import Ceilings
 
@@ -71,10 +71,8 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
     memory_change: float | None
 
 
-class FailureSummary(Frozen, frozen=True, kw_only=True):
-    stage: str
+class FailureSummary(Mishap, kw_only=True):
     kind: str
-    message: str
 
 
 class RunSummary(Frozen, frozen=True, kw_only=True):
@@ -108,6 +106,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     roofline: Roofline | None = None
     """None where work or ceilings are not known."""
     failure: FailureSummary | None = None
+    printed: str = ""
+    """The last lines that the worker printed, the model in it included."""
     stopped: StopReason | None = None
     record_id: str
     group: str | None = None
@@ -142,6 +142,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         memory=_memory(record),
         failure=_failure(record),
         stopped=record.stopped,
+        printed=record.closed.printed if record.closed else "",
     )
     if (prepared := record.prepared) is not None:
         row = msgspec.structs.replace(
@@ -275,7 +276,7 @@ def _cold_start(cold: ColdStart) -> ColdStartSummary:
 def _failure(record: RunRecord) -> FailureSummary | None:
     if (failure := record.failure) is None:
         return None
-    return FailureSummary(stage=failure.stage, kind=failure.kind, message=failure.message)
+    return FailureSummary(stage=failure.stage, kind=failure.kind, message=failure.message, where=failure.where)
 
 
 def _items_per_step(record: RunRecord) -> int | None:

@@ -101,7 +101,9 @@ def profile_spec(
         door = workspace.door(spec.launch)
         record = capture(spec, request, door, workspace.journal, workspace.observer, record_id=record_id)
     if record.failure is not None:
-        raise BenchError(record.failure.kind, f"{record.failure.stage}: {record.failure.message}")
+        raise BenchError(
+            record.failure.kind, f"{record.failure.stage}: {record.failure.told}", record.failure.traceback
+        )
     if folder is not None:
         path = _copied(path, folder.absolute())
         assert record.trace is not None
@@ -135,9 +137,7 @@ def _profile_with_tool(
         workspace.observer.closed(record)
     if record.failure is not None or table is None:
         failure = record.failure
-        raise BenchError(
-            failure.kind if failure else "crash", f"{failure.stage}: {failure.message}" if failure else tool
-        )
+        raise BenchError(failure.kind if failure else "crash", f"{failure.stage}: {failure.told}" if failure else tool)
     return ProfileResult(with_tool(table.kernels, table.readings, record, chosen.name, table.notes), record)
 
 

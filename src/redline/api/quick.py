@@ -207,7 +207,7 @@ def _check(model_name: str, dataset: str, epochs: int, batch_size: int) -> None:
 def _batch_of(found: BatchFinding, asked: int) -> int:
     if found.max_batch is None:
         failure = found.trials[-1].failure if found.trials else None
-        raise UsageError(f"no batch of {found.model} could be trained: {failure.message if failure else 'nothing ran'}")
+        raise UsageError(f"no batch of {found.model} could be trained: {failure.told if failure else 'nothing ran'}")
     return min(asked, found.max_batch)
 
 

@@ -109,8 +109,10 @@ def recipe(
     if not isinstance(text, str):
         raise UsageError(f"one recipe, as text such as 'fp16+channels-last', got {text!r}")
     # `live` models have no constructor to show.
-    workload = {"model": "your model", "artifact": _HANDED_OVER, "task": task, "optimizer": optimizer}
-    (spec,) = specs_from_table({**workload, "recipe": text, "device": device, "threads": threads})
+    table = {"model": "your model", "artifact": _HANDED_OVER, "task": task, "recipe": text}
+    if task == "train" or optimizer != "sgd":
+        table["optimizer"] = optimizer
+    (spec,) = specs_from_table({**table, "device": device, "threads": threads})
     # There is no model yet to look at; mistakes in the recipe itself are told without one.
     Workspace(door=InlineDoor(handed_over={_HANDED_OVER: ()}), keep=False).checked([spec])
     return plain_recipe(spec)
@@ -148,4 +150,4 @@ def _code_of(spec: RunSpec, handed_over: dict[str, Any] | None = None) -> str:
     except BenchError as error:
         if error.kind != "unsupported":
             raise
-        raise UsageError(str(error).splitlines()[0]) from None
+        raise UsageError(str(error)) from None

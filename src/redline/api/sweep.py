@@ -49,7 +49,7 @@ class SweepResult(Sequence[SweepCell]):
         return summarize([self.records[record_id] for record_id in ids if record_id in self.records])
 
     def to_json(self) -> str:
-        return sweep_json(self.summary, self.estimate)
+        return sweep_json(self.summary, self.rows, self.estimate)
 
 
 @takes_settings

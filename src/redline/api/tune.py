@@ -277,7 +277,7 @@ def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, str 
     try:
         return workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code, None
     except BenchError as error:
-        return None, f"{NO_SNIPPET}: {str(error).splitlines()[0]}"
+        return None, f"{NO_SNIPPET}: {error}"
 
 
 def default_name(asked: TuneSpec) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from redline.errors import BenchError, UsageError
 from redline.launch import Door, open_door
 from redline.launch.lock import device_lock
+from redline.names import refuse_impossible_name
 from redline.protocol import (
     Ask,
     AskCheck,
@@ -108,12 +109,15 @@ class Workspace:
         finally:
             session.close()
         if isinstance(reply, FailureReply):
-            raise BenchError(reply.failure.kind, f"{reply.failure.message}\n{reply.failure.traceback}".strip())
+            raise BenchError(reply.failure.kind, reply.failure.told, reply.failure.traceback)
         assert isinstance(reply, answer)
         return reply
 
     def answers(self, specs: Sequence[RunSpec]) -> tuple[Checked, ...]:
         """What the bench says of each spec: resolved, or refused."""
+        if self._door is None:  # a door that was handed in may lead to models of its own
+            for spec in specs:
+                refuse_impossible_name(spec.workload)
         return self.ask(AskCheck(specs=tuple(specs)), CheckedSpecs, specs[0].launch).answers
 
     def checked(self, specs: Sequence[RunSpec]) -> list[RunSpec]:

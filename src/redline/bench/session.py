@@ -86,10 +86,10 @@ class BenchSession:
         self._give_back_model: Callable[[], None] = lambda: None
 
     def handle(self, request: Request) -> Reply:
-        """Any exception becomes a `Failure` with the stage it happened in; only the person's Ctrl-C goes through."""
+        """Any exception becomes a `Failure` with the stage it happened in; only Ctrl-C goes through."""
         try:
             return self._answer(request)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = failure_from(error, self._stage)
             if not isinstance(request, Ask):
                 self._forget()

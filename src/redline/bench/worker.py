@@ -23,15 +23,27 @@ _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 def serve(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
     from redline.bench.session import BenchSession
 
+    def tell(stage: str, detail: str) -> None:
+        _flush()
+        send(connection, Progress(stage=stage, detail=detail))
+
     session = BenchSession(
-        on_progress=lambda stage, detail: send(connection, Progress(stage=stage, detail=detail)),
+        on_progress=tell,
         import_s=import_s,
         start_s=time.time() - requested_at,
     )
     while (request := receive_request(connection)) is not None:
-        send(connection, session.handle(request))
+        reply = session.handle(request)
+        _flush()
+        send(connection, reply)
         if isinstance(request, Close):
             return
+
+
+def _flush() -> None:
+    """What was printed goes to the log between steps, never within them: a crash then takes little of it along."""
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def follow(script: Path, requested_at: float) -> None:

@@ -85,8 +85,9 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
             raise typer.Exit(Exit.INTERRUPTED) from None
         except RedlineError as error:
             is_broken = isinstance(error, BenchError | DoorError)
-            # What broke on the bench without being anybody's mistake comes with its traceback.
-            _complain(str(error) if is_broken else " ".join(str(error).splitlines()))
+            _complain(" ".join(str(error).splitlines()))
+            if isinstance(error, BenchError) and error.kind == "crash" and error.traceback:
+                sys.stderr.write(f"{error.traceback.rstrip()}\n")  # a bug of ours, or a worker that died: all is told
             raise typer.Exit(Exit.FAILED_ROW if is_broken else Exit.USAGE) from None
         raise typer.Exit(code or 0)
 

@@ -112,7 +112,7 @@ class LiveObserver(Observer):
 
     def closed(self, record: RunRecord) -> None:
         ended = "interrupted" if record.stopped == "interrupted" else "measured"
-        told = f"failed: {record.failure.message}" if record.failure else ended
+        told = f"failed: {record.failure.told}" if record.failure else ended
         self._tell(record, told)
         if (task := self._tasks.get(record.id)) is not None:
             self._progress.stop_task(task)

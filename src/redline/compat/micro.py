@@ -254,7 +254,7 @@ def _run(asked: Asked, rank: Rank) -> int:
         raise
     except Exception as error:
         failure = failure_from(error, "run")
-        raise BenchError(failure.kind, failure.message) from error
+        raise BenchError(failure.kind, failure.told) from error
     return 0
 
 

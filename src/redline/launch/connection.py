@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
 
+import msgspec
+
 from redline.errors import DoorError
 from redline.protocol import (
     Ask,
@@ -74,6 +76,8 @@ class Callback:
 ASK_TIMEOUT_S = 180.0
 KILL_TIMEOUT_S = 20.0
 LOG_TAIL_CHARACTERS = 4000
+PRINTED_LINES = 20
+"""Of what a worker printed, kept with its record."""
 _VMSTAT = Path("/proc/vmstat")
 
 
@@ -180,8 +184,10 @@ class WorkerSession:
         if self._process.wait(self._launch.close_timeout_s if reply is not None else 0.0) is None:
             self._signal(signal.SIGKILL)
             self._process.wait(KILL_TIMEOUT_S)
+        printed = _last_lines(log_tail(self._log))
         self._release()
-        return reply.closed if isinstance(reply, ClosedReply) else Closed()
+        closed = reply.closed if isinstance(reply, ClosedReply) else Closed()
+        return msgspec.structs.replace(closed, printed=printed)
 
     def kill(self) -> None:
         """End the worker and all it started, now."""
@@ -255,6 +261,10 @@ def log_tail(log: IO[bytes]) -> str:
     size = os.fstat(log.fileno()).st_size
     tail = os.pread(log.fileno(), LOG_TAIL_CHARACTERS, max(0, size - LOG_TAIL_CHARACTERS))
     return tail.decode("utf-8", "replace")
+
+
+def _last_lines(tail: str) -> str:
+    return "\n".join([line.rstrip() for line in tail.splitlines() if line.strip()][-PRINTED_LINES:])
 
 
 def _stage_of(request: Request) -> str:

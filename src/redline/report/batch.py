@@ -74,7 +74,7 @@ def trial_line(trial: BatchTrial) -> Text:
     batch = str(trial.batch).rjust(_COLUMNS[0][1])
     if not trial.fits:
         assert trial.failure is not None
-        why = "does not fit" if trial.is_oom else f"{trial.failure.kind}: {trial.failure.message}"
+        why = "does not fit" if trial.is_oom else f"{trial.failure.kind}: {trial.failure.told}"
         return Text(f"{batch}  {why}", style="yellow" if trial.is_oom else "red")
     assert trial.throughput_per_s is not None
     rate = trial.throughput_per_s
@@ -145,7 +145,8 @@ def _remark(trial: BatchTrial) -> str:
 def _next_step(findings: Sequence[BatchFinding]) -> str:
     running = [found for found in findings if found.max_batch is not None]
     if not running:
-        return "next: no batch ran at all; 'redline show' has the errors whole"
+        tried = next((trial.record_id for found in findings for trial in found.trials if trial.failure), "")
+        return f"next: no batch ran at all; 'redline show {tried[:13]}' has the whole error"
     best = max(running, key=lambda found: found.max_batch or 0)
     if best.slo_p95_s is not None:
         return _next_under_target(running)

@@ -149,7 +149,7 @@ def _remarks(rows: Sequence[RunSummary]) -> Iterator[str]:
     for row in rows:
         where = f"{cell(row.recipe)} at batch {row.batch}" if row.batch else cell(row.recipe)
         if row.failure is not None:
-            told.append(f"- {where} failed: {escaped(row.failure.message, 300)}")
+            told.append(f"- {where} failed: {escaped(row.failure.told, 300)}")
         elif not row.verdict.trusted:
             told += [f"- {where}: {escaped(reason, 300)}" for reason in row.verdict.reasons]
     if told:

@@ -48,7 +48,7 @@ def race_report(replicates: Sequence[Replicate]) -> RenderableType:
         table.add_row(Text(name), *_cells(name, names[0], replicates, own))
     pairs = [pair for pair in pairs_of(replicates) if pair.a != names[0]]
     told = [Text(f"  {pair_line(pair)}", style=VERDICT_STYLE[pair.verdict]) for pair in pairs]
-    told += [Text(f"  {row.recipe}: {row.failure.message}", style="red") for row in rows if row.failure]
+    told += [Text(f"  {row.recipe}: {row.failure.told}", style="red") for row in rows if row.failure]
     return Group(
         table,
         *told,
@@ -107,7 +107,8 @@ def _next_step(replicates: Sequence[Replicate], racers: Mapping[str, Sequence[Ru
     sound = [name for name, rows in racers.items() if not any(row.failure for row in rows)]
     fit = [name for name in sound if not any(row.numerics and row.numerics.is_wrong for row in racers[name])]
     if len(sound) < 2:
-        return "next: fewer than two recipes ran; 'redline show' has the errors whole"
+        failed = next(row.record_id for rows in racers.values() for row in rows if row.failure)
+        return f"next: fewer than two recipes ran; 'redline show {failed[:13]}' has the whole error"
     pairs = {(pair.a, pair.b): pair for pair in pairs_of(replicates)}
     if not pairs:
         return "next: no replicate was finished, so that nothing is known; the same command begins anew"

@@ -268,7 +268,7 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
     for row in rows:
         if row.failure:
             about = "" if row.failure.message.startswith(f"{row.recipe}:") else f"{row.recipe}: "
-            told.append(Text(f"  {about}{row.failure.message}", style="red"))
+            told.append(Text(f"  {about}{row.failure.told}", style="red"))
             continue
         if not row.verdict.trusted:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
@@ -306,8 +306,10 @@ def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
 
 def next_step(rows: Sequence[RunSummary]) -> str:
     measured = [row for row in rows if row.failure is None]
+    if not rows:
+        return "next: nothing was asked for; name a model"
     if not measured:
-        return "next: nothing could be measured; 'redline doctor' looks at the machine, 'redline show ID' tells the whole error"
+        return f"next: nothing could be measured; 'redline show {rows[0].record_id[:13]}' has the whole error"
     best = max(
         (row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1 and _may_be_recommended(row)),
         key=lambda row: row.vs_first.ratio if row.vs_first else 0.0,

@@ -22,13 +22,15 @@ NO_RATIOS = (
 )
 
 
-def sweep_json(summary: SweepSummary, estimate: Estimate | None = None) -> str:
+def sweep_json(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> str:
+    """`results` are rows as a run has them; a cell names its own by `record_id`."""
     document: dict[str, Any] = {
         "name": summary.name,
         "planned": summary.planned,
         "done": summary.done,
         "failed": summary.failed,
         "cells": summary.cells,
+        "results": rows,
         "left_out": summary.left_out,
         "idle_exclusions": summary.idle_exclusions,
     }
@@ -41,7 +43,7 @@ def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Es
     """The table, what to know about single rows below, the next step last."""
     by_record = {row.record_id: row for row in rows}
     parts = _tables(summary, by_record) if estimate is None else [_plan_table(summary)]
-    parts += [Text(f"  {_name(cell)}: {cell.failure.message}", style="red") for cell in summary.cells if cell.failure]
+    parts += [Text(f"  {_name(cell)}: {cell.failure.told}", style="red") for cell in summary.cells if cell.failure]
     parts += [
         Text(f"  left out: {left.model} {left.task} {left.recipe}: {left.reason}", style="dim")
         for left in _once_per_reason(summary)
@@ -169,7 +171,8 @@ def _next_step(summary: SweepSummary, estimate: Estimate | None) -> str:
     if summary.pending:
         return "next: the same command goes on with what is left"
     if summary.failed:
-        return "next: 'redline show ID' tells a failure whole (--json lists the ids); --retry-failed tries them again"
+        failed = next(cell.record_id or "" for cell in summary.cells if cell.status == "failed")
+        return f"next: 'redline show {failed[:13]}' has the whole error; --retry-failed tries failed cells again"
     return "next: all cells are settled; --fresh measures them anew, 'redline export' writes them as CSV"
 
 

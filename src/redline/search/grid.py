@@ -18,7 +18,7 @@ from redline.analyze.sweep import IdleExclusion
 from redline.errors import SpecError, UnknownName, UsageError
 from redline.protocol import Checked
 from redline.spec import Recipe, RunSpec, Task, key_of, memory_identity
-from redline.spec_table import layered, specs_from_table
+from redline.spec_table import for_trainers, layered, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
 _DOUBLING = re.compile(r"(\d+)\.\.(\d+)")
@@ -208,11 +208,12 @@ def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
     threads = listed(rest.pop("threads", None)) or [None]
     batches: list[int | None] = [*parse_batches(rest.pop("batch", None))] or [None]
     rest["model"], rest["recipe"] = listed(rest.get("model")), listed(rest.get("recipe")) or ["baseline"]
-    cells = []
-    for task, thread_count, batch in product(tasks, threads, batches):
-        given = {"task": task, "threads": thread_count, "batch": batch}
-        combination = {**rest, **{name: value for name, value in given.items() if value is not None}}
-        cells += specs_from_table(combination, where=where)
+    combinations = [
+        {**rest, **{name: value for name, value in given.items() if value is not None}}
+        for task, thread_count, batch in product(tasks, threads, batches)
+        if (given := {"task": task, "threads": thread_count, "batch": batch})
+    ]
+    cells = [cell for table in for_trainers(combinations) for cell in specs_from_table(table, where=where)]
     kept = [cell for cell in cells if not any(exclusion.fits(cell) for exclusion in exclusions)]
     if not kept:
         raise SpecError(f"{where}: the exclusions leave nothing to measure")

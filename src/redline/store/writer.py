@@ -157,7 +157,7 @@ def _settle(connection: Connection, write: SettleCell, *, again: bool) -> None:
         "record_id": write.record.id,
         "failure_kind": failure.kind if failure else None,
         "failure_stage": column_text(failure.stage) if failure else None,
-        "failure_message": column_text(failure.message) if failure else None,
+        "failure_message": column_text(failure.told) if failure else None,
     }
     connection.execute(queries.INSERT_CELL, values)
 

@@ -121,7 +121,7 @@ def test_a_class_is_a_factory_too_when_images_are_asked_for(user_file: Write) ->
     ("body", "says"),
     [
         ("raise ValueError('no such\\nthing')", r"^factory make in .*\.py raised ValueError: no such$"),
-        ("raise SystemExit(3)", "raised SystemExit: 3"),
+        ("raise SystemExit(3)", "called sys.exit"),
         ("return 3", "gave int where a torch.nn.Module belongs"),
         ("return nn.Linear(1, 1), None, None, None", "gave 4 things"),
         ("return nn.Linear(1, 1), torch.ones(1, 1), 3", "gave int where the loss belongs"),
@@ -189,6 +189,39 @@ def test_a_file_sees_its_neighbours_and_its_classes_pickle(user_file: Write) -> 
     torch._dynamo.reset()
     compiled = torch.compile(workload.model, backend="eager", fullgraph=True)
     assert torch.equal(compiled(*workload.args), run(workload))
+
+
+@pytest.mark.parametrize("with_init", [True, False])
+def test_a_file_may_import_relatively(tmp_path: Path, with_init: bool) -> None:
+    package = tmp_path / f"shop_{with_init}" / "models"
+    package.mkdir(parents=True)
+    if with_init:
+        (package / "__init__.py").touch()
+        (package.parent / "__init__.py").touch()
+    (package / "layers.py").write_text("from torch import nn\nwidth = 3\n")
+    (package.parent / "sizes.py").write_text("rows = 5\n")
+    (package / "net.py").write_text(
+        "import torch\nfrom .layers import nn, width\nfrom ..sizes import rows\n"
+        "class Net(nn.Linear):\n    pass\n"
+        "def build():\n    return Net(4, width), torch.randn(rows, 4)\n"
+    )
+    workload = from_file(package / "net.py", "build")
+    assert run(workload).shape == (5, 3)
+    assert type(pickle.loads(pickle.dumps(workload.model))) is type(workload.model)
+
+
+def test_of_two_packages_of_one_name_each_keeps_its_own(tmp_path: Path) -> None:
+    for owner, width in (("first", 3), ("second", 6)):
+        package = tmp_path / owner / "twins"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "sizes.py").write_text(f"width = {width}\n")
+        (package / "net.py").write_text(
+            "import torch\nfrom .sizes import width\n"
+            "def build():\n    return torch.nn.Linear(4, width), torch.randn(2, 4)\n"
+        )
+    for owner, width in (("first", 3), ("second", 6)):
+        assert run(from_file(tmp_path / owner / "twins" / "net.py", "build")).shape == (2, width)
 
 
 def test_a_file_named_like_a_module_of_python_does_not_replace_it(user_file: Write) -> None:

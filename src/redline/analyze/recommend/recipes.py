@@ -210,7 +210,7 @@ def _failed(curve: Curve) -> Iterator[Advice]:
         first, failure = broken[0]
         batches = _batches([row for row, _ in broken])
         told = f"{curve.recipe} failed at batch {batches} ({curve.subject.model}): {kind} at {stage}"
-        yield advise(curve.subject, "failed", told, (failure.message,), first)
+        yield advise(curve.subject, "failed", told, (failure.told,), first)
 
 
 def _broken(curve: Curve) -> list[Broken]:

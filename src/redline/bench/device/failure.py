@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import site
+import sysconfig
 import traceback
+from pathlib import Path
 
 import torch
 
+import redline
 from redline.bench.device.process import is_near_private_limit
 from redline.errors import BenchError, UsageError
 from redline.record import Failure, FailureKind
@@ -29,6 +33,12 @@ _OOM_WORDINGS = (
 )
 # oneDNN says no more than this, whatever the reason.
 _ONEDNN_WORDINGS = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
+_NOT_USERS = {
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *map(Path, (*site.getsitepackages(), site.getusersitepackages())),
+    Path(redline.__file__).parent,
+}
+"""Where code that is not the user's lies: the standard library, installed packages, and Redline."""
 _TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
 
@@ -41,7 +51,26 @@ def failure_from(error: BaseException, stage: str) -> Failure:
         traceback="".join(traceback.format_exception(error))[-20_000:],
         switches=error.switches if isinstance(error, BenchError) else (),
         scope=error.scope if isinstance(error, BenchError) else "recipe",  # type: ignore[arg-type]
+        where=user_line(error),
     )
+
+
+def user_line(error: BaseException | None) -> str:
+    """The innermost line of the user's own code on the way to the error, or to what caused it."""
+    while error is not None:
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if _is_users(frame.filename):
+                path = Path(frame.filename)
+                shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+                return f"{shown}:{frame.lineno} in {frame.name}"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _is_users(filename: str) -> bool:
+    """Neither Redline's nor Python's, and not installed; code typed into a notebook has no file at all."""
+    path = Path(filename)
+    return path.is_absolute() and path.suffix == ".py" and not any(path.is_relative_to(each) for each in _NOT_USERS)
 
 
 def kind_of(error: BaseException, stage: str) -> FailureKind:
@@ -76,6 +105,8 @@ def one_line(error: BaseException) -> str:
     said = lines[0] if lines else ""
     if isinstance(error, BenchError | UsageError):
         return said
+    if isinstance(error, SystemExit):
+        return f"SystemExit: the code called sys.exit({error.code!r})"
     name = type(error).__name__
     if said.startswith(_TORCHSCRIPT_WRAPPER):
         said = lines[-1].removeprefix(f"{name}: ")

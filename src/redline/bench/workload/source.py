@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
+from redline.names import SOURCES_GROUP
 from redline.protocol import ModelName
 from redline.registry import Registry
 from redline.spec import WorkloadSpec
@@ -57,7 +58,7 @@ class Source(ABC):
         return []
 
 
-SOURCES: Registry[Source] = Registry("model source", package="redline.bench.workload.sources", group="redline.sources")
+SOURCES: Registry[Source] = Registry("model source", package="redline.bench.workload.sources", group=SOURCES_GROUP)
 
 
 def refuse_options(spec: WorkloadSpec, *options: str, why: str) -> None:

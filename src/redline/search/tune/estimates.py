@@ -66,7 +66,7 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
 def rejection(record: RunRecord, tune: TuneRecord) -> str | None:
     """Why this recipe must not be recommended; None where it may be."""
     if record.failure is not None:
-        return f"{record.failure.kind}: {record.failure.message}"
+        return f"{record.failure.kind}: {record.failure.told}"
     if record.prepared is not None and not accepts(record.prepared.numerics, tune.tune.tolerance):
         return f"numerics: {numerics_reason(record.prepared.numerics, tune.tune.tolerance)}"
     return too_late(record, tune.tune.slo_p95_s)

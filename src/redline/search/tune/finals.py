@@ -358,5 +358,5 @@ def ask_metric(tuner: Tuner, switches: Switches, check: str) -> Metric:
         session.close()
     if isinstance(reply, MetricAnswer):
         return Metric(recipe=recipe, value=reply.value, baseline=reply.baseline)
-    why = reply.failure.message if isinstance(reply, FailureReply) else f"the bench answered {type(reply).__name__}"
+    why = reply.failure.told if isinstance(reply, FailureReply) else f"the bench answered {type(reply).__name__}"
     return Metric(recipe=recipe, value=None, baseline=None, failure=why)

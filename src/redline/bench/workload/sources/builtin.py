@@ -10,10 +10,10 @@ import redline
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import SpecError, UnknownName
+from redline.names import BUILTIN_MODELS
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
-KINDS = {"simple_cnn": "classification", "transformer": "language"}
 VOCABULARY = 8192
 IMAGE_SIZE, SMALLEST_IMAGE, CLASSES, SEQUENCE_LENGTH = 32, 8, 10, 128
 
@@ -92,8 +92,8 @@ class Transformer(nn.Module):
 class BuiltinSource(Source):
     def check(self, spec: WorkloadSpec) -> None:
         name = _bare(spec.model)
-        if name not in KINDS:
-            raise UnknownName("built-in model", name, KINDS)
+        if name not in BUILTIN_MODELS:
+            raise UnknownName("built-in model", name, BUILTIN_MODELS)
         if name == "transformer":
             refuse_options(spec, "image_size", "classes", why="it reads tokens and answers with the vocabulary")
             return
@@ -129,7 +129,7 @@ class BuiltinSource(Source):
         return f"redline {redline.__version__}"
 
     def models(self) -> list[ModelName]:
-        return [ModelName(name=name, source="builtin", kind=kind) for name, kind in KINDS.items()]
+        return [ModelName(name=name, source="builtin", kind=kind) for name, kind in BUILTIN_MODELS.items()]
 
 
 def _bare(model: str) -> str:

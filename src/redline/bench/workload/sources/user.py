@@ -194,11 +194,14 @@ def _load(place: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     """Run the file as a module others can import: compiling and pickling look its classes up by the module's name."""
-    content = short_hash(path.read_bytes())
+    body = path.read_bytes()
+    content = short_hash(body)
     if path in _loaded and _loaded[path][0] == content:
         return _loaded[path][1]
-    _make_importable(path.parent)
-    name = _module_name(path)
+    package = _package_of(path, body)
+    name = f"{package}.{path.stem}" if package else _module_name(path)
+    if not package:
+        _make_importable(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -211,6 +214,34 @@ def _load_file(path: Path) -> ModuleType:
         raise
     _loaded[path] = (content, module)
     return module
+
+
+def _package_of(path: Path, body: bytes) -> str:
+    """The package a file belongs to, imported; empty for a file on its own.
+
+    It belongs to one where its folder has an `__init__.py`, or where it says so by relative imports.
+    """
+    levels = max((node.level for node in ast.walk(ast.parse(body)) if isinstance(node, ast.ImportFrom)), default=0)
+    folders: list[Path] = []
+    folder = path.parent
+    while (folder / "__init__.py").exists() or len(folders) < levels:
+        if not folder.name.isidentifier():
+            break
+        folders.insert(0, folder)
+        folder = folder.parent
+    if not folders:
+        return ""
+    _make_importable(folder)
+    package = ".".join(each.name for each in folders)
+    found = importlib.import_module(package)
+    if str(path.parent) in {str(Path(place).resolve()) for place in found.__path__}:
+        return package
+    # Another package of that name was imported first: this one goes by a name of its own.
+    other = f"redline_user_{short_hash(str(path.parent))}"
+    twin = ModuleType(other)
+    twin.__path__ = [str(path.parent)]
+    sys.modules.setdefault(other, twin)
+    return other
 
 
 def _module_name(path: Path) -> str:
