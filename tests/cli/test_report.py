@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from invoking import document
-from reported import fake_door, race_records, sweep_records
+from reported import fake_door, race_records, step_s, sweep_records
 from typer.testing import Result
 
 from redline.record import RunRecord
@@ -153,6 +153,10 @@ class TestCompare:
         (alone,) = keep(sweep_records(recipe="baseline", batches=[32]))
         assert redline("compare", baseline.id, alone.id).exit_code == 0
         assert redline("compare", baseline.id, alone.id, "--fail-inconclusive").exit_code == 4
+        (slow,) = keep(
+            sweep_records(fake_door(step_s=lambda spec: 2.2 * step_s(spec)), recipe="baseline", batches=[32])
+        )
+        assert redline("compare", alone.id, slow.id).exit_code == 1, "2.2 times slower, one run a side"
         (broken,) = keep(sweep_records(recipe="baseline", batches=[256]))
         assert redline("compare", broken.id, alone.id).exit_code == 5
 

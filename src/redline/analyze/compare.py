@@ -1,9 +1,10 @@
 """Is one set of records faster than another? A verdict per benchmark, or the reason why there is none.
 
-Two ways to an interval, and no third. Records measured *in turns* (one group) are compared round by round. Else each
-record is one process, and at least three processes on each side give an interval of the means of their log-times: within
-one process samples share an offset, so pooling them would call noise a difference. One run that merely followed another
-gets a ratio without an interval, and the verdict says so.
+Records measured *in turns* (one group) are compared round by round. Else each record is one process, and at least three
+processes on each side give an interval of the means of their log-times: within one process samples share an offset, so
+pooling them would call noise a difference. With fewer processes that offset cannot be seen, so it is assumed: an allowance
+as wide as processes of one recipe have been seen apart. Only what lies clearly beyond it has a verdict, and it is never
+`same`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Literal
 import msgspec
 
 from redline.analyze.blocks import latency_blocks, ratio_in_turns, timed_blocks
-from redline.analyze.statistics import Ratio, percentile, student_t
-from redline.analyze.trust import verdict
+from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
+from redline.analyze.trust import device_kind, verdict
 from redline.errors import UsageError
 from redline.identity import Benchmark, benchmark_of, differences, whether_in_turns
 from redline.record import RunRecord
@@ -30,6 +31,12 @@ TIME_BAND = 0.03
 P95_BAND = 0.05
 MEMORY_BAND = 0.01
 FEWEST_REPLICATES = 3
+ALLOWANCE = {"cpu": 0.25}
+OTHER_ALLOWANCE = 0.10
+"""How far two processes of one recipe may lie apart, where too few were run to see it. On a GPU two were seen 4 % apart,
+each steady to 0.2 %; on a shared CPU medians of blocks vary by 10 %. Both are doubled, for two occasions."""
+TELLING = 0.05
+"""The ratio of the two medians and the ratio by rounds differ by less on a machine that keeps its pace."""
 SPOILING = frozenset({"throttled", "shared-gpu", "no-steady-state"})
 """What may have hit one side and not the other, where they were not measured in turns."""
 
@@ -128,36 +135,68 @@ def _compare(mine: Benchmark, first: list[RunRecord], yours: Benchmark, other: l
 def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) -> Comparison:
     first_s, other_s = _medians_s(first), _medians_s(other)
     basis, interval = _interval(first, other)
+    pooled = median(first_s) / median(other_s)
     reasons = list(_doubts(basis, first, other))
     told: ComparisonVerdict = "inconclusive"
     if interval is not None:
         told = _band(interval)
         if told == "inconclusive":
             reasons.append(f"the interval reaches across the band of {TIME_BAND:.0%}")
+    if basis == "single runs" and told == "same":
+        told = "inconclusive"
     if _spoilt(basis, (*first, *other)):
         told = "inconclusive"
     return _with(
         blank,
         verdict=told,
         basis=basis,
-        ratio=interval.ratio if interval else median(first_s) / median(other_s),
+        ratio=interval.ratio if interval else pooled,
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         first_s=median(first_s),
         other_s=median(other_s),
         metrics=tuple(_metrics(first, other)),
         reasons=tuple(dict.fromkeys(reasons)),
-        notes=(*blank.notes, *_believed(first, other)),
+        notes=(*blank.notes, *_believed(first, other), *_two_ratios(interval, pooled)),
+    )
+
+
+def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[str]:
+    """Where the times in the table say another thing than the ratio beside them."""
+    if interval is None or interval.low / (1 + TELLING) <= pooled <= interval.high * (1 + TELLING):
+        return
+    yield (
+        f"the two medians are {pooled:.2f}× apart, the ratio by rounds is {interval.ratio:.2f}×: the machine changed "
+        "pace between rounds. The ratio compares neighbours in time and is the better of the two"
     )
 
 
 def _interval(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> tuple[Basis, Ratio | None]:
     if len(first) == 1 and len(other) == 1:
         paired = ratio_in_turns(first[0], other[0]) if whether_in_turns(first[0], other[0]) else None
-        return ("turns", paired) if paired else ("single runs", None)
+        if paired:
+            return "turns", paired
     if min(len(first), len(other)) < FEWEST_REPLICATES:
-        return "single runs", None
+        return "single runs", _allowed_for(first, other)
     return "replicates", between_processes(_medians_s(first), _medians_s(other))
+
+
+def _allowed_for(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Ratio:
+    """The ratio of medians, within what processes may differ by and what each process knows of its own median."""
+    own = [max(map(_half_width, side)) for side in (first, other)]
+    half = math.log1p(allowance(first[0])) + math.hypot(*own)
+    ratio = median(_medians_s(first)) / median(_medians_s(other))
+    return Ratio(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), rounds=1)
+
+
+def allowance(record: RunRecord) -> float:
+    return ALLOWANCE.get(device_kind(record), OTHER_ALLOWANCE)
+
+
+def _half_width(record: RunRecord) -> float:
+    """Of the median within the process; as wide as the time itself where too little was timed to say."""
+    interval = median_interval([block.samples for block in timed_blocks(record, "throughput")])
+    return interval.half_width if interval else 1.0
 
 
 def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Ratio:
@@ -191,9 +230,9 @@ def _band(interval: Ratio) -> ComparisonVerdict:
 def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[str]:
     if basis == "single runs":
         yield (
-            "two separate runs that merely followed each other: another process of the same kind may sit a few percent "
-            f"apart, so there is no interval. Measure them in turns ('redline run -r A -r B'), or keep "
-            f"{FEWEST_REPLICATES} records or more of each"
+            f"fewer than {FEWEST_REPLICATES} processes a side: the interval allows for {allowance(first[0]):.0%} between "
+            "processes, which these runs cannot show. Narrower: measure in turns ('redline run -r A -r B') or with "
+            f"--replicates {FEWEST_REPLICATES}"
         )
     for record in (*first, *other):
         labels = SPOILING & set(verdict(record).labels)

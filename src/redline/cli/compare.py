@@ -26,7 +26,10 @@ def compare(
 ) -> int:
     """Is B faster or slower than A? One verdict per benchmark: with an interval, or with the reason why there is none.
 
-    Exit codes: 0 same, faster or no verdict; 1 slower; 3 incomparable; 4 inconclusive, when asked; 5 a run that failed.
+    One record a side is enough for a verdict where the difference is larger than processes usually are apart.
+
+    Exit codes: 0 same, faster or inconclusive; 1 slower; 3 incomparable; 4 inconclusive, with --fail-inconclusive; 5 a
+    run that failed.
 
     \b
     Examples:

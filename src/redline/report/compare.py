@@ -23,7 +23,7 @@ STYLES = {
 BASES = {
     "turns": "measured in turns, one process each",
     "replicates": "over processes",
-    "single runs": "one run each",
+    "single runs": "fewer than three processes a side",
     "none": "",
 }
 HEADERS = ("benchmark", "A", "B", "A/B", "95 % interval", "runs", "p95", "memory", "verdict")

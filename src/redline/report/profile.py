@@ -127,8 +127,13 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     yield from _step_facts(profile)
     if profile.phases:
         bottleneck = f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else ""
-        told = ", ".join(_phase(phase.name, phase.host_s, phase.device_s, profile) for phase in profile.phases)
-        yield "phases", told + bottleneck
+        # Whole traces are summed up; a person sets phases against the time of one step.
+        steps = profile.steps.count if profile.steps else 1
+        of_what = "per step, under the profiler" if profile.steps else "of the whole trace"
+        told = ", ".join(
+            _phase(phase.name, phase.host_s / steps, phase.device_s / steps, profile) for phase in profile.phases
+        )
+        yield "phases", f"{told} ({of_what}){bottleneck}"
     if launches.calls:
         yield (
             "launches",
