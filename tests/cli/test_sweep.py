@@ -54,6 +54,37 @@ class TestSweep:
         assert door.opened == opened + 2  # two questions, no cell
         assert "settled" in again.stderr
 
+    def test_a_larger_grid_measures_only_what_is_new(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+        assert document(redline("sweep", "resnet50", "-b", "1,8", "--json"))["done"] == 2
+        opened = door.opened
+        plan = document(redline("sweep", "resnet50", "-b", "1,8,64", "--dry-run", "--json"))
+        assert (plan["planned"], plan["done"]) == (3, 2)
+        opened = door.opened
+        told = document(redline("sweep", "resnet50", "-b", "1,8,64", "--json"))
+        assert (told["planned"], told["done"]) == (3, 3)
+        assert door.opened == opened + 2 + 1  # two questions, one cell
+        assert len({cell["record_id"] for cell in told["cells"]}) == 3
+
+    def test_a_sweep_with_a_name_keeps_to_itself(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+        """Before and after a change that no key knows of, the same cells are to be measured twice."""
+        before = document(redline("sweep", "resnet50", "-b", "1,8", "--name", "before", "--json"))
+        after = document(redline("sweep", "resnet50", "-b", "1,8", "--name", "after", "--json"))
+        plain = document(redline("sweep", "resnet50", "-b", "1,8", "--json"))
+        ids = [cell["record_id"] for told in (before, after, plain) for cell in told["cells"]]
+        assert len(set(ids)) == 6
+
+    def test_replicates_measure_each_cell_in_several_processes(self, redline: Callable[..., Result]) -> None:
+        assert document(redline("sweep", "resnet50", "-b", "1,8", "--json"))["planned"] == 2
+        told = document(redline("sweep", "resnet50", "-b", "1,8", "--replicates", "3", "--json"))
+        assert (told["planned"], told["done"]) == (6, 6)
+        assert sorted((cell["batch"], cell["replicate"]) for cell in told["cells"]) == [
+            (batch, number) for batch in (1, 8) for number in (1, 2, 3)
+        ]
+        assert [len(row["replicate_ids"]) for row in told["results"]] == [3, 3]
+        shown = redline("sweep", "resnet50", "-b", "1,8", "--replicates", "3").stdout
+        assert "6 cells, 6 done" in shown
+        assert len([line for line in shown.splitlines() if line.startswith("baseline")]) == 2
+
     def test_failed_cells_are_rows_and_no_reason_to_fail(self, redline: Callable[..., Result]) -> None:
         result = redline("sweep", "resnet50", "broken", "-b", "8,512", "--json")
         assert result.exit_code == 0
@@ -270,3 +301,14 @@ class TestBatch:
 def test_run_takes_the_same_max_memory(redline: Callable[..., Result]) -> None:
     assert redline("run", "resnet50", "--batch", "64", "--max-memory", "1GiB", "--json").exit_code == 5
     assert redline("run", "resnet50", "--batch", "16", "--max-memory", "1GiB", "--json").exit_code == 0
+
+
+def test_run_measures_in_several_processes_when_asked(redline: Callable[..., Result]) -> None:
+    arguments = ("run", "resnet50", "-b", "8", "-r", "baseline", "-r", "fp16", "--replicates", "3")
+    told = document(redline(*arguments, "--json"))
+    assert [row["recipe"] for row in told["results"]] == ["baseline", "fp16"]
+    assert [len(row["replicate_ids"]) for row in told["results"]] == [3, 3]
+    result = redline(*arguments)
+    assert "3 processes each" in result.stdout
+    assert "replicate 3 of 3" in result.stderr
+    assert redline("run", "resnet50", "--replicates", "0").exit_code == 2

@@ -46,6 +46,23 @@ def test_forgetting_keeps_the_records_and_other_sweeps(history: History) -> None
     assert history.count() == 2
 
 
+def test_cells_of_other_sweeps_are_found_and_taken_over(history: History) -> None:
+    done = make_record(stopped="target", blocks=(make_block(),))
+    history.sweep("grid-1").settle("a", done)
+    history.sweep("grid-1").settle(
+        "b", make_record(failure=Failure(stage="build", kind="oom", message="no room"), stopped="failed")
+    )
+    history.sweep("mine").settle("c", make_record(stopped="target"))
+    ledger = history.sweep("grid-2")
+    keys = ["a", "b", "c", *(f"key {number}" for number in range(2000))]
+    found = ledger.elsewhere(keys, lambda name: name.startswith("grid"))
+    assert found.keys() == {"a"}, "neither what failed nor what belongs to somebody else"
+    ledger.adopt(found.values())
+    ledger.adopt(found.values())
+    assert ledger.cells()["a"].record_id == done.id
+    assert history.count() == 3
+
+
 def test_a_record_without_its_cell_is_never_seen(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlalchemy import text
 

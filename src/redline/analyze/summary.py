@@ -110,6 +110,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """The last lines that the worker printed, the model in it included."""
     stopped: StopReason | None = None
     record_id: str
+    replicate_ids: tuple[str, ...] = ()
+    """The records of all processes that this row is about, where there are several; `record_id` is the middle one."""
     group: str | None = None
 
 

@@ -22,6 +22,8 @@ class SweepCell(Frozen):
     """None: the model's own default."""
     threads: int | None
     status: SweepStatus
+    replicate: int = 1
+    """Which of the processes that measure this combination."""
     record_id: str | None = None
     failure: FailureSummary | None = None
 
@@ -74,7 +76,11 @@ class Estimate(Frozen):
 
 
 def cell_of(
-    spec: RunSpec, status: SweepStatus, record_id: str | None = None, failure: FailureSummary | None = None
+    spec: RunSpec,
+    status: SweepStatus,
+    record_id: str | None = None,
+    failure: FailureSummary | None = None,
+    replicate: int = 1,
 ) -> SweepCell:
     return SweepCell(
         model=spec.workload.model,
@@ -82,6 +88,7 @@ def cell_of(
         recipe=str(spec.recipe),
         batch=spec.workload.batch,
         threads=spec.threads,
+        replicate=replicate,
         status=status,
         record_id=record_id,
         failure=failure,

@@ -9,14 +9,15 @@ from typing import Any, Unpack
 
 import msgspec
 
-from redline.analyze.summary import CeilingsOf, RunSummary, summarize
+from redline.analyze.replicates import replicate_rows
+from redline.analyze.summary import CeilingsOf, RunSummary
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.record import RunRecord
 from redline.report.export import export_json
 from redline.report.run import run_table_text
 from redline.search.group import measure_together
-from redline.spec import Recipe, RunSpec
+from redline.spec import MOST_REPLICATES, Recipe, RunSpec, require_range
 
 
 class RunResult(Sequence[RunSummary]):
@@ -24,7 +25,8 @@ class RunResult(Sequence[RunSummary]):
 
     def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
         self.records = list(records)
-        self.rows = summarize(self.records, ceilings_of)
+        self.rows = replicate_rows(self.records, ceilings_of)
+        """One for each thing that was measured, over all its replicates."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,17 +54,20 @@ def run(
     recipes: str | Iterable[str] = "baseline",
     loss: Any | None = None,
     file: str | Path | None = None,
+    replicates: int = 1,
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> RunResult:
     """Measure a model: by name (or several), or a live module with example inputs.
 
     Several recipes are measured interleaved and compared with the first. `file` is a TOML file with `[[run]]` tables;
-    other arguments override it. Records go into the workspace's history.
+    other arguments override it. With `replicates` all is measured in so many fresh processes, and intervals cover what
+    differs between them. Records go into the workspace's history.
     """
+    require_range("replicates", replicates, 1, MOST_REPLICATES)
     with use(workspace) as opened:
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, file=file, **settings)
-        records = measure_specs(specs, working)
+        records = measure_specs(specs, working, replicates)
         return RunResult(records, opened.ceilings_of(records))
 
 
@@ -77,7 +82,7 @@ def demo(device: str = "auto", *, workspace: Workspace | None = None) -> RunResu
         return run("resnet50", batch=32, recipes=recipes, device=found, workspace=opened)
 
 
-def measure_specs(specs: Sequence[RunSpec], workspace: Workspace) -> list[RunRecord]:
+def measure_specs(specs: Sequence[RunSpec], workspace: Workspace, replicates: int = 1) -> list[RunRecord]:
     """Check all specs first, then measure those of one workload together. Any mistake is raised before the first."""
     specs = workspace.checked(specs)
     records: list[RunRecord] = []
@@ -85,5 +90,10 @@ def measure_specs(specs: Sequence[RunSpec], workspace: Workspace) -> list[RunRec
         group = list(together)
         with workspace.lock(group[0].device):
             door = workspace.door(group[0].launch)
-            records += measure_together(group, door, workspace.journal, workspace.observer, seed=group[0].seed)
+            for replicate in range(replicates):
+                if replicates > 1:
+                    recipes = [str(spec.recipe) for spec in group]
+                    workspace.observer.replicate(replicate + 1, replicates, recipes)
+                seed = group[0].seed + replicate  # of the order in which blocks are timed
+                records += measure_together(group, door, workspace.journal, workspace.observer, seed=seed)
     return records

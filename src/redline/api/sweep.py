@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.replicates import replicate_rows
+from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
 from redline.api.settings import OtherSettings, described_model, listed, takes_settings
 from redline.api.workspace import Workspace, use
@@ -15,7 +16,8 @@ from redline.record import RunRecord
 from redline.report.sweep import sweep_json, sweep_report
 from redline.report.terminal import as_text
 from redline.search.grid import Grid, grid_from_table, preset, read_sweep, recipe_probes, refuse_unknown_recipes
-from redline.search.sweep import check_name, estimate, make_plan, standing, sweep_plan, unsettled
+from redline.search.sweep import check_name, estimate, make_plan, measured_elsewhere, standing, sweep_plan, unsettled
+from redline.spec import MOST_REPLICATES, require_range
 from redline.spec_table import layered
 
 
@@ -46,7 +48,7 @@ class SweepResult(Sequence[SweepCell]):
     def rows(self) -> list[RunSummary]:
         """What was measured, cell by cell; a cell that is still waiting has no row."""
         ids = [cell.record_id for cell in self.summary.cells]
-        return summarize([self.records[record_id] for record_id in ids if record_id in self.records])
+        return replicate_rows([self.records[record_id] for record_id in ids if record_id in self.records])
 
     def to_json(self) -> str:
         return sweep_json(self.summary, self.rows, self.estimate)
@@ -65,6 +67,7 @@ def sweep(
     file: str | Path | None = None,
     preset: str | None = None,
     name: str | None = None,
+    replicates: int = 1,
     fresh: bool = False,
     retry_failed: bool = False,
     dry_run: bool = False,
@@ -76,8 +79,10 @@ def sweep(
 
     `batches` is a list or a text such as "1,8" or "16..512" (doubling); `exclude` holds tables such as
     {"model": "vit_b_16", "batch": [64]}. `file` is a TOML file with a [sweep] table, `preset` the name of a built-in
-    one; other arguments override both. A mistake in any cell is raised before the first is measured.
+    one; other arguments override both. With `replicates` every cell is measured so many times, in turns with the others.
+    A mistake in any cell is raised before the first is measured.
     """
+    require_range("replicates", replicates, 1, MOST_REPLICATES)
     axes = {"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}
     for one, several in (("batch", "batches"), ("task", "tasks"), ("recipe", "recipes")):
         if axes[one] is not None and one in settings:
@@ -90,7 +95,7 @@ def sweep(
         table = layered(_table_of(file, preset), {**given, **settings, **described})
         name = table.pop("name", None) if name is None else name
         table.pop("name", None)
-        return _sweep_grid(grid_from_table(table), working, name, fresh, retry_failed, dry_run)
+        return _sweep_grid(grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run)
 
 
 def _table_of(file: str | Path | None, preset_name: str | None) -> dict[str, Any]:
@@ -102,17 +107,23 @@ def _table_of(file: str | Path | None, preset_name: str | None) -> dict[str, Any
 
 
 def _sweep_grid(
-    grid: Grid, workspace: Workspace, name: str | None, fresh: bool, retry_failed: bool, dry_run: bool
+    grid: Grid,
+    workspace: Workspace,
+    name: str | None,
+    replicates: int,
+    fresh: bool,
+    retry_failed: bool,
+    dry_run: bool,
 ) -> SweepResult:
     """Plan, then measure what is not settled yet."""
     check_name(name)
     answers = workspace.answers(grid.cells)
-    plan = make_plan(grid.cells, answers, workspace.environment, name, grid.idle)
+    plan = make_plan(grid.cells, answers, workspace.environment, name, grid.idle, replicates)
     if probes := recipe_probes(grid.idle, plan.cells[0].spec):
         refuse_unknown_recipes(workspace.answers(probes))
     history = workspace.history
     ledger = history.sweep(plan.name)
-    settled = {} if fresh else ledger.cells()
+    settled = {} if fresh else {**measured_elsewhere(plan, ledger), **ledger.cells()}
     waiting = unsettled(plan, settled, retry_failed=retry_failed)
     expected = estimate(waiting, history)
     if dry_run:

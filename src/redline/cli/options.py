@@ -61,6 +61,10 @@ TrialEffort = Annotated[
     str, opt(group=HOW, metavar="[quick|normal|strict]", help="How long each trial is timed; see 'redline run --help'.")
 ]
 Replicates = Annotated[int, opt(group=HOW, help="Fresh-process repetitions of the comparison, before any extension.")]
+Processes = Annotated[
+    int,
+    opt("--replicates", group=HOW, help="Measure all in so many fresh processes; intervals cover their differences."),
+]
 Report = Annotated[
     Path | None,
     opt("--report", group=OUTPUT, metavar="DIR", help="Also write a report there: dashboard, Markdown, CSV."),

@@ -110,6 +110,9 @@ class LiveObserver(Observer):
             self._last_line_at = now
             self._tell(record, words)
 
+    def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
+        self.say(Text(f"replicate {number} of {planned}", style="dim"), on_stdout=False)
+
     def closed(self, record: RunRecord) -> None:
         ended = "interrupted" if record.stopped == "interrupted" else "measured"
         told = f"failed: {record.failure.told}" if record.failure else ended

@@ -15,6 +15,7 @@ from redline.cli.options import (
     Given,
     Json,
     Models,
+    Processes,
     Recipes,
     Report,
     only_set,
@@ -36,6 +37,7 @@ def run(
     compile_: Annotated[bool, opt("--compile", group=WHAT, help="Short for the switch compile.")] = False,
     given: Given,
     file: Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with [[run]] tables.")] = None,
+    replicates: Processes = 1,
     report: Report = None,
     json: Json = False,
 ) -> int:
@@ -65,7 +67,7 @@ def run(
     recipes = [*(recipe or []), *([short] if short else [])]
     asked = given | only_set(recipes=recipes, file=file)
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
-        result = run_models(model, **asked, workspace=workspace)
+        result = run_models(model, **asked, replicates=replicates, workspace=workspace)
         observer.stop()
         print_json(result.to_json()) if json else make_console().print(RunReport(result.rows))
         if report is not None:

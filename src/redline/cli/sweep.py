@@ -15,6 +15,7 @@ from redline.cli.options import (
     Json,
     Models,
     Options,
+    Processes,
     Recipes,
     Report,
     only_set,
@@ -44,6 +45,7 @@ def sweep(
         str | None, opt(group=WHAT, metavar="[fp16-torchscript|amp-batches]", help="A built-in grid.")
     ] = None,
     name: Annotated[str | None, opt(group=HOW, help="Name of the sweep. Default: derived from its grid.")] = None,
+    replicates: Processes = 1,
     fresh: Annotated[bool, opt("--fresh", group=HOW, help="Start over; old records stay in the history.")] = False,
     retry_failed: Annotated[bool, opt("--retry-failed", group=HOW, help="Try failed cells again.")] = False,
     dry_run: Annotated[
@@ -80,7 +82,13 @@ def sweep(
     try:
         with LiveSweep() as observer, Workspace(observer=observer) as workspace:
             result = sweep_models(
-                model, **asked, fresh=fresh, retry_failed=retry_failed, dry_run=dry_run, workspace=workspace
+                model,
+                **asked,
+                replicates=replicates,
+                fresh=fresh,
+                retry_failed=retry_failed,
+                dry_run=dry_run,
+                workspace=workspace,
             )
             observer.stop()
             shown = sweep_report(result.summary, result.rows, result.estimate)

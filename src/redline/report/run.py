@@ -245,10 +245,12 @@ def _title(rows: Sequence[RunSummary]) -> Text:
     first = rows[0]
     where = next((row.device_name for row in rows if row.device_name), None)
     batch = next((row.batch for row in rows if row.batch), None)
+    processes = max(len(row.replicate_ids) for row in rows)
     parts = [
         first.model,
         first.task,
         f"batch {batch}" if batch else "",
+        f"{processes} processes each" if processes else "",
         f"{where} ({first.device})" if where else first.device,
     ]
     return Text(" · ".join(part for part in parts if part), style="bold")

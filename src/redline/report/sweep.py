@@ -41,7 +41,7 @@ def sweep_json(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Esti
 
 def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> RenderableType:
     """The table, what to know about single rows below, the next step last."""
-    by_record = {row.record_id: row for row in rows}
+    by_record = {record_id: row for row in rows for record_id in (row.replicate_ids or (row.record_id,))}
     parts = _tables(summary, by_record) if estimate is None else [_plan_table(summary)]
     parts += [Text(f"  {_name(cell)}: {cell.failure.told}", style="red") for cell in summary.cells if cell.failure]
     parts += [
@@ -75,7 +75,7 @@ def _plan_table(summary: SweepSummary) -> RenderableType:
     table = make_table(Text(f"sweep {summary.name} · {_counts(summary)}", style="bold"))
     for header in ("model", "task", "recipe", "batch", "threads", "status"):
         table.add_column(header, overflow="fold", justify="right" if header in ("batch", "threads") else "left")
-    for cell in summary.cells:
+    for cell in _combinations(summary.cells):
         numbers = (_number(cell.batch), _number(cell.threads))
         table.add_row(Text(cell.model), cell.task, Text(cell.recipe), *numbers, _status(cell, None))
     return table
@@ -99,12 +99,23 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
         for header in ("items/s", "±", "p50 ms", "p95 ms", "memory MB"):
             table.add_column(header, justify="right", no_wrap=True)
         table.add_column("status", overflow="fold", min_width=9)
-        for cell in cells:
+        for cell in _combinations(cells):
             row = by_record.get(cell.record_id or "")
             where = (Text(_axis_text(cell, axis, row)) for axis in axes)
             table.add_row(*where, *_measured(row), _status(cell, row))
         parts.append(table)
     return parts
+
+
+def _combinations(cells: Iterable[SweepCell]) -> list[SweepCell]:
+    """One cell for all replicates of a combination: one that failed, else one that is done."""
+    found: dict[tuple[Any, ...], SweepCell] = {}
+    for cell in cells:
+        key = cell.model, cell.task, cell.recipe, cell.threads, cell.batch
+        known = found.get(key)
+        if known is None or (known.failure is None and (cell.failure is not None or known.status == "pending")):
+            found[key] = cell
+    return list(found.values())
 
 
 def _axis_text(cell: SweepCell, axis: str, row: RunSummary | None) -> str:
@@ -162,6 +173,7 @@ def _once_per_reason(summary: SweepSummary) -> list[Any]:
 def _name(cell: SweepCell) -> str:
     parts = [cell.model, cell.task, cell.recipe, f"batch {cell.batch}" if cell.batch else ""]
     parts.append(f"{cell.threads} threads" if cell.threads else "")
+    parts.append(f"replicate {cell.replicate}" if cell.replicate > 1 else "")
     return " ".join(part for part in parts if part)
 
 

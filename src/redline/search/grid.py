@@ -241,6 +241,11 @@ def default_name(cells: Sequence[RunSpec]) -> str:
     return f"{first}{f'+{len(models) - 1}' if len(models) > 1 else ''}-{digest}"
 
 
+def is_default_name(name: str) -> bool:
+    """Whether a sweep was named by its grid, and not by a person."""
+    return re.fullmatch(r".*-[0-9a-f]{8}", name) is not None
+
+
 def _batch_ranks(cells: Iterable[RunSpec]) -> dict[int | None, int]:
     batches = sorted({cell.workload.batch for cell in cells}, key=lambda batch: batch or 0)
     order = [batches[0], batches[-1], *_middles(batches[1:-1])]

@@ -30,7 +30,7 @@ from redline.launch.door import Door
 from redline.launch.lock import device_lock
 from redline.protocol import Checked
 from redline.record import BENCHMARK_VERSION, Block, Environment, Failure, RunRecord, new_id
-from redline.search.grid import default_name, in_informative_order
+from redline.search.grid import default_name, in_informative_order, is_default_name
 from redline.search.group import measure_together
 from redline.search.observer import Observer
 from redline.spec import RunSpec, key_of, memory_identity
@@ -46,6 +46,7 @@ class Cell:
 
     spec: RunSpec
     key: str
+    replicate: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Plan:
     name: str
     cells: tuple[Cell, ...]
     """In the order in which they are measured."""
+    shares: bool = False
+    """It has no name of its own: cells that another such sweep has measured need not be measured again."""
     left_out: tuple[LeftOut, ...] = ()
     idle_exclusions: tuple[IdleExclusion, ...] = ()
 
@@ -71,6 +74,7 @@ def make_plan(
     environment_of: Callable[[str], Environment],
     name: str | None = None,
     idle_exclusions: Sequence[IdleExclusion] = (),
+    replicates: int = 1,
 ) -> Plan:
     """From a grid and the bench's answers about it. A mistake is raised; a combination that cannot be is left out."""
     possible = [answer for answer in answers if answer.usage is None]
@@ -80,13 +84,21 @@ def make_plan(
         Cell(spec=answer.spec, key=plan_key(answer.spec, answer.fingerprint, places[answer.spec.device]))
         for answer in in_informative_order(possible)
     ]
+    once = list({cell.key: cell for cell in cells}.values())
     return Plan(
         # By what was asked for: what `auto` means may differ from machine to machine.
         name=name or default_name(specs),
-        cells=tuple({cell.key: cell for cell in cells}.values()),
+        # All cells once before any is measured again: what drifts then hits all of them alike.
+        cells=tuple(_repeated(cell, number) for number in range(1, replicates + 1) for cell in once),
+        shares=name is None,
         left_out=tuple(left_out),
         idle_exclusions=tuple(idle_exclusions),
     )
+
+
+def _repeated(cell: Cell, replicate: int) -> Cell:
+    """The first keeps the plain key, so that asking for more replicates goes on with what is there."""
+    return cell if replicate == 1 else Cell(spec=cell.spec, key=f"{cell.key}-{replicate}", replicate=replicate)
 
 
 def check_name(name: Any) -> None:
@@ -162,6 +174,10 @@ class Ledger(Protocol):
 
     def cells(self) -> dict[str, SettledCell]: ...
 
+    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]: ...
+
+    def adopt(self, cells: Iterable[SettledCell]) -> None: ...
+
     def settle(self, key: str, record: RunRecord) -> None: ...
 
     def forget(self) -> None: ...
@@ -199,6 +215,8 @@ def sweep_plan(
     with ledger.held():
         if fresh:
             ledger.forget()
+        else:
+            ledger.adopt(measured_elsewhere(plan, ledger).values())
         waiting = unsettled(plan, ledger.cells(), retry_failed=retry_failed)
         broken = 0
         for number, cell in enumerate(waiting, start=len(plan.cells) - len(waiting) + 1):
@@ -225,6 +243,14 @@ def measure_cell(cell: Cell, door: Door, ledger: Ledger, observer: Observer) -> 
     return record
 
 
+def measured_elsewhere(plan: Plan, ledger: Ledger) -> dict[str, SettledCell]:
+    """Cells of this plan that a smaller or another grid has measured; a sweep with a name of its own keeps to itself."""
+    if not plan.shares:
+        return {}
+    own = ledger.cells()
+    return ledger.elsewhere([cell.key for cell in plan.cells if cell.key not in own], is_default_name)
+
+
 def unsettled(plan: Plan, settled: Mapping[str, SettledCell], *, retry_failed: bool = False) -> list[Cell]:
     def is_settled(cell: Cell) -> bool:
         known = settled.get(cell.key)
@@ -241,10 +267,10 @@ def standing(plan: Plan, settled: Mapping[str, SettledCell]) -> SweepSummary:
 
 def _standing(cell: Cell, settled: SettledCell | None) -> SweepCell:
     if settled is None:
-        return cell_of(cell.spec, "pending")
+        return cell_of(cell.spec, "pending", replicate=cell.replicate)
     failure = None
     if settled.status == "failed":
         failure = FailureSummary(
             stage=settled.failure_stage or "", kind=settled.failure_kind or "", message=settled.failure_message or ""
         )
-    return cell_of(cell.spec, settled.status, settled.record_id, failure)
+    return cell_of(cell.spec, settled.status, settled.record_id, failure, cell.replicate)

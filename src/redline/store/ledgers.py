@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -124,6 +124,10 @@ def _named(holder: Holder) -> str:
     return f"process {pid} on {machine.partition('/')[0]}"
 
 
+KEYS_AT_ONCE = 500
+"""SQLite takes some thousand parameters in one statement."""
+
+
 class SweepLedger:
     """The settled cells of one sweep, by name."""
 
@@ -149,6 +153,27 @@ class SweepLedger:
     def settle(self, key: str, record: RunRecord) -> None:
         """Write the record and that it settles this cell; on disk, not only in the system's memory, when it returns."""
         self._database.write(SettleCell(sweep=self.name, key=key, record=record, holder=self._token))
+
+    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
+        """Cells that other sweeps, of which the name says whether they may be asked, have measured already."""
+        found: dict[str, SettledCell] = {}
+        with self._database.reading() as connection:
+            for first in range(0, len(keys), KEYS_AT_ONCE):
+                rows = connection.execute(queries.DONE_CELLS, {"keys": list(keys[first : first + KEYS_AT_ONCE])})
+                for row in rows.mappings():
+                    values = dict(row)
+                    if is_welcome(values.pop("sweep")):
+                        found[row["key"]] = SettledCell(**values)
+        return found
+
+    def adopt(self, cells: Iterable[SettledCell]) -> None:
+        """Settle cells by the records of other sweeps."""
+        columns = ("status", "record_id", "failure_kind", "failure_stage", "failure_message")
+        with self._database.writing() as connection:
+            for cell in cells:
+                connection.execute(queries.DELETE_CELL, {"name": self.name, "key": cell.key})
+                values = {column: getattr(cell, column) for column in columns}
+                connection.execute(queries.INSERT_CELL, {"sweep": self.name, "cell_key": cell.key, **values})
 
     def forget(self) -> None:
         """Start over: no cell is settled any more. The records stay in the history."""

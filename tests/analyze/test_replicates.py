@@ -1,0 +1,80 @@
+"""Rows over several processes: intervals that cover what differs between them, against a known truth."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from reported import fake_door, race_records, sweep_records
+
+from redline.analyze.replicates import replicate_rows
+from redline.analyze.summary import summarize
+from redline.record import Failure, RunRecord
+from redline.testing.fake import FakeDoor
+
+
+def processes(count: int, door: FakeDoor) -> list[RunRecord]:
+    return [record for _ in range(count) for record in race_records(["baseline", "fp16"], door)]
+
+
+def test_a_record_alone_keeps_its_row() -> None:
+    records = race_records(["baseline", "fp16"])
+    assert replicate_rows(records) == summarize(records)
+
+
+def test_the_interval_is_that_of_processes() -> None:
+    """Each process is steady to a fraction of a percent and sits 5 % off: one row alone would promise far too much."""
+    door = fake_door(step_s=lambda spec: 0.010, offset_sigma=0.05, noise_sigma=0.001)
+    records = [record for _ in range(5) for record in sweep_records(door, recipe="baseline", batches=[32])]
+    (row,) = replicate_rows(records)
+    own = summarize(records)
+    assert row.replicate_ids == tuple(record.id for record in records)
+    assert row.throughput_interval is not None
+    assert row.throughput_interval.low < 3200 < row.throughput_interval.high
+    assert all(each.throughput_interval and each.throughput_interval.half_width < 0.002 for each in own)
+    assert row.throughput_interval.half_width > 0.02
+    assert row.record_id in row.replicate_ids
+
+
+def test_the_ratio_is_over_replicates() -> None:
+    records = processes(4, fake_door(offset_sigma=0.02))
+    baseline, fast = replicate_rows(records)
+    assert baseline.vs_first is None
+    assert fast.vs_first is not None
+    low, high = fast.vs_first.low, fast.vs_first.high
+    assert low is not None
+    assert high is not None
+    assert low < 2.5 < high
+    narrow = summarize(records)[1].vs_first
+    assert narrow is not None
+    assert narrow.low is not None
+    assert narrow.high is not None
+    assert high - low > narrow.high - narrow.low, "one process knows nothing of the others"
+
+
+def test_what_fails_in_one_process_has_failed() -> None:
+    records = processes(3, fake_door())
+    broken = msgspec.structs.replace(records[3], failure=Failure(stage="measure", kind="crash", message="died"))
+    _, fast = replicate_rows([*records[:3], broken, *records[4:]])
+    assert fast.failure is not None
+    assert fast.throughput_per_s is None
+    assert len(fast.replicate_ids) == 3
+
+
+def test_a_recipe_beside_itself_stays_two_rows() -> None:
+    records = [record for _ in range(2) for record in race_records(["baseline", "baseline"])]
+    rows = replicate_rows(records)
+    assert [len(row.replicate_ids) for row in rows] == [2, 2]
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_doubts_about_one_process_are_doubts_about_the_row(count: int) -> None:
+    records = processes(count, fake_door())
+    records[1] = msgspec.structs.replace(
+        records[1],
+        prepared=msgspec.structs.replace(
+            records[1].prepared, warmup=msgspec.structs.replace(records[1].prepared.warmup, steady=False)
+        ),
+    )
+    baseline, fast = replicate_rows(records)
+    assert baseline.verdict.trusted
+    assert fast.verdict.labels == ("no-steady-state",)
