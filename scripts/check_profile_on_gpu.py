@@ -113,7 +113,7 @@ def check_case(case: Case, model: str, out: Path) -> bool:
         f"trace {keep(case, model, document, out / 'traces')}  {seconds:.0f} s",
         flush=True,
     )
-    print(f"{'':<12} {document['bound']['evidence']}")
+    print(f"{'':<12} {document['bound']['evidence']['text']}")
     print(f"{'':<12} findings: {codes or 'none'}")
     for line in wrong:
         print(f"{'':<12} NOT MET: {line}")

@@ -77,7 +77,9 @@ def check_ceilings(report: Report, out: Path, device: str, expected: dict[str, f
             line = f"{name:<5} {measured / factor:8.4g} {unit}, expected {wanted:g} ({off:+.1%}){sheet}"
             report.check(abs(off) <= TOLERANCE, line)
     report.say(f"          launch {found['launch_s']['measured'] * 1e6:.2f} µs, cache {found['cache_bytes']} bytes")
-    report.say(f"          shapes {found['shapes']}; {'; '.join(found['notes']) or 'no notes'}")
+    report.say(
+        f"          shapes {found['shapes']}; {'; '.join(each['text'] for each in found['notes']) or 'no notes'}"
+    )
 
 
 def check_roofline(report: Report, out: Path, device: str, model: str, batch: int) -> None:
@@ -103,7 +105,7 @@ def check_roofline(report: Report, out: Path, device: str, model: str, batch: in
         mfu = "n/a" if row["mfu"] is None else f"{row['mfu']:.1%}"
         report.say(
             f"    headroom {row['headroom']:.2f}×, of the ceiling {row['efficiency']:.1%}, MFU {mfu}, "
-            f"bound {row['bound']['label']}: {row['bound']['evidence']}"
+            f"bound {row['bound']['label']}: {row['bound']['evidence']['text']}"
         )
         for one in row["classes"]:
             took = "n/a" if one["measured_s"] is None else f"{one['measured_s'] * 1e3:.3f} ms"
@@ -113,8 +115,8 @@ def check_roofline(report: Report, out: Path, device: str, model: str, batch: in
             )
         report.check(row["attainable_s"] <= row["measured_s"] and row["error"] is None, "roofline time ≤ measured time")
         report.check(row["unfused_s"] >= row["attainable_s"], "unfused time ≥ roofline time")
-        for note in row["notes"]:
-            report.say(f"    note: {note}")
+        for each in row["notes"]:
+            report.say(f"    note: {each['text']}")
     keep(out, [row["record_id"] for row in found["results"]])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from redline.note import note
 from redline.record import Failure, Numerics, RunRecord, TelemetrySample, decode
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal
@@ -32,10 +33,24 @@ def memory(spec: RunSpec) -> int:
 
 def numerics(spec: RunSpec) -> Numerics:
     if not spec.recipe.switches:
-        return Numerics(method="reference", passed=True, rel_l2=0.0, reason="the strict fp32 reference itself")
+        return Numerics(
+            method="reference", passed=True, rel_l2=0.0, reason=note("reference", "the strict fp32 reference itself")
+        )
     if str(spec.recipe) == "bf16":
-        return Numerics(rel_l2=0.3, tolerance=0.02, passed=False, reason="error 0.3 is above the tolerance 0.02")
-    return Numerics(rel_l2=1e-3, tolerance=4e-3, cosine=1.0, top1_agreement=1.0, passed=True, reason="near enough")
+        return Numerics(
+            rel_l2=0.3,
+            tolerance=0.02,
+            passed=False,
+            reason=note("above-tolerance", "error 0.3 is above the tolerance 0.02"),
+        )
+    return Numerics(
+        rel_l2=1e-3,
+        tolerance=4e-3,
+        cosine=1.0,
+        top1_agreement=1.0,
+        passed=True,
+        reason=note("within-tolerance", "near enough"),
+    )
 
 
 CEILINGS = Ceilings(

@@ -13,6 +13,7 @@ import pytest
 
 from redline import protocol
 from redline.errors import DoorError
+from redline.note import note
 from redline.protocol import (
     Ask,
     AskCeilings,
@@ -184,7 +185,7 @@ REPLIES = [
                 relieves="both",
                 excludes=("torchscript",),
                 needs=(SwitchNeed(beside="amp", wants=("fused-optimizer",), reason="scaling asks the host"),),
-                refusal="no compiler",
+                refusal=note("unavailable", "no compiler"),
                 capabilities=Capabilities(quantizes=True),
                 leaves_program=True,
                 is_slow_to_prepare=True,

@@ -12,6 +12,7 @@ import pytest
 
 from redline import record
 from redline.errors import RecordError
+from redline.note import note
 from redline.record import (
     SCHEMA,
     Block,
@@ -100,7 +101,7 @@ def whole_record(**changes: Any) -> RunRecord:
             input_shapes=("32x3x224x224",),
             model_hash="m1",
             input_hash="i1",
-            notes=("a zero head got random weights",),
+            notes=(note("signal", "a zero head got random weights", about="head"),),
         ),
         cold_start=ColdStart(
             import_s=4.0, start_s=0.02, build_s=0.5, first_call_s=30.0, compile_s=29.0, compile_cache="mixed"
@@ -116,14 +117,14 @@ def whole_record(**changes: Any) -> RunRecord:
             floor=8e-4,
             tolerance=3.2e-3,
             passed=True,
-            reason="near enough",
+            reason=note("within-tolerance", "near enough", about="x"),
             steps=3,
             losses=(2.3, None, math.inf),
             reference_losses=(2.3, 2.2, 2.1),
         ),
-        warmup=Warmup(samples=SAMPLES, seconds=1.5, steady=True, reason="two windows agree"),
+        warmup=Warmup(samples=SAMPLES, seconds=1.5, steady=True, reason=note("steady", "two windows agree", about="x")),
         memory=memory,
-        recipe_notes={"compile": "no graphs"},
+        recipe_notes=(note("switch", "no graphs", about="compile"),),
         switches={
             "compile": Capabilities(
                 compiles=True,
@@ -166,7 +167,7 @@ def whole_record(**changes: Any) -> RunRecord:
                 ),
             ),
             for_these_inputs="nonzero needs the values of its inputs",
-            notes=("backward not counted",),
+            notes=(note("backward-not-counted", "backward not counted", about="relu"),),
             seconds=0.3,
         ),
     )
@@ -191,7 +192,7 @@ def whole_record(**changes: Any) -> RunRecord:
         wall_s=0.26,
         started_at=1.7e9,
         round=3,
-        alone=True,
+        solo=True,
         memory=memory,
         energy_j=150.25,
         telemetry=(look, look),
@@ -246,8 +247,9 @@ def whole_record(**changes: Any) -> RunRecord:
             traceback="Traceback…",
             switches=("compile",),
             scope="switch",
+            notes=(note("fragmented", "in pieces", about="x"),),
         ),
-        "notes": ("measured alone",),
+        "notes": (note("measured-separately", "measured alone", about="memory"),),
     }
     return RunRecord(**{**parts, **changes})
 
@@ -346,6 +348,29 @@ class TestSchema:
     def test_a_gap_in_the_chain_is_named(self) -> None:
         with pytest.raises(RecordError, match="no way from record schema 2 to 3"):
             migrate({"schema": 1}, {1: lambda plain: plain}, to=3)
+
+    def test_one_of_schema_1_loads_with_its_words_of_then(self) -> None:
+        """Switches were steps, solo blocks were alone, and notes were plain texts."""
+        plain = plain_record(schema=1, notes=["measured alone"])
+        plain["spec"]["recipe"] = {"steps": plain["spec"]["recipe"]["switches"]}
+        for block in plain["blocks"]:
+            block["alone"] = block.pop("solo")
+        prepared = plain["prepared"]
+        prepared["recipe_notes"] = {"compile": "no graphs"}
+        prepared["workload"]["notes"] = ["a zero head got random weights"]
+        prepared["work"]["notes"] = []
+        prepared["numerics"]["reason"] = "near enough"
+        prepared["warmup"]["reason"] = ""
+        plain["failure"].pop("notes")
+        found, today = decode(msgspec.msgpack.encode(plain)), whole_record()
+        assert found.prepared is not None
+        assert found.spec == today.spec
+        assert found.blocks == today.blocks
+        assert found.notes == (note("note", "measured alone"),)
+        assert found.prepared.recipe_notes == (note("note", "no graphs", about="compile"),)
+        assert found.prepared.workload.notes == (note("note", "a zero head got random weights"),)
+        assert found.prepared.numerics.reason == note("note", "near enough")
+        assert found.prepared.warmup.reason is None
 
     def test_the_chain_reaches_today(self) -> None:
         oldest = min(record.MIGRATIONS, default=SCHEMA)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
 
+from redline.note import note
 from redline.protocol import Relief, SwitchChoice
 from redline.record import Failure, Numerics
 from redline.spec import RunSpec
@@ -21,7 +22,13 @@ from redline.testing.landscape import EXACT, Landscape
 
 Switches = frozenset[str]
 
-WRONG = Numerics(rel_l2=0.7, finite=True, floor=1e-3, tolerance=4e-3, reason="error 0.7 is above the tolerance 0.004")
+WRONG = Numerics(
+    rel_l2=0.7,
+    finite=True,
+    floor=1e-3,
+    tolerance=4e-3,
+    reason=note("above-tolerance", "error 0.7 is above the tolerance 0.004"),
+)
 _LEAVE_PROGRAM = frozenset({"graphs", "cudnn-benchmark", "fused-optimizer"})
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import msgspec
-
+from redline.note import Note, note
 from redline.record import Environment, RunRecord, device_of
 from redline.spec import Frozen
 from redline.units import format_bytes
@@ -57,34 +55,40 @@ def whether_in_turns(one: RunRecord, other: RunRecord) -> bool:
 
 def differences(
     mine: Benchmark, first: Sequence[RunRecord], yours: Benchmark, other: Sequence[RunRecord]
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[Note], list[Note]]:
     """What makes the two incomparable, and what is only worth knowing."""
-    unlike = [f"{name} {ours!r} against {theirs!r}" for name, ours, theirs in _unlike_benchmarks(mine, yours)]
+    unlike = {name: _told(name, [ours], [theirs]) for name, ours, theirs in _unlike_benchmarks(mine, yours)}
     noted = []
     for name, look in _DECIDING.items():
         ours, theirs = _seen(first, look), _seen(other, look)
         if ours != theirs or len(ours) > 1:
-            unlike.append(_told(name, ours, theirs))
+            unlike[name] = _told(name, ours, theirs)
     for name, look in _WORTH_KNOWING.items():
         ours, theirs = _seen(first, look), _seen(other, look)
         if ours != theirs:
             noted.append(_told(name, ours, theirs))
-    return unlike, noted
+    return list(unlike.values()), noted
 
 
-def _unlike_benchmarks(mine: Benchmark, yours: Benchmark) -> list[tuple[str, Any, Any]]:
-    """All that differs but the recipe: which of two recipes is faster is a fair question."""
-    names = [field.name for field in msgspec.structs.fields(Benchmark) if field.name != "recipe"]
-    pairs = [(name, getattr(mine, name), getattr(yours, name)) for name in names]
-    return [(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
+def _unlike_benchmarks(mine: Benchmark, yours: Benchmark) -> list[tuple[str, str, str]]:
+    """Name and both values of all that differs but the recipe: which of two recipes is faster is a fair question."""
+    ours, theirs = _fields(mine), _fields(yours)
+    names = [name for name in dict.fromkeys((*ours, *theirs)) if ours.get(name) != theirs.get(name)]
+    return [(name, ours.get(name) or "default", theirs.get(name) or "default") for name in names]
+
+
+def _fields(benchmark: Benchmark) -> dict[str, str | None]:
+    batch = None if benchmark.batch is None else str(benchmark.batch)
+    plain = {"model": benchmark.model, "task": benchmark.task, "batch": batch, "device": benchmark.device}
+    return {**plain, **dict(benchmark.settings)}
 
 
 def _seen(records: Sequence[RunRecord], look: Callable[[RunRecord], str | None]) -> list[str]:
     return sorted({look(record) or "unknown" for record in records})
 
 
-def _told(name: str, ours: list[str], theirs: list[str]) -> str:
-    return f"{name}: {' and '.join(ours)} against {' and '.join(theirs)}"
+def _told(name: str, ours: list[str], theirs: list[str]) -> Note:
+    return note("differs", f"{name.replace('_', ' ')}: {' and '.join(ours)} against {' and '.join(theirs)}", about=name)
 
 
 def _of_environment(look: Callable[[Environment], str | None]) -> Callable[[RunRecord], str | None]:

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from redline.errors import DoorError, SpecError
+from redline.note import Note
 from redline.record import (
     Block,
     BlockKind,
@@ -256,7 +257,7 @@ class SwitchChoice(Frozen):
     """Switches (`compile`, or only `compile:reduce-overhead`) it cannot stand beside; both sides of an exclusion tell it."""
     needs: tuple[SwitchNeed, ...] = ()
     """For the task that was asked about."""
-    refusal: str | None = None
+    refusal: Note | None = None
     """Why it cannot be had here, or would change nothing about this model; None: it can be tried."""
     capabilities: Capabilities = Capabilities()
     """What quantizes is never tried unless asked for."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, SpecError
+from redline.note import Note, notes_from_texts
 from redline.spec import Frozen, Recipe, RunSpec, key_of, memory_identity
 from redline.work import WorkCount
 
@@ -28,14 +29,21 @@ StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"
 """`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
 
 
-class Mishap(Frozen):
-    """What happened, at which stage, and where in the user's code."""
+class Failure(Frozen, omit_defaults=True):
+    """A trial that broke is data: where, how, and what it said."""
 
     stage: str
+    kind: FailureKind
     message: str
     """One line for the table."""
     where: str = ""
     """The line of the user's own code it came from, as `model.py:12 in forward`; empty where none was involved."""
+    traceback: str = ""
+    switches: tuple[str, ...] = ()
+    """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
+    scope: FailureScope = "recipe"
+    notes: tuple[Note, ...] = ()
+    """What the bench could tell from the error beyond its kind."""
 
     @property
     def told(self) -> str:
@@ -43,15 +51,9 @@ class Mishap(Frozen):
         message = " ".join(self.message.splitlines())
         return f"{message} ({self.where})" if self.where else message
 
-
-class Failure(Mishap, kw_only=True):
-    """A trial that broke is data: where, how, and what it said."""
-
-    kind: FailureKind
-    traceback: str = ""
-    switches: tuple[str, ...] = ()
-    """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
-    scope: FailureScope = "recipe"
+    def brief(self) -> Failure:
+        """For a row of a table: without the traceback."""
+        return msgspec.structs.replace(self, traceback="")
 
 
 class Capabilities(Frozen):
@@ -159,7 +161,7 @@ class Numerics(Frozen):
     """Error of fp32 arithmetic on weights and inputs rounded to the recipe's number format."""
     tolerance: float | None = None
     passed: bool = False
-    reason: str = ""
+    reason: Note | None = None
     steps: int | None = None
     """Length of the loss path."""
     losses: tuple[float | None, ...] = ()
@@ -229,7 +231,7 @@ class WorkloadInfo(Frozen):
     input_shapes: tuple[str, ...] = ()
     model_hash: str = ""
     input_hash: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class Warmup(Frozen):
@@ -238,7 +240,7 @@ class Warmup(Frozen):
     samples: tuple[float, ...] = ()
     seconds: float = 0.0
     steady: bool = False
-    reason: str = ""
+    reason: Note | None = None
 
 
 class Prepared(Frozen):
@@ -251,8 +253,8 @@ class Prepared(Frozen):
     warmup: Warmup
     memory: Memory
     """Peaks of building, checking and warming up; blocks carry their own."""
-    recipe_notes: dict[str, str] = {}
-    """What each switch did or could not do, by switch."""
+    recipe_notes: tuple[Note, ...] = ()
+    """What switches did or could not do; each is about its switch."""
     switches: dict[str, Capabilities] = {}
     """What each switch of the recipe does to the program, by switch."""
     step_synchronises: bool | None = None
@@ -284,8 +286,8 @@ class Block(Frozen):
     started_at: float = 0.0
     round: int = 0
     """Blocks of sibling sessions with the same round were measured next to each other."""
-    alone: bool = False
-    """Timed before any sibling ran, where siblings were to come."""
+    solo: bool = False
+    """Timed before any sibling session ran, where siblings were to come; the others are contended."""
     memory: Memory = Memory()
     energy_j: float | None = None
     telemetry: tuple[TelemetrySample, ...] = ()
@@ -329,7 +331,7 @@ class RunRecord(Frozen):
     closed: Closed | None = None
     stopped: StopReason | None = None
     failure: Failure | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def new_id() -> str:
@@ -362,17 +364,38 @@ def key_of_record(spec: RunSpec, prepared: Prepared) -> str:
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def _name_switches(plain: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 called the switches of a recipe its steps, and did not say what they do to the program."""
-    spec = plain.get("spec")
-    recipe = spec.get("recipe") if isinstance(spec, dict) else None
-    if not isinstance(spec, dict) or not isinstance(recipe, dict) or "steps" not in recipe:
-        return plain
-    renamed = {"switches" if name == "steps" else name: value for name, value in recipe.items()}
-    changed = {**plain, "spec": {**spec, "recipe": renamed}}
+def _from_1_to_2(plain: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 called switches steps and solo blocks alone, had plain texts for notes, and did not say what switches do."""
+    plain = {**plain, "notes": notes_from_texts(plain.get("notes", []))}
+    if isinstance(plain.get("blocks"), list | tuple):
+        plain["blocks"] = [_renamed(block, "alone", "solo") for block in plain["blocks"]]
     if isinstance(plain.get("prepared"), dict):
-        changed["prepared"] = {**plain["prepared"], "switches": _capabilities_in_schema_1(renamed)}
+        plain["prepared"] = _with_notes(plain["prepared"])
+    spec = plain.get("spec")
+    if isinstance(spec, dict) and isinstance(spec.get("recipe"), dict):
+        recipe = _renamed(spec["recipe"], "steps", "switches")
+        plain["spec"] = {**spec, "recipe": recipe}
+        if isinstance(plain.get("prepared"), dict):
+            plain["prepared"] = {**plain["prepared"], "switches": _capabilities_in_schema_1(recipe)}
+    return plain
+
+
+def _with_notes(prepared: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(prepared)
+    for part, name in (("workload", "notes"), ("work", "notes"), ("numerics", "reason"), ("warmup", "reason")):
+        if isinstance(changed.get(part), dict) and name in changed[part]:
+            texts = notes_from_texts(changed[part][name] or ([] if name == "notes" else None))
+            changed[part] = {**changed[part], name: texts}
+    by_switch = changed.get("recipe_notes")
+    if isinstance(by_switch, dict):
+        changed["recipe_notes"] = [{**notes_from_texts(text), "about": switch} for switch, text in by_switch.items()]
     return changed
+
+
+def _renamed(plain: Any, old: str, new: str) -> Any:
+    if not isinstance(plain, dict) or old not in plain:
+        return plain
+    return {new if name == old else name: value for name, value in plain.items()}
 
 
 def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -396,7 +419,7 @@ def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-MIGRATIONS: dict[int, Migration] = {1: _name_switches}
+MIGRATIONS: dict[int, Migration] = {1: _from_1_to_2}
 """From schema n to n + 1, on plain dicts."""
 
 

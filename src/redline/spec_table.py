@@ -46,9 +46,15 @@ def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[R
     tables = [layered(document, run, overrides or {}) for run in runs]
     try:
         return [spec for table in for_trainers(tables) for spec in specs_from_table(table, where=str(path))]
+    except _TableError:
+        raise
     except SpecError as error:
-        # A range, an effort or a recipe is refused by its own class, which knows of no file.
-        raise SpecError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+        # A range, an effort or a recipe is refused by its own class, which does not know the file.
+        raise SpecError(f"{path}: {error}") from None
+
+
+class _TableError(SpecError):
+    """Already says where the mistake is."""
 
 
 def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunSpec]:
@@ -60,7 +66,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     own_measure = rest.pop("measure", {})
     effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
     if not isinstance(tail, bool):
-        raise SpecError(f"{where}: tail must be true or false, got {tail!r}")
+        raise _TableError(f"{where}: tail must be true or false, got {tail!r}")
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
     launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
@@ -68,7 +74,9 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     for model in models:
         workload = _convert({"model": model, **rest}, WorkloadSpec, where)
         if "optimizer" in rest and workload.task == "infer":
-            raise SpecError(f"{where}: optimizer {rest['optimizer']} is for training: give task train, or leave it out")
+            raise _TableError(
+                f"{where}: optimizer {rest['optimizer']} is for training: give task train, or leave it out"
+            )
         for recipe in recipes:
             specs.append(
                 _convert(
@@ -102,7 +110,7 @@ def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
     for name in table:
         if name not in known:
             near = closest(str(name), known, count=1)
-            raise SpecError(f"{where}: unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+            raise _TableError(f"{where}: unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
@@ -110,7 +118,7 @@ def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
     inside = own_measure.get("effort") if isinstance(own_measure, Mapping) else None
     effort = rest.pop("effort", "normal" if inside is None else inside)
     if inside is not None and inside != effort:
-        raise SpecError(f"{where}: effort is {effort!r}, but {inside!r} in the table measure: leave one out")
+        raise _TableError(f"{where}: effort is {effort!r}, but {inside!r} in the table measure: leave one out")
     return effort
 
 
@@ -153,7 +161,7 @@ def _without_effort(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _override(base: Any, changes: Any, where: str) -> Any:
     if not isinstance(changes, Mapping):
-        raise SpecError(f"{where} must be a table, got {changes!r}")
+        raise _TableError(f"{where} must be a table, got {changes!r}")
     return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
 
 
@@ -164,7 +172,7 @@ def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(msgspec.to_builtins(table), kind)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{where}: {error}") from None
+        raise _TableError(f"{where}: {error}") from None
 
 
 @cache
@@ -176,7 +184,7 @@ def _choices_of(kind: Any) -> dict[str, Any]:
 def _names(value: Any, what: str, where: str) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise SpecError(f"{where}: {what} must be a name or a list of names, got {value!r}")
+        raise _TableError(f"{where}: {what} must be a name or a list of names, got {value!r}")
     if not names:
-        raise SpecError(f"{where}: name at least one {what}")
+        raise _TableError(f"{where}: name at least one {what}")
     return list(names)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
+from redline.note import Note
 from redline.spec import Frozen
 
 OperatorKind = Literal[
@@ -78,7 +79,7 @@ class WorkCount(Frozen):
     """Parents before children; only where they were asked for."""
     for_these_inputs: str | None = None
     """Set where control flow depends on data: counted in one real forward, and why."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     seconds: float = 0.0
     """What counting took."""
 
@@ -211,7 +212,7 @@ class Ceilings(Frozen):
     """Which matrix product reached the figure."""
     measured_at: float = 0.0
     seconds: float = 0.0
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     schema: int = CEILINGS_SCHEMA
 
 

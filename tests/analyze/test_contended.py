@@ -22,7 +22,7 @@ FASTER = 0.92
 
 def record_of(alone: list[float], in_turns: list[float], kind: BlockKind = "throughput") -> RunRecord:
     blocks = [
-        Block(kind=kind, clock="device", samples=(seconds,) * 20, round=number, alone=number < len(alone))
+        Block(kind=kind, clock="device", samples=(seconds,) * 20, round=number, solo=number < len(alone))
         for number, seconds in enumerate([*alone, *in_turns])
     ]
     return RunRecord(id="a", spec=RunSpec(workload=WorkloadSpec(model="m")), created_at=0.0, blocks=tuple(blocks))

@@ -9,6 +9,7 @@ import msgspec
 from reported import fake_door, numerics, race_records, sweep_records
 
 from redline.analyze.recommend import Advice
+from redline.note import note
 from redline.record import Numerics, RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import tiles_of
@@ -55,7 +56,7 @@ class TestThroughput:
 
     def test_nor_one_that_was_wrong_at_another_batch(self) -> None:
         def right_up_to_eight(spec: RunSpec) -> Numerics:
-            wrong = Numerics(rel_l2=0.3, tolerance=0.02, passed=False, reason="too far")
+            wrong = Numerics(rel_l2=0.3, tolerance=0.02, passed=False, reason=note("above-tolerance", "too far"))
             return wrong if (spec.workload.batch or 0) > 8 else numerics(spec)
 
         door = fake_door(numerics=right_up_to_eight)

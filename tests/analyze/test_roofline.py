@@ -10,9 +10,10 @@ import pytest
 from redline.analyze.bound import Bound, attainable, bound
 from redline.analyze.roofline import Roofline, roofline, roofline_of
 from redline.analyze.summary import summarize
+from redline.note import note
 from redline.work import Ceilings, OperatorWork, WorkCount
 
-UNKNOWN = Bound(label="unknown", evidence="")
+UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
 CEILINGS = Ceilings(
     kind="cuda",
     name="some cuda",
@@ -74,7 +75,7 @@ class TestTheLimit:
     def test_a_format_without_a_ceiling_is_told_and_left_out(self) -> None:
         found = rated(work_of(MATMUL, operator("mm", "matmul", 1e12, 1, number_format="int8")), 0.010)
         assert found.compute_s == pytest.approx(2e-3)
-        assert any("no ceiling for int8" in note for note in found.notes)
+        assert any("no ceiling for int8" in str(each) for each in found.notes)
 
     def test_intensity_and_ridge(self) -> None:
         found = rated(WORK, 0.010)
@@ -88,8 +89,8 @@ class TestAStepThatBeatsItsLimit:
     def test_is_an_error_of_count_or_ceiling_and_nothing_is_clamped(self) -> None:
         found = rated(WORK, 0.001)
         assert found.error is not None
-        assert "the count or the ceiling is wrong" in found.error
-        assert "100.0% above" in found.error
+        assert "the count or the ceiling is wrong" in str(found.error)
+        assert "100.0% above" in str(found.error)
         assert found.headroom == pytest.approx(0.5)
         assert found.efficiency == pytest.approx(2.0)
 
@@ -100,12 +101,12 @@ class TestAStepThatBeatsItsLimit:
         found = rated(work_of(compulsory=40e6), 1e-6)
         assert found.error is None
         assert found.headroom == pytest.approx(0.1)
-        assert any("fits into the cache" in note for note in found.notes)
+        assert any("fits into the cache" in str(each) for each in found.notes)
 
     def test_nor_where_the_cache_is_not_known(self) -> None:
         found = rated(work_of(compulsory=40e9), 0.005, cache_bytes=None)
         assert found.error is None
-        assert any("does not tell its cache" in note for note in found.notes)
+        assert any("does not report its cache" in str(each) for each in found.notes)
 
     def test_products_do_whatever_fits_where(self) -> None:
         assert rated(work_of(MATMUL, compulsory=1), 0.001).error is not None
@@ -143,7 +144,7 @@ class TestBound:
     def test_compute(self, make_record: Any, make_prepared: Any) -> None:
         found = self.of(make_record, make_prepared, work_of(operator("mm", "matmul", 6.4e12, 1), RELU))
         assert found.label == "compute"
-        assert found.evidence.startswith(
+        assert str(found.evidence).startswith(
             "operators at their limits need 80% of the step for products and 20% for bytes"
         )
 
@@ -154,8 +155,8 @@ class TestBound:
     def test_neither_when_the_limits_explain_little_of_the_step(self, make_record: Any, make_prepared: Any) -> None:
         found = self.of(make_record, make_prepared, work_of(operator("mm", "matmul", 0.8e12, 1)))
         assert found.label == "unknown"
-        assert "not the host" in found.evidence
-        assert "10% of the step for products" in found.evidence
+        assert found.evidence.code == "not-host"
+        assert "10% of the step for products" in str(found.evidence)
 
     def test_the_host_comes_first(self, make_record: Any, make_prepared: Any, make_block: Any) -> None:
         blocks = (make_block(0.010, issue_s=(0.01, 0.01, 0.01)),)
@@ -167,7 +168,7 @@ class TestBound:
             device="cpu", prepared=make_prepared("cpu", work=work_of(operator("mm", "matmul", 6e12, 1)))
         )
         assert bound(record, CEILINGS).label == "compute"
-        assert bound(record).evidence == "host and device are the same; the device's ceilings are not measured yet"
+        assert str(bound(record).evidence) == "host and device are the same; the device's ceilings are not measured yet"
 
 
 def test_nothing_is_said_without_work_or_ceilings(make_record: Any, make_prepared: Any) -> None:

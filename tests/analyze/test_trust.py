@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
-from redline.analyze.trust import ONE_PROCESS, target_half_width, verdict
+from redline.analyze.trust import target_half_width, verdict
+from redline.note import note
 from redline.record import DeviceInfo, Environment, Failure, TelemetrySample, Warmup
 
 
@@ -18,14 +20,14 @@ def test_a_sound_run_is_valid_and_says_that_it_is_one_process(make_record: Any) 
     assert found.labels == ("valid",)
     assert found.trusted
     assert found.reasons == ()
-    assert found.notes == (ONE_PROCESS,)
+    assert [each.code for each in found.notes] == ["one-process"]
 
 
 def test_a_failed_run_is_invalid_with_its_message(make_record: Any) -> None:
     failure = Failure(stage="measure", kind="oom", message="out of memory: 3 GiB needed")
     found = verdict(make_record(failure=failure, stopped="failed"))
     assert found.labels == ("invalid",)
-    assert found.reasons == ("out of memory: 3 GiB needed",)
+    assert found.reasons == (note("failed", "out of memory: 3 GiB needed"),)
     assert not found.trusted
 
 
@@ -42,8 +44,13 @@ class TestNoisy:
     def test_when_the_ceiling_came_before_the_target(self, make_record: Any, make_block: Any) -> None:
         found = verdict(make_record(blocks=self.wide(make_block), stopped="ceiling"))
         assert found.labels == ("noisy",)
-        assert "ceiling" in found.reasons[0]
-        assert "target ±1" in found.reasons[0]
+        (reason,) = found.reasons
+        assert (reason.code, reason.about) == ("wide-interval", "throughput")
+        assert re.fullmatch(r"throughput: stopped at the time limit at ±.+: the target is ±1 %", str(reason))
+
+    def test_when_the_target_was_out_of_reach_it_says_so(self, make_record: Any, make_block: Any) -> None:
+        (reason,) = verdict(make_record(blocks=self.wide(make_block), stopped="unreachable")).reasons
+        assert re.fullmatch(r"throughput: stopped early at ±.+: reaching ±1 % would exceed the time limit", str(reason))
 
     def test_when_it_was_interrupted_before_the_target(self, make_record: Any, make_block: Any) -> None:
         assert verdict(make_record(blocks=self.wide(make_block), stopped="interrupted")).labels == ("noisy",)
@@ -60,23 +67,27 @@ class TestNoisy:
     def test_with_too_few_samples_for_an_interval(self, make_record: Any, make_block: Any) -> None:
         found = verdict(make_record(blocks=(make_block(count=4),), stopped="ceiling"))
         assert found.labels == ("noisy",)
-        assert "too few" in found.reasons[0]
+        assert found.reasons[0].code == "few-samples"
 
     def test_by_its_spread_alone(self, make_record: Any, make_block: Any) -> None:
         found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.15),)))
         assert found.labels == ("noisy",)
-        assert "spread 15" in found.reasons[0]
+        assert found.reasons[0].code == "spread"
+        assert "spread 15" in str(found.reasons[0])
 
     def test_by_the_spread_of_its_latency_alone(self, make_record: Any, make_block: Any) -> None:
         blocks = (make_block(count=500), make_block(kind="latency", clock="host", count=500, sigma=0.2))
         found = verdict(make_record(blocks=blocks))
         assert found.labels == ("noisy",)
-        assert found.reasons[0].startswith("latency")
+        assert {reason.about for reason in found.reasons} == {"latency"}
+        assert found.doubts("latency")
+        assert not found.doubts("throughput")
 
     def test_a_spread_of_seven_percent_is_noted(self, make_record: Any, make_block: Any) -> None:
         found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.07),)))
         assert found.labels == ("valid",)
-        assert any("spread 7" in note for note in found.notes)
+        (noted,) = found.noted("spread")
+        assert "spread 7" in str(noted)
 
 
 class TestThrottled:
@@ -84,21 +95,26 @@ class TestThrottled:
     def test_by_heat_or_hardware(self, word: str, make_record: Any, make_block: Any) -> None:
         found = verdict(make_record(blocks=(make_block(), make_block(telemetry=look(throttle=(word,))))))
         assert found.labels == ("throttled",)
-        assert "1 of 3 looks" in found.reasons[0]
-        assert found.notes == (ONE_PROCESS,)
+        assert found.reasons[0].about == word
+        assert "1 of 3 samples" in str(found.reasons[0])
+        assert [each.code for each in found.notes] == ["one-process"]
 
     @pytest.mark.parametrize("word", ["sw_power_cap", "sync_boost", "something_new"])
     def test_other_words_are_only_noted(self, word: str, make_record: Any, make_block: Any) -> None:
         found = verdict(make_record(blocks=(make_block(telemetry=look(throttle=(word,))),)))
         assert found.labels == ("valid",)
-        assert any("1 of 2 looks" in note for note in found.notes)
+        (noted,) = found.noted("clock-limited")
+        assert noted.about == word
+        assert "1 of 2 samples" in str(noted)
 
 
 def test_without_a_steady_state(make_record: Any, make_prepared: Any) -> None:
-    prepared = make_prepared(warmup=Warmup(steady=False, seconds=60.0, reason="medians still 3 % apart"))
+    prepared = make_prepared(
+        warmup=Warmup(steady=False, seconds=60.0, reason=note("not-steady", "medians still 3 % apart"))
+    )
     found = verdict(make_record(prepared=prepared))
     assert found.labels == ("no-steady-state",)
-    assert found.reasons == ("medians still 3 % apart",)
+    assert found.reasons == (note("not-steady", "medians still 3 % apart"),)
 
 
 def test_a_foreign_process_while_timing_shares_the_gpu(make_record: Any, make_block: Any) -> None:
@@ -108,14 +124,15 @@ def test_a_foreign_process_while_timing_shares_the_gpu(make_record: Any, make_bl
     )
     found = verdict(make_record(blocks=blocks))
     assert found.labels == ("shared-gpu",)
-    assert found.reasons == ("other processes on the GPU while timing: python 4711",)
+    text = "other processes on the GPU while timing: python 4711"
+    assert found.reasons == (note("shared-gpu", text, about="timing"),)
 
 
 def test_a_neighbour_at_the_start_shares_the_gpu(make_record: Any, make_prepared: Any) -> None:
     environment = Environment(device=DeviceInfo(kind="cuda"), neighbours=("Xorg 12",))
     found = verdict(make_record(prepared=make_prepared(environment=environment)))
     assert found.labels == ("shared-gpu",)
-    assert "Xorg 12" in found.reasons[0]
+    assert "Xorg 12" in str(found.reasons[0])
 
 
 def test_the_callers_own_process_is_not_isolated(make_record: Any, make_prepared: Any) -> None:
@@ -135,4 +152,5 @@ def test_several_labels_may_hold_and_valid_is_none_of_them(
 
 
 def test_notes_of_the_record_are_passed_on(make_record: Any) -> None:
-    assert "a note" in verdict(msgspec.structs.replace(make_record(), notes=("a note",))).notes
+    own = note("note", "a note")
+    assert own in verdict(msgspec.structs.replace(make_record(), notes=(own,))).notes

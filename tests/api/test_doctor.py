@@ -10,9 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
-from redline.api.doctor import Machine, NvidiaDriver, ask_nvml, examine, our_family, output_of
+from redline.api.doctor import Machine, NvidiaDriver, NvmlProblem, ask_nvml, examine, our_family, output_of
 from redline.protocol import Health, HealthItem
 
 DRIVER = NvidiaDriver(version="570.124.06", cuda="12.8")
@@ -77,7 +78,7 @@ def test_every_problem_says_how_to_mend_it(machine: MakeMachine) -> None:
         tools={"ncu": NCU_SAYS},
         python=(3, 10, 0),
         access=lambda path, mode: False,
-        nvml=lambda: NvidiaDriver(error="Driver Not Loaded"),
+        nvml=lambda: NvidiaDriver(problem="other", error="Driver Not Loaded"),
         free_bytes=lambda folder: 5,
     )
     items = examine(None, worst)
@@ -118,18 +119,19 @@ def test_nvidia_driver(machine: MakeMachine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "mend"),
+    ("problem", "mend"),
     [
-        ("Driver/library version mismatch", "reboot"),
-        ("NVML Shared Library Not Found", "--gpus all"),
-        ("the package nvidia-ml-py is not installed", "pip install nvidia-ml-py"),
-        ("Unknown Error", "nvidia-smi"),
+        ("version-mismatch", "reboot"),
+        ("library-missing", "--gpus all"),
+        ("package-missing", "pip install nvidia-ml-py"),
+        ("other", "nvidia-smi"),
     ],
 )
-def test_nvidia_driver_that_does_not_answer(machine: MakeMachine, error: str, mend: str) -> None:
-    broken = items_of(machine(NVIDIA, nvml=lambda: NvidiaDriver(error=error)))["NVIDIA driver"]
+def test_nvidia_driver_that_does_not_answer(machine: MakeMachine, problem: NvmlProblem, mend: str) -> None:
+    driver = NvidiaDriver(problem=problem, error="whatever it said")
+    broken = items_of(machine(NVIDIA, nvml=lambda: driver))["NVIDIA driver"]
     assert broken.ok is False
-    assert "kernel module 570.124.06" in broken.seen
+    assert "kernel module 570.124.06; NVML: whatever it said" in broken.seen
     assert mend in broken.mend
 
 
@@ -287,13 +289,14 @@ def test_disk(machine: MakeMachine) -> None:
 
 
 class NVMLError(Exception):
-    pass
+    value = 0
 
 
 def fake_nvml(**changes: Any) -> SimpleNamespace:
     """As much of pynvml as the doctor asks."""
     process = SimpleNamespace(pid=31, usedGpuMemory=None)
     functions: dict[str, Any] = {
+        **{name: getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_ERROR_")},
         "NVMLError": NVMLError,
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
@@ -306,9 +309,11 @@ def fake_nvml(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**functions, **changes})
 
 
-def raises(message: str) -> Callable[..., Any]:
+def raises(message: str, code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> Callable[..., Any]:
     def call(*_: Any) -> Any:
-        raise NVMLError(message)
+        error = NVMLError(message)
+        error.value = code
+        raise error
 
     return call
 
@@ -325,10 +330,19 @@ def test_nvml_that_hides_processes_still_tells_the_driver(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlSystemGetDriverVersion"])
-def test_nvml_errors_are_told(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
-    broken = fake_nvml(**{function: raises("Driver/library version mismatch")})
-    monkeypatch.setitem(sys.modules, "pynvml", broken)
-    assert ask_nvml() == NvidiaDriver(error="Driver/library version mismatch")
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "version-mismatch"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "library-missing"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "other"),
+    ],
+)
+def test_nvml_errors_are_told_by_their_code(
+    monkeypatch: pytest.MonkeyPatch, function: str, code: int, problem: NvmlProblem
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{function: raises("in other words", code)}))
+    assert ask_nvml() == NvidiaDriver(problem=problem, error="in other words")
 
 
 def test_nvml_absent(monkeypatch: pytest.MonkeyPatch) -> None:

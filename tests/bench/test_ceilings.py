@@ -56,7 +56,7 @@ def test_a_format_only_some_cards_have_becomes_a_note(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ceilings, "_product", product)
     found = measure_ceilings(CpuDevice())
     assert set(found.flops_per_s) == {"fp32"}
-    assert found.notes == ("no fp8 products: torch._scaled_mm is only supported on some",)
+    assert list(map(str, found.notes)) == ["no fp8 products: torch._scaled_mm is only supported on some"]
 
 
 def test_the_best_of_several_shapes_counts(monkeypatch: pytest.MonkeyPatch) -> None:

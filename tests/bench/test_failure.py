@@ -161,3 +161,33 @@ def test_a_failure_carries_stage_kind_line_and_traceback() -> None:
     assert failure.message == "ValueError: expected 3 channels"
     assert "in deep" in failure.traceback
     assert "but got 4" in failure.traceback
+
+
+SAID = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 139.80 GiB of which "
+    "125.85 GiB is free. Including non-PyTorch memory, this process has 13.94 GiB memory in use. 16.00 GiB allowed; Of the "
+    "allocated memory 8.23 GiB is allocated by PyTorch, and {idle} is reserved by PyTorch but unallocated. If reserved "
+    "but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+def test_more_idle_than_asked_for_is_fragmentation_and_the_cure_is_told() -> None:
+    failure = failure_from(torch.OutOfMemoryError(SAID.format(asked="3.34 GiB", idle="5.04 GiB")), "measure")
+    (found,) = failure.notes
+    assert found.code == "fragmented"
+    assert str(found).startswith("3.34 GiB were requested while 5.04 GiB were idle in pieces; ")
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in str(found)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        SAID.format(asked="3.34 GiB", idle="512.00 MiB"),
+        SAID.format(asked="3.34 GiB", idle="900 bytes"),
+        "CUDA error: out of memory",
+        "std::bad_alloc",
+        "",
+    ],
+)
+def test_what_is_really_short_of_memory_is_not_fragmented(said: str) -> None:
+    assert failure_from(RuntimeError(said), "measure").notes == ()

@@ -9,6 +9,7 @@ import pytest
 
 from redline.bench import session as session_file
 from redline.bench.session import BenchSession
+from redline.note import note
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
 from redline.record import Capabilities, Prepared
 from redline.spec import RunSpec
@@ -68,7 +69,7 @@ def test_a_count_that_breaks_is_a_note_and_the_run_goes_on(
     monkeypatch.setattr(session_file, "count_step", breaks)
     found = prepared(bench, spec_of())
     assert found.work is None
-    assert found.workload.notes[-1] == "work not counted: RuntimeError: no such formula"
+    assert found.workload.notes[-1] == note("work-not-counted", "work not counted: RuntimeError: no such formula")
 
 
 def test_trials_at_the_edge_of_memory_are_not_counted(bench: BenchSession) -> None:

@@ -170,7 +170,7 @@ REQUIRED: dict[str, Any] = {
     },
     "vs_first": None,
     "verdict": {"labels": list, "reasons": list},
-    "bound": {"label": str, "evidence": str},
+    "bound": {"label": str, "evidence": {"code": str, "about": str, "text": str}},
     "failure": None,
     "record_id": str,
 }  # fmt: skip

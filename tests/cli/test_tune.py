@@ -16,6 +16,7 @@ from redline.api import race as racing
 from redline.api import tune as tuning
 from redline.api.workspace import Workspace
 from redline.errors import UsageError
+from redline.note import note
 from redline.protocol import SwitchChoice
 from redline.record import Failure
 from redline.search.tune.trials import Trials
@@ -28,7 +29,9 @@ CHOICES = (
     SwitchChoice(switch="bf16", family="precision"),
     SwitchChoice(switch="channels-last", family="layout"),
     SwitchChoice(switch="compile", family="compiler", relieves="both"),
-    SwitchChoice(switch="graphs", family="graphs", relieves="host", refusal="this device has none"),
+    SwitchChoice(
+        switch="graphs", family="graphs", relieves="host", refusal=note("unavailable", "this device has none")
+    ),
 )
 EFFECTS = {"fp16": 0.5, "bf16": 0.4, "channels-last": 0.8, "compile": 0.9}
 
@@ -144,7 +147,7 @@ class TestTune:
         assert told["ranking"][0].keys() >= {"recipe", "ratio", "verdict", "numerics"}
         assert {each["switch"] for each in told["switches"]} == {"fp16", "channels-last"}
         assert all(each["low"] <= each["gain"] <= each["high"] for each in told["switches"])
-        assert any("numerics" in each["reason"] for each in told["rejected"])
+        assert any(each["reason"]["about"] == "numerics" for each in told["rejected"])
         assert all(each.keys() == {"recipe", "reason"} for each in told["rejected"])
         assert told["headroom"] is None
         assert "fp16+channels-last" in told["snippet"]

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from reported import ceilings_of, everything, failed_record, race_records, sweep_records
 
+from redline.note import note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
@@ -293,7 +294,7 @@ def test_hostile_recipes_and_failures_are_shown_and_do_nothing(browser: Any, tmp
     # plotly would make a link of the one and something italic of the other, in labels, legends and hover texts.
     names = ['<a href="http://example.com">fp16</a>', "<i>fp16</i>"]
     odd = [renamed(record, name) for name in names for record in race_records(["baseline", "fp16"])[1:]]
-    browser.open(page_of(tmp_path, [failed_record(message=EVIL), *odd], notes=[EVIL], title=EVIL))
+    browser.open(page_of(tmp_path, [failed_record(message=EVIL), *odd], notes=[note("note", EVIL)], title=EVIL))
     draw_all(browser)
     assert browser.console() == []
     assert (

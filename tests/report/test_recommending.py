@@ -8,6 +8,7 @@ from redline.analyze.bound import Bound
 from redline.analyze.recommend.evidence import may_recommend
 from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
+from redline.note import note
 from redline.record import Capabilities, Numerics
 from redline.report.run import RunReport
 from redline.report.terminal import as_text
@@ -25,7 +26,7 @@ def row(recipe: str, ratio: float | None, *, passed: bool = True, quantizes: boo
         capabilities=Capabilities(quantizes=quantizes),
         vs_first=VersusFirst(ratio=ratio, latency_change=None, memory_change=None, **interval) if ratio else None,
         verdict=Verdict(labels=("valid",)),
-        bound=Bound(label="unknown", evidence=""),
+        bound=Bound(label="unknown", evidence=note("not-measured", "")),
         record_id=recipe,
     )
 
@@ -55,10 +56,10 @@ def test_a_quantized_recipe_is_shown_and_never_recommended() -> None:
 
 
 def test_a_spread_worth_noting_stands_below_the_table() -> None:
-    note = "latency: spread 7 % of the mean"
-    noted = msgspec.structs.replace(row("fp16", 2.0), verdict=Verdict(labels=("valid",), notes=(note,)))
+    spread = note("spread", "latency: spread 7 % of the mean", about="latency")
+    noted = msgspec.structs.replace(row("fp16", 2.0), verdict=Verdict(labels=("valid",), notes=(spread,)))
     lines = as_text(RunReport([row("baseline", None), noted])).splitlines()
-    assert f"  fp16: {note}" in [line.rstrip() for line in lines]
+    assert f"  fp16: {spread}" in [line.rstrip() for line in lines]
     assert next(line for line in lines if line.startswith("fp16")).rstrip().endswith("valid, noted")
 
 

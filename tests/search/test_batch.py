@@ -14,6 +14,7 @@ from redline.analyze.batch import BatchFinding, BatchTrial, supported_knee
 from redline.api.batch import find_batch
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
+from redline.note import Note
 from redline.record import Failure, RunRecord
 from redline.report.batch import found_report
 from redline.report.terminal import as_text
@@ -88,14 +89,14 @@ class TestLargest:
         assert found.max_batch is not None
         assert 900 < found.max_batch <= 1000
         assert found.ooms == 0
-        assert any("another reason than memory: index out of range" in note for note in found.notes)
+        assert any("another reason than memory: index out of range" in str(each) for each in found.notes)
 
     def test_a_model_that_never_runs_is_not_tried_eight_times(self) -> None:
         failure = Failure(stage="build", kind="user", message="no such weights")
         found = find(Landscape(step_s=0.01, failure=failure))
         assert found.max_batch is None
         assert len(found.trials) == 1
-        assert "no such weights" in found.notes[0]
+        assert "no such weights" in str(found.notes[0])
 
     def test_max_batch_ends_the_search(self) -> None:
         found = find(
@@ -114,7 +115,7 @@ class TestLargest:
     def test_a_squeezed_trial_is_marked(self) -> None:
         memory = curve(lambda batch: 40 * MIB * batch, ease=1.3)
         found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory))
-        assert any("short of memory" in note for note in found.notes)
+        assert any(each.code == "short-of-memory" for each in found.notes)
         squeezed = max((trial for trial in found.trials if trial.fits), key=lambda trial: trial.batch)
         assert squeezed.allocator_retries > 0
 
@@ -146,13 +147,13 @@ class TestKnee:
         landscape = Landscape(step_s=step_times(0.1, 1e-5), memory_bytes=curve(lambda batch: 64 * MIB * batch))
         found = find(landscape)
         assert found.knee_batch is None
-        assert any("still grows" in note for note in found.notes)
+        assert any("still grows" in str(each) for each in found.notes)
 
     def test_where_the_times_lie_on_no_curve_there_is_none(self) -> None:
         rates = {8: 0.97e6, 569: 35.7e6, 80_624: 5e6, 9_065_534: 22e6, 73_499_497: 14.7e6}
         told = supported_knee([BatchTrial(batch=each, fits=True, throughput_per_s=rates[each]) for each in rates])
-        assert isinstance(told, str)
-        assert "lie on no one curve" in told
+        assert isinstance(told, Note)
+        assert "do not follow one curve" in str(told)
 
     def test_none_is_claimed_below_the_smallest_that_ran(self) -> None:
         """Training is never tried below 2: speed that is flat from there on says nothing of 1."""
@@ -195,7 +196,7 @@ class TestLatencyTarget:
         landscape = Landscape(step_s=step_times(0.010, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
         found = find(landscape, slo_p95="5ms")
         assert found.slo_batch is None
-        assert any("within the latency target" in note for note in found.notes)
+        assert any(each.code == "over-target" for each in found.notes)
 
     def test_a_generous_target_is_met_by_the_largest(self) -> None:
         landscape = Landscape(step_s=step_times(0.001, 1e-5), memory_bytes=curve(lambda batch: 64 * MIB * batch))

@@ -473,7 +473,7 @@ class TestOutOfMemory:
         assert alone.failure is None
         assert (alone.group, alone.position) == (None, 1)
         assert first.group == other.group is not None
-        assert "measured alone, without a ratio" in alone.notes[0]
+        assert [(each.code, each.about) for each in alone.notes] == [("measured-separately", "memory")]
         rows = summarize(records)
         assert rows[1].vs_first is None
         assert rows[2].vs_first is not None
@@ -553,7 +553,7 @@ class TestCtrlC:
         (record,) = journal.finished.values()
         assert (str(record.spec.recipe), record.stopped) == ("baseline", "interrupted")
         assert record.blocks
-        assert all(block.alone for block in record.blocks), "what it ran before the second came is kept"
+        assert all(block.solo for block in record.blocks), "what it ran before the second came is kept"
         assert door.sessions[0].is_closed
 
     def test_does_not_make_a_failure_an_interruption(self) -> None:
@@ -602,7 +602,7 @@ class TestCtrlC:
 
         class Full(Notebook):
             def append(self, record_id: str, block: Block) -> None:
-                if block.round == 2 and not block.alone:
+                if block.round == 2 and not block.solo:
                     raise StoreError("the disk is full")
                 super().append(record_id, block)
 
@@ -629,11 +629,11 @@ class TestCompany:
         assert row.throughput_per_s == pytest.approx(32 / 0.002, rel=0.005)
         assert row.latency_s is not None
         assert row.latency_s.p50 == pytest.approx(0.002, rel=0.005)
-        (note,) = [note for note in row.verdict.notes if "than alone" in note]
-        assert f"fp16: {note}" in run_table_text([row])
+        (noted,) = row.verdict.noted("contended")
+        assert f"fp16: {noted}" in run_table_text([row])
         assert re.search(
-            r"8\.[67]\d? ?% faster" if factor < 1 else r"4\.[78]\d? ?% slower", note.replace("\u2009", " ")
-        ), note
+            r"8\.[67]\d? ?% faster" if factor < 1 else r"4\.[78]\d? ?% slower", str(noted).replace("\u2009", " ")
+        ), noted
         assert row.vs_first is not None
         assert row.vs_first.ratio == pytest.approx(5.0, rel=0.01)
         low, high = sorted((5.0, 5.0 / factor))
@@ -643,16 +643,16 @@ class TestCompany:
 
     def test_without_any_the_turns_count(self) -> None:
         row, record = self.row()
-        assert not [note for note in row.verdict.notes if "than alone" in note]
+        assert not row.verdict.noted("contended")
         assert row.latency_s is not None
-        in_turns = [block for block in record.blocks if block.kind == "latency" and not block.alone]
+        in_turns = [block for block in record.blocks if block.kind == "latency" and not block.solo]
         assert row.latency_s.n == sum(len(block.samples) for block in in_turns)
 
     def test_a_single_recipe_and_a_cpu_have_none(self) -> None:
         (single,), _, _ = together(Landscape(step_s=0.01), spec_of())
-        assert not any(block.alone for block in single.blocks)
+        assert not any(block.solo for block in single.blocks)
         _, on_cpu = self.row(device_kind="cpu", in_company=0.9)
-        assert not any(block.alone for block in on_cpu.blocks)
+        assert not any(block.solo for block in on_cpu.blocks)
 
     def test_a_session_that_breaks_alone_is_a_failed_row(self) -> None:
         broken = Failure(stage="measure", kind="crash", message="gone")
@@ -680,7 +680,7 @@ class TestInline:
         assert [record.group for record in records] == [None, None]
         assert [row.vs_first for row in summarize(records)] == [None, None]
         for record in records:
-            assert "one after the other, without a ratio" in record.notes[0]
+            assert [(each.code, each.about) for each in record.notes] == [("measured-separately", "inline")]
 
     def test_that_fail_do_not_stop_the_next(self) -> None:
         records, _, _ = self.run(failure={"baseline": CRASH, "*": None})
@@ -751,7 +751,7 @@ class TestTheJournal:
 
     def test_hears_of_everybody_before_the_first_turn(self) -> None:
         records, _, journal = together(Landscape(step_s=0.02), spec_of(), spec_of("fp16"), spec_of("bf16"))
-        alone = sum(block.alone for record in records for block in record.blocks)
+        alone = sum(block.solo for record in records for block in record.blocks)
         order = [what for what, _ in journal.entries]
         assert order[: 3 + alone].count("begin") == 3
         assert order[-3:] == ["finish"] * 3

@@ -183,7 +183,7 @@ def test_blocks_are_in_random_order() -> None:
             (block.started_at, str(record.spec.recipe))
             for record in replicate
             for block in record.blocks
-            if block.kind == "throughput" and not block.alone
+            if block.kind == "throughput" and not block.solo
         ]
         names = [name for _, name in sorted(turns)]
         rounds += [tuple(names[at : at + 2]) for at in range(0, len(names), 2)]

@@ -252,7 +252,10 @@ def test_an_exclusion_of_an_unknown_step_is_a_mistake_and_of_one_elsewhere_is_to
     assert result.summary.done == 2
     assert "the exclusion of recipe bf16: the grid has no recipe bf16" in str(result)
     assert json.loads(result.to_json())["idle_exclusions"] == [
-        {"exclusion": {"recipe": ["bf16"]}, "reason": "the grid has no recipe bf16"}
+        {
+            "exclusion": {"recipe": ["bf16"]},
+            "reason": {"code": "not-in-grid", "about": "", "text": "the grid has no recipe bf16"},
+        }
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from store_writer import make_block, make_prepared, make_record
 
 from redline.errors import StoreError
+from redline.note import note
 from redline.record import Closed, Failure, Memory, RunRecord, TelemetrySample, TraceRef
 from redline.store import History, Row
 
@@ -36,7 +37,7 @@ def test_a_record_comes_back_whole(history: History) -> None:
         memory=Memory(peak_rss_bytes=2**40),
         telemetry=(TelemetrySample(at_s=0.1, power_w=300.0, throttle=("thermal",), foreign=("pid 7",)),),
     )
-    record = make_record(key="k", group="g", position=3, notes=("a note",))
+    record = make_record(key="k", group="g", position=3, notes=(note("note", "a note"),))
     history.begin(record)
     history.append(record.id, block)
     history.append(record.id, make_block(1))
@@ -149,7 +150,7 @@ def test_a_row_has_what_a_listing_shows(history: History) -> None:
 def test_hostile_names_are_only_names(history: History, name: str) -> None:
     history.finish(make_record())
     failure = Failure(stage=name, kind="user", message=name)
-    record = make_record(model=name, key=name, group=name, notes=(name,), failure=failure)
+    record = make_record(model=name, key=name, group=name, notes=(note("note", name),), failure=failure)
     history.finish(record)
     assert history.load(record.id) == record
     assert history.find(model=name) == history.find(key=name) == history.find(group=name) == [record]

@@ -16,6 +16,7 @@ from store_writer import make_block, make_record
 
 from redline import record as record_module
 from redline.errors import RecordError, StoreError
+from redline.note import note
 from redline.record import RunRecord
 from redline.store import History, layout
 
@@ -50,7 +51,7 @@ def test_an_older_record_is_migrated_with_its_blocks(
         }
 
     old = msgspec.to_builtins(stored)
-    rewrite_head(history, stored, schema=0, remarks=["old"])
+    rewrite_head(history, stored, schema=0, remarks=[msgspec.to_builtins(note("note", "old"))])
     for number, block in enumerate(old["blocks"]):
         block["times"] = block.pop("samples")
         body = msgspec.msgpack.encode(block)
@@ -59,7 +60,7 @@ def test_an_older_record_is_migrated_with_its_blocks(
     with pytest.raises(RecordError, match="no way from record schema 0 to 1"):
         history.load("a")
     monkeypatch.setitem(record_module.MIGRATIONS, 0, rename)
-    assert history.load("a") == msgspec.structs.replace(stored, notes=("old",))
+    assert history.load("a") == msgspec.structs.replace(stored, notes=(note("note", "old"),))
     assert history.find() == [history.load("a")]
 
 

@@ -14,6 +14,7 @@ from redline.analyze.bound import bound
 from redline.analyze.statistics import median_interval, paired_ratio
 from redline.analyze.summary import summarize
 from redline.errors import DoorError
+from redline.note import note
 from redline.record import Block, Failure, Numerics, Prepared, RunRecord
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
@@ -285,7 +286,7 @@ class TestBlocks:
 
 
 def test_prepared_says_what_the_landscape_says() -> None:
-    numerics = Numerics(rel_l2=0.5, passed=False, reason="far off")
+    numerics = Numerics(rel_l2=0.5, passed=False, reason=note("above-tolerance", "far off"))
     landscape = Landscape(step_s=0.01, compile_s=30.0, numerics={"fp16": numerics}, steady=False)
     spec = spec_of("fp16", device="cuda:1")
     found = prepared(FakeDoor(landscape).open(spec), spec)

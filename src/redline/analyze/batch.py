@@ -6,11 +6,10 @@ A pure function of the trials' records, in the order in which they were made.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from redline.analyze.blocks import (
-    fragments,
     latency_blocks,
     limit_bytes,
     needed_bytes,
@@ -21,8 +20,9 @@ from redline.analyze.blocks import (
 from redline.analyze.command_line import command_line
 from redline.analyze.knee import Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
-from redline.analyze.summary import FailureSummary, RunSummary, summarize
-from redline.record import RunRecord
+from redline.analyze.summary import RunSummary, summarize
+from redline.note import Note, note
+from redline.record import Failure, RunRecord
 from redline.spec import Frozen, Task
 
 Purpose = Literal["largest", "knee", "slo"]
@@ -61,7 +61,7 @@ class BatchTrial(Frozen):
     allocator_retries: int = 0
     """While timing: it fits only because the allocator gives its cache back again and again, which costs time."""
     purpose: Purpose = "largest"
-    failure: FailureSummary | None = None
+    failure: Failure | None = None
     record_id: str = ""
 
     @property
@@ -90,7 +90,7 @@ class BatchFinding(Frozen):
     ooms: int = 0
     saturation: Saturation | None = None
     trials: tuple[BatchTrial, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     at_length: str | None = None
     """The command that measures the largest batch at length; None where there is none to be typed."""
 
@@ -100,7 +100,7 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
     batch = record.spec.workload.batch or row.batch
     assert batch is not None
     if record.failure is not None or row.throughput_per_s is None:
-        failure = row.failure or FailureSummary(stage="measure", kind="crash", message="no step was timed")
+        failure = row.failure or Failure(stage="measure", kind="crash", message="no step was timed")
         return BatchTrial(batch=batch, fits=False, purpose=purpose, failure=failure, record_id=record.id)
     needed, limit = needed_bytes(record), limit_bytes(record)
     return BatchTrial(
@@ -158,21 +158,26 @@ def knee_of(trials: Sequence[BatchTrial]) -> float | None:
     return curve.knee(host_s=host_s)
 
 
-def supported_knee(trials: Sequence[BatchTrial]) -> float | str:
-    """The knee where the points bear one; else why there is none."""
+def supported_knee(trials: Sequence[BatchTrial]) -> float | Note:
+    """The knee where the points support one; else why there is none."""
     batches = sorted({trial.batch for trial in trials if trial.fits})
     curve, knee = curve_of(trials), knee_of(trials)
     if len(batches) < FEWEST_BATCHES:
-        return f"fewer than {FEWEST_BATCHES} batches ran"
+        return _no_knee(f"fewer than {FEWEST_BATCHES} batches ran")
     if len({trial.batch for trial in device_bound(trials)}) < 2:
-        return "fewer than two batches were limited by the device alone"
+        return _no_knee("fewer than two batches were limited by the device alone")
     if curve is None or knee is None:
-        return "a step took no longer for more items"
+        return _no_knee("a step took no longer for more items")
     if curve.misfit > LARGEST_MISFIT:
-        return f"the times lie on no one curve, up to {curve.misfit:.0%} off it"
+        return _no_knee(f"the times do not follow one curve: some are {curve.misfit:.0%} off it")
     if knee > batches[-1]:
-        return f"throughput still grows at {batches[-1]}, at {curve.reached(batches[-1]):.0%} of its limit"
+        reached = curve.reached(batches[-1])
+        return _no_knee(f"throughput still grows at batch {batches[-1]}, at {reached:.0%} of its limit")
     return knee
+
+
+def _no_knee(why: str) -> Note:
+    return note("no-knee", f"no knee: {why}")
 
 
 def within_target(trial: BatchTrial, slo_p95_s: float) -> bool:
@@ -213,7 +218,7 @@ def finding(
         max_batch=largest,
         max_batch_below=math.ceil(upper) if math.isfinite(upper) else None,
         # What no batch was small enough to show is not claimed for one that nobody tried.
-        knee_batch=None if isinstance(knee, str) else max(math.ceil(knee), smallest),
+        knee_batch=None if isinstance(knee, Note) else max(math.ceil(knee), smallest),
         slo_p95_s=slo_p95_s,
         slo_batch=best.batch if best else None,
         ooms=sum(trial.is_oom for trial in trials),
@@ -227,26 +232,27 @@ def finding(
 def _notes(
     trials: Sequence[BatchTrial],
     largest: int | None,
-    knee: float | str,
+    knee: float | Note,
     slo_p95_s: float | None,
     best: BatchTrial | None,
-) -> list[str]:
-    notes = []
+) -> Iterator[Note]:
     if largest is None:
         last = trials[-1].failure
-        notes.append(f"no batch ran; {trials[-1].batch} ended with: {last.message if last else 'nothing timed'}")
-    elif isinstance(knee, str):
-        notes.append(f"no knee: {knee}")
+        why = last.message if last else "nothing timed"
+        yield note("no-batch", f"no batch ran; batch {trials[-1].batch} ended with: {why}")
+    elif isinstance(knee, Note):
+        yield knee
     if slo_p95_s is not None and best is None and largest is not None:
-        notes.append("no batch was within the latency target with 95 % confidence")
+        yield note("over-target", "no batch was within the latency target with 95 % confidence")
     squeezed = [trial.batch for trial in trials if trial.fits and trial.allocator_retries]
     if squeezed:
         told = ", ".join(str(batch) for batch in sorted(set(squeezed)))
-        notes.append(f"short of memory at {told}: the allocator gave its cache back while timing, which costs speed")
+        text = f"short of memory at batch {told}: the allocator freed its cache while timing, which costs speed"
+        yield note("short-of-memory", text)
     for trial in trials:
-        if trial.failure and trial.is_oom and (why := fragments(trial.failure.message)):
-            notes.append(f"batch {trial.batch} broke on fragments: {why}")
+        if trial.failure and (found := next((each for each in trial.failure.notes if each.code == "fragmented"), None)):
+            yield note("fragmented", f"batch {trial.batch} failed because memory was fragmented: {found}")
     odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
     if odd is not None and odd.failure is not None and largest is not None:
-        notes.append(f"batch {odd.batch} broke for another reason than memory: {odd.failure.told}")
-    return notes
+        text = f"batch {odd.batch} failed for another reason than memory: {odd.failure.told}"
+        yield note("other-failure", text)

@@ -1,16 +1,15 @@
-"""Which blocks a record's figures rest on, and what company did to them.
+"""Which blocks a record's figures come from, and how contention between sessions is taken out of them.
 
-On a GPU, processes that take turns may change each other. Compiled steps replayed from CUDA graphs on an H200 ran up to
-8 % faster in every block after another process had run, at the same clock, than alone from start to end; who deploys them
-runs them alone. So a session that will have siblings is timed alone first. Where its blocks in turns lie clearly apart
-from those, they are led back: times are as it took them alone. That it was company and not drift nobody can tell from one
-process, so a ratio keeps what was seen in turns inside its interval.
+On a GPU, processes that take turns can affect each other. On an H200, compiled steps replayed from CUDA graphs ran up to
+8 % faster in every block that followed another process, at the same clock, than by themselves; a deployed model runs by
+itself. So a session that will have siblings is timed solo first. Where its contended blocks clearly differ from its solo
+blocks, they are rescaled to match them. One process cannot tell contention from drift, so a ratio keeps the value
+measured under contention inside its interval.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -18,23 +17,22 @@ import msgspec
 
 from redline.analyze.statistics import Ratio, paired_ratio
 from redline.record import Block, BlockKind, Memory, RunRecord
-from redline.units import format_bytes, parse_bytes
 
 FEWEST_BLOCKS = 2
-"""Of each sort: one alone may be a hiccup."""
+"""Of each sort: a single one may be an outlier."""
 SMALLEST_SHIFT = 0.01
-"""Of the time: what is less is not worth a word."""
+"""Of the time: smaller shifts are ignored."""
 CLEARLY = 4.0
-"""By so many times their scatter the two sorts must lie apart."""
+"""The two sorts must differ by this many times their scatter."""
 
 
 def timed_blocks(record: RunRecord, kind: BlockKind) -> list[Block]:
-    """The blocks of this kind that figures are made of, as they would have been alone."""
-    alone, in_turns = _sorts(record, kind)
-    if not in_turns:
-        return alone
+    """The blocks of this kind that figures are computed from, rescaled to match the solo blocks."""
+    solo, contended = _sorts(record, kind)
+    if not contended:
+        return solo
     factor = math.exp(-(shift(record, kind) or 0.0))
-    return in_turns if factor == 1.0 else [_scaled(block, factor) for block in in_turns]
+    return contended if factor == 1.0 else [_rescaled(block, factor) for block in contended]
 
 
 def latency_blocks(record: RunRecord) -> list[Block]:
@@ -43,22 +41,23 @@ def latency_blocks(record: RunRecord) -> list[Block]:
 
 
 def shift(record: RunRecord, kind: BlockKind = "throughput") -> float | None:
-    """The logarithm of the time in turns over the time alone; None where there is no clear one.
+    """The logarithm of contended time over solo time; None where there is no clear shift.
 
-    By blocks of this kind, or of the other where only those were timed alone. Medians, lest a hiccup hides it.
+    By blocks of this kind, or of the other kind where only those were timed solo. Medians, so that an outlier does not
+    hide it.
     """
     kinds: tuple[BlockKind, ...] = (kind, "latency" if kind == "throughput" else "throughput")
     for each in kinds:
-        alone, in_turns = (_logs(blocks) for blocks in _sorts(record, each))
-        if min(len(alone), len(in_turns)) >= FEWEST_BLOCKS:
-            found = median(in_turns) - median(alone)
-            is_clear = abs(found) >= max(SMALLEST_SHIFT, CLEARLY * (_scatter(alone) + _scatter(in_turns)))
+        solo, contended = (_logs(blocks) for blocks in _sorts(record, each))
+        if min(len(solo), len(contended)) >= FEWEST_BLOCKS:
+            found = median(contended) - median(solo)
+            is_clear = abs(found) >= max(SMALLEST_SHIFT, CLEARLY * (_scatter(solo) + _scatter(contended)))
             return found if is_clear else None
     return None
 
 
 def round_medians_s(record: RunRecord, kind: BlockKind = "throughput") -> dict[int, float]:
-    """What a record took in each round, as it would have alone: what ratios are made of."""
+    """The median step of each round, rescaled to the solo blocks: what ratios are computed from."""
     rounds: dict[int, list[float]] = {}
     for block in timed_blocks(record, kind):
         rounds.setdefault(block.round, []).extend(block.samples)
@@ -66,18 +65,18 @@ def round_medians_s(record: RunRecord, kind: BlockKind = "throughput") -> dict[i
 
 
 def ratio_in_turns(first: RunRecord, other: RunRecord) -> Ratio | None:
-    """First over other by the rounds both have, both as alone; None with too few of them for an interval."""
+    """First over other by the rounds both have, both rescaled; None with too few of them for an interval."""
     paired = paired_ratio(round_medians_s(first), round_medians_s(other))
     if paired is None:
         return None
-    back = math.exp((shift(first) or 0.0) - (shift(other) or 0.0))  # to what was seen in turns
+    back = math.exp((shift(first) or 0.0) - (shift(other) or 0.0))  # to what was measured under contention
     return msgspec.structs.replace(paired, low=paired.low * min(back, 1.0), high=paired.high * max(back, 1.0))
 
 
 def _sorts(record: RunRecord, kind: BlockKind) -> tuple[list[Block], list[Block]]:
-    """Alone, and in turns."""
+    """Solo, and contended."""
     filled = [block for block in record.blocks if block.kind == kind and block.samples]
-    return [block for block in filled if block.alone], [block for block in filled if not block.alone]
+    return [block for block in filled if block.solo], [block for block in filled if not block.solo]
 
 
 def _logs(blocks: Sequence[Block]) -> list[float]:
@@ -90,7 +89,7 @@ def _scatter(logs: Sequence[float]) -> float:
     return median(abs(each - middle) for each in logs)
 
 
-def _scaled(block: Block, factor: float) -> Block:
+def _rescaled(block: Block, factor: float) -> Block:
     """Host times of issuing stay: they are not the device's."""
     return msgspec.structs.replace(
         block,
@@ -99,12 +98,6 @@ def _scaled(block: Block, factor: float) -> Block:
         phases={name: tuple(factor * each for each in samples) for name, samples in block.phases.items()},
         wall_s=factor * block.wall_s,
     )
-
-
-_SIZE = r"([\d.]+ (?:[KMGT]iB|bytes))"
-_ASKED = re.compile(rf"Tried to allocate {_SIZE}")
-_IDLE = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
-_CURE = re.compile(r"PYTORCH_\w*ALLOC_CONF=expandable_segments:True")
 
 
 def needed_bytes(record: RunRecord) -> int | None:
@@ -133,21 +126,6 @@ def retries_while_timed(record: RunRecord) -> int:
     """How often the allocator had to give its cache back between the first timed block and the last."""
     counts = [memory.allocator_retries for memory in _timed(record) if memory.allocator_retries is not None]
     return counts[-1] - counts[0] if counts else 0
-
-
-def fragments(out_of_memory: str) -> str | None:
-    """What torch's error says of memory in pieces: more lay idle than was asked for, so that it was not short of it.
-
-    Whether a batch fits is then a matter of luck: a larger one may run where this one broke.
-    """
-    asked, idle, cure = (pattern.search(out_of_memory) for pattern in (_ASKED, _IDLE, _CURE))
-    if asked is None or idle is None:
-        return None
-    asked_bytes, idle_bytes = (parse_bytes(found.group(1).replace("bytes", "B")) for found in (asked, idle))
-    if idle_bytes < asked_bytes:
-        return None
-    told = f"{format_bytes(asked_bytes)} were asked for while {format_bytes(idle_bytes)} lay idle in pieces"
-    return f"{told}; {cure.group()} joins them" if cure else told
 
 
 def peak(record: RunRecord, figure: str) -> int | None:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.trust import device_kind
+from redline.note import Note, note
 from redline.record import Block, RunRecord
 from redline.spec import Frozen
 from redline.work import PRODUCTS, Ceilings, OperatorKind, OperatorWork, WorkCount
@@ -140,9 +141,7 @@ _ISSUED_FREELY = 3
 EXPLAINED_SHARE = 0.3
 """Operators at their limits must make up this share of the step before one of the limits is named."""
 
-NOT_COUNTED = "work not counted"
-NO_CEILINGS = "the device's ceilings are not measured yet"
-SAME_AS_DEVICE = "host and device are the same"
+SAME_AS_DEVICE = note("same-as-device", "host and device are the same")
 
 
 class TraceEvidence(Frozen, frozen=True, kw_only=True):
@@ -166,7 +165,7 @@ class TraceEvidence(Frozen, frozen=True, kw_only=True):
 
 class Bound(Frozen, frozen=True, kw_only=True):
     label: BoundLabel
-    evidence: str
+    evidence: Note
 
 
 def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
@@ -176,10 +175,11 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
         return _by_work(record, ceilings, untold)
     share = host_share(record)
     if share is None:
-        return _by_work(record, ceilings, "no issue times were kept")
+        return _by_work(record, ceilings, note("no-issue-times", "no issue times were kept"))
     if share > HOST_BOUND_SHARE:
-        return Bound(label="host", evidence=f"issue/step {share:.2f}: the device waits for the host")
-    return _by_work(record, ceilings, f"issue/step {share:.2f}: the device is the limit, not the host")
+        return Bound(label="host", evidence=note("host", f"issue/step {share:.2f}: the device waits for the host"))
+    told = note("not-host", f"issue/step {share:.2f}: the device is the limit, not the host")
+    return _by_work(record, ceilings, told)
 
 
 def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Bound:
@@ -191,17 +191,20 @@ def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilin
         if found is not None:
             return found
     share = trace.busy_share if trace.busy_share is not None else trace.share(trace.busy_s)
-    by_work = _by_work(record, ceilings, f"the device is busy {share:.0%} of the time: it is the limit")
+    busy = note("device-busy", f"the device is busy {share:.0%} of the time: it is the limit")
+    by_work = _by_work(record, ceilings, busy)
     return by_work if by_work.label != "unknown" else _memory_in_trace(trace) or by_work
 
 
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
     """From a table of kernels with hardware counters, which knows nothing of the host."""
     if bandwidth_share is None:
-        return Bound(label="unknown", evidence="a table of kernels does not tell who waits for whom")
+        text = "a table of kernels does not tell who waits for whom"
+        return Bound(label="unknown", evidence=note("kernel-table", text))
+    used = f"kernels use {bandwidth_share:.0%} of the memory bandwidth"
     if bandwidth_share > MEMORY_BOUND_BANDWIDTH:
-        return Bound(label="memory", evidence=f"kernels use {bandwidth_share:.0%} of the memory bandwidth")
-    evidence = f"kernels use {bandwidth_share:.0%} of the memory bandwidth; who waits for whom is not in a kernel table"
+        return Bound(label="memory", evidence=note("memory", used))
+    evidence = note("kernel-table", f"{used}; a table of kernels does not tell who waits for whom")
     return Bound(label="unknown", evidence=evidence)
 
 
@@ -224,48 +227,52 @@ def _free_issues(block: Block) -> tuple[float, ...]:
 
 def _not_measured(record: RunRecord) -> Bound | None:
     if record.failure is not None or not any(block.samples for block in record.blocks):
-        return Bound(label="unknown", evidence="nothing was measured")
+        return Bound(label="unknown", evidence=note("not-measured", "nothing was measured"))
     return None
 
 
-def _untold_by_issuing(record: RunRecord) -> str | None:
+def _untold_by_issuing(record: RunRecord) -> Note | None:
     """Why this record's issue times tell nothing about the host, or None."""
     if device_kind(record) == "cpu":
         return SAME_AS_DEVICE
     if record.prepared is not None and record.prepared.step_synchronises:
-        return "issue time cannot tell: the step itself waits for the device"
+        return note("step-waits", "issue time cannot tell: the step itself waits for the device")
     return None
 
 
-def _by_work(record: RunRecord | None, ceilings: Ceilings | None, so_far: str) -> Bound:
+def _by_work(record: RunRecord | None, ceilings: Ceilings | None, so_far: Note) -> Bound:
     """Compute or memory: on which of the two limits the operators, one by one, spend more of their least time.
 
     `so_far` is what is known without the work, and the evidence where the work does not tell.
     """
+
+    def unknown(why: str) -> Bound:
+        return Bound(label="unknown", evidence=note(so_far.code, f"{so_far}; {why}"))
+
     work = record.prepared.work if record is not None and record.prepared is not None else None
     measured_s = step_s(record) if record is not None else None
     if work is None or not measured_s:
-        return Bound(label="unknown", evidence=f"{so_far}; {NOT_COUNTED}")
+        return unknown("work not counted")
     if ceilings is None:
-        return Bound(label="unknown", evidence=f"{so_far}; {NO_CEILINGS}")
+        return unknown("the device's ceilings are not measured yet")
     found = attainable(work, ceilings)
     told = (
         f"operators at their limits need {found.unfused_compute_s / measured_s:.0%} of the step for products and "
         f"{found.unfused_memory_s / measured_s:.0%} for bytes, unfused"
     )
     if found.unfused_s < EXPLAINED_SHARE * measured_s:
-        return Bound(label="unknown", evidence=f"{so_far}; {told}")
+        return unknown(told)
     label: BoundLabel = "compute" if found.unfused_compute_s >= found.unfused_memory_s else "memory"
-    return Bound(label=label, evidence=told)
+    return Bound(label=label, evidence=note("work", told))
 
 
 def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
     if trace.share(trace.data_wait_s) >= DATA_WAIT_SHARE:
         evidence = f"the device waits for the data loader {trace.share(trace.data_wait_s):.0%} of the time"
-        return Bound(label="data", evidence=evidence)
+        return Bound(label="data", evidence=note("data", evidence))
     if trace.share(trace.exposed_copy_s) >= EXPOSED_SHARE:
         evidence = f"copies alone keep the device {trace.share(trace.exposed_copy_s):.0%} of the time"
-        return Bound(label="data", evidence=evidence)
+        return Bound(label="data", evidence=note("data", evidence))
     return None
 
 
@@ -273,7 +280,7 @@ def _communication_in_trace(trace: TraceEvidence, record: RunRecord | None) -> B
     share = trace.share(trace.exposed_communication_s)
     if share >= EXPOSED_SHARE:
         evidence = f"communication with nothing computed beside it takes {share:.0%} of the time"
-        return Bound(label="communication", evidence=evidence)
+        return Bound(label="communication", evidence=note("communication", evidence))
     return None
 
 
@@ -284,11 +291,13 @@ def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | No
         if issued <= HOST_BOUND_SHARE:
             return None
         busy = "" if trace.busy_share is None else f"; kernels keep the device busy {trace.busy_share:.0%} of the step"
-        return Bound(label="host", evidence=f"issue/step {issued:.2f}: the device waits for the host{busy}")
+        return Bound(
+            label="host", evidence=note("host", f"issue/step {issued:.2f}: the device waits for the host{busy}")
+        )
     share = trace.share(trace.host_wait_s - trace.data_wait_s)
     if share >= HOST_WAIT_SHARE:
         evidence = f"the device waits for the host {share:.0%} of the time"
-        return Bound(label="host", evidence=evidence)
+        return Bound(label="host", evidence=note("host", evidence))
     return None
 
 
@@ -296,7 +305,7 @@ def _launch_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | 
     share = trace.share(trace.launch_gap_s)
     if share >= LAUNCH_GAP_SHARE:
         evidence = f"gaps between kernels that were launched in time take {share:.0%} of the time"
-        return Bound(label="launch", evidence=evidence)
+        return Bound(label="launch", evidence=note("launch", evidence))
     return None
 
 
@@ -304,7 +313,7 @@ def _memory_in_trace(trace: TraceEvidence) -> Bound | None:
     """From the kernels' names alone, where nothing better is known."""
     if trace.memory_classes_share >= MEMORY_CLASSES_SHARE:
         evidence = f"{trace.memory_classes_share:.0%} of the device's work moves data and computes little"
-        return Bound(label="memory", evidence=evidence)
+        return Bound(label="memory", evidence=note("memory", evidence))
     return None
 
 

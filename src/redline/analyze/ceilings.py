@@ -7,6 +7,7 @@ from pathlib import Path
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.errors import UsageError
+from redline.note import Note
 from redline.record import RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import class_of
@@ -41,7 +42,7 @@ class CeilingsSummary(Frozen):
     source: str | None
     verified: bool | None
     measured_at: float
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 class Point(Frozen):
@@ -158,7 +159,7 @@ def class_seconds(profile: Profile) -> dict[str, float]:
 
 def _why_not(record: RunRecord) -> str:
     notes = record.prepared.workload.notes if record.prepared else ()
-    return next((note for note in notes if "not counted" in note), "nothing was counted or measured")
+    return next((str(each) for each in notes if each.code == "work-not-counted"), "nothing was counted or measured")
 
 
 def _tera(value: float | None) -> float | None:

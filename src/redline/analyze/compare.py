@@ -21,6 +21,7 @@ from redline.analyze.statistics import Ratio, median_interval, percentile, stude
 from redline.analyze.trust import device_kind, verdict
 from redline.errors import UsageError
 from redline.identity import Benchmark, benchmark_of, differences, whether_in_turns
+from redline.note import Note, note
 from redline.record import RunRecord
 from redline.spec import Frozen
 
@@ -68,9 +69,9 @@ class Comparison(Frozen):
     first_runs: int = 0
     other_runs: int = 0
     metrics: tuple[Metric, ...] = ()
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Note, ...] = ()
     """Why the verdict is not a clear one."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class Comparisons(Frozen):
@@ -141,7 +142,8 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
     if interval is not None:
         told = _band(interval)
         if told == "inconclusive":
-            reasons.append(f"the interval reaches across the band of {TIME_BAND:.0%}")
+            text = f"the interval includes both a difference of more than {TIME_BAND:.0%} and none"
+            reasons.append(note("across-band", text))
     if basis == "single runs" and told == "same":
         told = "inconclusive"
     if _spoilt(basis, (*first, *other)):
@@ -161,13 +163,14 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
     )
 
 
-def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[str]:
+def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[Note]:
     """Where the times in the table say another thing than the ratio beside them."""
     if interval is None or interval.low / (1 + TELLING) <= pooled <= interval.high * (1 + TELLING):
         return
-    yield (
+    yield note(
+        "pace-changed",
         f"the two medians are {pooled:.2f}× apart, the ratio by rounds is {interval.ratio:.2f}×: the machine changed "
-        "pace between rounds. The ratio compares neighbours in time and is the better of the two"
+        "pace between rounds. The ratio compares neighbours in time and is the better of the two",
     )
 
 
@@ -227,31 +230,34 @@ def _band(interval: Ratio) -> ComparisonVerdict:
     return "same" if inside else "inconclusive"
 
 
-def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[str]:
+def _doubts(basis: Basis, first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Note]:
     if basis == "single runs":
-        yield (
+        yield note(
+            "single-runs",
             f"fewer than {FEWEST_REPLICATES} processes a side: the interval allows for {allowance(first[0]):.0%} between "
-            "processes, which these runs cannot show. Narrower: measure in turns ('redline run -r A -r B') or with "
-            f"--replicates {FEWEST_REPLICATES}"
+            "processes, which these runs cannot show. Narrower: measure interleaved ('redline run -r A -r B') or with "
+            f"--replicates {FEWEST_REPLICATES}",
         )
     for record in (*first, *other):
         labels = SPOILING & set(verdict(record).labels)
         if labels and basis != "turns":
-            yield f"record {record.id[:13]} is {', '.join(sorted(labels))}, which may have hit one side only"
+            text = f"record {record.id[:13]} is {', '.join(sorted(labels))}, which may have affected one side only"
+            yield note("spoilt", text, about=record.id)
 
 
 def _spoilt(basis: Basis, records: Iterable[RunRecord]) -> bool:
     return basis != "turns" and any(SPOILING & set(verdict(record).labels) for record in records)
 
 
-def _believed(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[str]:
+def _believed(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Note]:
     noisy = sum("noisy" in verdict(record).labels for record in (*first, *other))
     if noisy:
-        yield f"{noisy} of {len(first) + len(other)} records are noisy"
+        yield note("noisy", f"{noisy} of {len(first) + len(other)} records are noisy")
     if len(first) > 1 and _apart(first, other):
-        yield "one side was measured wholly before the other: drift between the two occasions is not in the interval"
+        text = "one side was measured entirely before the other: the interval does not cover drift between the two"
+        yield note("one-after-the-other", text)
     if any(map(_wrong_answers, other)):
-        yield "the other's answers are too far from strict fp32"
+        yield note("wrong-answers", "the outputs of B are too far from strict fp32")
 
 
 def _apart(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> bool:
@@ -301,10 +307,10 @@ def _median_s(record: RunRecord) -> float | None:
     return middle if middle > 0 else None
 
 
-def _broken(record: RunRecord) -> str:
+def _broken(record: RunRecord) -> Note:
     failure = record.failure
     why = f"{failure.kind} at {failure.stage}: {failure.told}" if failure else "no step was timed"
-    return f"record {record.id[:13]} is no valid run: {why}"
+    return note("invalid-run", f"record {record.id[:13]} is not a valid run: {why}", about=record.id)
 
 
 def _wrong_answers(record: RunRecord) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from redline.analyze.batch import BatchTrial, curve_of, supported_knee
 from redline.analyze.blocks import needed_bytes, retries_while_timed
-from redline.analyze.summary import FailureSummary, RunSummary
+from redline.analyze.summary import RunSummary
 from redline.identity import Subject, batch_of, is_capture, subjects_of
-from redline.record import RunRecord
+from redline.note import Note
+from redline.record import Failure, RunRecord
 from redline.spec import Frozen
 
 
@@ -66,7 +67,7 @@ def _curve(subject: Subject, recipe: str, points: dict[int, tuple[RunRecord, Run
 
 def _point(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
     if row.throughput_per_s is None:
-        failure = row.failure or FailureSummary(stage="measure", kind="crash", message="no step was timed")
+        failure = row.failure or Failure(stage="measure", kind="crash", message="no step was timed")
         return BatchTrial(batch=batch, fits=False, failure=failure, record_id=record.id)
     return BatchTrial(
         batch=batch,
@@ -84,6 +85,6 @@ def _point(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
 def _knee(points: Sequence[BatchTrial]) -> tuple[int | None, float | None]:
     curve, knee = curve_of(points), supported_knee(points)
     smallest = min((point.batch for point in points if point.fits), default=0)
-    if curve is None or isinstance(knee, str) or knee < smallest:
+    if curve is None or isinstance(knee, Note) or knee < smallest:
         return None, None
     return math.ceil(knee), curve.limit_per_s

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from redline.analyze.bound import LimitedBy
+from redline.note import Note
 from redline.record import WorkloadInfo
 from redline.spec import Frozen, RunSpec
 from redline.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
@@ -57,7 +58,7 @@ class FlopsSummary(Frozen):
     """Of the forward pass."""
     uncounted: tuple[Uncounted, ...]
     for_these_inputs: str | None
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     modules: tuple[ModuleRow, ...]
     latency_s: float | None = None
     """Time in all modules, of one step, by kernels (on a CPU by operators)."""
@@ -73,7 +74,7 @@ def flops_summary(
     times: Mapping[str, float] | None = None,
     ceilings: Ceilings | None = None,
     device_name: str | None = None,
-    notes: tuple[str, ...] = (),
+    notes: tuple[Note, ...] = (),
 ) -> FlopsSummary:
     """`times`: seconds of a step directly in each module, by path."""
     inside = _with_all_inside(work.modules, times or {})

@@ -11,6 +11,7 @@ import numpy as np
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace
 from redline.analyze.diagnose import Finding, diagnose
+from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
@@ -123,7 +124,7 @@ class Profile(Frozen):
     has_device: bool
     sources: tuple[str, ...]
     capture: Capture | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def steps_seen(self) -> int | None:
@@ -159,7 +160,7 @@ def profile_of(
     profile = Profile(
         timeline=timeline,
         idle=idle,
-        bound=Bound(label="unknown", evidence=""),
+        bound=Bound(label="unknown", evidence=note("not-measured", "")),
         findings=(),
         classes=tuple(classes),
         unclassified_share=unclassified_share(classes),
@@ -195,7 +196,7 @@ def with_tool(
     readings: Sequence[Reading],
     record: RunRecord | None,
     tool: str,
-    notes: tuple[str, ...] = (),
+    notes: tuple[Note, ...] = (),
     sources: tuple[str, ...] = (),
 ) -> Profile:
     """What another profiler's kernel table tells; it knows nothing of the host and of when things ran.
@@ -239,7 +240,7 @@ def with_tool(
         has_device=True,
         sources=sources or (tool,),
         capture=capture,
-        notes=(*notes, "a kernel table knows no timeline: its span is the sum of its kernels, one after the other"),
+        notes=(*notes, note("kernel-table", "a kernel table has no timeline: its span is the sum of its kernels")),
     )
     return msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from redline.analyze.profile import Profile
+from redline.note import Note, note
 from redline.spec import Frozen
 from redline.trace.classes import KernelClass, class_of, short_name
 
@@ -46,11 +47,14 @@ class ProfileDiff(Frozen):
     operators: tuple[Changed, ...]
     findings_gone: tuple[str, ...]
     findings_new: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 Row = tuple[str, float, float]
 """Name, seconds, calls."""
+
+
+UNMARKED = note("steps-not-marked", "one of the traces has no step marks: times are of the whole traces")
 
 
 def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
@@ -69,7 +73,7 @@ def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
         operators=_table(_operators(before, has_device), _operators(after, has_device), parts, with_class=False),
         findings_gone=tuple(sorted(codes_before - codes_after)),
         findings_new=tuple(sorted(codes_after - codes_before)),
-        notes=() if by_step else ("one of the traces has no marks of steps: times are of the whole traces",),
+        notes=() if by_step else (UNMARKED,),
     )
 
 

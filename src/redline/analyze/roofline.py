@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from redline.analyze.bound import Attainable, Bound, ClassLimit, LimitedBy, attainable, bound, step_s
+from redline.note import Note, note
 from redline.record import RunRecord
 from redline.spec import Frozen
 from redline.work import Ceilings, WorkCount
@@ -87,9 +88,9 @@ class Roofline(Frozen):
     achieved_bytes_per_s: float
     """Compulsory bytes over measured time."""
     bound: Bound
-    error: str | None = None
+    error: Note | None = None
     """Set where the step beats its limit: the count or a ceiling is wrong."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     classes: tuple[ClassLimit, ...] = ()
 
 
@@ -140,18 +141,20 @@ def roofline(
     )
 
 
-def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float) -> tuple[str | None, list[str]]:
+def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float) -> tuple[Note | None, list[Note]]:
     """What is wrong with the numbers, and what to know about them."""
     notes = []
     if work.for_these_inputs is not None:
-        notes.append(f"counted for these inputs: {work.for_these_inputs}")
+        notes.append(note("counted-for-inputs", f"counted for these inputs: {work.for_these_inputs}"))
     if found.without_ceiling:
-        notes.append(f"no ceiling for {', '.join(found.without_ceiling)}: those products are not in the limit")
+        text = f"no ceiling for {', '.join(found.without_ceiling)}: those products are not in the limit"
+        notes.append(note("no-ceiling", text))
     cache = ceilings.cache_bytes
     lives_in_cache = cache is None or work.compulsory_bytes <= cache
     if found.limited_by == "memory" and lives_in_cache:
-        known = "the device does not tell its cache" if cache is None else "all of it fits into the cache"
-        notes.append(f"the limit rests on memory bandwidth, but {known}: it is no claim, and may be beaten")
+        known = "the device does not report its cache size" if cache is None else "all of it fits into the cache"
+        text = f"the limit comes from memory bandwidth, but {known}: the step may be faster than this limit"
+        notes.append(note("fits-in-cache", text))
     if found.limit_s <= measured_s:
         return None, notes
     over = found.limit_s / measured_s - 1
@@ -163,9 +166,9 @@ def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: f
     winograd = " (convolutions by Winograd take fewer products than are counted)" if convolves else ""
     error = (
         f"the roofline of {found.limit_s:.3g} s ({found.limited_by}) is {over:.1%} above the measured {measured_s:.3g} s: "
-        f"the count{winograd} or the ceiling is wrong; 'redline ceilings --fresh' measures the ceilings anew"
+        f"the count{winograd} or the ceiling is wrong; 'redline ceilings --fresh' measures the ceilings again"
     )
-    return error, notes
+    return note("limit-beaten", error), notes
 
 
 def _ridge(work: WorkCount, ceilings: Ceilings, found: Attainable) -> float | None:

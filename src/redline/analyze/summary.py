@@ -15,7 +15,7 @@ from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.record import Block, Capabilities, ColdStart, Memory, Mishap, Numerics, RunRecord, StopReason, device_of
+from redline.record import Block, Capabilities, ColdStart, Failure, Memory, Numerics, RunRecord, StopReason, device_of
 from redline.spec import Frozen, Task
 from redline.work import Ceilings
 
@@ -71,10 +71,6 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
     memory_change: float | None
 
 
-class FailureSummary(Mishap, kw_only=True):
-    kind: str
-
-
 class RunSummary(Frozen, frozen=True, kw_only=True):
     """One row. None is unknown, never a guess; a failed run claims no speed, whatever it timed before it broke."""
 
@@ -105,7 +101,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """Products of one step, forward and backward; None where they were not counted."""
     roofline: Roofline | None = None
     """None where work or ceilings are not known."""
-    failure: FailureSummary | None = None
+    failure: Failure | None = None
+    """Without its traceback."""
     printed: str = ""
     """The last lines that the worker printed, the model in it included."""
     stopped: StopReason | None = None
@@ -142,7 +139,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         group=record.group,
         batch=_items_per_step(record),
         memory=_memory(record),
-        failure=_failure(record),
+        failure=record.failure.brief() if record.failure is not None else None,
         stopped=record.stopped,
         printed=record.closed.printed if record.closed else "",
     )
@@ -273,12 +270,6 @@ def _cold_start(cold: ColdStart) -> ColdStartSummary:
         compile=cold.compile_s,
         compile_cache=cold.compile_cache,
     )
-
-
-def _failure(record: RunRecord) -> FailureSummary | None:
-    if (failure := record.failure) is None:
-        return None
-    return FailureSummary(stage=failure.stage, kind=failure.kind, message=failure.message, where=failure.where)
 
 
 def _items_per_step(record: RunRecord) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from redline.analyze.summary import FailureSummary
-from redline.record import RunRecord
+from redline.note import Note
+from redline.record import Failure, RunRecord
 from redline.spec import Frozen, RunSpec, Task
 
 SweepStatus = Literal["done", "failed", "pending"]
@@ -25,7 +25,7 @@ class SweepCell(Frozen):
     replicate: int = 1
     """Which of the processes that measure this combination."""
     record_id: str | None = None
-    failure: FailureSummary | None = None
+    failure: Failure | None = None
 
 
 class LeftOut(Frozen):
@@ -35,14 +35,14 @@ class LeftOut(Frozen):
     task: Task
     recipe: str
     batch: int | None
-    reason: str
+    reason: Note
 
 
 class IdleExclusion(Frozen):
     """An exclusion that asks for what the grid does not have: left over from another grid, or written wrong."""
 
     exclusion: dict[str, list[Any]]
-    reason: str
+    reason: Note
 
     def __str__(self) -> str:
         fields = (f"{axis} {', '.join(map(str, values))}" for axis, values in self.exclusion.items())
@@ -79,7 +79,7 @@ def cell_of(
     spec: RunSpec,
     status: SweepStatus,
     record_id: str | None = None,
-    failure: FailureSummary | None = None,
+    failure: Failure | None = None,
     replicate: int = 1,
 ) -> SweepCell:
     return SweepCell(

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from redline.analyze.blocks import shift, timed_blocks
 from redline.analyze.statistics import median_interval, spread
+from redline.note import Code, Note, note
 from redline.record import BlockKind, Numerics, RunRecord
 from redline.spec import Frozen
 from redline.units import format_share
@@ -30,44 +31,45 @@ NOTED_THROTTLE = {
     "sync_boost": "clocks held to those of a sync-boost group",
 }
 
-ONE_PROCESS = "the interval is within one process; another process may sit a few percent apart"
-
-IN_COMPANY = "in turns with other processes it ran"
-
-SPREAD = "spread"
-
-Doubt = tuple[TrustLabel, str]
+Doubt = tuple[TrustLabel, Note]
 
 
 class Verdict(Frozen, frozen=True, kw_only=True):
     """Several labels may hold; `valid` stands alone. Each other label has at least one reason."""
 
     labels: tuple[TrustLabel, ...]
-    reasons: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    reasons: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Worth knowing, no reason to disbelieve."""
 
     @property
     def trusted(self) -> bool:
         return self.labels == ("valid",)
 
+    def doubts(self, kind: BlockKind) -> bool:
+        """Whether one of the reasons is about the blocks of this kind."""
+        return any(reason.about == kind for reason in self.reasons)
+
+    def noted(self, *codes: Code) -> list[Note]:
+        return [each for each in self.notes if each.code in codes]
+
 
 def verdict(record: RunRecord) -> Verdict:
     if record.failure is not None:
-        return Verdict(labels=("invalid",), reasons=(record.failure.message,), notes=record.notes)
+        return Verdict(labels=("invalid",), reasons=(note("failed", record.failure.message),), notes=record.notes)
     if not any(block.samples for block in record.blocks):
-        return Verdict(labels=("invalid",), reasons=("no step was timed",), notes=record.notes)
+        return Verdict(labels=("invalid",), reasons=(note("not-timed", "no step was timed"),), notes=record.notes)
     doubts = [*_noise(record), *_throttling(record), *_warmup(record), *_neighbours(record), *_isolation(record)]
     labels = tuple(dict.fromkeys(label for label, _ in doubts))
     return Verdict(
         labels=labels or ("valid",),
         reasons=tuple(dict.fromkeys(reason for _, reason in doubts)),
         notes=(
-            *_company_notes(record),
+            *_contention_notes(record),
             *_spread_notes(record),
             *_throttle_notes(record),
             *_stop_notes(record),
-            ONE_PROCESS,
+            note("one-process", "the interval covers one process; another process may differ by a few percent"),
             *record.notes,
         ),
     )
@@ -93,30 +95,45 @@ def _noise(record: RunRecord) -> Iterator[Doubt]:
         if record.stopped in ("ceiling", "unreachable", "interrupted"):
             interval = median_interval(blocks)
             if interval is None:
-                yield "noisy", f"{kind}: too few samples for an interval when it stopped ({record.stopped})"
+                text = f"{kind}: {_stopped(record)}: too few samples for an interval"
+                yield "noisy", note("few-samples", text, about=kind)
             elif interval.half_width > target:
-                yield (
-                    "noisy",
-                    f"{kind}: interval ±{format_share(interval.half_width)} when it stopped ({record.stopped}), "
-                    f"target ±{format_share(target)}",
-                )
+                told = f"{_stopped(record)} at ±{format_share(interval.half_width)}"
+                yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, target)}", about=kind)
         scatter = spread(list(chain.from_iterable(blocks)))
         if scatter is not None and scatter > NOISY_SPREAD:
-            yield "noisy", f"{kind}: {SPREAD} {format_share(scatter)} of the mean, over {format_share(NOISY_SPREAD)}"
+            text = f"{kind}: spread {format_share(scatter)} of the mean, over {format_share(NOISY_SPREAD)}"
+            yield "noisy", note("spread", text, about=kind)
 
 
-def _spread_notes(record: RunRecord) -> Iterator[str]:
+def _stopped(record: RunRecord) -> str:
+    if record.stopped == "unreachable":
+        return "stopped early"
+    return "interrupted" if record.stopped == "interrupted" else "stopped at the time limit"
+
+
+def _shortfall(record: RunRecord, target: float) -> str:
+    if record.stopped == "unreachable":
+        return f"reaching ±{format_share(target)} would exceed the time limit"
+    return f"the target is ±{format_share(target)}"
+
+
+def _spread_notes(record: RunRecord) -> Iterator[Note]:
     for kind, blocks in _series(record):
         scatter = spread(list(chain.from_iterable(blocks)))
         if scatter is not None and NOTED_SPREAD < scatter <= NOISY_SPREAD:
-            yield f"{kind}: {SPREAD} {format_share(scatter)} of the mean"
+            yield note("spread", f"{kind}: spread {format_share(scatter)} of the mean", about=kind)
 
 
-def _company_notes(record: RunRecord) -> Iterator[str]:
+def _contention_notes(record: RunRecord) -> Iterator[Note]:
     if (moved := shift(record)) is not None:
         change = math.expm1(-moved)
         told = f"{format_share(abs(change))} {'faster' if change > 0 else 'slower'}"
-        yield f"{IN_COMPANY} {told} than alone (or the device drifted); its times are led back to those alone"
+        text = (
+            f"ran {told} while taking turns with other processes than by itself (or the device drifted); "
+            "times rescaled to match its uncontended blocks"
+        )
+        yield note("contended", text, about="throughput")
 
 
 def _throttling(record: RunRecord) -> Iterator[Doubt]:
@@ -124,14 +141,16 @@ def _throttling(record: RunRecord) -> Iterator[Doubt]:
     for word, meaning in CONDEMNING_THROTTLE.items():
         hits = sum(word in look for look in looks)
         if hits:
-            yield "throttled", f"{meaning} in {hits} of {len(looks)} looks at the device"
+            text = f"{meaning} in {hits} of {len(looks)} samples of the device's state"
+            yield "throttled", note("throttled", text, about=word)
 
 
-def _throttle_notes(record: RunRecord) -> Iterator[str]:
+def _throttle_notes(record: RunRecord) -> Iterator[Note]:
     looks = _throttle_looks(record)
     for word in sorted(set(chain.from_iterable(looks)) - CONDEMNING_THROTTLE.keys()):
         hits = sum(word in look for look in looks)
-        yield f"{NOTED_THROTTLE.get(word, word)} in {hits} of {len(looks)} looks at the device"
+        text = f"{NOTED_THROTTLE.get(word, word)} in {hits} of {len(looks)} samples of the device's state"
+        yield note("clock-limited", text, about=word)
 
 
 def _throttle_looks(record: RunRecord) -> list[tuple[str, ...]]:
@@ -141,25 +160,27 @@ def _throttle_looks(record: RunRecord) -> list[tuple[str, ...]]:
 def _warmup(record: RunRecord) -> Iterator[Doubt]:
     if record.prepared is not None and not record.prepared.warmup.steady:
         warmup = record.prepared.warmup
-        yield "no-steady-state", warmup.reason or f"not steady after {warmup.seconds:.0f} s of warming up"
+        fallback = note("not-steady", f"not steady after {warmup.seconds:.0f} s of warming up")
+        yield "no-steady-state", warmup.reason or fallback
 
 
 def _neighbours(record: RunRecord) -> Iterator[Doubt]:
     during = [look.foreign for block in record.blocks for look in block.telemetry]
     if seen := _distinct(chain.from_iterable(during)):
-        yield "shared-gpu", f"other processes on the GPU while timing: {seen}"
+        yield "shared-gpu", note("shared-gpu", f"other processes on the GPU while timing: {seen}", about="timing")
     if record.prepared is not None and (seen := _distinct(record.prepared.environment.neighbours)):
-        yield "shared-gpu", f"other processes on the GPU at the start: {seen}"
+        yield "shared-gpu", note("shared-gpu", f"other processes on the GPU at the start: {seen}", about="start")
 
 
 def _isolation(record: RunRecord) -> Iterator[Doubt]:
     if record.prepared is not None and not record.prepared.isolated:
-        yield "not-isolated", "measured in the caller's own process, with whatever state that had"
+        text = "measured in the caller's own process, with whatever state it had"
+        yield "not-isolated", note("not-isolated", text)
 
 
-def _stop_notes(record: RunRecord) -> Iterator[str]:
+def _stop_notes(record: RunRecord) -> Iterator[Note]:
     if record.stopped == "interrupted":
-        yield "interrupted before it was done"
+        yield note("interrupted", "interrupted before it was finished")
 
 
 def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -47,6 +47,15 @@ EXTRAS = {
 AMD_EXTRAS = {"amdsmi": ("amd", "power, clocks and temperature of AMD GPUs")}
 
 
+NvmlProblem = Literal["package-missing", "library-missing", "version-mismatch", "other"]
+MENDING: dict[NvmlProblem, str] = {
+    "package-missing": "pip install nvidia-ml-py",
+    "library-missing": "install the driver's libraries (libnvidia-ml.so.1); start a container with --gpus all",
+    "version-mismatch": "the driver was updated while loaded: reboot, or reload the nvidia kernel modules",
+    "other": "nvidia-smi tells more; reload or reinstall the driver",
+}
+
+
 @dataclass(frozen=True)
 class NvidiaDriver:
     """What NVML answered."""
@@ -55,18 +64,20 @@ class NvidiaDriver:
     cuda: str = ""
     """The newest CUDA that this driver serves."""
     processes: tuple[int, ...] = ()
+    problem: NvmlProblem | None = None
     error: str = ""
+    """What the driver's library said about the problem."""
 
 
 def ask_nvml() -> NvidiaDriver:
     try:
         import pynvml
     except ImportError:
-        return NvidiaDriver(error="the package nvidia-ml-py is not installed")
+        return NvidiaDriver(problem="package-missing", error="the package nvidia-ml-py is not installed")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return NvidiaDriver(error=str(error))
+        return NvidiaDriver(problem=_problem(pynvml, error), error=str(error))
     try:
         cuda = int(pynvml.nvmlSystemGetCudaDriverVersion())
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -75,9 +86,19 @@ def ask_nvml() -> NvidiaDriver:
         text = version.decode() if isinstance(version, bytes) else str(version)
         return NvidiaDriver(version=text, cuda=f"{cuda // 1000}.{cuda % 1000 // 10}", processes=tuple(sorted(pids)))
     except pynvml.NVMLError as error:
-        return NvidiaDriver(error=str(error))
+        return NvidiaDriver(problem=_problem(pynvml, error), error=str(error))
     finally:
         pynvml.nvmlShutdown()
+
+
+def _problem(nvml: Any, error: Any) -> NvmlProblem:
+    """By the code that NVML returns."""
+    known: dict[int, NvmlProblem] = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "library-missing",
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "library-missing",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "version-mismatch",
+    }
+    return known.get(error.value, "other")
 
 
 def _processes_on(nvml: Any, handle: Any) -> list[Any]:
@@ -178,9 +199,9 @@ def nvidia_items(machine: Machine) -> Iterator[HealthItem]:
     if not machine.nvidia():
         return
     driver = machine.nvml()
-    if driver.error:
+    if driver.problem is not None:
         seen = f"{_kernel_module(machine)}; NVML: {driver.error}"
-        yield HealthItem(name="NVIDIA driver", ok=False, seen=seen, mend=_mend_nvml(driver.error))
+        yield HealthItem(name="NVIDIA driver", ok=False, seen=seen, mend=MENDING[driver.problem])
         return
     yield HealthItem(name="NVIDIA driver", ok=True, seen=f"{driver.version}, serves CUDA up to {driver.cuda}")
     yield _strangers(driver.processes, "NVIDIA GPU", "CUDA_VISIBLE_DEVICES", machine)
@@ -189,16 +210,6 @@ def nvidia_items(machine: Machine) -> Iterator[HealthItem]:
 def _kernel_module(machine: Machine) -> str:
     match = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", machine.read("proc/driver/nvidia/version"))
     return f"kernel module {match[0]}" if match else "kernel module not seen"
-
-
-def _mend_nvml(error: str) -> str:
-    if "not installed" in error:
-        return "pip install nvidia-ml-py"
-    if "mismatch" in error.lower():
-        return "the driver was updated while loaded: reboot, or reload the nvidia kernel modules"
-    if "library" in error.lower():
-        return "install the driver's libraries (libnvidia-ml.so.1); start a container with --gpus all"
-    return "nvidia-smi tells more; reload or reinstall the driver"
 
 
 def _strangers(pids: Sequence[int], where: str, variable: str, machine: Machine) -> HealthItem:

@@ -12,15 +12,15 @@ from redline.api.profile import DEFAULT_STEPS, profile_spec
 from redline.api.settings import Settings, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
+from redline.note import note
 from redline.protocol import AskCount, CountAnswer, Profile
 from redline.record import RunRecord
 from redline.report.flops import FlopsReport
 from redline.report.terminal import as_text, json_text
 from redline.spec import RunSpec
 
-NO_TIMES = "latency per module is n/a: "
-DISSOLVED = f"{NO_TIMES}under this recipe modules no longer run one by one"
-UNMARKED = f"{NO_TIMES}no module of the model was seen in the trace"
+DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
+UNMARKED = note("modules-not-marked", "no latency per module: no module of the model was seen in the trace")
 
 
 class FlopsResult:
@@ -70,8 +70,9 @@ def _flops_with_latency(spec: RunSpec, workspace: Workspace) -> FlopsResult:
     assert record.prepared is not None
     work = record.prepared.work
     if work is None:
-        why = [note for note in record.prepared.workload.notes if "not counted" in note]
-        raise UsageError(f"{spec.workload.model}: {why[0] if why else 'work not counted'}")
+        notes = record.prepared.workload.notes
+        why = next((str(each) for each in notes if each.code == "work-not-counted"), "work not counted")
+        raise UsageError(f"{spec.workload.model}: {why}")
     times = module_seconds(record)
     summary = flops_summary(
         record.spec,

@@ -9,6 +9,7 @@ from redline.analyze.profile import Profile
 from redline.api.tune import TuneResult, kept_searches, kept_tune
 from redline.api.workspace import Workspace, use
 from redline.errors import RecordError, UsageError
+from redline.note import Note, note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.folder import ReportFiles, write_folder
@@ -23,15 +24,15 @@ class Chosen:
     def __init__(self, title: str = "") -> None:
         self.title = title
         self.records: list[RunRecord] = []
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.tunes: list[TuneFinding] = []
         """The searches that all of their records are here of, newest last."""
 
     def left_out(self, record_id: str, error: RecordError) -> None:
-        self.notes.append(f"left out record {record_id}: {error}")
+        self.notes.append(note("unreadable", f"left out record {record_id}: {error}", about=record_id))
 
     def left_out_search(self, name: str, error: RecordError) -> None:
-        self.notes.append(f"left out tune {name!r}: {error}")
+        self.notes.append(note("unreadable", f"left out tune {name!r}: {error}", about=name))
 
     def add(self, records: Iterable[RunRecord]) -> None:
         known = {record.id for record in self.records}
@@ -82,7 +83,7 @@ def report_records(
     folder: str | Path,
     *,
     title: str = "",
-    notes: Sequence[str] = (),
+    notes: Sequence[Note] = (),
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneFinding] = (),
     workspace: Workspace | None = None,

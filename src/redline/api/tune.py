@@ -17,6 +17,7 @@ from redline.api.recipe import PlainRecipe, arguments_of, recipe
 from redline.api.settings import OtherSettings, one_spec, pickled, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, RecordError, SpecError, UsageError
+from redline.note import Note, note
 from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoice, SwitchChoices
 from redline.record import RunRecord
 from redline.report.terminal import as_text
@@ -39,8 +40,6 @@ from redline.search.tune.trials import Clock, Tuner
 from redline.spec import Recipe, RunSpec
 from redline.store import History, TuneLedger, TuneRow
 from redline.units import parse_seconds
-
-NO_SNIPPET = "no snippet"
 
 
 class TuneResult:
@@ -267,7 +266,7 @@ def switch_choices(spec: RunSpec, workspace: Workspace) -> tuple[SwitchChoice, .
     return workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch).choices
 
 
-def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, str | None]:
+def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, Note | None]:
     """The winner's code, or why there is none."""
     if result.winner is None:
         return None, None
@@ -277,7 +276,7 @@ def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, str 
     try:
         return workspace.ask(AskSnippet(spec=winner), Snippet, spec.launch).code, None
     except BenchError as error:
-        return None, f"{NO_SNIPPET}: {error}"
+        return None, note("no-snippet", f"no snippet: {error}")
 
 
 def default_name(asked: TuneSpec) -> str:
@@ -323,7 +322,7 @@ def _resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
     if others:
         raise UsageError(f"tune {kept.name!r} was asked at other settings ({', '.join(others)}): give another --name")
     if kept.state == "done" and asked.replicates <= kept.tune.replicates:
-        notes = tuple(note for note in kept.notes if not note.startswith(NO_SNIPPET))
+        notes = tuple(each for each in kept.notes if each.code != "no-snippet")
         return msgspec.structs.replace(kept, snippet=None, notes=notes)
     return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=())
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from redline.bench.device.failure import DriverProblem, driver_problem
 from redline.bench.torch_view import TorchDevice, TorchView, look
 from redline.protocol import Health, HealthItem
 from redline.units import format_bytes
@@ -127,7 +128,7 @@ def _why_hidden(view: TorchView, machine: Machine) -> tuple[str, str]:
     if view.cuda and not (machine.root / "proc/driver/nvidia").exists():
         mend = "install the NVIDIA driver; inside a container start it with --gpus all"
         return "an NVIDIA GPU is on the bus but its driver is not loaded", mend
-    return view.unavailable, _mend_for(view.unavailable, view)
+    return view.unavailable, _mend_for(driver_problem(view.unavailable), view)
 
 
 def _device_nodes(view: TorchView, machine: Machine) -> list[Path]:
@@ -135,12 +136,12 @@ def _device_nodes(view: TorchView, machine: Machine) -> list[Path]:
     return sorted(node for pattern in patterns for node in machine.root.glob(pattern))
 
 
-def _mend_for(message: str, view: TorchView) -> str:
-    if "too old" in message:
+def _mend_for(problem: DriverProblem, view: TorchView) -> str:
+    if problem == "driver-too-old":
         return f"update the NVIDIA driver, or install a torch built for an older CUDA than {view.cuda}"
-    if "Error 803" in message:
+    if problem == "library-mismatch":
         return "driver and its libraries are of different versions: reboot; in a container remove its own libcuda"
-    if "Error 802" in message:
+    if problem == "no-fabric-manager":
         return "this machine joins its GPUs by NVSwitch: sudo systemctl start nvidia-fabricmanager"
     return f"see what the driver says: {'rocminfo' if view.hip else 'nvidia-smi'}"
 

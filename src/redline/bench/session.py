@@ -35,6 +35,7 @@ from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
+from redline.note import note
 from redline.protocol import (
     Ask,
     BlockReply,
@@ -57,6 +58,7 @@ from redline.work import WorkCount
 Timed = InferenceStep | TrainingStep
 
 BARE_WARMUP_STEPS = 2
+NOT_WAITED_FOR = note("not-waited-for", "a steady state was not waited for")
 
 
 class BenchSession:
@@ -142,7 +144,7 @@ class BenchSession:
             numerics=numerics,
             warmup=warmup,
             memory=device.memory(),
-            recipe_notes=setup.notes,
+            recipe_notes=tuple(note("switch", text, about=switch) for switch, text in setup.notes.items()),
             switches=setup.switches,
             step_synchronises=self._synchronises(step, device),
             isolated=self._isolated,
@@ -165,10 +167,10 @@ class BenchSession:
             environment=describe(device),
             workload=info,
             cold_start=ColdStart(**self._cold),
-            numerics=Numerics(method="skipped", reason="not checked under a profiler from outside"),
+            numerics=Numerics(method="skipped", reason=note("unchecked", "not checked under an external profiler")),
             warmup=warmup,
             memory=device.memory(),
-            recipe_notes=setup.notes,
+            recipe_notes=tuple(note("switch", text, about=switch) for switch, text in setup.notes.items()),
             switches=setup.switches,
             isolated=self._isolated,
         )
@@ -249,7 +251,7 @@ class BenchSession:
         self, spec: RunSpec, reference: OutputReference | LossReference | None, step: Timed, setup: Setup
     ) -> Numerics:
         if reference is None:
-            return Numerics(method="unchecked", reason="not checked: the spec asked for none")
+            return Numerics(method="unchecked", reason=note("unchecked", "not checked: the spec asked for none"))
         if not spec.recipe.switches:
             return reference.as_numerics()
         self._enter("numerics", str(spec.recipe))
@@ -269,8 +271,8 @@ class BenchSession:
         try:
             return count_step(setup, spec.workload.optimizer, modules=modules), info
         except Exception as error:
-            note = f"work not counted: {because(error)}"
-            return None, msgspec.structs.replace(info, notes=(*info.notes, note))
+            why = note("work-not-counted", f"work not counted: {because(error)}")
+            return None, msgspec.structs.replace(info, notes=(*info.notes, why))
 
     def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
         self._enter("warm-up")
@@ -301,7 +303,7 @@ class BenchSession:
                 step()
                 device.synchronize()
                 samples.append(time.perf_counter() - started)
-        return Warmup(samples=tuple(samples), seconds=sum(samples), steady=False, reason="not waited for")
+        return Warmup(samples=tuple(samples), seconds=sum(samples), steady=False, reason=NOT_WAITED_FOR)
 
     def _synchronises(self, step: Timed, device: Device) -> bool | None:
         with step.context():

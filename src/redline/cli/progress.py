@@ -64,7 +64,7 @@ class LiveObserver(Observer):
         )
         self._tasks: dict[str, TaskID] = {}
         self._last_line_at = 0.0
-        self._last_note = ""
+        self._last_line = ""
         self._start: TaskID | None = None
 
     def __enter__(self) -> Self:
@@ -86,10 +86,10 @@ class LiveObserver(Observer):
     def waiting(self, holder: str) -> None:
         self.noted(f"waiting for the GPU: {holder} holds it")
 
-    def noted(self, note: str) -> None:
-        if note != self._last_note:  # each cell of a sweep would say it again
-            self._last_note = note
-            self._console.print(one_line(note), markup=False)
+    def noted(self, line: str) -> None:
+        if line != self._last_line:  # each cell of a sweep would say it again
+            self._last_line = line
+            self._console.print(one_line(line), markup=False)
 
     def opened(self, record: RunRecord) -> None:
         if self._start is not None:
@@ -281,8 +281,8 @@ def tell_report(files: ReportFiles, *, on_stderr: bool = True) -> None:
     """What a report says and where it is; beside a measurement on stderr, as stdout is the measurement's."""
     console = make_console(stderr=on_stderr)
     console.print(Text(one_line(files.headline), style="bold"))
-    for note in files.notes:
-        console.print(Text(f"note: {one_line(note)}", style="yellow"))
+    for each in files.notes:
+        console.print(Text(f"note: {one_line(str(each))}", style="yellow"))
     if not files.records:
         console.print(Text("no record to report; start with 'redline demo'", style="dim"))
     pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"

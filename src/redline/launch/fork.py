@@ -85,7 +85,7 @@ class ForkServer:
         self._log.close()
 
     def _receive(self, wanted: str, timeout_s: float) -> dict[str, Any]:
-        """The next message of one kind; exits heard on the way are remembered."""
+        """The next event of one kind; exits received meanwhile are remembered."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._control.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -95,11 +95,11 @@ class ForkServer:
                 body = b""
             if not body:
                 raise DoorError(f"the fork server is gone: {self._last_words()}")
-            message: dict[str, Any] = msgspec.msgpack.decode(body)
-            if "exited" in message:
-                self._exits[message["exited"]] = message["status"]
-            if wanted in message:
-                return message
+            event: dict[str, Any] = msgspec.msgpack.decode(body)
+            if "exited" in event:
+                self._exits[event["exited"]] = event["status"]
+            if wanted in event:
+                return event
 
     def _last_words(self) -> str:
         self._process.poll()

@@ -49,7 +49,7 @@ def _remarks(found: CeilingsSummary) -> list[str]:
         sheet = [f"datasheet: {found.card} ({found.source}{checked})"]
     else:
         sheet = []
-    return [*sheet, *found.notes]
+    return [*sheet, *map(str, found.notes)]
 
 
 def _told(value: float | None, unit: str) -> str:

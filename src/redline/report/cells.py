@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
-from redline.analyze.trust import SPREAD, error_text
+from redline.analyze.trust import error_text
 from redline.record import Numerics
 from redline.units import format_count, format_seconds, format_share
 
@@ -15,15 +15,15 @@ TRUST_STYLE = {"valid": "green", "invalid": "red"}
 
 
 def error_cell(numerics: Numerics | None, *, with_steps: bool = False) -> Text:
-    told = error_text(numerics, with_steps=with_steps)
-    dim = numerics is None or not numerics.is_compared
-    return Text(told, style="red" if told.endswith("✗") else "dim" if dim else "")
+    is_plain = numerics is not None and numerics.is_compared
+    style = "red" if numerics is not None and numerics.is_wrong else "" if is_plain else "dim"
+    return Text(error_text(numerics, with_steps=with_steps), style=style)
 
 
 def bound_word(row: RunSummary) -> str:
     if row.bound.label != "unknown":
         return row.bound.label
-    return "not host" if "not the host" in row.bound.evidence else "unknown"
+    return "not host" if row.bound.evidence.code == "not-host" else "unknown"
 
 
 def bound_cell(row: RunSummary) -> Text:
@@ -34,9 +34,9 @@ def bound_cell(row: RunSummary) -> Text:
 
 def trust_cell(row: RunSummary) -> Text:
     told = ", ".join(row.verdict.labels)
-    if row.verdict.labels == ("noisy",) and all(reason.startswith("latency:") for reason in row.verdict.reasons):
+    if row.verdict.labels == ("noisy",) and not row.verdict.doubts("throughput"):
         told = "noisy (latency)"  # the throughput beside it is sound
-    if row.verdict.trusted and any(SPREAD in note for note in row.verdict.notes):
+    if row.verdict.trusted and row.verdict.noted("spread"):
         told = "valid, noted"  # how wide it scatters stands below the table
     return Text(told, style=TRUST_STYLE.get(row.verdict.labels[0], "yellow"))
 
@@ -75,5 +75,5 @@ def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
         left = "" if found.headroom is None else f", {found.headroom:.2f}× less than measured"
         lines.append(("roofline", f"{format_seconds(found.attainable_s)} ({found.limited_by}){left}"))
         lines.append(("unfused", f"{format_seconds(found.unfused_s)}, operator by operator"))
-        lines += [("note", note) for note in found.notes]
+        lines += [("note", str(each)) for each in found.notes]
     return lines

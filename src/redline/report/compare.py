@@ -99,7 +99,7 @@ def _remarks(found: Comparisons) -> Iterator[tuple[str, bool]]:
     for is_note in (False, True):
         about: dict[str, list[str]] = {}
         for each in found.comparisons:
-            for line in each.notes if is_note else each.reasons:
+            for line in map(str, each.notes if is_note else each.reasons):
                 about.setdefault(line, []).append(str(each.benchmark))
             if is_note and (basis := BASES[each.basis]):
                 about.setdefault(f"basis: {basis}", []).append(str(each.benchmark))

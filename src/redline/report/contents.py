@@ -11,10 +11,11 @@ import msgspec
 
 from redline.analyze.curves import Curve, curves_of, standing
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.recommend import Advice, headline, rate_text, recommend
+from redline.analyze.recommend import Advice, headline, rate_figure, recommend
 from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
 from redline.errors import TraceError
 from redline.identity import Subject, is_capture, subjects_of
+from redline.note import Note, note
 from redline.record import Environment, RunRecord
 from redline.report.roofline import RooflineChart, roofline_charts
 from redline.search.tune.gains import Headroom, headroom_of, with_winners
@@ -39,7 +40,7 @@ class Contents:
     curves: Sequence[Curve]
     advice: Sequence[Advice]
     profiles: Sequence[Profile]
-    notes: Sequence[str]
+    notes: Sequence[Note]
     """What the reader must know about the report itself: records that could not be read, traces that are gone."""
     headrooms: Sequence[Headroom]
     """The ways to the fastest recipes, where someone looked for them; the best known first."""
@@ -51,7 +52,7 @@ def contents_of(
     *,
     title: str = "",
     finding: str = "",
-    notes: Sequence[str] = (),
+    notes: Sequence[Note] = (),
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneFinding] = (),
     ceilings_of: CeilingsOf | None = None,
@@ -92,9 +93,9 @@ def contents_of(
     )
 
 
-def _first(notes: Sequence[str]) -> list[str]:
+def _first(notes: Sequence[Note]) -> list[Note]:
     left = len(notes) - MOST_NOTES
-    return list(notes) if left <= 0 else [*notes[:MOST_NOTES], f"and {left} more notes like these"]
+    return list(notes) if left <= 0 else [*notes[:MOST_NOTES], note("more", f"and {left} more notes like these")]
 
 
 def _title(subjects: Sequence[Subject]) -> str:
@@ -109,14 +110,15 @@ def _some(names: Sequence[str], what: str, most: int = 3) -> str:
     return ", ".join(names) if len(names) <= most else f"{len(names)} {what}"
 
 
-def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> tuple[list[Profile], list[str]]:
-    """Of the traces that still lie where they were written; a report goes without the others and says so."""
+def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> tuple[list[Profile], list[Note]]:
+    """Of the traces that are still where they were written; a report says which are missing."""
     found, gone = [], []
     for record in records:
         if record.trace is None or record.failure is not None:
             continue
         if not record.trace.path:
-            gone.append(f"no kernels of record {record.id}: its trace is not in the folder of this history")
+            text = f"no kernels of record {record.id}: its trace is not in the folder of this history"
+            gone.append(note("trace-gone", text, about=record.id))
             continue
         path = Path(record.trace.path)
         try:
@@ -124,9 +126,10 @@ def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> t
                 known = ceilings_of(record) if ceilings_of else None
                 found.append(profile_of([read_trace(path)], record, ceilings=known))
             else:
-                gone.append(f"no kernels of record {record.id}: its trace is not here any more")
+                text = f"no kernels of record {record.id}: its trace file is gone"
+                gone.append(note("trace-gone", text, about=record.id))
         except TraceError as error:
-            gone.append(f"no kernels of record {record.id}: {error}")
+            gone.append(note("unreadable", f"no kernels of record {record.id}: {error}", about=record.id))
     return found, gone
 
 
@@ -148,7 +151,7 @@ class Line:
         """How many there were and how far apart; the intervals of single processes do not show that."""
         if len(self.rates) < 2:
             return "1"
-        low, high = (rate_text(each, None).removesuffix(" items/s") for each in (min(self.rates), max(self.rates)))
+        low, high = (rate_figure(each) for each in (min(self.rates), max(self.rates)))
         return f"{len(self.rates)}: {low}–{high}"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import SpecError
+from redline.note import Note
 from redline.report.contents import Contents
 from redline.report.dashboard import dashboard
 from redline.report.export import export_csv, export_json
@@ -26,7 +27,7 @@ class ReportFiles(Frozen):
     json: str
     pictures: tuple[str, ...]
     records: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def check_folder(folder: Path) -> None:

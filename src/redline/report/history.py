@@ -49,14 +49,15 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
                 "warm-up",
                 f"{len(prepared.warmup.samples)} steps in {prepared.warmup.seconds:.1f} s: {prepared.warmup.reason}",
             ),
-            ("numerics", prepared.numerics.reason),
+            ("numerics", str(prepared.numerics.reason or "")),
         ]
-        lines += [("note", note) for note in workload.notes]
-        lines += [(f"switch {name}", note) for name, note in prepared.recipe_notes.items()]
+        lines += [("note", str(each)) for each in workload.notes]
+        lines += [(f"switch {each.about}", str(each)) for each in prepared.recipe_notes]
     lines += [("stopped", f"{record.stopped or unfinished} after {len(record.blocks)} blocks")]
     lines += _latency_lines(row) + _memory_lines(row) + limit_lines(row)
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
-    lines += [("because", reason) for reason in row.verdict.reasons] + [("note", note) for note in row.verdict.notes]
+    lines += [("because", str(reason)) for reason in row.verdict.reasons]
+    lines += [("note", str(each)) for each in row.verdict.notes]
     grid = Table.grid(padding=(0, 2))
     for name, value in lines:
         grid.add_row(Text(name, style="dim"), Text(value))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 
 from redline import __version__
-from redline.analyze.recommend import held_bytes, rate_text, ratio_text
+from redline.analyze.recommend import held_bytes, rate_figure, ratio_text
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.identity import Subject, is_capture
@@ -54,8 +54,8 @@ def _head(contents: Contents) -> Iterator[str]:
         yield ""
         span = " to ".join(dict.fromkeys(_day(each) for each in (min(times), max(times))))
         yield f"{len(contents.rows)} records{f', {failed} failed' if failed else ''}, measured {span} (UTC)."
-    for note in contents.notes:
-        yield f"\n> {escaped(note, 400)}"
+    for each in contents.notes:
+        yield f"\n> {escaped(str(each), 400)}"
 
 
 def _advice(contents: Contents) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _result(line: Line) -> list[str]:
     return [
         name,
         batch,
-        "–" if row.throughput_per_s is None else rate_text(row.throughput_per_s, None).removesuffix(" items/s"),
+        "–" if row.throughput_per_s is None else rate_figure(row.throughput_per_s),
         format_share(interval.half_width if interval else None),
         format_seconds(latency.p50 if latency else None),
         format_seconds(latency.p95 if latency else None),
@@ -151,7 +151,7 @@ def _remarks(rows: Sequence[RunSummary]) -> Iterator[str]:
         if row.failure is not None:
             told.append(f"- {where} failed: {escaped(row.failure.told, 300)}")
         elif not row.verdict.trusted:
-            told += [f"- {where}: {escaped(reason, 300)}" for reason in row.verdict.reasons]
+            told += [f"- {where}: {escaped(str(reason), 300)}" for reason in row.verdict.reasons]
     if told:
         yield ""
         yield from told
@@ -215,7 +215,7 @@ def _profiles(contents: Contents) -> Iterator[str]:
         yield ""
         yield f"### {escaped(name, 200)}"
         yield ""
-        yield f"Bound: {profile.bound.label}. {escaped(profile.bound.evidence, 300)}."
+        yield f"Bound: {profile.bound.label}. {escaped(str(profile.bound.evidence), 300)}."
         yield ""
         for finding in profile.findings:
             yield f"- **{finding.code}**, at most {finding.gain_bound:.2f}× faster without it: {escaped(finding.evidence, 400)}"

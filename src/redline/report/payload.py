@@ -76,9 +76,9 @@ def _extra(contents: Contents, number: int, row: RunSummary) -> dict[str, Any]:
         "start_s": cold.start if cold else None,
         "energy_per_item_j": row.energy_per_item_j,
         "numerics_state": _numerics_state(row),
-        "numerics_reason": row.numerics.reason or None if row.numerics else None,
-        "trust_reasons": "; ".join((*row.verdict.reasons, *row.verdict.notes)) or None,
-        "bound_evidence": row.bound.evidence,
+        "numerics_reason": str(row.numerics.reason) if row.numerics and row.numerics.reason else None,
+        "trust_reasons": "; ".join(map(str, (*row.verdict.reasons, *row.verdict.notes))) or None,
+        "bound_evidence": str(row.bound.evidence),
         "first_recipe": row.vs_first.recipe if row.vs_first else None,
         "group": row.group,
     }
@@ -203,7 +203,7 @@ def _profile(profile: Profile) -> dict[str, Any]:
         "on_device": profile.has_device,
         "busy_share": short(profile.timeline.busy_s / profile.timeline.span_s) if profile.timeline.span_s else None,
         "bound": profile.bound.label,
-        "bound_evidence": profile.bound.evidence,
+        "bound_evidence": str(profile.bound.evidence),
         "unclassified_share": short(profile.unclassified_share),
         "classes": [
             {"name": row.name, "total_s": short(row.total_s), "share": short(row.share), "calls": row.calls}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from redline.analyze.race import TIME_BAND, Pair, Replicate, is_same_recipe, names_in, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
-from redline.analyze.trust import IN_COMPANY, farthest
+from redline.analyze.trust import farthest
 from redline.report.cells import error_cell
 from redline.report.export import export_json
 from redline.report.terminal import make_table
@@ -52,7 +52,7 @@ def race_report(replicates: Sequence[Replicate]) -> RenderableType:
     return Group(
         table,
         *told,
-        *_company_notes(rows),
+        *_contention_notes(rows),
         *_spread_note(replicates),
         Text(_next_step(replicates, racers), style="bold"),
     )
@@ -89,9 +89,9 @@ def _cells(name: str, first: str, replicates: Sequence[Replicate], rows: Sequenc
     ]
 
 
-def _company_notes(rows: Sequence[RunSummary]) -> list[Text]:
-    told = {row.recipe: note for row in rows for note in row.verdict.notes if note.startswith(IN_COMPANY)}
-    return [Text(f"  {recipe}: {note}", style="dim") for recipe, note in told.items()]
+def _contention_notes(rows: Sequence[RunSummary]) -> list[Text]:
+    told = {row.recipe: each for row in rows for each in row.verdict.noted("contended")}
+    return [Text(f"  {recipe}: {each}", style="dim") for recipe, each in told.items()]
 
 
 def _spread_note(replicates: Sequence[Replicate]) -> list[Text]:

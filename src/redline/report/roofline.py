@@ -68,7 +68,7 @@ def _whole(rows: Sequence[RooflineRow]) -> Table:
             format_seconds(row.attainable_s),
             row.limited_by,
             format_seconds(row.measured_s),
-            headroom_text(row.headroom, row.error),
+            headroom_text(row.headroom, beaten=row.error is not None),
             format_share(row.efficiency),
             format_share(row.mfu),
             f"{significant(row.achieved_flops_per_s / 1e12, 3)} TFLOP/s, {format_bytes(row.achieved_bytes_per_s)}/s",
@@ -77,10 +77,10 @@ def _whole(rows: Sequence[RooflineRow]) -> Table:
     return table
 
 
-def headroom_text(headroom: float | None, error: str | None) -> Text:
+def headroom_text(headroom: float | None, *, beaten: bool) -> Text:
     if headroom is None:
         return Text("n/a")
-    return Text(f"{headroom:.2f}× ✗", style="red") if error else Text(f"{headroom:.1f}×")
+    return Text(f"{headroom:.2f}× ✗", style="red") if beaten else Text(f"{headroom:.1f}×")
 
 
 def _classes(row: RooflineRow) -> Table:

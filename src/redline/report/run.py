@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
-from redline.analyze.trust import IN_COMPANY, SPREAD
 from redline.report.cells import bound_cell, error_cell, limit_cells, limit_remarks, trust_cell
 from redline.report.terminal import as_text, make_table
 from redline.units import format_seconds, format_share, significant
@@ -269,8 +268,7 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
     told = []
     for row in rows:
         if row.failure:
-            about = "" if row.failure.message.startswith(f"{row.recipe}:") else f"{row.recipe}: "
-            told.append(Text(f"  {about}{row.failure.told}", style="red"))
+            told.append(Text(f"  {row.recipe}: {row.failure.told}", style="red"))
             continue
         if not row.verdict.trusted:
             told += [Text(f"  {row.recipe}: {reason}", style="yellow") for reason in row.verdict.reasons]
@@ -283,11 +281,9 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
                 )
             )
         told += _contradiction(row, rows)
-        told += [
-            Text(f"  {row.recipe}: {note}", style="dim")
-            for note in row.verdict.notes
-            if "without a ratio" in note or note.startswith(IN_COMPANY) or (row.verdict.trusted and SPREAD in note)
-        ]
+        shown = row.verdict.noted("measured-separately", "contended")
+        shown += row.verdict.noted("spread") if row.verdict.trusted else []
+        told += [Text(f"  {row.recipe}: {each}", style="dim") for each in shown]
     return told
 
 
@@ -319,7 +315,7 @@ def next_step(rows: Sequence[RunSummary]) -> str:
     )
     if best and best.vs_first:
         told = f"next: {best.recipe} is the fastest here that keeps the numbers right ({best.vs_first.ratio:.2f}×)"
-        if any(reason.startswith("throughput:") for reason in best.verdict.reasons):
+        if best.verdict.doubts("throughput"):
             told += ", but its times are noisy: look again on a quieter machine or with a larger batch"
         return (
             f"{told}; it is host-bound: a CUDA graph (graphs) takes Python out of the way"

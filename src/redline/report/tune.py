@@ -74,14 +74,14 @@ def _ranking(found: TuneFinding) -> Table:
     table.add_column("", overflow="fold")
     for row in found.ranking[:SHOWN]:
         is_winner = found.winner is not None and row.recipe == found.winner.recipe
-        note = _standing(found) if is_winner else row.note or ("host-bound" if row.bound == "host" else "")
+        remark = _standing(found) if is_winner else str(row.note or ("host-bound" if row.bound == "host" else ""))
         table.add_row(
             Text(row.recipe, style="bold" if is_winner else ""),
             _ratio(row),
             Text(row.verdict, style=VERDICT_STYLE[row.verdict]),
             error_cell(row.numerics, with_steps=True),
             "–" if row.compile_s is None else f"{row.compile_s:.1f}",
-            Text(note, style="green" if is_winner else "dim"),
+            Text(remark, style="green" if is_winner else "dim"),
         )
     return table
 
@@ -128,7 +128,7 @@ def _reasons(found: TuneFinding) -> list[RenderableType]:
 
 def _apart(found: TuneFinding) -> Sequence[Any]:
     """What was left out because it was asked for needs no line each."""
-    return [row for row in found.refused if "asked" not in row.reason]
+    return [row for row in found.refused if row.reason.code not in ("not-asked-for", "excluded")]
 
 
 def _spent(found: TuneFinding) -> str:

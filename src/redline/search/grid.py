@@ -16,6 +16,7 @@ import msgspec
 
 from redline.analyze.sweep import IdleExclusion
 from redline.errors import SpecError, UnknownName, UsageError
+from redline.note import note
 from redline.protocol import Checked
 from redline.spec import Recipe, RunSpec, Task, key_of, memory_identity
 from redline.spec_table import for_trainers, layered, specs_from_table
@@ -80,7 +81,7 @@ class Exclusion:
         if not told:
             return None
         exclusion = {axis: list(values) for axis, values in self.wanted.items()}
-        return IdleExclusion(exclusion=exclusion, reason=f"the grid has {' and '.join(told)}")
+        return IdleExclusion(exclusion=exclusion, reason=note("not-in-grid", f"the grid has {' and '.join(told)}"))
 
 
 def parse_exclusions(tables: Any, where: str) -> list[Exclusion]:

@@ -21,6 +21,7 @@ import msgspec
 
 from redline.analyze.statistics import Interval, median_interval
 from redline.launch.door import Door, Session
+from redline.note import Note, note
 from redline.protocol import (
     BlockReply,
     FailureReply,
@@ -192,11 +193,11 @@ class Group:
         for entry in list(self.entries):
             self.close(entry)
 
-    def open(self, spec: RunSpec, position: int, notes: tuple[str, ...] = ()) -> Entry | None:
+    def open(self, spec: RunSpec, position: int, notes: tuple[Note, ...] = ()) -> Entry | None:
         """Open a session and prepare it. None: it failed and is done, or there was no room beside the others."""
         return self.admit(self.start(spec, position, notes))
 
-    def start(self, spec: RunSpec, position: int, notes: tuple[str, ...] = ()) -> Pending:
+    def start(self, spec: RunSpec, position: int, notes: tuple[Note, ...] = ()) -> Pending:
         """Open a session that prepares itself while others do."""
         record = RunRecord(
             id=new_id(), spec=spec, created_at=time.time(), group=self._id, position=position, notes=notes
@@ -317,7 +318,7 @@ class Group:
                 entry.record = msgspec.structs.replace(entry.record, failure=failure_of(reply))
                 entry.stopped = "failed"
                 break
-            block = msgspec.structs.replace(reply.block, alone=True) if solo else reply.block
+            block = msgspec.structs.replace(reply.block, solo=True) if solo else reply.block
             self.journal.append(entry.record.id, block)
             entry.record = msgspec.structs.replace(entry.record, blocks=(*entry.record.blocks, block))
             blocks.append(block)
@@ -371,7 +372,8 @@ def measure_together(
     """Measure `specs` interleaved; one record each, in their order. What breaks becomes a failed record."""
     observer = observer or Observer()
     if len(specs) > 1 and any(spec.launch.door == "inline" for spec in specs):
-        why = "inline sessions share one process and its switches; measured one after the other, without a ratio"
+        text = "inline sessions share one process and its settings: measured one after the other, so there is no ratio"
+        why = note("measured-separately", text, about="inline")
         return [_measure_solo(spec, position, why, door, journal, observer) for position, spec in enumerate(specs)]
     with Group(door, journal, observer, random.Random(seed), is_shared=len(specs) > 1) as group:
         for position, spec in enumerate(specs):
@@ -379,14 +381,15 @@ def measure_together(
             if entry is not None:
                 group.measure_solo(entry)
         group.measure(UntilPrecise())
-    why = "did not fit in memory beside the other recipes; measured alone, without a ratio"
+    text = "did not fit in memory beside the other recipes: measured by itself, so there is no ratio"
+    why = note("measured-separately", text, about="memory")
     for position in group.crowded:
         group.done[position] = _measure_solo(specs[position], position, why, door, journal, observer)
     return [group.done[position] for position in range(len(specs))]
 
 
 def _measure_solo(
-    spec: RunSpec, position: int, why: str, door: Door, journal: Journal, observer: Observer
+    spec: RunSpec, position: int, why: Note, door: Door, journal: Journal, observer: Observer
 ) -> RunRecord:
     """Runs that merely followed each other have no ratio."""
     with Group(door, journal, observer, random.Random(0), is_shared=False) as group:

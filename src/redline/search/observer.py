@@ -22,7 +22,7 @@ class Observer:
     def waiting(self, holder: str) -> None:
         """Another process holds the device."""
 
-    def noted(self, note: str) -> None:
+    def noted(self, line: str) -> None:
         """Something a person should know: a server is waited for, a lock that other users do not see."""
 
     def opened(self, record: RunRecord) -> None: ...

@@ -18,6 +18,7 @@ from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of, racer_nam
 from redline.analyze.statistics import student_t
 from redline.errors import UsageError
 from redline.launch.door import Door
+from redline.note import note
 from redline.record import BlockKind, RunRecord
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, StopRule
 from redline.search.observer import Journal, Observer
@@ -32,7 +33,7 @@ FEWEST_ROUNDS = 4
 """In a replicate: what differs between processes is learned from more replicates, not from more rounds."""
 WITHIN_SHARE = 1 / 3
 """Of the band: rounds go on until what they leave open inside a replicate is no more than this."""
-TOO_CROWDED = "did not fit in memory beside the others: opened in turn instead"
+TOO_CROWDED = note("crowded", "did not fit in memory beside the others: opened one after the other instead")
 
 
 @dataclass

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from redline.analyze.summary import FailureSummary
 from redline.analyze.sweep import (
     Estimate,
     IdleExclusion,
@@ -28,6 +27,7 @@ from redline.analyze.sweep import (
 from redline.errors import DoorError, SpecError, UsageError
 from redline.launch.door import Door
 from redline.launch.lock import device_lock
+from redline.note import note
 from redline.protocol import Checked
 from redline.record import BENCHMARK_VERSION, Block, Environment, Failure, RunRecord, new_id
 from redline.search.grid import default_name, in_informative_order, is_default_name
@@ -159,7 +159,11 @@ def _left_out(answer: Checked, possible: Sequence[Checked]) -> LeftOut:
         raise UsageError(reason)
     workload = spec.workload
     return LeftOut(
-        model=workload.model, task=workload.task, recipe=str(spec.recipe), batch=workload.batch, reason=reason
+        model=workload.model,
+        task=workload.task,
+        recipe=str(spec.recipe),
+        batch=workload.batch,
+        reason=note("impossible", reason),
     )
 
 
@@ -270,7 +274,9 @@ def _standing(cell: Cell, settled: SettledCell | None) -> SweepCell:
         return cell_of(cell.spec, "pending", replicate=cell.replicate)
     failure = None
     if settled.status == "failed":
-        failure = FailureSummary(
-            stage=settled.failure_stage or "", kind=settled.failure_kind or "", message=settled.failure_message or ""
+        failure = Failure(
+            stage=settled.failure_stage or "",
+            kind=settled.failure_kind or "crash",
+            message=settled.failure_message or "",
         )
     return cell_of(cell.spec, settled.status, settled.record_id, failure, cell.replicate)

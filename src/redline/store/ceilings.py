@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from redline.note import notes_from_texts
 from redline.record import Environment
 from redline.store import queries
 from redline.store.writer import KeepCeilings
@@ -44,8 +45,10 @@ class CeilingShelf:
         if body is None:
             return None
         try:
-            found = msgspec.msgpack.decode(body, type=Ceilings)
-        except msgspec.MsgspecError:
+            plain = msgspec.msgpack.decode(body)
+            # Early ceilings of this schema have notes without codes.
+            found = msgspec.convert({**plain, "notes": notes_from_texts(plain["notes"])}, Ceilings)
+        except (msgspec.MsgspecError, LookupError, TypeError):
             return None
         return found if found.schema == CEILINGS_SCHEMA else None
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, RedlineError, SpecError, UsageError
-from redline.record import Block, RunRecord, device_of, encode, migrate
+from redline.record import Block, FailureKind, RunRecord, device_of, encode, migrate
 
 Status = Literal["running", "done", "failed", "interrupted"]
 CutOff = Literal["cut off"]
@@ -52,7 +52,7 @@ class SettledCell(msgspec.Struct, frozen=True, kw_only=True):
     """The plan key: of the spec, the machine and the model, as they were known before anything ran."""
     status: CellStatus
     record_id: str
-    failure_kind: str | None
+    failure_kind: FailureKind | None
     failure_stage: str | None
     failure_message: str | None
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from redline import protocol, record
 from redline.errors import UnknownName
+from redline.note import note
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Capabilities, Failure, Memory, Numerics, Prepared
 from redline.spec import Recipe, RunSpec
@@ -88,7 +89,7 @@ def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
     )
 
 
-UNCHECKED = Numerics(method="unchecked", reason="not checked: the spec asked for none")
+UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: the spec asked for none"))
 _PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
 _FIRST_CALL_STEPS = 20
 """A first call costs about so many steady ones, compiling apart."""
@@ -176,7 +177,7 @@ class FakeBench:
             samples=tuple(self._step_times(step_s, _WARMUP_SAMPLES).tolist()),
             seconds=seconds,
             steady=steady,
-            reason="steady" if steady else "never became steady",
+            reason=note("steady", "steady") if steady else note("not-steady", "never became steady"),
         )
 
     def _measure(self, spec: RunSpec, request: protocol.Measure) -> Reply:

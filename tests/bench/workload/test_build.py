@@ -157,8 +157,8 @@ def test_hashes_tell_models_and_inputs_apart(build: Any) -> None:
 def test_the_batch_has_a_default_that_is_told(build: Any) -> None:
     infer, train = build("simple_cnn"), build("simple_cnn", task="train")
     assert (infer.items_per_step, train.items_per_step) == (1, 8)
-    assert "batch 1 by default for inference" in infer.notes
-    assert "batch 8 by default for training" in train.notes
+    assert "batch 1 by default for inference" in map(str, infer.notes)
+    assert "batch 8 by default for training" in map(str, train.notes)
     assert build("simple_cnn", batch=3).notes == []
 
 

@@ -82,7 +82,7 @@ def test_a_factory_that_must_be_told_gets_the_default_and_one_that_need_not_keep
     )
     told = from_file(file, "must", task="train")
     assert told.items_per_step == 8
-    assert told.notes == ["batch 8 by default for training"]
+    assert list(map(str, told.notes)) == ["batch 8 by default for training"]
     assert from_file(file, "may").items_per_step == 6
 
 
@@ -91,7 +91,7 @@ def test_without_a_batch_parameter_the_inputs_are_resized(user_file: Write) -> N
     workload = from_file(file, "make", batch=7)
     assert workload.args[0].shape == (7, 4)
     assert workload.args[1].tolist() == [1.0, 2.0, 3.0]
-    assert "from 2 to 7; 1 of 2 inputs do not share that size" in workload.notes[0]
+    assert "from 2 to 7; 1 of 2 inputs do not share that size" in str(workload.notes[0])
     assert run(workload).shape == (7, 3)
 
 
@@ -265,7 +265,7 @@ def test_lazy_layers_are_given_their_shape(user_file: Write) -> None:
 
 def test_other_number_formats_are_noted(user_file: Write) -> None:
     file = user_file("def make():\n    return nn.Linear(4, 3).double(), torch.randn(2, 4).double()\n")
-    assert "float64" in from_file(file, "make").notes[0]
+    assert "float64" in str(from_file(file, "make").notes[0])
 
 
 def live(tmp_path: Path, *parts: Any, **options: Any) -> Workload:

@@ -202,15 +202,15 @@ class TestShortSearches:
 
     def test_what_there_was_no_time_to_tell_is_named(self) -> None:
         short, long = (tune_simulated(like_an_h200(), 1, budget_s) for budget_s in (150.0, 1800.0))
-        (note,) = (note for note in short.tune.notes if "what these bring" in note)
+        (noted,) = (each for each in short.tune.notes if each.code == "gains-unknown")
         found = finding_of(short.tune, short.records)
         assert found.winner is not None
         told = {gain.switch for gain in found.switches}
-        untold = set(note.partition(": ")[2].partition(";")[0].split(", "))
+        untold = set(str(noted).partition(": ")[2].partition(";")[0].split(", "))
         assert untold
         assert told | untold == set(found.winner.recipe.split("+"))
         assert not told & untold
-        assert not any("what these bring" in note for note in long.tune.notes)
+        assert not any(each.code == "gains-unknown" for each in long.tune.notes)
 
     def test_the_baseline_alone_has_no_steps_to_tell(self) -> None:
         tuner = after(("baseline", 4.0))

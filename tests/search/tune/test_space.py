@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from redline.errors import UsageError
+from redline.note import note
 from redline.protocol import SwitchChoice, SwitchNeed
 from redline.record import Capabilities
 from redline.search.tune.estimates import Estimate
@@ -24,7 +25,7 @@ CHOICES = (
     SwitchChoice(switch="compile:reduce-overhead", family="compiler", relieves="both", excludes=("graphs",)),
     SwitchChoice(switch="graphs", family="graphs", relieves="host"),
     SwitchChoice(switch="int8", family="quantization", capabilities=Capabilities(quantizes=True)),
-    SwitchChoice(switch="onnx", family="runtime", refusal="onnxruntime is not installed"),
+    SwitchChoice(switch="onnx", family="runtime", refusal=note("unavailable", "onnxruntime is not installed")),
 )
 
 
@@ -64,7 +65,7 @@ class TestSpace:
 
     def test_says_why_a_step_is_not_tried(self) -> None:
         _, refused = space_for(asked(), CHOICES)
-        told = {each.switch: each.reason for each in refused}
+        told = {each.switch: str(each.reason) for each in refused}
         assert told["onnx"] == "onnxruntime is not installed"
         assert "--allow-quantized" in told["int8"]
 

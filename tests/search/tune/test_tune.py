@@ -16,6 +16,7 @@ import redline
 from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
+from redline.note import note
 from redline.protocol import SwitchChoice, SwitchNeed
 from redline.record import Capabilities, Failure
 from redline.search.observer import Observer
@@ -33,7 +34,7 @@ CHOICES = (
     SwitchChoice(switch="graphs", family="graphs", relieves="host"),
     SwitchChoice(switch="cudnn-benchmark", family="autotune"),
     SwitchChoice(switch="int8", family="quantization", capabilities=Capabilities(quantizes=True)),
-    SwitchChoice(switch="onnx", family="runtime", refusal="onnxruntime is not installed"),
+    SwitchChoice(switch="onnx", family="runtime", refusal=note("unavailable", "onnxruntime is not installed")),
 )
 DEVICE = {"fp16": -0.9, "bf16": -0.85, "channels-last": -0.2, "compile": -0.3, "cudnn-benchmark": -0.05, "int8": -0.5}
 BEST = "fp16+channels-last+compile+graphs+cudnn-benchmark"
@@ -118,7 +119,7 @@ class TestFindings:
         found = tune().finding
         assert found.ranking[0].recipe == BEST
         assert [each.ratio for each in found.ranking] == sorted((each.ratio for each in found.ranking), reverse=True)
-        told = {each.switch: each.reason for each in found.refused}
+        told = {each.switch: str(each.reason) for each in found.refused}
         assert told["onnx"] == "onnxruntime is not installed"
         assert found.compile_seconds > 0
         assert found.headroom is None
@@ -186,7 +187,7 @@ class TestNumbers:
         result = tune(wrong)
         assert result.winner is not None
         assert "bf16" in result.recipe
-        rejected = {each.recipe: each.reason for each in result.finding.rejected}
+        rejected = {each.recipe: str(each.reason) for each in result.finding.rejected}
         assert rejected
         assert all("fp16" in recipe and reason.startswith("numerics: error 0.7") for recipe, reason in rejected.items())
         for record in result.records.values():
@@ -194,7 +195,9 @@ class TestNumbers:
 
     @pytest.mark.parametrize(("tolerance", "passes"), [("1x", False), ("8x", True), (3e-3, False), ("2e-2", True)])
     def test_the_tolerance_is_the_persons(self, tune: Callable[..., TuneResult], tolerance: Any, passes: bool) -> None:
-        near = msgspec.structs.replace(EXACT, rel_l2=7e-3, floor=1e-3, tolerance=4e-3, passed=False, reason="too far")
+        near = msgspec.structs.replace(
+            EXACT, rel_l2=7e-3, floor=1e-3, tolerance=4e-3, passed=False, reason=note("above-tolerance", "too far")
+        )
         result = tune(
             landscape(numerics=lambda spec: near if "fp16" in switches_of(spec) else EXACT), tolerance=tolerance
         )
@@ -213,14 +216,14 @@ class TestNumbers:
         found = tune(truth, tolerance=1e-3, observer=Listening()).finding
         assert Listening.said["baseline"] == "error 0 is within the tolerance 0.001 that was asked for"
         assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {
-            r.reason for r in found.rejected
+            str(r.reason) for r in found.rejected
         }
 
     def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="compile", message="no compiler here")
         result = tune(landscape(failure=lambda spec: broken if "compile" in switches_of(spec) else None))
         assert result.recipe == "fp16+channels-last+graphs+cudnn-benchmark"
-        assert any("no compiler here" in each.reason for each in result.finding.rejected)
+        assert any("no compiler here" in str(each.reason) for each in result.finding.rejected)
 
     def test_a_pair_that_breaks_costs_neither_of_its_steps_alone(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="unsupported", message="not together")
@@ -235,14 +238,14 @@ class TestNumbers:
 
         result = tune(landscape(numerics=numerics))
         assert "fp16" not in result.recipe.split("+")
-        assert any(each.reason.startswith("numerics") for each in result.finding.rejected)
+        assert any(each.reason.about == "numerics" for each in result.finding.rejected)
 
     def test_a_baseline_that_does_not_run_ends_it(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="build", kind="user", message="this factory raised")
         result = tune(landscape(failure=broken))
         assert result.winner is None
         assert result.finding.rejected[0].recipe == "baseline"
-        assert "baseline itself" in result.finding.notes[0]
+        assert result.finding.notes[0].code == "nothing-runs"
         with pytest.raises(UsageError, match="no recipe"):
             _ = result.recipe
 
@@ -258,8 +261,8 @@ class TestQuantized:
         shown = [each for each in result.finding.ranking if "int8" in each.recipe]
         assert shown
         assert len(shown) <= 2
-        assert all("check of your own" in (each.note or "") for each in shown)
-        assert any("check of your own" in each.reason for each in result.finding.rejected)
+        assert all(each.note is not None and each.note.code == "no-check" for each in shown)
+        assert any(each.reason.code == "no-check" for each in result.finding.rejected)
 
     @pytest.mark.parametrize("asked", ["int8", "int8:weight-only", "int8:dynamic"])
     def test_whatever_the_options_it_is_given(self, tune: Callable[..., TuneResult], asked: str) -> None:
@@ -272,7 +275,7 @@ class TestQuantized:
         )
         result = tune(truth, allow_quantized=True, recipes=asked, switches=["int8"])
         assert result.recipe == "baseline"
-        assert any(each.recipe == asked and "check of your own" in each.reason for each in result.finding.rejected)
+        assert any(each.recipe == asked and each.reason.code == "no-check" for each in result.finding.rejected)
         proven = tune(truth, allow_quantized=True, recipes=asked, switches=["int8"], check="metrics:top1")
         assert proven.recipe.startswith("int8")
         assert proven.recipe in {metric.recipe for metric in proven.tune.metrics}
@@ -286,7 +289,7 @@ class TestQuantized:
         falls = landscape(metric=lambda spec: 0.5 if "int8" in switches_of(spec) else 0.76)
         result = tune(falls, allow_quantized=True, check="metrics:top1")
         assert result.recipe == BEST
-        assert any("fell from 0.76 to 0.5" in each.reason for each in result.finding.rejected)
+        assert any("fell from 0.76 to 0.5" in str(each.reason) for each in result.finding.rejected)
 
 
 class TestBudget:
@@ -318,7 +321,9 @@ class TestBudget:
         result = tuned(FakeDoor(landscape()), history, budget=3.0)
         assert {trial.recipe for trial in result.tune.trials} == {"baseline"}
         assert result.finding.state == "out-of-budget"
-        assert "the budget ended before any other recipe could be tried: give it more" in result.finding.notes
+        assert "the budget ended before any other recipe could be tried: raise --budget" in map(
+            str, result.finding.notes
+        )
         told = str(result)
         assert "winner" not in told
         assert "beats the baseline" not in told
@@ -328,7 +333,7 @@ class TestBudget:
     def test_what_ended_for_want_of_it_goes_on_with_more(self, history: History, budget_s: float) -> None:
         short = tuned(FakeDoor(landscape()), history, budget=budget_s)
         assert short.finding.state == "out-of-budget"
-        assert any("budget ended" in note for note in short.finding.notes)
+        assert any("budget ended" in str(each) for each in short.finding.notes)
         result = tuned(FakeDoor(landscape(seed=1)), history, budget="1h", resume=True)
         assert result.finding.state == "done"
         assert result.recipe == BEST
@@ -382,7 +387,7 @@ class TestWishes:
 
     def test_a_latency_target_rules_out_what_is_late(self, tune: Callable[..., TuneResult]) -> None:
         result = tune(slo_p95="2.6ms")
-        late = [each for each in result.finding.ranking if each.note and "over the target" in each.note]
+        late = [each for each in result.finding.ranking if each.note and each.note.code == "too-late"]
         assert late
         assert result.winner is not None
         assert all(each.ratio < result.winner.ratio for each in late)
@@ -422,10 +427,10 @@ class TestWishes:
         timed = [record for record in own if (record.spec.workload.batch or 32) == winner.batch and record.blocks]
         assert result.records[winner.record_id] in timed
         assert winner.throughput_per_s == pytest.approx((winner.batch or 0) / truth.step_s(timed[0].spec), rel=0.02)
-        apart = [note for note in result.finding.notes if "the search for the batch" in note]
+        apart = [each for each in result.finding.notes if each.code == "batch-not-raced"]
         assert bool(apart) == (bool(tune.batches) and not tune.batch_replicates)
-        assert all("the budget ended before the race there" in note for note in apart)
-        assert f"batch {tune.batches[0].batch}" in apart[0] if apart else winner.batch != 32 or not tune.batches
+        assert all("the budget ended before they were compared there" in str(each) for each in apart)
+        assert f"batch {tune.batches[0].batch}" in str(apart[0]) if apart else winner.batch != 32 or not tune.batches
         assert "batch 32" in str(result).splitlines()[0], "where the ranking was made"
         assert f"at batch {winner.batch}" in str(result)
 
@@ -454,7 +459,7 @@ class TestWishes:
         assert (winner.recipe, winner.ratio) == ("baseline", 1.0)
         assert winner.batch is not None
         assert winner.batch > 300
-        assert any("not channels-last" in note for note in result.finding.notes)
+        assert any(each.code == "other-winner" and "channels-last won" in str(each) for each in result.finding.notes)
 
     @pytest.mark.parametrize(
         ("wish", "words"),

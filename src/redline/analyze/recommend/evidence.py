@@ -142,7 +142,12 @@ def rate(row: RunSummary) -> str:
 
 
 def rate_text(per_s: float, item: str | None) -> str:
-    return f"{significant(per_s, max(3, len(str(round(per_s)))))} {item or 'items'}/s"
+    return f"{rate_figure(per_s)} {item or 'items'}/s"
+
+
+def rate_figure(per_s: float) -> str:
+    """Without its unit."""
+    return significant(per_s, max(3, len(str(round(per_s)))))
 
 
 def work(subject: Subject) -> str:

@@ -21,7 +21,8 @@ from redline.analyze.recommend.evidence import (
     ratio_text,
     work,
 )
-from redline.analyze.summary import FailureSummary, RunSummary
+from redline.analyze.summary import RunSummary
+from redline.record import Failure
 from redline.spec import BASELINE
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -146,7 +147,7 @@ def _about(count: float) -> str:
 MOST_NAMED = 3
 """Recipes in a headline; the details have all."""
 
-Broken = tuple[RunSummary, FailureSummary]
+Broken = tuple[RunSummary, Failure]
 
 
 def what_to_avoid(evidence: Evidence) -> Iterator[Advice]:
@@ -154,8 +155,8 @@ def what_to_avoid(evidence: Evidence) -> Iterator[Advice]:
         wrong = [row for row in curve.measured if row.numerics and row.numerics.is_wrong]
         if wrong:
             told = f"Keep {curve.recipe} away from {work(curve.subject)}: its answers are too far from strict fp32"
-            reason = wrong[0].numerics.reason if wrong[0].numerics else ""
-            yield advise(curve.subject, "avoid", told, (reason,) if reason else (), wrong[0])
+            reason = wrong[0].numerics.reason if wrong[0].numerics else None
+            yield advise(curve.subject, "avoid", told, (str(reason),) if reason else (), wrong[0])
     yield from _too_large(evidence)
     yield from _reference_too_large(evidence)
     for curve in evidence.curves:
@@ -217,7 +218,7 @@ def _broken(curve: Curve) -> list[Broken]:
     return [(row, row.failure) for row in curve.rows if row.failure is not None]
 
 
-def _is_of_reference(failure: FailureSummary) -> bool:
+def _is_of_reference(failure: Failure) -> bool:
     return failure.stage == "reference"
 
 

@@ -17,6 +17,7 @@ from redline.bench.workload.build import build_workload
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
+from redline.note import note
 from redline.protocol import CountAnswer
 from redline.spec import OptimizerName, RunSpec
 from redline.work import ModuleWork, WorkCount
@@ -71,7 +72,8 @@ def _with_backward(work: WorkCount, task: Task, workload: Workload) -> WorkCount
     try:
         both = count_work(replace(task, loss=workload.loss))
     except Exception as error:
-        return msgspec.structs.replace(work, notes=(*work.notes, f"backward not counted: {because(error)}"))
+        why = note("backward-not-counted", f"backward not counted: {because(error)}")
+        return msgspec.structs.replace(work, notes=(*work.notes, why))
     backward = tuple(one for one in both.operators if one.phase == "backward")
     by_path = {module.path: module for module in both.modules}
     return msgspec.structs.replace(

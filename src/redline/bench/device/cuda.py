@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from redline.bench.device.base import Device, T, peak_rss_bytes, reset_peak_rss
+from redline.bench.device.failure import is_about_synchronizing
 from redline.bench.device.nvml import NvmlCard, open_card
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
@@ -150,8 +151,7 @@ class CudaDevice(Device):
             finally:
                 torch.cuda.set_sync_debug_mode(previous)
         self.synchronize()
-        # Switching the mode on warns too (a prototype feature); only this wording is about the step.
-        return any("called a synchronizing" in str(warning.message) for warning in caught)
+        return any(map(is_about_synchronizing, caught))
 
     def hold(self, seconds: float) -> None:
         torch.cuda._sleep(int(seconds * CYCLES_PER_S))

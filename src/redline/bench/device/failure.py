@@ -1,18 +1,26 @@
-"""From an exception on the bench to a `Failure`: what kind it is, in one line, with the traceback beside."""
+"""From an exception on the bench to a `Failure`: what kind it is, in one line, with the traceback beside.
+
+Torch and the libraries below it often tell errors apart only by their wording. This is the one place that looks at it.
+"""
 
 from __future__ import annotations
 
+import re
 import site
 import sysconfig
 import traceback
+import warnings
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 import redline
 from redline.bench.device.process import is_near_private_limit
 from redline.errors import BenchError, UsageError
+from redline.note import Note, note
 from redline.record import Failure, FailureKind
+from redline.units import format_bytes, parse_bytes
 
 _OOM_WORDINGS = (
     "out of memory",
@@ -40,6 +48,14 @@ _NOT_USERS = {
 }
 """Where code that is not the user's lies: the standard library, installed packages, and Redline."""
 _TORCHSCRIPT_WRAPPER = "The following operation failed in the TorchScript interpreter"
+_NO_ATTENTION_WORDINGS = ("No viable backend", "No available kernel")
+_SYNCHRONIZING_WORDING = "called a synchronizing"
+DriverProblem = Literal["driver-too-old", "library-mismatch", "no-fabric-manager", "other"]
+_DRIVER_WORDINGS: dict[str, DriverProblem] = {
+    "too old": "driver-too-old",
+    "Error 803": "library-mismatch",
+    "Error 802": "no-fabric-manager",
+}
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
 
 
@@ -48,6 +64,7 @@ def failure_from(error: BaseException, stage: str) -> Failure:
         stage=stage,
         kind=kind_of(error, stage),
         message=one_line(error),
+        notes=tuple(fragmentation(str(error))),
         traceback="".join(traceback.format_exception(error))[-20_000:],
         switches=error.switches if isinstance(error, BenchError) else (),
         scope=error.scope if isinstance(error, BenchError) else "recipe",  # type: ignore[arg-type]
@@ -98,6 +115,49 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(said.startswith(wording) for wording in _ONEDNN_WORDINGS) and is_near_private_limit():
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+
+
+def is_without_attention_backend(error: BaseException) -> bool:
+    """None of the attention backends that were allowed can do this call."""
+    return any(wording in str(error) for wording in _NO_ATTENTION_WORDINGS)
+
+
+def refused_attention(said: list[warnings.WarningMessage]) -> str:
+    """Why: torch warns once for every backend, the one asked for and those that are switched off."""
+    lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
+    reasons = [line for line in lines if line and not line.endswith("because:") and "disabled" not in line]
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def is_about_synchronizing(warning: warnings.WarningMessage) -> bool:
+    """Switching torch's debug mode on warns too (a prototype feature); only this wording is about the step."""
+    return _SYNCHRONIZING_WORDING in str(warning.message)
+
+
+def driver_problem(said: str) -> DriverProblem:
+    """Why torch finds no GPU, from what it said."""
+    return next((problem for wording, problem in _DRIVER_WORDINGS.items() if wording in said), "other")
+
+
+_SIZE = r"([\d.]+ (?:[KMGT]iB|bytes))"
+_ASKED = re.compile(rf"Tried to allocate {_SIZE}")
+_IDLE = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_CURE = re.compile(r"PYTORCH_\w*ALLOC_CONF=expandable_segments:True")
+
+
+def fragmentation(said: str) -> list[Note]:
+    """One note where torch's error shows fragmented memory: more was idle than was asked for, but in pieces.
+
+    Whether a batch fits is then a matter of luck: a larger one may run where this one failed.
+    """
+    asked, idle, cure = (pattern.search(said) for pattern in (_ASKED, _IDLE, _CURE))
+    if asked is None or idle is None:
+        return []
+    asked_bytes, idle_bytes = (parse_bytes(found.group(1).replace("bytes", "B")) for found in (asked, idle))
+    if idle_bytes < asked_bytes:
+        return []
+    told = f"{format_bytes(asked_bytes)} were requested while {format_bytes(idle_bytes)} were idle in pieces"
+    return [note("fragmented", f"{told}; {cure.group()} joins them" if cure else told)]
 
 
 def one_line(error: BaseException) -> str:

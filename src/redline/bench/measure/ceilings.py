@@ -17,6 +17,7 @@ import torch
 
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory
+from redline.note import Note, note
 from redline.protocol import CeilingsAnswer
 from redline.work import Ceilings
 
@@ -52,7 +53,7 @@ def answer_ceilings(device: str, threads: int | None) -> CeilingsAnswer:
 def measure_ceilings(device: Device) -> Ceilings:
     started = time.perf_counter()
     info = device.info()
-    notes: list[str] = []
+    notes: list[Note] = []
     with torch.inference_mode():
         _warm(device)
         best = {form: found for form in _formats(device) if (found := _best_product(device, form, notes))}
@@ -89,7 +90,7 @@ def _formats(device: Device) -> list[str]:
     return found
 
 
-def _best_product(device: Device, form: str, notes: list[str]) -> tuple[float, str] | None:
+def _best_product(device: Device, form: str, notes: list[Note]) -> tuple[float, str] | None:
     """FLOP/s and the shape that reached them."""
     found: list[tuple[float, str]] = []
     device.allow_tf32(form == "tf32")
@@ -102,9 +103,8 @@ def _best_product(device: Device, form: str, notes: list[str]) -> tuple[float, s
             if not found:
                 raise
         else:  # int8 and fp8 are asked of every GPU; most say no, and how differs from version to version
-            notes.append(
-                f"no {form} products: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"
-            )
+            why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            notes.append(note("format-not-measured", f"no {form} products: {why}", about=form))
     finally:
         device.allow_tf32(False)
         device.release_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from redline.note import note
 from redline.record import Warmup
 from redline.spec import MeasureSpec
 
@@ -16,6 +17,9 @@ CPU_QUARTILE_AGREEMENT = 0.15
 
 LOOK_PERIOD_S = 0.02
 """Windows of short steps are long lists: no need to sort them again after every step."""
+
+
+AGREED = note("steady", "two windows of steps agree")
 
 
 def reach_steady_state(
@@ -51,9 +55,10 @@ def reach_steady_state(
             window = window_length(settled, spec.warmup_window, spec.warmup_window_seconds)
             agree = windows_agree(settled, window, median_agreement, quartile_agreement)
         if agree:
-            return Warmup(samples=tuple(samples), seconds=now - started, steady=True, reason="two windows agree")
+            return Warmup(samples=tuple(samples), seconds=now - started, steady=True, reason=AGREED)
         if now - started >= spec.warmup_max_seconds:
-            reason = f"no two windows agreed within {spec.warmup_max_seconds:g} s"
+            text = f"no two windows of steps agreed within {spec.warmup_max_seconds:g} s of warm-up"
+            reason = note("not-steady", text)
             return Warmup(samples=tuple(samples), seconds=now - started, steady=False, reason=reason)
 
 

@@ -14,6 +14,7 @@ from redline.bench.recipe.base import SWITCHES, RecipeSwitch
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, UsageError
+from redline.note import Note, note
 from redline.protocol import SwitchChoice, SwitchNeed
 from redline.spec import Recipe, Switch, Task
 from redline.work import Facts
@@ -115,11 +116,23 @@ def _choice(
         relieves=switch.relieves,
         excludes=tuple(sorted(excluded)),
         needs=(*switch.needs.get(task, ()), *needs),
-        refusal=switch.refusal(device, task) or switch.irrelevance(model, task, facts) or switch.caution(task),
+        refusal=_refusal(switch, model, device, task, facts),
         capabilities=switch.capabilities(),
         leaves_program=switch.leaves_program,
         is_slow_to_prepare=argument in switch.slow_to_prepare,
     )
+
+
+def _refusal(
+    switch: RecipeSwitch, model: torch.nn.Module, device: Device, task: Task, facts: Facts | None
+) -> Note | None:
+    """Why a tuner does not try it, or None."""
+    if (unavailable := switch.refusal(device, task)) is not None:
+        return note("unavailable", unavailable)
+    if (irrelevant := switch.irrelevance(model, task, facts)) is not None:
+        return note("irrelevant", irrelevant)
+    caution = switch.caution(task)
+    return None if caution is None else note("caution", caution)
 
 
 def _formats_needed(

@@ -20,6 +20,7 @@ from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, uncha
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.structure import float_tensors
 from redline.bench.workload.workload import Workload
+from redline.note import Note, note
 from redline.record import Numerics
 from redline.spec import OptimizerName
 
@@ -35,6 +36,9 @@ SMALLEST_SIGNAL = 1e-5
 
 Outputs = list[list[torch.Tensor]]
 """For each set of inputs, the floating tensors of the output."""
+
+
+REFERENCE = note("reference", "the strict fp32 reference itself")
 
 
 @dataclass
@@ -58,7 +62,8 @@ class OutputReference:
     def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
         found = [_floats(step.on(*setup.prepared_inputs(*given))) for given in self.inputs]
         if [len(tensors) for tensors in found] != [len(tensors) for tensors in self.outputs]:
-            return Numerics(number_format=self.number_format, reason="the outputs are not built like the reference's")
+            why = note("other-structure", "the outputs have another structure than the reference's")
+            return Numerics(number_format=self.number_format, reason=why)
         return judged(difference(found, self.outputs), self.floor, self.number_format)
 
     def as_numerics(self) -> Numerics:
@@ -72,7 +77,7 @@ class OutputReference:
             finite=own.finite,
             degenerate=own.degenerate,
             passed=own.finite,
-            reason="the strict fp32 reference itself" if own.finite else "the fp32 output is not finite",
+            reason=REFERENCE if own.finite else note("not-finite", "the fp32 output is not finite"),
         )
 
 
@@ -140,7 +145,7 @@ class LossReference:
 
     def as_numerics(self) -> Numerics:
         finite = all(map(math.isfinite, self.losses))
-        reason = "the strict fp32 reference itself" if finite else "the fp32 loss is not finite"
+        reason = REFERENCE if finite else note("not-finite", "the fp32 loss is not finite")
         reference = Numerics(
             method="reference", rel_l2=0.0 if finite else None, finite=finite, passed=finite, reason=reason
         )
@@ -193,16 +198,18 @@ def judged(
     )
 
 
-def _reason(found: Difference, floor: float, tolerance: float, number_format: str, hidden_by: str | None) -> str:
+def _reason(found: Difference, floor: float, tolerance: float, number_format: str, hidden_by: str | None) -> Note:
     if not found.finite:
-        return "the output is not finite"
+        return note("not-finite", "the output is not finite")
     if found.degenerate:
-        return "the reference carries no signal: its output does not depend on the input"
+        return note("no-signal", "the reference carries no signal: its output does not depend on the input")
     if hidden_by:
-        return f"{number_format} cannot resolve this model's signal: {hidden_by} alone moves it by {floor:.2g}"
-    relation = "within" if found.rel_l2 <= tolerance else "above"
+        text = f"{number_format} cannot resolve this model's signal: {hidden_by} alone moves it by {floor:.2g}"
+        return note("unresolved", text)
     over = f" ({found.rel_l2 / floor:.1f}× the floor)" if floor > 0 else ""
-    return f"error {found.rel_l2:.2g} is {relation} the tolerance {tolerance:.2g}{over}"
+    if found.rel_l2 <= tolerance:
+        return note("within-tolerance", f"error {found.rel_l2:.2g} is within the tolerance {tolerance:.2g}{over}")
+    return note("above-tolerance", f"error {found.rel_l2:.2g} is above the tolerance {tolerance:.2g}{over}")
 
 
 def difference(found: Outputs, reference: Outputs) -> Difference:

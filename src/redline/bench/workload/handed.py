@@ -14,6 +14,7 @@ from redline.bench.workload.inputs import Inputs, leading_size, resize_leading
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError
+from redline.note import Note, note
 from redline.spec import WorkloadSpec
 
 EXPECTED = "expected a module, (module, inputs) or (module, inputs, loss)"
@@ -60,7 +61,7 @@ def workload_of(
     identity: str,
     seed: int,
     resize: bool,
-    notes: list[str],
+    notes: list[Note],
 ) -> Workload:
     """A workload of what was handed over; `resize`: the batch is still to be given to the inputs."""
     inputs = _inputs_of(handed, spec, whose, notes)
@@ -84,12 +85,13 @@ def workload_of(
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()} - {torch.float32}
     if dtypes:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        workload.notes.append(f"the model holds {names} parameters: its reference is not strict fp32")
+        text = f"the model holds {names} parameters: its reference is not strict fp32"
+        workload.notes.append(note("model", text))
     # Built without memory, for counting alone, there is nothing to move.
     return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
 
 
-def _inputs_of(handed: Handed, spec: WorkloadSpec, whose: str, notes: list[str]) -> Inputs:
+def _inputs_of(handed: Handed, spec: WorkloadSpec, whose: str, notes: list[Note]) -> Inputs:
     if handed.inputs is not None:
         if spec.image_size is not None:
             raise SpecError(f"image_size {spec.image_size} cannot be honoured: {whose} brings its own inputs")
@@ -99,11 +101,11 @@ def _inputs_of(handed: Handed, spec: WorkloadSpec, whose: str, notes: list[str])
             "user",
             f"{whose} gave a module without inputs: give (module, inputs), or image_size if it takes images",
         )
-    notes.append(f"fed with random images of {spec.image_size}×{spec.image_size}, as asked")
+    notes.append(note("input", f"random images of {spec.image_size}×{spec.image_size} as inputs, as asked"))
     return (torch.randn(spec.batch or 1, 3, spec.image_size, spec.image_size),), {}
 
 
-def _with_batch(inputs: Inputs, batch: int, seed: int, whose: str, notes: list[str]) -> Inputs:
+def _with_batch(inputs: Inputs, batch: int, seed: int, whose: str, notes: list[Note]) -> Inputs:
     old = leading_size(inputs)
     if old is None:
         raise SpecError(f"batch {batch} cannot be honoured: no input of {whose} has a dimension 0")
@@ -112,5 +114,5 @@ def _with_batch(inputs: Inputs, batch: int, seed: int, whose: str, notes: list[s
     tensors = named_tensors(inputs)
     kept = [tensor for _, tensor in tensors if tensor.ndim == 0 or tensor.shape[0] != old]
     left = f"; {len(kept)} of {len(tensors)} inputs do not share that size and stay" if kept else ""
-    notes.append(f"dimension 0 of the inputs changed from {old} to {batch}{left}")
+    notes.append(note("changed-batch", f"dimension 0 of the inputs changed from {old} to {batch}{left}"))
     return resize_leading(inputs, batch, seed)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.workload.inputs import Inputs, redraw, resize_leading
+from redline.note import Note, note
 
 if TYPE_CHECKING:
     from redline.bench.workload.workload import Workload
@@ -35,7 +36,7 @@ at 64 px: rounding its weights to fp16 moved the output by 0.8 of what depends o
 Of 0.5, 1, 1.5 and 2, tried on nine torchvision models, 1 was a compromise: more bias makes inputs matter less."""
 
 
-def awaken(model: nn.Module) -> list[str]:
+def awaken(model: nn.Module) -> list[Note]:
     """Give dormant parameters values that let signal through; says what was changed."""
     generator = torch.Generator().manual_seed(0)
     changed: dict[str, list[str]] = {}
@@ -86,7 +87,7 @@ def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = Fal
     return redraw(inputs, seed, workload.vocabulary)
 
 
-def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[str]:
+def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Note]:
     """Awaken and calibrate a workload whose weights are random, where it stands; says what was done.
 
     `sparing` calibrates on few items: fp32 at the whole batch may not fit where the recipe does.
@@ -109,7 +110,8 @@ def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> 
         calibrate_batchnorm(model, lambda: run(workload.fresh_inputs(seed)))
     count = len(waiting) - len(_untouched(model))
     if count:
-        notes.append(f"calibrated {count} BatchNorm layer{'s' if count > 1 else ''} on random inputs")
+        text = f"calibrated {count} BatchNorm layer{'s' if count > 1 else ''} on random inputs"
+        notes.append(note("calibrated", text))
     return notes
 
 
@@ -191,11 +193,11 @@ def _norm_weights(model: nn.Module) -> set[str]:
     }
 
 
-def _note(what: str, names: list[str]) -> str:
+def _note(what: str, names: list[str]) -> Note:
     which = names[0] if len(names) == 1 else f"{len(names)} parameters such as {names[0]}"
     done = {
         "scale": "set to 1 (a scale that let nothing through)",
         "embedding": f"drawn with a spread of {EMBEDDING_STD} (it was constant)",
         "weight": "drawn at random (it was all zero)",
     }
-    return f"{which} {done[what]}"
+    return note("signal", f"{which} {done[what]}", about=names[0])

@@ -13,6 +13,7 @@ from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import Inputs, input_shapes, leading_size, redraw
 from redline.bench.workload.losses import Loss, training_loss
 from redline.bench.workload.structure import map_leaves
+from redline.note import Note, note
 from redline.record import WorkloadInfo
 from redline.spec import Task
 
@@ -36,7 +37,7 @@ class Workload:
     input_hash: str
     weights_are_random: bool = True
     """Numerics then need a model that carries signal: see `signal.py`."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     vocabulary: dict[str, int] = field(default_factory=dict)
     """How many values an integer input may take, by its place in the inputs (`0`, `input_ids`)."""
 
@@ -82,7 +83,7 @@ def assemble(
     loss: Callable[..., Tensor] | None = None,
     weights_are_random: bool = True,
     vocabulary: dict[str, int] | None = None,
-    notes: list[str] | None = None,
+    notes: list[Note] | None = None,
 ) -> Workload:
     """What every source ends with: the mode set by the task, the loss settled, the hashes taken."""
     args, kwargs = inputs
@@ -103,9 +104,10 @@ def assemble(
     )
 
 
-def choose_batch(batch: int | None, task: Task, notes: list[str]) -> int:
+def choose_batch(batch: int | None, task: Task, notes: list[Note]) -> int:
     """The batch asked for, or the default with a note that says so."""
     if batch is not None:
         return batch
-    notes.append(f"batch {DEFAULT_BATCH[task]} by default for {'inference' if task == 'infer' else 'training'}")
+    text = f"batch {DEFAULT_BATCH[task]} by default for {'inference' if task == 'infer' else 'training'}"
+    notes.append(note("default-batch", text))
     return DEFAULT_BATCH[task]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redline.analyze.batch import BatchFinding
+from redline.note import Note, note
 from redline.record import RunRecord
 from redline.search.batch import search_batch
 from redline.search.race import Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.finals import final_spec, replicate_s
 from redline.search.tune.record import BatchChoice
-from redline.search.tune.result import NO_RATIO, complexity, replicates_of, winner_of
+from redline.search.tune.result import complexity, replicates_of, winner_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Tuner
 from redline.spec import MeasureSpec
@@ -45,7 +46,8 @@ def choose_batch(tuner: Tuner) -> None:
         # A race of the one is worth more than the batch of the other.
         race_s = tuner.asked.replicates * replicate_s(tuner, _racers(tuner)) if known else 0.0
         if tuner.left_s < _search_s(tuner, recipe) + race_s:
-            tuner.ran_short(f"no time left to search the batch for {recipe}")
+            text = f"no time left to search for the best batch of {recipe}"
+            tuner.ran_short(note("batch-not-searched", text, about=recipe))
             break
         _search_batch(tuner, recipe)
     race_at_batch(tuner)
@@ -114,7 +116,8 @@ def _note_a_short_race(tuner: Tuner, batch: int, replicates: int) -> None:
     tuner.is_short = True
     if replicates:
         had = f"its {tuner.asked.replicates} replicates (it had {replicates})"
-        tuner.ran_short(f"the budget ended before the race at batch {batch} had {had}: give it more")
+        text = f"the budget ended before the comparison at batch {batch} had {had}: raise --budget"
+        tuner.ran_short(note("short-race", text))
 
 
 def _chosen(tuner: Tuner) -> BatchChoice:
@@ -138,12 +141,11 @@ def _replicates_at(tuner: Tuner, batch: int, racers: Sequence[Switches]) -> list
     return replicates
 
 
-def _why_no_ratio(records: list[RunRecord], batch: int) -> str:
+def _why_no_ratio(records: list[RunRecord], batch: int) -> Note:
     broken = next(record for record in records if record.failure is not None)
     assert broken.failure is not None
-    return (
-        f"{NO_RATIO} {batch}: {broken.spec.recipe} fails there ({broken.failure.kind}); it is that at the first batch"
-    )
+    why = f"{broken.spec.recipe} fails there ({broken.failure.kind})"
+    return note("batch-not-raced", f"no ratio at batch {batch}: {why}; the ratio shown is the one at the first batch")
 
 
 def _best_two(tuner: Tuner) -> list[str]:

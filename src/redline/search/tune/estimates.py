@@ -15,6 +15,7 @@ from redline.analyze.blocks import round_medians_s, timed_blocks
 from redline.analyze.bound import HOST_BOUND_SHARE, host_share
 from redline.analyze.race import kind_measured, log_ratio
 from redline.analyze.statistics import percentile
+from redline.note import Note, note
 from redline.record import BlockKind, Numerics, RunRecord
 from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Tolerance, TuneRecord
 from redline.units import format_seconds
@@ -40,7 +41,7 @@ class Estimate:
     """Time to issue a step; None where nothing is issued ahead of the device."""
     is_host_bound: bool
     cost_s: float
-    too_late: str | None = None
+    too_late: Note | None = None
     """Why it does not keep the latency target."""
 
 
@@ -58,17 +59,19 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
         if known is not None and trial.anchor_id is None:
             place = (known.log_s, known.error)  # opened again to go on from: the scale is the one it gave
         on_scale[record.id] = place
-        if rejection(record, tune) in (None, late := too_late(record, tune.tune.slo_p95_s)):
-            found[trial.recipe] = _estimate(trial.recipe, record, place, trial.cost_s, late)
+        why = rejection(record, tune)
+        if why is None or why.code == "too-late":
+            found[trial.recipe] = _estimate(trial.recipe, record, place, trial.cost_s, why)
     return found
 
 
-def rejection(record: RunRecord, tune: TuneRecord) -> str | None:
+def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
     """Why this recipe must not be recommended; None where it may be."""
     if record.failure is not None:
-        return f"{record.failure.kind}: {record.failure.told}"
+        return note("failed", f"{record.failure.kind}: {record.failure.told}", about=record.failure.kind)
     if record.prepared is not None and not accepts(record.prepared.numerics, tune.tune.tolerance):
-        return f"numerics: {numerics_reason(record.prepared.numerics, tune.tune.tolerance)}"
+        found = numerics_reason(record.prepared.numerics, tune.tune.tolerance)
+        return note(found.code, f"numerics: {found}", about="numerics")
     return too_late(record, tune.tune.slo_p95_s)
 
 
@@ -89,7 +92,7 @@ def limit_of(numerics: Numerics, tolerance: Tolerance) -> float | None:
     return None
 
 
-def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> str:
+def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> Note:
     limit = limit_of(numerics, tolerance)
     if (
         limit is None
@@ -98,13 +101,15 @@ def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> str:
         or numerics.degenerate
         or numerics.rel_l2 is None
     ):
-        return numerics.reason
-    where = "within" if numerics.rel_l2 <= limit else "above"
-    return f"error {numerics.rel_l2:.2g} is {where} the tolerance {limit:.2g} that was asked for"
+        return numerics.reason or note("above-tolerance", "the outputs are too far from strict fp32")
+    text = f"the tolerance {limit:.2g} that was asked for"
+    if numerics.rel_l2 <= limit:
+        return note("within-tolerance", f"error {numerics.rel_l2:.2g} is within {text}")
+    return note("above-tolerance", f"error {numerics.rel_l2:.2g} is above {text}")
 
 
-def too_late(record: RunRecord, slo_p95_s: float | None) -> str | None:
-    """Why it does not keep the latency target; with too few switches for a p95, half of them being late is enough."""
+def too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
+    """Why it misses the latency target; with too few samples for a p95, the median must miss it."""
     if slo_p95_s is None or not record.blocks:
         return None
     kind = kind_measured(record, "latency")
@@ -116,7 +121,8 @@ def too_late(record: RunRecord, slo_p95_s: float | None) -> str | None:
     if told <= slo_p95_s:
         return None
     figure = "p95" if p95_s is not None else "p50"
-    return f"latency: {figure} {format_seconds(told)} is over the target {format_seconds(slo_p95_s)}"
+    text = f"latency: {figure} {format_seconds(told)} is over the target {format_seconds(slo_p95_s)}"
+    return note("too-late", text, about="latency")
 
 
 def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
@@ -125,20 +131,21 @@ def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
     return {switch for switch in switches if switch.partition(":")[0] in names}
 
 
-def unproven(recipe: str, tune: TuneRecord) -> str | None:
+def unproven(recipe: str, tune: TuneRecord) -> Note | None:
     """Why a quantized recipe must not be recommended, however fast it is; None for all others and for proven ones."""
     quantized = sorted(quantizing_of(recipe.split("+"), tune))
     if not quantized:
         return None
     metric = next((metric for metric in tune.metrics if metric.recipe == recipe), None)
     if tune.tune.check is None:
-        return f"{', '.join(quantized)}: on random weights nothing proves a quantized model; give a check of your own"
+        text = "accuracy of a quantized model cannot be judged on random weights; give a check of your own (--check)"
+        return note("no-check", f"{', '.join(quantized)}: {text}")
     if metric is None:
-        return f"{', '.join(quantized)}: your check has not been run on it"
+        return note("check-not-run", f"{', '.join(quantized)}: your check has not been run on it")
     if metric.failure is not None or metric.value is None or metric.baseline is None:
-        return f"your check failed: {metric.failure or 'it gave no number'}"
+        return note("check-failed", f"your check failed: {metric.failure or 'it gave no number'}")
     if metric.value < metric.baseline - CHECK_LOSS * abs(metric.baseline):
-        return f"your check fell from {metric.baseline:.4g} to {metric.value:.4g}"
+        return note("check-failed", f"your check fell from {metric.baseline:.4g} to {metric.value:.4g}")
     return None
 
 
@@ -153,7 +160,7 @@ def _place(
     return fmean(times), 0.0
 
 
-def _estimate(recipe: str, record: RunRecord, place: tuple[float, float], cost_s: float, late: str | None) -> Estimate:
+def _estimate(recipe: str, record: RunRecord, place: tuple[float, float], cost_s: float, late: Note | None) -> Estimate:
     share = host_share(record)
     if share is not None and record.prepared is not None and record.prepared.step_synchronises:
         share = None  # issuing then includes the device's own time

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from redline.note import note
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.estimates import quantizing_of
@@ -15,7 +16,7 @@ from redline.search.tune.result import winner_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials, Tuner
 
-NOTHING_RUNS = "nothing could be timed: the baseline itself does not run here"
+NOTHING_RUNS = note("nothing-runs", "nothing could be timed: the baseline itself does not run here")
 
 
 def search(tuner: Tuner) -> None:
@@ -50,15 +51,15 @@ def search(tuner: Tuner) -> None:
 def _note_a_short_race(tuner: Tuner) -> None:
     replicates, planned = len(tuner.tune.finals), tuner.asked.replicates
     if replicates < planned and winner_of(tuner.tune, tuner.records) not in (None, "baseline"):
-        note = f"the budget ended before the last race had its {planned} replicates (it had {replicates}): give it more"
-        tuner.ran_short(note)
+        had = f"its {planned} replicates (it had {replicates})"
+        tuner.ran_short(note("short-race", f"the budget ended before the final comparison had {had}: raise --budget"))
 
 
 def _note_untold_steps(tuner: Tuner) -> None:
     switches = untold_steps(tuner)
     if switches:
-        note = f"the budget ended before it was known what these bring: {', '.join(switches)}; give it more"
-        tuner.ran_short(note)
+        text = f"the budget ended before the gain of these was measured: {', '.join(switches)}; raise --budget"
+        tuner.ran_short(note("gains-unknown", text))
 
 
 WORTH_A_TRIAL = 0.0025
@@ -94,7 +95,7 @@ def _note_untried(tuner: Tuner, too_dear: list[Candidate]) -> None:
         return
     is_first = tuner.tried() == {BASELINE}
     untried = "any other recipe" if is_first else "all recipes that may be faster"
-    tuner.ran_short(f"the budget ended before {untried} could be tried: give it more")
+    tuner.ran_short(note("untried", f"the budget ended before {untried} could be tried: raise --budget"))
 
 
 def _candidates(tuner: Tuner, beliefs: Beliefs) -> tuple[list[Candidate], list[Candidate]]:

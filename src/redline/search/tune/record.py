@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, SpecError
+from redline.note import Note, notes_from_texts
 from redline.record import BlockKind
 from redline.spec import Frozen, LaunchSpec, RunSpec
 
@@ -98,7 +99,7 @@ class Refused(Frozen):
     """A switch that was never tried, and why."""
 
     switch: str
-    reason: str
+    reason: Note
 
 
 class Metric(Frozen):
@@ -140,7 +141,7 @@ class TuneRecord(Frozen):
     """Replicates of the winner with the baseline at the batch that was found."""
     metrics: tuple[Metric, ...] = ()
     snippet: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     seconds: float = 0.0
     """Over all sessions that worked on it."""
 
@@ -167,18 +168,15 @@ def decode_tune(body: bytes) -> TuneRecord:
 
 
 def _migrated(plain: Any) -> Any:
-    """Schema 1 called switches steps, and replicates heats."""
+    """Schema 1 called switches steps and replicates heats, and its notes were plain texts."""
     if not isinstance(plain, dict) or plain.get("schema") != 1:
         return plain
-    plain = _renamed(plain, "refused")
+    refused = [{"switch": row["step"], "reason": notes_from_texts(row["reason"])} for row in plain["refused"]]
+    plain = {**plain, "refused": refused, "notes": notes_from_texts(plain.get("notes", []))}
     spec = (plain.get("tune") or {}).get("spec") or {}
     tune = {**_switches(plain.get("tune") or {}), "spec": {**spec, "recipe": _switches(spec.get("recipe") or {})}}
     replicates = {"batch_replicates": plain.pop("batch_heats")} if "batch_heats" in plain else {}
     return {**plain, **replicates, "tune": tune, "schema": TUNE_SCHEMA}
-
-
-def _renamed(plain: dict[str, Any], rows: str) -> dict[str, Any]:
-    return {**plain, rows: [{"switch" if name == "step" else name: row[name] for name in row} for row in plain[rows]]}
 
 
 def _switches(plain: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from redline.analyze.command_line import command_line
 from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
-from redline.analyze.trust import IN_COMPANY, farthest
+from redline.analyze.trust import farthest
+from redline.note import Note, note
 from redline.record import Numerics, RunRecord
 from redline.search.tune.estimates import Estimate, Records, estimates, rejection, unproven
 from redline.search.tune.record import Refused, TuneRecord, TuneState
@@ -20,8 +21,6 @@ NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""
 ONE_PROCESS_DOUBT = 0.04
 """What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
-NO_RATIO = "no ratio at batch"
-"""How a note begins that says why nobody raced at the batch that was found."""
 
 
 class Winner(Frozen):
@@ -50,7 +49,7 @@ class Ranked(Frozen):
     high: float | None = None
     compile_s: float | None = None
     bound: str = "unknown"
-    note: str | None = None
+    note: Note | None = None
     """Why it was not recommended, though it was timed."""
 
 
@@ -65,7 +64,7 @@ class SwitchGain(Frozen):
 
 class Rejected(Frozen):
     recipe: str
-    reason: str
+    reason: Note
 
 
 class TuneFinding(Frozen):
@@ -90,7 +89,7 @@ class TuneFinding(Frozen):
     """Recipes that were tried; one opened again to go on from counts once."""
     batch: int | None = None
     """Where the recipes of the ranking met; the winner may have a batch of its own."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     record_ids: tuple[str, ...] = ()
     """Everything that was measured for it."""
     explained_by: str | None = None
@@ -130,7 +129,7 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
         trials=len({trial.recipe for trial in tune.trials}),
         batch=first.batch if first else None,
-        notes=(*tune.notes, *_batch_notes(winner, tune, records), *_company_notes(winner, rows)),
+        notes=(*tune.notes, *_batch_notes(winner, tune, records), *_contention_notes(winner, rows)),
         record_ids=tuple(tune.record_ids),
         explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
         if winner is not None
@@ -138,9 +137,11 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
     )
 
 
-def _company_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> list[str]:
-    notes = rows[winner.record_id].verdict.notes if winner is not None else ()
-    return [f"{winner.recipe}: {note}" for note in notes if winner is not None and note.startswith(IN_COMPANY)]
+def _contention_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> list[Note]:
+    if winner is None:
+        return []
+    found = rows[winner.record_id].verdict.noted("contended")
+    return [note(each.code, f"{winner.recipe}: {each}", about=winner.recipe) for each in found]
 
 
 def winner_of(tune: TuneRecord, records: Records) -> str | None:
@@ -213,7 +214,7 @@ def _winner_and_its_replicates(tune: TuneRecord, records: Records) -> tuple[str 
     return winner_of(tune, records), replicates_of(tune.finals, records)
 
 
-def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> list[str]:
+def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> list[Note]:
     """What the search for the batch saw, where the winner is told elsewhere or is another there."""
     if winner is None or not tune.batches:
         return []
@@ -226,22 +227,23 @@ def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> l
         first = winner_of(tune, records)
         if first == winner.recipe:
             return []
-        return [f"at batch {winner.batch}, not {first}: {_why_not(first, winner, tune, records)}"]
+        why = _why_not(first, winner, tune, records)
+        return [note("other-winner", f"{first} won at the first batch, but not at batch {winner.batch}: {why}")]
     found = ", ".join(
         f"{choice.recipe} {significant(choice.throughput_per_s, 3)} {winner.item or 'item'}/s at batch {choice.batch}"
         for choice in tune.batches
     )
-    if any(note.startswith(NO_RATIO) for note in tune.notes):
-        why = "they were not raced there"
+    if any(each.code == "batch-not-raced" for each in tune.notes):
+        why = "they were not compared there"
     elif raced:
         why = "none of them may be recommended there"
     else:
         why = (
-            "the budget ended before the race there"
+            "the budget ended before they were compared there"
             if tune.state in ("done", "out-of-budget")
-            else "they have not raced there yet"
+            else "they have not been compared there yet"
         )
-    return [f"the search for the batch, each recipe by itself, saw {found}; {why}"]
+    return [note("batch-not-raced", f"the search for the batch, each recipe by itself, measured {found}; {why}")]
 
 
 def _why_not(first: str | None, winner: Winner, tune: TuneRecord, records: Records) -> str:
@@ -351,7 +353,7 @@ def _ranking(
     for recipe, record_id in shown.items():
         pair, row = _against_baseline(recipe, replicates, tune, known), rows[record_id]
         late = known[recipe].too_late if recipe in known else None
-        lost = "rejected in the last race" if recipe in broke_later else None
+        lost = note("rejected-in-final", "rejected in the final comparison") if recipe in broke_later else None
         ranked.append(
             Ranked(
                 recipe=recipe,
@@ -388,12 +390,12 @@ def _has_survivors(replicate: Sequence[RunRecord], replicates: Sequence[Sequence
 
 
 def _rejected(tune: TuneRecord, records: Records) -> list[Rejected]:
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Note] = {}
     for record in _all(tune, records):
         recipe = str(record.spec.recipe)
         why = rejection(record, tune) or unproven(recipe, tune)
         if why is not None:
-            reasons.setdefault(recipe, " ".join(why.split()))
+            reasons.setdefault(recipe, why)
     return [Rejected(recipe=recipe, reason=reason) for recipe, reason in reasons.items()]
 
 

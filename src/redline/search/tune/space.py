@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from redline.errors import SpecError, UnknownName
+from redline.note import Note, note
 from redline.protocol import SwitchChoice, SwitchNeed
 from redline.search.tune.record import Refused, TuneSpec
 from redline.spec import Recipe
@@ -242,15 +243,15 @@ def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, l
     return Space(tuple(usable)), refused
 
 
-def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> str | None:
+def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
     if choice.refusal is not None:
         return choice.refusal
     if choice.capabilities.quantizes and not tune.allow_quantized:
-        return "changes the weights; --allow-quantized tries it"
+        return note("quantizes", "changes the weights; --allow-quantized tries it")
     if tune.switches and not _names(choice) & set(tune.switches):
-        return "not among the switches that were asked for"
+        return note("not-asked-for", "not among the switches that were asked for")
     if _names(choice) & set(tune.without):
-        return "left out as asked"
+        return note("excluded", "left out as asked")
     return None
 
 

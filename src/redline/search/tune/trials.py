@@ -14,6 +14,7 @@ import msgspec
 
 from redline.analyze.race import log_ratio
 from redline.launch.door import Door
+from redline.note import Note
 from redline.record import BlockKind, RunRecord
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, StopRule
 from redline.search.observer import Journal, Observer
@@ -101,10 +102,10 @@ class Tuner:
         self.tune = msgspec.structs.replace(self.tune, seconds=seconds, **changes)
         self.ledger.save(self.tune)
 
-    def ran_short(self, note: str) -> None:
+    def ran_short(self, why: Note) -> None:
         """The budget ended before something that is worth having."""
         self.is_short = True
-        self.keep(notes=(*self.tune.notes, note))
+        self.keep(notes=(*self.tune.notes, why))
 
     def seen(self) -> dict[Switches, Estimate]:
         """What was timed and kept its numbers, by its switches."""
@@ -245,7 +246,7 @@ class Trials:
         tuner.records[record.id] = record
         said = self._settle(entry) if entry is not None else rejection(record, tuner.tune)
         tuner.keep(trials=(*tuner.tune.trials, trial))
-        tuner.observer.attempted(text, said or "")
+        tuner.observer.attempted(text, str(said or ""))
         self._tell_leader()
 
     def _open(self, switches: Switches, position: int) -> Entry | None:
@@ -285,11 +286,11 @@ class Trials:
         else:
             self._close(entry)
         if why is not None:
-            return why
+            return str(why)
         if log is not None:
             return f"{math.exp(log.mean):.3f}× the fastest so far"
         assert prepared is not None
-        return numerics_reason(prepared.numerics, tuner.asked.tolerance)
+        return str(numerics_reason(prepared.numerics, tuner.asked.tolerance))
 
     def _tell_leader(self) -> None:
         leader, baseline = self._tuner.leader(), self._tuner.baseline()

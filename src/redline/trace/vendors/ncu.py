@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from redline.errors import TraceError
+from redline.note import note
 from redline.trace.vendors.tables import added_up, nanoseconds, number, rows_under, size_in_bytes, text_of
 from redline.trace.vendors.tool import TOOLS, CounterName, Reading, VendorTable, VendorTool
 
@@ -64,8 +65,8 @@ def read_ncu(text: str) -> VendorTable | None:
     if not times:
         return None
     readings = [reading for name, metrics in calls for reading in _readings(name, metrics)]
-    note = "ncu runs every kernel alone, with cold caches and several times over: times differ from those of a step"
-    return VendorTable(kernels=added_up(times), readings=readings, notes=(note,))
+    how = "ncu runs each kernel by itself, several times and with cold caches: times differ from those of a step"
+    return VendorTable(kernels=added_up(times), readings=readings, notes=(note("profiler", how),))
 
 
 def _calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:

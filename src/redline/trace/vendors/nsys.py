@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from redline.errors import TraceError
+from redline.note import note
 from redline.trace.vendors.tables import statistics, text_of
 from redline.trace.vendors.tool import TOOLS, FollowUp, VendorTable, VendorTool
 
@@ -59,5 +60,6 @@ class Nsys(VendorTool):
         if not kernels:
             raise TraceError(f"nsys reports no kernels: see {folder / 'kernels.csv'}")
         return VendorTable(
-            kernels=kernels, notes=(f"open {folder / 'report.nsys-rep'} in Nsight Systems for the timeline",)
+            kernels=kernels,
+            notes=(note("profiler", f"open {folder / 'report.nsys-rep'} in Nsight Systems for the timeline"),),
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from redline.errors import TraceError
+from redline.note import note
 from redline.trace.vendors.tables import dispatches, statistics, text_of
 from redline.trace.vendors.tool import TOOLS, VendorTable, VendorTool
 
@@ -16,8 +17,8 @@ STATISTICS_COLUMNS = {
     "min": "MinNs",
     "max": "MaxNs",
 }
-WHOLE_PROCESS = (
-    "the table holds the whole worker, building and warming up included: this tool cannot be told when to look"
+WHOLE_PROCESS = note(
+    "profiler", "the table covers the whole worker, with building and warm-up: this tool cannot be told when to record"
 )
 
 

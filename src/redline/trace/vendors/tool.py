@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from redline.note import Note
 from redline.registry import Registry
 from redline.spec import Frozen
 from redline.trace.kernels import NamedTime
@@ -142,7 +143,7 @@ class VendorTable:
 
     kernels: Sequence[NamedTime]
     readings: Sequence[Reading] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Note, ...] = field(default=())
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.bench.device.base import Device
-from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.device.failure import is_out_of_memory, is_without_attention_backend, one_line, refused_attention
 from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.recipe.plain.calling import BACKENDS, WithAttention
 from redline.bench.recipe.rounding import unchanged_afterwards
@@ -20,7 +20,6 @@ from redline.spec import Switch, Task
 from redline.work import Facts
 
 _ON_CPU = ("flash", "math")
-_NONE_FITS = ("No viable backend", "No available kernel")
 _MODULES_WITH_ATTENTION = (
     nn.MultiheadAttention,
     nn.TransformerEncoderLayer,
@@ -105,14 +104,7 @@ def _refused_with(setup: Setup, model: nn.Module, backends: list[SDPBackend]) ->
             with torch.set_grad_enabled(setup.task == "train"), setup.autocast(), sdpa_kernel(backends):
                 model(*setup.args, **setup.kwargs)
         except RuntimeError as error:
-            if is_out_of_memory(error) or not any(wording in str(error) for wording in _NONE_FITS):
+            if is_out_of_memory(error) or not is_without_attention_backend(error):
                 raise
-            return _told(said) or one_line(error)
+            return refused_attention(said) or one_line(error)
     return None
-
-
-def _told(said: list[warnings.WarningMessage]) -> str:
-    """Torch warns once for every backend, the one asked for and those that are switched off, with a line that says why."""
-    lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
-    reasons = [line for line in lines if line and not line.endswith("because:") and "disabled" not in line]
-    return "; ".join(dict.fromkeys(reasons))

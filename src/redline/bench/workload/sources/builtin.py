@@ -11,6 +11,7 @@ from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import SpecError, UnknownName
 from redline.names import BUILTIN_MODELS
+from redline.note import Note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
@@ -102,7 +103,7 @@ class BuiltinSource(Source):
             raise SpecError(f"image_size must be {SMALLEST_IMAGE} or more for {name}, got {spec.image_size}")
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
-        notes: list[str] = []
+        notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         model: nn.Module
         if _bare(spec.model) == "transformer":

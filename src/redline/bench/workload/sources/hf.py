@@ -20,6 +20,7 @@ from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName
+from redline.note import Note, note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
@@ -61,7 +62,7 @@ class HfSource(Source):
         _configure(config, choose_head(config, spec), spec)
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
-        notes: list[str] = []
+        notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         config = read_config(_bare(spec.model))
         head = choose_head(config, spec)
@@ -73,7 +74,7 @@ class HfSource(Source):
         _check_positions(model, kwargs.get("input_ids"), spec)
         if spec.task == "train":
             _add_labels(kwargs, vocabulary, head, config)
-        notes.append(f"{head.kind} from its config")
+        notes.append(note("model", f"{head.kind} from its config"))
         return assemble(
             model,
             ((), kwargs),

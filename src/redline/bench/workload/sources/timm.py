@@ -10,6 +10,7 @@ from torch import nn
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName
+from redline.note import Note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
@@ -25,7 +26,7 @@ class TimmSource(Source):
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         timm, name = _timm(), _bare(spec.model)
-        notes: list[str] = []
+        notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         settings = timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
         channels, height, width = settings.input_size

@@ -13,6 +13,7 @@ from torchvision.models import get_model, get_model_weights, list_models, segmen
 from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import SpecError, UnknownName
+from redline.note import Note, note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
@@ -36,7 +37,7 @@ class TorchvisionSource(Source):
             _check_training(name, spec)
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
-        name, notes = _bare(spec.model), []  # type: tuple[str, list[str]]
+        name, notes = _bare(spec.model), []  # type: tuple[str, list[Note]]
         batch = choose_batch(spec.batch, spec.task, notes)
         size = spec.image_size or default_image_size(name)
         return assemble(
@@ -81,12 +82,12 @@ def default_image_size(name: str) -> int:
     return int(min(setting.get("crop_size") or setting["resize_size"] for setting in settings))
 
 
-def _make(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> nn.Module:
+def _make(name: str, spec: WorkloadSpec, size: int, notes: list[Note]) -> nn.Module:
     model: nn.Module = get_model(name, weights=None, **_options(name, spec, size, notes))
     return model
 
 
-def _options(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> dict[str, Any]:
+def _options(name: str, spec: WorkloadSpec, size: int, notes: list[Note]) -> dict[str, Any]:
     """What the constructor is told beyond `weights=None`; what a person should know about it goes to the notes."""
     options: dict[str, Any] = {}
     if spec.classes is not None:
@@ -95,7 +96,7 @@ def _options(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> dict
         # torch's own training script trains with the auxiliary head where there is one.
         if spec.task == "train" and not name.startswith("lraspp"):
             options["aux_loss"] = True
-            notes.append("trains with its auxiliary head, weight 0.5")
+            notes.append(note("model", "trains with its auxiliary head, weight 0.5"))
         return {"weights_backbone": None, **options}
     if name.startswith("vit_"):
         options["image_size"] = size
@@ -107,7 +108,7 @@ def _options(name: str, spec: WorkloadSpec, size: int, notes: list[str]) -> dict
         # Inference never looks at the auxiliary heads; they would only take memory.
         options["aux_logits"] = spec.task == "train"
         if spec.task == "train":
-            notes.append("trains with its auxiliary heads")
+            notes.append(note("model", "trains with its auxiliary heads"))
     return options
 
 

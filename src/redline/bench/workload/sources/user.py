@@ -19,6 +19,7 @@ from redline.bench.workload.handed import sort_out, workload_of
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError, closest
+from redline.note import Note
 from redline.spec import WorkloadSpec
 
 BATCH_NAMES = ("batch", "batch_size")
@@ -46,7 +47,7 @@ class UserSource(Source):
         module = _load(place)
         whose = f"factory {name} in {place}"
         factory = _attribute(module, name, place)
-        notes: list[str] = []
+        notes: list[Note] = []
         takes_batch = batch_parameter(factory)
         arguments = {}
         if takes_batch is not None and (spec.batch is not None or takes_batch.default is inspect.Parameter.empty):
