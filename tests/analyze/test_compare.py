@@ -172,6 +172,20 @@ class TestIncomparable:
         assert any(reason in str(told) for told in found.reasons)
         assert found.ratio is None
 
+    def test_other_settings_are_named_in_words(self) -> None:
+        def with_threads(record: RunRecord, threads: int) -> RunRecord:
+            asked = msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, threads=threads))
+            return changed(asked, "environment", threads=threads)
+
+        first = [with_threads(record, 2) for record in replicates(1)]
+        found = only(compare_records(first, [with_threads(record, 4) for record in replicates(1)]))
+        assert list(map(str, found.reasons)) == ["threads: 2 against 4"]
+        larger = msgspec.structs.replace(first[0].spec.workload, image_size=64)
+        other = msgspec.structs.replace(
+            first[0], id="other", spec=msgspec.structs.replace(first[0].spec, workload=larger)
+        )
+        assert list(map(str, only(compare_records(first, [other])).reasons)) == ["image size: default against 64"]
+
     def test_a_side_that_mixes_places_is_incomparable(self) -> None:
         mixed = replicates(3)
         mixed[0] = changed(mixed[0], "device", driver="older")

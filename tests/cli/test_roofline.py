@@ -54,6 +54,7 @@ class TestFlops:
         whole, *rest = found["modules"]
         assert whole["share"] == pytest.approx(1.0)
         assert sum(row["latency_s"] for row in rest if row["depth"] == 1) <= whole["latency_s"] * 1.001
+        assert found["latency_by"] == "operators"
         assert whole["achieved_flops_per_s"] == pytest.approx(whole["flops"] / whole["latency_s"])
 
     @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from redline.analyze.bound import Bound
 from redline.analyze.recommend.evidence import may_recommend
@@ -33,14 +34,14 @@ def row(recipe: str, ratio: float | None, *, passed: bool = True, quantizes: boo
 
 def test_the_fastest_that_keeps_the_numbers_is_recommended() -> None:
     rows = [row("baseline", None), row("channels-last", 1.2), row("fp16", 2.0), row("bf16", 3.0, passed=False)]
-    assert "next: fp16 is the fastest here that keeps the numbers right (2.00×)" in as_text(RunReport(rows))
+    assert "next: fp16 is the fastest here that has acceptable outputs (2.00×)" in as_text(RunReport(rows))
 
 
 def test_a_ratio_that_may_be_none_does_not_stand_before_one_that_is() -> None:
     unsure = row("onnx", 1.7)
     unsure = msgspec.structs.replace(unsure, vs_first=msgspec.structs.replace(unsure.vs_first, low=0.95))
     text = as_text(RunReport([row("baseline", None), row("channels-last", 1.2), unsure]))
-    assert "next: channels-last is the fastest here that keeps the numbers right (1.20×)" in text
+    assert "next: channels-last is the fastest here that has acceptable outputs (1.20×)" in text
 
 
 def test_a_quantized_recipe_is_shown_and_never_recommended() -> None:
@@ -53,6 +54,25 @@ def test_a_quantized_recipe_is_shown_and_never_recommended() -> None:
     assert may_recommend(row("onnx", 1.2))
     alone = as_text(RunReport([row("baseline", None), quantized]))
     assert "next: only quantized recipes are faster than the first here" in alone
+
+
+def with_interval(recipe: str, ratio: float, low: float | None, high: float | None) -> RunSummary:
+    found = row(recipe, ratio)
+    assert found.vs_first is not None
+    return msgspec.structs.replace(found, vs_first=msgspec.structs.replace(found.vs_first, low=low, high=high))
+
+
+@pytest.mark.parametrize(("ratio", "low", "high"), [(1.46, 0.84, 2.55), (0.98, 0.9, 1.05), (1.4, None, None)])
+def test_an_interval_on_both_sides_of_one_is_inconclusive(ratio: float, low: float | None, high: float | None) -> None:
+    last = as_text(RunReport([row("baseline", None), with_interval("compile", ratio, low, high)])).splitlines()[-1]
+    assert last.startswith("next: inconclusive: compile may be faster or slower than the first;")
+
+
+def test_only_what_is_clearly_not_faster_is_said_not_to_be() -> None:
+    slower, same = with_interval("compile", 0.8, 0.75, 0.85), with_interval("tf32", 1.0, 0.99, 1.01)
+    assert "next: no recipe here is faster than the first" in as_text(RunReport([row("baseline", None), slower, same]))
+    wrong = row("bf16", 3.0, passed=False)
+    assert "without acceptable outputs are faster" in as_text(RunReport([row("baseline", None), wrong]))
 
 
 def test_a_spread_worth_noting_stands_below_the_table() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from redline.analyze.bound import LimitedBy
 from redline.note import Note
-from redline.record import WorkloadInfo
+from redline.record import DeviceInfo, WorkloadInfo
 from redline.spec import Frozen, RunSpec
 from redline.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
 
@@ -61,7 +62,9 @@ class FlopsSummary(Frozen):
     notes: tuple[Note, ...]
     modules: tuple[ModuleRow, ...]
     latency_s: float | None = None
-    """Time in all modules, of one step, by kernels (on a CPU by operators)."""
+    """Time in all modules, of one step."""
+    latency_by: Literal["kernels", "operators"] | None = None
+    """Whose times were added up: a CPU has no kernels."""
     device_name: str | None = None
     count_s: float = 0.0
 
@@ -73,7 +76,7 @@ def flops_summary(
     *,
     times: Mapping[str, float] | None = None,
     ceilings: Ceilings | None = None,
-    device_name: str | None = None,
+    device: DeviceInfo | None = None,
     notes: tuple[Note, ...] = (),
 ) -> FlopsSummary:
     """`times`: seconds of a step directly in each module, by path."""
@@ -102,7 +105,8 @@ def flops_summary(
         notes=(*info.notes, *work.notes, *notes),
         modules=tuple(_row(one, inside.get(one.path) if times else None, whole, ceilings) for one in work.modules),
         latency_s=whole,
-        device_name=device_name,
+        latency_by=None if whole is None or device is None else "operators" if device.kind == "cpu" else "kernels",
+        device_name=device.name if device is not None else None,
         count_s=work.seconds,
     )
 

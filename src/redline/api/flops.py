@@ -80,7 +80,7 @@ def _flops_with_latency(spec: RunSpec, workspace: Workspace) -> FlopsResult:
         work,
         times=times or None,
         ceilings=workspace.ceilings_of([record])(record),
-        device_name=record.prepared.environment.device.name,
+        device=record.prepared.environment.device,
         notes=() if times else (DISSOLVED if record.prepared.capabilities.dissolves_modules else UNMARKED,),
     )
     return FlopsResult(summary, record)

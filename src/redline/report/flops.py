@@ -65,7 +65,7 @@ def _lines(found: FlopsSummary) -> Iterator[tuple[str, str]]:
     if found.for_these_inputs is not None:
         yield "for these inputs", f"counted in one real step: {found.for_these_inputs}"
     if found.latency_s is not None:
-        yield "latency", f"{format_seconds(found.latency_s)} in modules on {found.device_name}, by kernels"
+        yield "latency", f"{format_seconds(found.latency_s)} in modules on {found.device_name}, by {found.latency_by}"
 
 
 def _top(found: FlopsSummary, depth: int) -> Table:

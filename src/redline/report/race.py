@@ -119,10 +119,10 @@ def _next_step(replicates: Sequence[Replicate], racers: Mapping[str, Sequence[Ru
             f"next: not every pair is decided within ±{TIME_BAND:.0%}; --replicates 7 or --effort strict looks longer"
         )
     if not fit:
-        return "next: no recipe here keeps the numbers right"
+        return "next: no recipe here has acceptable outputs"
     ratios = {name: pairs[names[0], name].ratio for name in fit if (names[0], name) in pairs}
     best = max(fit, key=lambda name: ratios.get(name, 1.0 if name == names[0] else 0.0))
-    return f"next: {best} is the fastest here that keeps the numbers right"
+    return f"next: {best} is the fastest here that has acceptable outputs"
 
 
 def _noise_floor(pairs: Sequence[Pair]) -> str:

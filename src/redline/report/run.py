@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from redline.analyze.race import verdict_of
 from redline.analyze.summary import RunSummary
 from redline.report.cells import bound_cell, error_cell, limit_cells, limit_remarks, trust_cell
 from redline.report.terminal import as_text, make_table
@@ -259,6 +260,8 @@ def _workload(row: RunSummary) -> tuple[Any, ...]:
     return row.model, row.task, row.device, row.group or row.batch
 
 
+LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
+
 APART = 1.05
 """Two ways to the same ratio differ by this factor on a machine that keeps its pace, and not by more."""
 
@@ -314,22 +317,35 @@ def next_step(rows: Sequence[RunSummary]) -> str:
         default=None,
     )
     if best and best.vs_first:
-        told = f"next: {best.recipe} is the fastest here that keeps the numbers right ({best.vs_first.ratio:.2f}×)"
+        told = f"next: {best.recipe} is the fastest here that has acceptable outputs ({best.vs_first.ratio:.2f}×)"
         if best.verdict.doubts("throughput"):
-            told += ", but its times are noisy: look again on a quieter machine or with a larger batch"
+            told += ", but its times are noisy: measure again on a quieter machine or with a larger batch"
         return (
-            f"{told}; it is host-bound: a CUDA graph (graphs) takes Python out of the way"
+            f"{told}; it is host-bound: a CUDA graph (graphs) removes Python's overhead"
             if (best.bound.label == "host")
-            else f"{told}; 'redline show {best.record_id[:13]}' tells all about it"
+            else f"{told}; 'redline show {best.record_id[:13]}' has the details"
         )
+    if (undecided := next((row for row in measured if _is_undecided(row)), None)) is not None:
+        return f"next: inconclusive: {undecided.recipe} may be faster or slower than the first; {LONGER}"
     host = next((row for row in measured if row.bound.label == "host"), None)
     if host:
         return f"next: {host.recipe} is host-bound: try it with +graphs, or a larger batch"
     if not any(row.vs_first for row in measured):
-        return "next: set it against other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
-    if any(row.vs_first and (row.vs_first.low or 0) > 1 and _is_quantized(row) for row in measured):
+        return "next: compare it with other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
+    faster = [row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1]
+    if any(map(_is_quantized, faster)):
         return "next: only quantized recipes are faster than the first here; check them on your own data, or try others"
+    if faster:
+        return "next: only recipes without acceptable outputs are faster than the first here; try others"
     return "next: no recipe here is faster than the first; try others (docs/recipes.md lists the switches)"
+
+
+def _is_undecided(row: RunSummary) -> bool:
+    """Its interval allows both for a gain and for none."""
+    versus = row.vs_first
+    if versus is None or not _may_be_recommended(row):
+        return False
+    return versus.low is None or versus.high is None or verdict_of(versus.low, versus.high) == "inconclusive"
 
 
 def _may_be_recommended(row: RunSummary) -> bool:
