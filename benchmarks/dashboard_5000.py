@@ -64,7 +64,7 @@ def _variant(template: RunRecord, model: str, task: str, recipe: str, batch: int
     (spec,) = specs_from_table({"model": model, "task": task, "batch": batch, "device": "cuda:0"})
     spec = msgspec.structs.replace(spec, recipe=Recipe.parse(recipe))
     assert template.prepared is not None
-    workload = msgspec.structs.replace(template.prepared.workload, items_per_step=batch)
+    workload = msgspec.structs.replace(template.prepared.workload, items_per_step=batch, batch=batch)
     prepared = msgspec.structs.replace(template.prepared, workload=workload)
     return msgspec.structs.replace(template, id=new_id(), spec=spec, prepared=prepared)
 

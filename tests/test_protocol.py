@@ -100,7 +100,7 @@ BLOCK = Block(
 )
 PREPARED = Prepared(
     environment=ENVIRONMENT,
-    workload=WorkloadInfo(source="builtin", class_name="Net", parameters=1, items_per_step=3),
+    workload=WorkloadInfo(source="builtin", class_name="Net", parameters=1, items_per_step=3, batch=3),
     cold_start=ColdStart(build_s=0.5),
     numerics=Numerics(losses=(1.5, None), passed=True),
     warmup=Warmup(samples=(0.1, 0.2), steady=True),

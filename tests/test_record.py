@@ -98,6 +98,8 @@ def whole_record(**changes: Any) -> RunRecord:
             parameters=25_000_000,
             items_per_step=32,
             item="img",
+            batch=32,
+            batch_from="scaled",
             input_shapes=("32x3x224x224",),
             model_hash="m1",
             input_hash="i1",
@@ -118,6 +120,7 @@ def whole_record(**changes: Any) -> RunRecord:
             tolerance=3.2e-3,
             passed=True,
             reason=note("within-tolerance", "near enough", about="x"),
+            second_inputs="noise",
             steps=3,
             losses=(2.3, None, math.inf),
             reference_losses=(2.3, 2.2, 2.1),
@@ -204,6 +207,8 @@ def whole_record(**changes: Any) -> RunRecord:
                 model="live:Net",
                 task="train",
                 batch=32,
+                batch_axis={"x": 1, "rest": [None, "list"]},
+                items=320,
                 image_size=64,
                 classes=10,
                 sequence_length=5,
@@ -216,6 +221,7 @@ def whole_record(**changes: Any) -> RunRecord:
                 block_seconds=0.5,
                 settle_seconds=0.1,
                 check_numerics=False,
+                sparing=True,
                 squeeze_memory=True,
             ),
             launch=LaunchSpec(
@@ -279,6 +285,7 @@ class TestRoundTrip:
         assert set(parts_at_their_default(whole_record())) == {
             "RunRecord.schema",
             "RunRecord.benchmark_version",
+            "WorkloadSpec.check_inputs",  # of inference
             "Block.unit",  # there is only one
             "Block.phases",  # of the latency block
             "Switch.argument",  # of fp16
@@ -411,6 +418,19 @@ class TestSchema:
         old = {**plain, "schema": 1, "spec": {**plain["spec"], "recipe": {"steps": [7]}}}
         with pytest.raises(RecordError, match="is damaged"):
             decode(msgspec.msgpack.encode(old))
+
+    @pytest.mark.parametrize(("source", "origin"), [("user", "guessed"), ("live", "guessed"), ("timm", "source")])
+    def test_schema_1_did_not_say_how_the_batch_was_known(self, source: str, origin: str) -> None:
+        plain = plain_record(schema=1)
+        workload = plain["prepared"]["workload"]
+        plain["prepared"]["workload"] = {
+            **{name: value for name, value in workload.items() if not name.startswith("batch")},
+            "source": source,
+            "items_per_step": 20,
+        }
+        read = decode(msgspec.msgpack.encode(plain))
+        assert read.prepared is not None
+        assert (read.prepared.workload.batch, read.prepared.workload.batch_from) == (20, origin)
 
     @pytest.mark.parametrize("schema", [None, "1", 1.0])
     def test_without_a_number_it_is_no_record(self, schema: Any) -> None:

@@ -43,7 +43,7 @@ def benchmark_of(record: RunRecord) -> Benchmark:
         model=workload.model,
         task=workload.task,
         recipe=spec.recipe.canonical(),
-        batch=prepared.workload.items_per_step if prepared else workload.batch,
+        batch=prepared.workload.batch if prepared else workload.batch,
         device=prepared.environment.device.kind if prepared else spec.device.partition(":")[0],
         settings=tuple((name, str(value)) for name, value in given.items() if value is not None),
     )
@@ -153,8 +153,8 @@ def _device_name(record: RunRecord) -> str:
 
 
 def batch_of(record: RunRecord) -> int | None:
-    """Items per step: as measured, else as asked for."""
-    return record.prepared.workload.items_per_step if record.prepared else record.spec.workload.batch
+    """As measured, else as asked for; None where it is unknown."""
+    return record.prepared.workload.batch if record.prepared else record.spec.workload.batch
 
 
 def is_capture(record: RunRecord) -> bool:

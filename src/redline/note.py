@@ -75,6 +75,9 @@ Code = Literal[
     # what a workload, a switch or a profiler says about itself
     "default-batch",
     "changed-batch",
+    "batch-unknown",
+    "one-input-set",
+    "not-calibrated",
     "input",
     "model",
     "calibrated",

@@ -25,6 +25,15 @@ FailureScope = Literal["switch", "pair", "recipe"]
 """What a failure rules out for this workload on this device: a switch in any recipe, two switches together, or only the
 recipe that failed."""
 BlockKind = Literal["latency", "throughput"]
+BatchOrigin = Literal["asked", "scaled", "declared", "source", "unknown", "guessed"]
+"""How the batch is known. `asked`: the factory was told. `scaled`: found by asking the model which axis holds items.
+`declared`: by batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took
+dimension 0 of the first tensor of the user's own inputs.
+"""
+SecondInputs = Literal["drawn", "factory", "noise", "given"]
+"""Where the second inputs of the numerics came from: drawn freely, the user's factory called again, the user's own with
+a little noise, or a function of the user's.
+"""
 StopReason = Literal["target", "ceiling", "unreachable", "interrupted", "failed"]
 """`unreachable`: at the spread seen, the target would take longer than the ceiling allows."""
 
@@ -162,6 +171,8 @@ class Numerics(Frozen):
     tolerance: float | None = None
     passed: bool = False
     reason: Note | None = None
+    second_inputs: SecondInputs | None = None
+    """None where outputs were compared on one set of inputs alone, and for loss paths."""
     steps: int | None = None
     """Length of the loss path."""
     losses: tuple[float | None, ...] = ()
@@ -226,8 +237,12 @@ class WorkloadInfo(Frozen):
     class_name: str
     parameters: int
     items_per_step: int
+    """What throughput counts: the batch, the items that were declared, or 1 where the batch is unknown."""
     item: str = "item"
-    """What is counted: img, seq or item."""
+    """What is counted: img, seq, item, or step where the batch is unknown."""
+    batch: int | None = None
+    """None: unknown."""
+    batch_from: BatchOrigin = "unknown"
     input_shapes: tuple[str, ...] = ()
     model_hash: str = ""
     input_hash: str = ""
@@ -365,12 +380,15 @@ Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _from_1_to_2(plain: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 called switches steps and solo blocks alone, had plain texts for notes, and did not say what switches do."""
+    """Schema 1 called switches steps and solo blocks alone, and had plain texts for notes.
+
+    It said neither what switches do nor how the batch was known.
+    """
     plain = {**plain, "notes": notes_from_texts(plain.get("notes", []))}
     if isinstance(plain.get("blocks"), list | tuple):
         plain["blocks"] = [_renamed(block, "alone", "solo") for block in plain["blocks"]]
     if isinstance(plain.get("prepared"), dict):
-        plain["prepared"] = _with_notes(plain["prepared"])
+        plain["prepared"] = _with_batch(_with_notes(plain["prepared"]))
     spec = plain.get("spec")
     if isinstance(spec, dict) and isinstance(spec.get("recipe"), dict):
         recipe = _renamed(spec["recipe"], "steps", "switches")
@@ -378,6 +396,15 @@ def _from_1_to_2(plain: dict[str, Any]) -> dict[str, Any]:
         if isinstance(plain.get("prepared"), dict):
             plain["prepared"] = {**plain["prepared"], "switches": _capabilities_in_schema_1(recipe)}
     return plain
+
+
+def _with_batch(prepared: dict[str, Any]) -> dict[str, Any]:
+    workload = prepared.get("workload")
+    if not isinstance(workload, dict) or "batch" in workload:
+        return prepared
+    origin = "guessed" if workload.get("source") in ("user", "live") else "source"
+    workload = {**workload, "batch": workload.get("items_per_step"), "batch_from": origin}
+    return {**prepared, "workload": workload}
 
 
 def _with_notes(prepared: dict[str, Any]) -> dict[str, Any]:

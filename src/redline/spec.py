@@ -114,6 +114,16 @@ class WorkloadSpec(Frozen):
     task: Task = "infer"
     batch: int | None = None
     """Items per step. None: a model by name takes its source's default, the user's own inputs stay as given."""
+    batch_axis: int | str | list[Any] | dict[str, Any] | None = None
+    """Where the user's own inputs hold their items: one axis for all tensors, or a structure of axes like the inputs, with
+    None for what has no batch and `list` for a list with one entry per item. None: the model is asked.
+    """
+    items: int | None = None
+    """What one step counts as, for inputs whose items are not the batch: packed, ragged, graphs."""
+    check_inputs: str | None = None
+    """A function that makes the second inputs on which outputs are compared with fp32: `file.py:function`,
+    `package.module:function` or `pickle:PATH`. None: the factory is called again, or the inputs get a little noise.
+    """
     image_size: int | None = None
     classes: int | None = None
     sequence_length: int | None = None
@@ -126,8 +136,10 @@ class WorkloadSpec(Frozen):
         require_choice("task", self.task, Task)
         require_choice("optimizer", self.optimizer, OptimizerName)
         require_range("image_size", self.image_size, 1, MOST_PIXELS)
-        for name in ("batch", "classes", "sequence_length"):
+        for name in ("batch", "items", "classes", "sequence_length"):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
+        if self.check_inputs is not None and self.task != "infer":
+            raise SpecError(f"check_inputs is for inference, not for {self.task}: training compares its loss path")
         if not self.model.strip():
             raise SpecError("model must not be empty")
         if not self.model.isascii() and any("\ud800" <= character <= "\udfff" for character in self.model):
@@ -162,7 +174,9 @@ class MeasureSpec(Frozen):
     loss_path_steps: int = 20
     """Training numerics compare the loss over so many steps."""
     check_numerics: bool = True
-    """False leaves the comparison with fp32 out: its reference may not fit where the recipe itself does."""
+    """False leaves the comparison with fp32 out."""
+    sparing: bool = False
+    """A trial near the edge of memory: nothing runs on the device that a plain loop would not run."""
     squeeze_memory: bool = False
     """After timing, find the least memory with which the step still runs. Devices whose allocator can be capped only."""
 

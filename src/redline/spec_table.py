@@ -67,7 +67,16 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
     if not isinstance(tail, bool):
         raise _TableError(f"{where}: tail must be true or false, got {tail!r}")
+    no_check = rest.pop("no_check", False)
+    if not isinstance(no_check, bool):
+        raise _TableError(f"{where}: no_check must be true or false, got {no_check!r}")
+    if no_check and rest.get("check_inputs") is not None:
+        raise _TableError(f"{where}: no_check leaves check_inputs nothing to check: leave one out")
+    if "batch_axis" in rest:
+        rest["batch_axis"] = _batch_axis(rest["batch_axis"], where)
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
+    if no_check:
+        measure = msgspec.structs.replace(measure, check_numerics=False)
     launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
     specs = []
@@ -105,12 +114,36 @@ def for_trainers(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
     """A key written wrong is named first: what is missing without it would be told as the mistake else."""
-    known = {"model", "recipe", "measure", "launch", "effort", "tail", "max_memory", "device", "threads", "seed"}
+    known = {
+        "model",
+        "recipe",
+        "measure",
+        "launch",
+        "effort",
+        "tail",
+        "no_check",
+        "max_memory",
+        "device",
+        "threads",
+        "seed",
+    }
     known |= set(WorkloadSpec.__struct_fields__)
     for name in table:
         if name not in known:
             near = closest(str(name), known, count=1)
             raise _TableError(f"{where}: unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def _batch_axis(value: Any, where: str) -> Any:
+    """A number, `list`, or a structure of them; a flag writes it as JSON."""
+    if not isinstance(value, str) or value == "list":
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        raise SpecError(
+            f"{where}: batch_axis must be a number, 'list' or JSON such as [0, null] or {{\"x\": 1}}, got {value!r}"
+        ) from None
 
 
 def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:

@@ -62,7 +62,9 @@ def _block(step_s: float = 0.010, *, count: int = 25, sigma: float = 0.002, seed
 def _prepared(kind: str = "cuda", **changes: Any) -> Prepared:
     prepared = Prepared(
         environment=Environment(device=DeviceInfo(kind=kind, index=0 if kind != "cpu" else None, name=f"some {kind}")),
-        workload=WorkloadInfo(source="torchvision", class_name="ResNet", parameters=25, items_per_step=32, item="img"),
+        workload=WorkloadInfo(
+            source="torchvision", class_name="ResNet", parameters=25, items_per_step=32, item="img", batch=32
+        ),
         cold_start=ColdStart(
             import_s=4.0, start_s=0.02, build_s=0.5, first_call_s=3.0, compile_s=2.0, compile_cache="cold"
         ),

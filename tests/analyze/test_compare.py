@@ -159,7 +159,7 @@ class TestIncomparable:
             ("environment", {"versions": {"torch": "9.9"}}, "torch: fake against 9.9"),
             ("record", {"benchmark_version": "0"}, "benchmark version: 1 against 0"),
             ("workload", {"model_hash": "other"}, "model (its structure)"),
-            ("workload", {"items_per_step": 64}, "batch: 32 against 64"),
+            ("workload", {"batch": 64}, "batch: 32 against 64"),
         ],
     )
     def test_another_place_is_incomparable_and_never_slower(

@@ -99,7 +99,7 @@ def make_record(model: str = "resnet50", step_s: float = 0.01, **fields: Any) ->
     )
     prepared = Prepared(
         environment=Environment(device=DeviceInfo(kind="cpu", name="Test CPU")),
-        workload=WorkloadInfo(source="builtin", class_name="Net", parameters=1, items_per_step=32),
+        workload=WorkloadInfo(source="builtin", class_name="Net", parameters=1, items_per_step=32, batch=32),
         cold_start=ColdStart(import_s=1.5, build_s=0.25, first_call_s=0.5, compile_s=0.125, compile_cache="warm"),
         numerics=Numerics(rel_l2=1e-3, cosine=1.0, top1_agreement=0.5, tolerance=4e-3, passed=True),
         warmup=Warmup(steady=True),

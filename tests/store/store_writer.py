@@ -38,7 +38,7 @@ def make_block(number: int = 0, samples: tuple[float, ...] = (0.25, 0.5)) -> Blo
 def make_prepared(**fields: Any) -> Prepared:
     return Prepared(
         environment=Environment(device=DeviceInfo(kind="cuda", index=1, name="Test GPU")),
-        workload=WorkloadInfo(source="builtin", class_name="Net", parameters=1, items_per_step=16),
+        workload=WorkloadInfo(source="builtin", class_name="Net", parameters=1, items_per_step=16, batch=16),
         **{
             "cold_start": ColdStart(import_s=1.0, build_s=0.1, first_call_s=0.2),
             "numerics": Numerics(passed=True),

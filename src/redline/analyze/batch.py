@@ -45,6 +45,8 @@ class BatchTrial(Frozen):
     peak_reserved_bytes: int | None = None
     """What the allocator took; None on a CPU."""
     throughput_per_s: float | None = None
+    items_per_step: int | None = None
+    """What throughput counts, where that is not the batch."""
     latency_p95_s: float | None = None
     """None where too few steps were timed."""
     latency_p50_s: float | None = None
@@ -108,6 +110,7 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
         fits=True,
         peak_reserved_bytes=peak(record, "peak_reserved_bytes"),
         throughput_per_s=row.throughput_per_s,
+        items_per_step=row.items_per_step,
         latency_p50_s=row.latency_s.p50 if row.latency_s else None,
         latency_p95_s=row.latency_s.p95 if row.latency_s else None,
         latency_p95_ceiling_s=p95_ceiling_s(record),
@@ -145,7 +148,13 @@ def device_bound(trials: Sequence[BatchTrial]) -> list[BatchTrial]:
 
 def step_s(trial: BatchTrial) -> float:
     assert trial.throughput_per_s is not None
-    return trial.batch / trial.throughput_per_s
+    return (trial.items_per_step or trial.batch) / trial.throughput_per_s
+
+
+def items_of_one(trials: Sequence[BatchTrial]) -> float:
+    """How many items throughput counts for each of the batch; 1 unless something else was declared."""
+    largest = max((trial for trial in trials if trial.fits), key=lambda trial: trial.batch, default=None)
+    return (largest.items_per_step or largest.batch) / largest.batch if largest else 1.0
 
 
 def knee_of(trials: Sequence[BatchTrial]) -> float | None:

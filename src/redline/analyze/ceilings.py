@@ -110,7 +110,7 @@ def roofline_row(record: RunRecord, ceilings: Ceilings, profile: Profile | None 
         model=record.spec.workload.model,
         task=record.spec.workload.task,
         recipe=str(record.spec.recipe),
-        batch=prepared.workload.items_per_step,
+        batch=prepared.workload.batch,
         device_name=prepared.environment.device.name,
         record_id=record.id,
         formats=tuple(prepared.work.flops_by_format()),

@@ -24,7 +24,8 @@ def command_line(command: str, spec: RunSpec, *, batch: int | None = None, recip
     workload = spec.workload
     if workload.artifact is not None or workload.model.startswith("live:"):
         return None
-    words = ["redline", command, workload.model, *_options(workload, leave_out=("model", "batch", "artifact"))]
+    unsaid = ("model", "batch", "artifact", *(("items",) if command == "batch" else ()))
+    words = ["redline", command, workload.model, *_options(workload, leave_out=unsaid)]
     words += ["--device", spec.device] if spec.device not in FIRST_CHOICES else []
     words += _options(spec, leave_out=("workload", "recipe", "measure", "launch", "device"))
     limit = spec.launch.memory_limit_bytes
@@ -40,4 +41,5 @@ def _options(struct: Frozen, leave_out: tuple[str, ...]) -> Iterator[str]:
     for field in msgspec.structs.fields(struct):
         value = getattr(struct, field.name)
         if field.name not in leave_out and value != field.default:
-            yield from (f"--{field.name.replace('_', '-')}", str(value))
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            yield from (f"--{field.name.replace('_', '-')}", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from redline.analyze.batch import BatchTrial, curve_of, supported_knee
+from redline.analyze.batch import BatchTrial, curve_of, items_of_one, supported_knee
 from redline.analyze.blocks import needed_bytes, retries_while_timed
 from redline.analyze.summary import RunSummary
 from redline.identity import Subject, batch_of, is_capture, subjects_of
@@ -73,6 +73,7 @@ def _point(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
         batch=batch,
         fits=True,
         throughput_per_s=row.throughput_per_s,
+        items_per_step=row.items_per_step,
         latency_p50_s=row.latency_s.p50 if row.latency_s else None,
         latency_p95_s=row.latency_s.p95 if row.latency_s else None,
         needed_bytes=needed_bytes(record),
@@ -87,4 +88,4 @@ def _knee(points: Sequence[BatchTrial]) -> tuple[int | None, float | None]:
     smallest = min((point.batch for point in points if point.fits), default=0)
     if curve is None or isinstance(knee, Note) or knee < smallest:
         return None, None
-    return math.ceil(knee), curve.limit_per_s
+    return math.ceil(knee), curve.limit_per_s * items_of_one(points)

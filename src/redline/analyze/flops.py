@@ -40,7 +40,7 @@ class FlopsSummary(Frozen):
     model: str
     task: str
     recipe: str
-    batch: int
+    batch: int | None
     item: str
     input_shapes: tuple[str, ...]
     params: int
@@ -88,7 +88,7 @@ def flops_summary(
         model=spec.workload.model,
         task=spec.workload.task,
         recipe=str(spec.recipe),
-        batch=info.items_per_step,
+        batch=info.batch,
         item=info.item,
         input_shapes=info.input_shapes,
         params=work.params,

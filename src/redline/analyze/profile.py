@@ -319,7 +319,7 @@ def _capture(record: RunRecord, steps: Steps | None) -> Capture:
         model=spec.workload.model,
         task=spec.workload.task,
         recipe=str(spec.recipe),
-        batch=prepared.workload.items_per_step if prepared else spec.workload.batch,
+        batch=prepared.workload.batch if prepared else spec.workload.batch,
         device=spec.device,
         device_name=prepared.environment.device.name if prepared else "",
         capture_s=trace.capture_s if trace else 0.0,

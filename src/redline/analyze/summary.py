@@ -15,7 +15,19 @@ from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.record import Block, Capabilities, ColdStart, Failure, Memory, Numerics, RunRecord, StopReason, device_of
+from redline.identity import batch_of
+from redline.record import (
+    BatchOrigin,
+    Block,
+    Capabilities,
+    ColdStart,
+    Failure,
+    Memory,
+    Numerics,
+    RunRecord,
+    StopReason,
+    device_of,
+)
 from redline.spec import Frozen, Task
 from redline.work import Ceilings
 
@@ -78,7 +90,11 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     task: Task
     recipe: str
     batch: int | None = None
-    """Items per step."""
+    """None where it is unknown."""
+    batch_from: BatchOrigin | None = None
+    """How the batch is known."""
+    items_per_step: int | None = None
+    """What throughput counts: the batch, the items declared, or 1 step."""
     item: str | None = None
     device: str
     device_name: str | None = None
@@ -111,6 +127,11 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """The records of all processes that this row is about, where there are several; `record_id` is the middle one."""
     group: str | None = None
 
+    @property
+    def step_s(self) -> float | None:
+        """The median step, as throughput sees it."""
+        return self.items_per_step / self.throughput_per_s if self.items_per_step and self.throughput_per_s else None
+
 
 def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> list[RunSummary]:
     """One row per record, in the order given; each is set against the first of its own group."""
@@ -137,7 +158,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         verdict=verdict(record),
         bound=bound(record, ceilings),
         group=record.group,
-        batch=_items_per_step(record),
+        batch=batch_of(record),
         memory=_memory(record),
         failure=record.failure.brief() if record.failure is not None else None,
         stopped=record.stopped,
@@ -146,6 +167,8 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
     if (prepared := record.prepared) is not None:
         row = msgspec.structs.replace(
             row,
+            batch_from=prepared.workload.batch_from,
+            items_per_step=prepared.workload.items_per_step,
             item=prepared.workload.item,
             device_name=prepared.environment.device.name or None,
             cold_start_s=_cold_start(prepared.cold_start),
@@ -159,7 +182,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
 
 def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> RunSummary:
     blocks = timed_blocks(record, "throughput")
-    items = row.batch
+    items = row.items_per_step
     step_s = _median_step_s(blocks)
     return msgspec.structs.replace(
         row,
@@ -270,10 +293,6 @@ def _cold_start(cold: ColdStart) -> ColdStartSummary:
         compile=cold.compile_s,
         compile_cache=cold.compile_cache,
     )
-
-
-def _items_per_step(record: RunRecord) -> int | None:
-    return record.prepared.workload.items_per_step if record.prepared else record.spec.workload.batch
 
 
 def _median_step_s(blocks: Sequence[Block]) -> float | None:

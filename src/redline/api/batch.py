@@ -12,7 +12,7 @@ from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.terminal import as_text
-from redline.search.batch import require_processes, search_batch
+from redline.search.batch import require_batches, search_batch
 from redline.spec import RunSpec
 from redline.spec_table import layered
 from redline.units import parse_seconds
@@ -73,7 +73,7 @@ def find_batch_specs(
     specs: Sequence[RunSpec], workspace: Workspace, *, slo_p95_s: float | None = None, max_batch: int | None = None
 ) -> BatchResult:
     """One search per spec, in their order. The batch in a spec is ignored."""
-    require_processes(specs)
+    require_batches(specs)
     if slo_p95_s is not None and not slo_p95_s > 0:
         raise SpecError(f"slo_p95 must be above 0, got {slo_p95_s}")
     if max_batch is not None and max_batch < 1:

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import msgspec
 from rich.text import Text
 
-from redline.analyze.batch import BatchFinding, BatchTrial, Purpose
+from redline.analyze.batch import BatchFinding, BatchTrial, Purpose, step_s
 from redline.analyze.diagnose import Finding
 from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
@@ -213,8 +213,7 @@ def _batch_of(found: BatchFinding, asked: int) -> int:
 
 def _training(spec: RunSpec, batch: int, steps: int, found: BatchFinding) -> RunSpec:
     """The spec at its batch, with time for all steps: the whole training is one answer of the worker."""
-    speeds = [trial.batch / trial.throughput_per_s for trial in found.trials if trial.throughput_per_s]
-    longest_s = max(speeds, default=1.0)
+    longest_s = max((step_s(trial) for trial in found.trials if trial.fits), default=1.0)
     timeout_s = max(spec.launch.measure_timeout_s, SLOWEST * steps * longest_s)
     launch = msgspec.structs.replace(spec.launch, measure_timeout_s=timeout_s)
     return msgspec.structs.replace(spec, workload=msgspec.structs.replace(spec.workload, batch=batch), launch=launch)
@@ -231,7 +230,6 @@ def _results(
 ) -> QuickResults:
     row: RunSummary = summarize([record])[0]
     assert row.batch is not None
-    step_s = row.batch / row.throughput_per_s if row.throughput_per_s else None
     reserved = row.memory.peak_reserved_bytes if row.memory else None
     return QuickResults(
         model=row.model,
@@ -242,10 +240,10 @@ def _results(
         knee_batch=found.knee_batch,
         throughput_per_s=row.throughput_per_s,
         item=row.item,
-        step_s=step_s,
+        step_s=row.step_s,
         epochs=epochs,
         steps=steps,
-        epoch_s=None if step_s is None else step_s * math.ceil(SYNTHETIC_ITEMS / row.batch),
+        epoch_s=None if row.step_s is None else row.step_s * math.ceil(SYNTHETIC_ITEMS / row.batch),
         phases_s=row.phases_s or {},
         kernel_classes={each.name: each.share for each in profile.classes},
         peak_bytes=reserved if reserved is not None or row.memory is None else row.memory.peak_rss_bytes,

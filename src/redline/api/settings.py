@@ -14,7 +14,7 @@ import msgspec
 import platformdirs
 
 from redline.api.workspace import Workspace
-from redline.errors import UsageError
+from redline.errors import SpecError, UsageError
 from redline.launch.inline import InlineDoor
 from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.spec_table import load_specs, specs_from_table
@@ -30,11 +30,15 @@ class OtherSettings(TypedDict, total=False):
     image_size: int | None
     classes: int | None
     sequence_length: int | None
+    batch_axis: Any
+    items: int | None
+    check_inputs: Any
     optimizer: Literal["sgd", "adam", "adamw"]
     device: str
     seed: int
     effort: Literal["quick", "normal", "strict"]
     tail: bool
+    no_check: bool
     max_memory: str | int | None
     measure: Mapping[str, Any]
     launch: Mapping[str, Any]
@@ -70,7 +74,7 @@ def _default_settings() -> dict[str, Any]:
     """What each setting is when nobody gives it, as the specs say."""
     fields = [field for spec in (WorkloadSpec, RunSpec, MeasureSpec) for field in msgspec.structs.fields(spec)]
     own = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
-    return {**own, "tail": False, "max_memory": None, "measure": {}, "launch": {}}
+    return {**own, "tail": False, "no_check": False, "max_memory": None, "measure": {}, "launch": {}}
 
 
 def listed(value: str | Iterable[str]) -> list[str]:
@@ -88,6 +92,8 @@ def specs_of(
     **settings: Any,
 ) -> tuple[list[RunSpec], Workspace]:
     """The specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
+    if settings.get("check_inputs") is not None:
+        settings["check_inputs"] = named_function("check_inputs", settings["check_inputs"])
     if file is not None:
         named = {} if model is None else {"model": model}
         given = {} if recipes == "baseline" else {"recipe": listed(recipes)}
@@ -127,6 +133,21 @@ def described_model(
         {"model": name, "artifact": address, "launch": {"door": "inline"}},
         workspace.derived(door=InlineDoor(handed_over={address: live})),
     )
+
+
+def named_function(what: str, given: Any) -> str:
+    """A function by its name, or as a file that a worker can open."""
+    if not isinstance(given, str):
+        artifact = pickled(given)
+        if artifact is None:
+            raise UsageError(f"{what} cannot be pickled: give it as 'file.py:function'")
+        return f"pickle:{artifact}"
+    place, _, function = given.rpartition(":")
+    if not place or not function.isidentifier():
+        raise SpecError(f"{what} {given!r} does not name a function: write path/to/file.py:function")
+    if place.endswith(".py") and not Path(place).expanduser().is_file():
+        raise SpecError(f"{what} {given!r}: no such file: {place}")
+    return given
 
 
 def pickled(live: Any) -> str | None:

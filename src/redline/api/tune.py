@@ -14,7 +14,7 @@ import msgspec
 
 from redline.analyze.summary import CeilingsOf
 from redline.api.recipe import PlainRecipe, arguments_of, recipe
-from redline.api.settings import OtherSettings, one_spec, pickled, takes_settings
+from redline.api.settings import OtherSettings, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, RecordError, SpecError, UsageError
 from redline.note import Note, note
@@ -22,7 +22,7 @@ from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoice, Swi
 from redline.record import RunRecord
 from redline.report.terminal import as_text
 from redline.report.tune import tune_json, tune_report
-from redline.search.batch import require_processes
+from redline.search.batch import require_batches
 from redline.search.tune.loop import search
 from redline.search.tune.record import (
     DEFAULT_BUDGET_S,
@@ -153,6 +153,8 @@ def tune(
     tunes_batch = batch == "auto"
     if isinstance(batch, str) and not tunes_batch:
         raise SpecError(f"batch must be a number or 'auto', got {batch!r}")
+    if settings.get("no_check"):
+        raise UsageError("no_check does not go with a search: it recommends nothing whose outputs were not checked")
     table: dict[str, Any] = {
         **settings,
         **({} if threads is None else {"threads": threads}),
@@ -186,7 +188,7 @@ def _tune_spec(
     if not budget_s > 0:
         raise SpecError(f"budget must be above 0, got {budget_s}")
     if asked.tunes_batch:
-        require_processes([asked.spec])
+        require_batches([asked.spec])
     called = name or default_name(asked)
     history = workspace.history
     ledger = history.tunes()
@@ -347,14 +349,4 @@ def _check(given: Any | None, *, allow_quantized: bool, task: str) -> str | None
         raise UsageError("a check is for quantized recipes: give it together with allow_quantized")
     if task != "infer":
         raise UsageError("a check is of a model that answers: it goes with inference")
-    if isinstance(given, str):
-        place, _, function = given.rpartition(":")
-        if not place or not function.isidentifier():
-            raise SpecError(f"check {given!r} does not name a function: write path/to/file.py:function")
-        if place.endswith(".py") and not Path(place).expanduser().is_file():
-            raise SpecError(f"check {given!r}: no such file: {place}")
-        return given
-    artifact = pickled(given)
-    if artifact is None:
-        raise UsageError("the check cannot be pickled: give it as 'file.py:function'")
-    return f"pickle:{artifact}"
+    return named_function("check", given)

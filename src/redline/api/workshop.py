@@ -233,20 +233,21 @@ def _flops(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     counted = flops(
         lab.model, **{k: v for k, v in lab.settings.items() if k != "device"}, workspace=lab.workspace
     ).summary
+    items = counted.batch or 1
     known = ceilings(lab.device, workspace=lab.workspace)
     peak = known.ceilings.flops_per_s.get("fp32")
     table, values = {}, {}
     for batch in [1, lab.batch] if lab.quick else [1, lab.batch, 4 * lab.batch]:
         (row,) = lab.run(["baseline"], batch=batch)
         if row.failure is None and row.throughput_per_s:
-            achieved = counted.flops / counted.batch * row.throughput_per_s
+            achieved = counted.flops / items * row.throughput_per_s
             values[f"batch {batch} flops_per_s"] = achieved
             efficiency = f", {format_share(achieved / peak)} of the measured fp32 peak" if peak else ""
             table[f"batch {batch}"] = f"{significant(achieved / 1e12, 3)} TFLOP/s{efficiency}"
     highest = max(values.values(), default=0.0)
     return _filled(
         base,
-        figures={"parameters": f"{counted.params:,}", "forward FLOPs per item": f"{counted.flops // counted.batch:,}", **table},
+        figures={"parameters": f"{counted.params:,}", "forward FLOPs per item": f"{counted.flops // items:,}", **table},
         values=values,
         checks=(
             Check(name="the efficiency is plausible", passed=None if not peak else 0 < highest <= peak * 1.05,

@@ -15,7 +15,7 @@ from redline.bench.measure.ceilings import answer_ceilings
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.metric import metric_of
 from redline.bench.recipe.snippet import snippet_of
-from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models
+from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models, settle_batch
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
@@ -92,6 +92,7 @@ def _facts(spec: RunSpec, workload: Workload, device: Device) -> Facts | None:
     """None where a plain step does not fit into memory: a recipe that needs less of it may still run."""
     try:
         workload.to(device.torch_device)
+        settle_batch(workload, spec.workload, ask=False)
         return facts_of(workload, device, spec.workload.optimizer, spec.seed)
     except Exception as error:
         if not is_out_of_memory(error):

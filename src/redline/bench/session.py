@@ -9,7 +9,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -27,11 +27,12 @@ from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
 from redline.bench.recipe.compose import apply_recipe, blaming, number_format_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
-from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
-from redline.bench.workload.build import build_workload
+from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
+from redline.bench.workload.sources.user import check_inputs_of
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
@@ -192,22 +193,25 @@ class BenchSession:
         if spec.workload.artifact in HANDED_OVER:
             self._give_back_model = remember_module(HANDED_OVER[spec.workload.artifact][0])
         workload = build_workload(spec.workload, spec.seed)
-        calibrating_s = 0.0
-        if calibrate and not spec.measure.check_numerics:
+        apart_s = 0.0
+        if spec.measure.sparing:
             # Off the device, which then sees what a plain loop would show it, and nothing else.
-            calibrating_s = self._calibrate(workload, spec, sparing=True)
+            apart_s = self._make_ready(workload, spec, calibrate=calibrate, sparing=True)
         workload.to(device.torch_device)
         device.synchronize()
-        self._cold["build_s"] = time.perf_counter() - started - calibrating_s
-        if calibrate and spec.measure.check_numerics:
-            self._calibrate(workload, spec)
+        self._cold["build_s"] = time.perf_counter() - started - apart_s
+        if not spec.measure.sparing:
+            self._make_ready(workload, spec, calibrate=calibrate)
         return workload
 
-    def _calibrate(self, workload: Workload, spec: RunSpec, *, sparing: bool = False) -> float:
-        """Seconds it took."""
-        self._enter("calibrate")
+    def _make_ready(self, workload: Workload, spec: RunSpec, *, calibrate: bool, sparing: bool = False) -> float:
+        """Settle the batch and calibrate what needs it; says how many seconds that took."""
         started = time.perf_counter()
-        workload.notes += give_signal(workload, spec.seed, sparing=sparing)
+        self._enter("batch")
+        settle_batch(workload, spec.workload)
+        if calibrate:
+            self._enter("calibrate")
+            workload.notes += give_signal(workload, spec.seed, sparing=sparing)
         return time.perf_counter() - started
 
     def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference | None:
@@ -216,7 +220,8 @@ class BenchSession:
         self._enter("reference", "strict fp32")
         number_format = number_format_of(spec.recipe, workload.task)
         if workload.task == "infer":
-            return OutputReference.of(workload, device, number_format, spec.seed)
+            given = check_inputs_of(spec.workload, workload, spec.seed + 1)
+            return OutputReference.of(workload, device, number_format, spec.seed, given)
         steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
         return LossReference.of(workload, device, number_format, spec.seed, steps, optimizer)
 
@@ -234,9 +239,12 @@ class BenchSession:
         self._enter("compile" if compiles else "first-call", str(spec.recipe))
         step = make_step(setup, spec.workload.optimizer)
         started = time.perf_counter()
-        # The copy of all weights that putting them back takes is no part of what must fit.
         starts_again = setup.task == "train" and spec.measure.check_numerics
-        with unchanged_afterwards(setup.workload.model) if starts_again else nullcontext():
+        # Where nothing is compared, the copies that putting values back takes are no part of what must fit.
+        held: AbstractContextManager[None] = nullcontext()
+        if spec.measure.check_numerics:
+            held = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
+        with held:
             with step.context(), blaming(_suspect(spec, setup), setup, self._stage):
                 step()
             setup.device.synchronize()
@@ -265,7 +273,7 @@ class BenchSession:
         self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool
     ) -> tuple[WorkCount | None, WorkloadInfo]:
         """Nothing that goes wrong here may cost the measurement: it becomes a note."""
-        if not spec.measure.check_numerics:  # a trial near the edge of memory, about which nothing else is asked
+        if spec.measure.sparing:  # a trial near the edge of memory, about which nothing else is asked
             return None, info
         self._enter("count")
         try:
@@ -316,7 +324,7 @@ class BenchSession:
         left in the allocator's cache then stays: under 16 GiB on an H200 a plain loop of ResNet-50 in fp16 fitted a
         batch of 2836 after casting its inputs on the device, and of 2148 where they had come in fp16.
         """
-        if spec.measure.check_numerics:
+        if not spec.measure.sparing:
             device.release_cache()
 
     def _close(self) -> Closed:

@@ -75,6 +75,22 @@ ANY_BATCH: Options = {
     "image_size": Annotated[int | None, opt(group=WHAT, help="Pixels per side. Default: the model's own size.")],
     "classes": Annotated[int | None, opt(group=WHAT, help="Output classes. Default: 1000, or the model's own.")],
     "sequence_length": Annotated[int | None, opt(group=WHAT, help="Tokens per sequence, for models that take tokens.")],
+    "batch_axis": Annotated[
+        str | None,
+        opt(
+            group=WHAT,
+            help="Where your own inputs hold their items: an axis such as 1, 'list' for a list with one entry per item, or "
+            "JSON like the inputs, such as [0, null]. Default: the model is asked.",
+        ),
+    ],
+    "check_inputs": Annotated[
+        str | None,
+        opt(
+            group=WHAT,
+            metavar="FILE.PY:FUNCTION",
+            help="Makes second inputs to compare outputs on. Default: your factory is called again with another seed.",
+        ),
+    ],
     "task": Annotated[
         str | None, opt(group=WHAT, metavar="[infer|train]", help="Inference (default) or a training step.")
     ],
@@ -91,6 +107,9 @@ ANY_BATCH: Options = {
 """What is measured, for a command that searches the batch itself."""
 WORKLOAD: Options = {
     "batch": Annotated[int | None, opt("--batch", "-b", group=WHAT, help="Items per step. Default: the model's own.")],
+    "items": Annotated[
+        int | None, opt(group=WHAT, help="What one step counts as, where that is not the batch: packed tokens, nodes.")
+    ],
     **ANY_BATCH,
 }
 """What is measured."""
@@ -111,6 +130,9 @@ MEASURED: Options = {
             help="How narrow the 95% interval must get, and how long to try: quick 3% (CPU 10%) within 10 s, normal 1% "
             "(CPU 5%) within 60 s, strict 0.5% (CPU 3%) within 60 s. Default: normal.",
         ),
+    ],
+    "no_check": Annotated[
+        bool | None, opt("--no-check", group=HOW, help="Do not compare outputs (training: losses) with strict fp32.")
     ],
     "tail": Annotated[bool | None, opt("--tail", group=HOW, help="Collect enough samples (662) to report p99.")],
     "max_memory": _MAX_MEMORY,

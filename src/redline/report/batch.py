@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.batch import BatchFinding, BatchTrial, curve_of
+from redline.analyze.batch import BatchFinding, BatchTrial, curve_of, items_of_one
 from redline.analyze.knee import SATURATED
 from redline.errors import SpecError
 from redline.report.terminal import make_table
@@ -232,9 +232,10 @@ def _draw(
         memory.plot(failed, [found.limit_bytes / 2**30] * len(failed), "x", color=colour)
     if (curve := curve_of(found.trials)) is not None:
         grid = np.geomspace(batches[0], batches[-1], 100)
-        speed.plot(grid, [batch / curve.seconds(batch) for batch in grid], "--", color=colour, alpha=0.6)
+        items = items_of_one(found.trials)
+        speed.plot(grid, [items * batch / curve.seconds(batch) for batch in grid], "--", color=colour, alpha=0.6)
         if found.knee_batch is not None:
-            at_knee = found.knee_batch / curve.seconds(found.knee_batch)
+            at_knee = items * found.knee_batch / curve.seconds(found.knee_batch)
             speed.plot([found.knee_batch], [at_knee], "o", color=colour, markersize=10, alpha=0.5)
 
 

@@ -38,7 +38,8 @@ class FlopsReport:
 
 def _summary(found: FlopsSummary) -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.title = Text(" · ".join((found.model, found.task, f"batch {found.batch}", found.recipe)), style="bold")
+    batch = f"batch {found.batch}" if found.batch else "batch unknown"
+    grid.title = Text(" · ".join((found.model, found.task, batch, found.recipe)), style="bold")
     grid.title_justify = "left"
     for name, value in _lines(found):
         grid.add_row(Text(name, style="dim"), Text(value))

@@ -40,9 +40,13 @@ class RooflineReport:
         yield Text(_next(self._rows), style="bold")
 
 
+def _batch(row: RooflineRow) -> str:
+    return f"batch {row.batch}" if row.batch else "batch unknown"
+
+
 def _whole(rows: Sequence[RooflineRow]) -> Table:
     first = rows[0]
-    title = " · ".join(part for part in (first.model, first.task, f"batch {first.batch}", first.device_name) if part)
+    title = " · ".join(part for part in (first.model, first.task, _batch(first), first.device_name) if part)
     table = make_table(Text(title, style="bold"))
     table.add_column("recipe", overflow="fold")
     for header in (
@@ -230,7 +234,8 @@ def plot_roofline(rows: Sequence[RooflineRow], ceilings: CeilingsSummary, path: 
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize="small", loc="lower right")
     first = rows[0]
-    figure.suptitle(f"{first.model} · {first.task} · batch {first.batch} · {first.device_name}")
+    about = (first.model, first.task, _batch(first), first.device_name)
+    figure.suptitle(" · ".join(part for part in about if part))
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:

@@ -106,9 +106,14 @@ def search_batch(
     return finding(search.records, search.trials, upper=upper, slo_p95_s=slo_p95_s)
 
 
-def require_processes(specs: Sequence[RunSpec]) -> None:
-    """The inline door has none to give: what fits after other batches in one process need not fit in a fresh one."""
+def require_batches(specs: Sequence[RunSpec]) -> None:
+    """Refuse specs whose batch cannot be searched.
+
+    The inline door has no process to give: what fits after other batches in one process need not fit in a fresh one.
+    """
     for spec in specs:
+        if spec.workload.items is not None:
+            raise SpecError("items is what one batch counts as: for other batches the factory must return items itself")
         if spec.launch.door == "inline":
             cannot_travel = (spec.workload.artifact or "").startswith("memory:")
             why = "this model cannot be pickled: give it as file.py:factory" if cannot_travel else "use fork or spawn"
@@ -172,6 +177,7 @@ def trial_measure(measure: MeasureSpec) -> MeasureSpec:
         measure,
         tail_samples=max(measure.tail_samples, 130),
         check_numerics=False,
+        sparing=True,
         squeeze_memory=True,
     )
 

@@ -208,6 +208,8 @@ def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
     tasks = listed(rest.pop("task", None)) or ["infer"]
     threads = listed(rest.pop("threads", None)) or [None]
     batches: list[int | None] = [*parse_batches(rest.pop("batch", None))] or [None]
+    if rest.get("items") is not None and len(batches) > 1:
+        raise SpecError(f"{where}: items is what one batch counts as: for several the factory must return items itself")
     rest["model"], rest["recipe"] = listed(rest.get("model")), listed(rest.get("recipe")) or ["baseline"]
     combinations = [
         {**rest, **{name: value for name, value in given.items() if value is not None}}

@@ -84,7 +84,7 @@ def row_of(record: RunRecord, *, over: bool) -> Row:
         model=column_text(workload.model),
         task=workload.task,
         recipe=column_text(str(record.spec.recipe)),
-        batch=prepared.workload.items_per_step if prepared else workload.batch,
+        batch=prepared.workload.batch if prepared else workload.batch,
         device=column_text(device_of(record)),
         device_name=column_text(prepared.environment.device.name) if prepared else "",
         status=_status_of(record, over),

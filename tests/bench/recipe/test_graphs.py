@@ -69,7 +69,7 @@ def test_a_recorded_forward_answers_for_the_inputs_it_is_given() -> None:
     step, plain = make_step(setup, "sgd"), InferenceStep(setup)
     assert isinstance(step, GraphedInference)
     for seed in (1, 2):
-        inputs = setup.workload.fresh_inputs(seed)
+        inputs = setup.workload.second_inputs(seed).inputs
         assert torch.equal(step.on(*inputs), plain.on(*inputs))
     assert device.recorded == 1
 
@@ -95,9 +95,9 @@ def test_keywords_go_by_name_whatever_their_order() -> None:
 def test_the_output_of_a_replay_is_overwritten_by_the_next() -> None:
     setup, _ = graphed("graphs")
     step = make_step(setup, "sgd")
-    first = step.on(*setup.workload.fresh_inputs(1))
+    first = step.on(*setup.workload.second_inputs(1).inputs)
     kept = first.clone()
-    step.on(*setup.workload.fresh_inputs(2))
+    step.on(*setup.workload.second_inputs(2).inputs)
     assert not torch.equal(first, kept)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.bench.recipe.metric import load_check, metric_of
+from redline.bench.recipe.metric import metric_of
+from redline.bench.workload.sources.user import load_function
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 
@@ -81,7 +82,7 @@ def test_a_check_that_breaks_is_the_users(place: Path, name: str, words: str) ->
 )
 def test_a_check_that_is_none_is_told(place: Path, name: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        load_check(name.format(place=place))
+        load_function(name.format(place=place), "check")
 
 
 def test_goes_with_inference(place: Path) -> None:

@@ -169,7 +169,7 @@ def test_built_in_models_answer_as_promised(build: Any) -> None:
     assert language.model(*language.args).shape == (2, 12, 8192)
     assert language.item == "seq"
     assert not any(isinstance(module, torch.nn.Dropout) for module in language.model.modules())
-    drawn = torch.cat([language.fresh_inputs(seed)[0][0] for seed in range(20)])
+    drawn = torch.cat([language.second_inputs(seed).inputs[0][0] for seed in range(20)])
     assert drawn.max() > 8000, "tokens come from the whole vocabulary"
     assert drawn.max() < 8192
 

@@ -87,7 +87,7 @@ def test_image_size_and_classes_reach_the_config(tmp_path: Path) -> None:
 def test_tokens_are_drawn_from_the_vocabulary_and_fit_the_positions(tmp_path: Path) -> None:
     workload = build(folder(tmp_path, "gpt2"), batch=16)
     assert workload.kwargs["input_ids"].shape == (16, 64), "no more than the model has positions"
-    _, fresh = workload.fresh_inputs(3)
+    _, fresh = workload.second_inputs(3).inputs
     assert 90 < fresh["input_ids"].max() < 99
     with pytest.raises(SpecError, match="must be 64 or less"):
         check_model(WorkloadSpec(model=folder(tmp_path, "gpt2"), sequence_length=65))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from redline.bench.workload.inputs import input_shapes, leading_size, redraw, resize_leading
+from redline.bench.workload.inputs import changed_slightly, input_shapes, redraw, same_values
 
 
 def one(tensor: torch.Tensor, seed: int = 0, vocabulary: dict[str, int] | None = None) -> torch.Tensor:
@@ -76,30 +76,42 @@ def test_layout_dtype_and_grad_are_kept() -> None:
     assert one(torch.randn(3, dtype=torch.complex64)).is_complex()
 
 
-def test_resizing_touches_what_shares_the_leading_size() -> None:
-    images, masks, ids = torch.randn(2, 3, 4, 4), torch.ones(2, 5, dtype=torch.bool), torch.tensor([[3], [8]])
-    other, scalar = torch.randn(7, 2), torch.tensor(1.0)
-    args, kwargs = resize_leading(((images, other, 3), {"mask": masks, "ids": ids, "scale": scalar}), 5, seed=0)
-    assert args[0].shape == (5, 3, 4, 4)
-    assert args[1] is other
-    assert args[2] == 3
-    assert kwargs["mask"].shape == (5, 5)
-    assert kwargs["ids"].flatten().tolist() == [3, 8, 3, 8, 3], "integers repeat: they may be lengths or positions"
-    assert kwargs["scale"] is scalar
-    assert torch.equal(args[0][:2], images), "the rows there were stay"
-    assert len({row.sum().item() for row in args[0]}) == 5, "no two items alike"
+def slightly(tensor: torch.Tensor) -> torch.Tensor:
+    (changed,), _ = changed_slightly(((tensor,), {}), 0)
+    return changed
 
 
-def test_resizing_downwards_takes_the_first_rows() -> None:
-    images = torch.randn(8, 3)
-    (resized,), _ = resize_leading(((images,), {}), 2, seed=0)
-    assert torch.equal(resized, images[:2])
+def test_a_little_noise_leaves_what_an_input_means() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 8.0, 9.0], [2.0, 3.0, 4.0, 9.0]])
+    changed = slightly(boxes)
+    assert not torch.equal(changed, boxes)
+    assert torch.equal(changed == 0, boxes == 0), "zeros stay zeros"
+    assert changed.max() <= 9, "within the range that was given"
+    assert (changed - boxes).norm() < 0.5 * boxes.norm()
+    values = -torch.rand(100)
+    assert bool((slightly(values) <= 0).all()), "signs stay"
 
 
-def test_the_leading_size_is_that_of_the_first_tensor_with_one() -> None:
-    assert leading_size(((torch.tensor(1.0), [torch.zeros(4, 2)]), {})) == 4
-    assert leading_size(((3,), {"x": torch.zeros(6)})) == 6
-    assert leading_size(((3,), {})) is None
+def test_noise_touches_floating_tensors_alone() -> None:
+    for tensor in (
+        torch.arange(6),
+        torch.tensor([True, False]),
+        torch.tensor(0.5),
+        torch.tensor([0.0, float("-inf")]),
+        torch.eye(3).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ):
+        assert slightly(tensor) is tensor
+    assert not torch.equal(slightly(torch.ones(4)), torch.ones(4)), "constants move too"
+    assert slightly(torch.randn(4, dtype=torch.complex64)).is_complex()
+
+
+def test_values_are_compared_part_by_part() -> None:
+    one = ((torch.ones(2), [torch.arange(3)]), {"x": torch.zeros(1)})
+    same = ((torch.ones(2), [torch.arange(3)]), {"x": torch.zeros(1)})
+    other = ((torch.ones(2), [torch.arange(3) + 1]), {"x": torch.zeros(1)})
+    assert same_values(one, same)
+    assert not same_values(one, other)
 
 
 def test_shapes_print_with_names_where_there_are_several() -> None:

@@ -141,11 +141,11 @@ def test_a_layer_used_twice_and_one_never_used() -> None:
 
 
 def test_calibration_has_rows_enough_whatever_the_batch(build: Any) -> None:
-    (images,), _ = calibration_inputs(build("simple_cnn"))
+    (images,), _ = calibration_inputs(build("simple_cnn"))[0]()
     assert images.shape == (8, 3, 32, 32)
-    (images,), _ = calibration_inputs(build("simple_cnn", batch=12))
+    (images,), _ = calibration_inputs(build("simple_cnn", batch=12))[0]()
     assert images.shape[0] == 12
-    (tokens,), _ = calibration_inputs(build("transformer", sequence_length=4))
+    (tokens,), _ = calibration_inputs(build("transformer", sequence_length=4))[0]()
     assert tokens.shape == (8, 4)
     assert len({tuple(row.tolist()) for row in tokens}) == 8
 
@@ -161,7 +161,7 @@ class OneRowOnly(nn.Module):
 
 
 def test_a_model_made_for_one_batch_is_calibrated_on_its_own() -> None:
-    workload = handmade(OneRowOnly(), torch.randn(1, 4, 3))
+    workload = handmade(OneRowOnly(), torch.randn(1, 4, 3), batch=1)
     assert list(map(str, give_signal(workload))) == ["calibrated 1 BatchNorm layer on random inputs"]
 
 
@@ -219,14 +219,14 @@ def test_faults_stand_out_from_rounding(build: Any, model: str, size: int, block
     """Ignoring the input, or dropping a block in the middle, changes more than 5 times what rounding to bf16 does."""
     workload = build(model, image_size=size, batch=4)
     give_signal(workload)
-    inputs = workload.fresh_inputs(1)
+    inputs = workload.second_inputs(1).inputs
     output = forward(workload, inputs)
     depends = (output - output.mean(0, keepdim=True)).norm()
     assert output.isfinite().all()
     assert depends / output.norm() > 0.02, "the output depends on the input"
     floor = (rounded(workload, inputs, torch.bfloat16) - output).norm()
     assert floor / depends < 0.25
-    assert (forward(workload, workload.fresh_inputs(2)) - output).norm() > 5 * floor
+    assert (forward(workload, workload.second_inputs(2).inputs) - output).norm() > 5 * floor
 
     def drop(_: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor:
         before = args[0]

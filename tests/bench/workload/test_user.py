@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.bench.workload.build import build_workload, check_model
+from redline.bench.workload.build import build_workload, check_model, settle_batch
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
 from redline.spec import WorkloadSpec
@@ -32,7 +32,13 @@ class Net(nn.Module):
 
 
 def from_file(file: Path, factory: str, **options: Any) -> Workload:
-    return build_workload(WorkloadSpec(model=f"{file}:{factory}", **options), 0)
+    return settled(WorkloadSpec(model=f"{file}:{factory}", **options))
+
+
+def settled(spec: WorkloadSpec) -> Workload:
+    workload = build_workload(spec, 0)
+    settle_batch(workload, spec)
+    return workload
 
 
 def run(workload: Workload) -> Any:
@@ -91,8 +97,74 @@ def test_without_a_batch_parameter_the_inputs_are_resized(user_file: Write) -> N
     workload = from_file(file, "make", batch=7)
     assert workload.args[0].shape == (7, 4)
     assert workload.args[1].tolist() == [1.0, 2.0, 3.0]
-    assert "from 2 to 7; 1 of 2 inputs do not share that size" in str(workload.notes[0])
+    assert [str(each) for each in workload.notes] == ["the inputs' 2 items became 7"]
     assert run(workload).shape == (7, 3)
+
+
+def test_a_parameter_that_is_not_the_batch_is_not_taken_for_it(user_file: Write) -> None:
+    file = user_file(f"{NET}\ndef make(width):\n    return Net(), torch.randn(2, width)\n")
+    with pytest.raises(SpecError, match="must be given width, which Redline does not know"):
+        from_file(file, "make", batch=4)
+
+
+def test_a_factory_that_ignores_the_batch_it_takes_is_refused(user_file: Write) -> None:
+    file = user_file(f"{NET}\ndef make(batch):\n    return Net(), torch.randn(2, 4)\n")
+    with pytest.raises(SpecError, match=r"takes batch but gives the same inputs for 7 and 8"):
+        from_file(file, "make", batch=7)
+
+
+def test_a_factory_says_all_there_is_to_know_in_a_dict(user_file: Write) -> None:
+    file = user_file(
+        f"{NET}\ndef make():\n"
+        "    return {'model': Net(), 'inputs': torch.randn(2, 4), 'batch_axis': 0, 'items': 10, 'item': 'token'}\n"
+        "def slip():\n    return {'model': Net(), 'input': torch.randn(2, 4)}\n"
+        "def none():\n    return {'model': Net(), 'inputs': torch.randn(2, 4), 'items': 0}\n"
+    )
+    workload = from_file(file, "make")
+    assert (workload.batch, workload.items_per_step, workload.item) == (2, 10, "token")
+    assert from_file(file, "make", batch=6).items_per_step == 30, "three times the inputs, three times the items"
+    with pytest.raises(SpecError, match="items were given for 2, and it is no multiple"):
+        from_file(file, "make", batch=5)
+    assert from_file(file, "make", items=7).items_per_step == 7, "the spec's word counts"
+    with pytest.raises(BenchError, match="gave a dict with 'input'; did you mean inputs"):
+        from_file(file, "slip")
+    with pytest.raises(BenchError, match="gave items 0"):
+        from_file(file, "none")
+
+
+def test_the_seed_goes_to_a_factory_that_takes_it(user_file: Write) -> None:
+    file = user_file(
+        f"{NET}\ndef make(batch, seed=0):\n    torch.manual_seed(seed)\n    return Net(), torch.randn(batch, 4)\n"
+    )
+    workload = from_file(file, "make", batch=2)
+    second = workload.second_inputs(5)
+    assert second is not None
+    assert second.how == "factory"
+    assert not torch.equal(second.inputs[0][0], workload.args[0])
+
+
+def test_second_inputs_come_from_the_factory_then_from_noise(user_file: Write) -> None:
+    file = user_file(
+        f"{NET}\ndef drawn():\n    return Net(), torch.randn(2, 4)\n"
+        "def fixed():\n    return Net(), torch.linspace(0, 1, 8).view(2, 4)\n"
+        "def lengths():\n    n = torch.randint(5, 500, ()).item()\n    return nn.Identity(), torch.randn(n, 4)\n"
+        "calls = []\n"
+        "def once():\n    calls.append(1)\n    assert len(calls) < 2, 'only once'\n    return Net(), torch.randn(2, 4)\n"
+        "def tokens():\n    return nn.Embedding(9, 3), torch.arange(9)\n"
+    )
+    hows = {name: from_file(file, name).second_inputs(1) for name in ("drawn", "fixed", "lengths", "tokens")}
+    assert {name: second and second.how for name, second in hows.items()} == {
+        "drawn": "factory",
+        "fixed": "noise",
+        "lengths": "noise",  # another length would be another shape
+        "tokens": None,
+    }
+    once = from_file(file, "once")
+    second = once.second_inputs(1)
+    assert second is not None
+    assert second.how == "noise"
+    assert once.notes[-1].code == "one-input-set"
+    assert "no second inputs from the factory: factory once in" in str(once.notes[-1])
 
 
 def test_the_factorys_loss_is_used(user_file: Write) -> None:
@@ -271,7 +343,7 @@ def test_other_number_formats_are_noted(user_file: Write) -> None:
 def live(tmp_path: Path, *parts: Any, **options: Any) -> Workload:
     artifact = tmp_path / "model.pkl"
     artifact.write_bytes(cloudpickle.dumps(parts))
-    return build_workload(WorkloadSpec(model="my model", artifact=str(artifact), **options), 0)
+    return settled(WorkloadSpec(model="my model", artifact=str(artifact), **options))
 
 
 def test_a_live_module_keeps_its_weights(tmp_path: Path) -> None:

@@ -131,9 +131,9 @@ def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
 
 def _start_cost(best: RunSummary, first: RunSummary) -> Iterator[str]:
     compile_s = best.cold_start_s.compile if best.cold_start_s else None
-    if not compile_s or not best.throughput_per_s or not first.throughput_per_s or not best.batch:
+    if not compile_s or not best.throughput_per_s or not first.throughput_per_s or not best.items_per_step:
         return
-    saved_s = best.batch / first.throughput_per_s - best.batch / best.throughput_per_s
+    saved_s = best.items_per_step / first.throughput_per_s - best.items_per_step / best.throughput_per_s
     cache = best.cold_start_s.compile_cache if best.cold_start_s else None
     told = f"start: {format_seconds(compile_s)} of compiling" + (f" (cache {cache})" if cache else "")
     yield f"{told}, paid back after {_about(compile_s / saved_s)} steps" if saved_s > 0 else told

@@ -13,7 +13,7 @@ from redline.bench.count.counter import Tf32
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import COMPILER, PRECISION
 from redline.bench.recipe.compose import switches_of
-from redline.bench.workload.build import build_workload
+from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
@@ -36,6 +36,7 @@ def answer_count(spec: RunSpec) -> CountAnswer:
 
 
 def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
+    settle_batch(workload, spec.workload, ask=False)
     setup = _prepared(spec, workload)
     trains = workload.task == "train"
     task = Task(

@@ -28,6 +28,7 @@ from redline.bench.count.count import plainly
 from redline.bench.count.counter import is_composite, watching
 from redline.bench.count.kinds import known, tensors_in
 from redline.bench.device.base import Device
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.plain.calling import BACKENDS
 from redline.bench.recipe.plain.layers import repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
@@ -76,7 +77,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         mutated = _changed(before, _held_tensors(workload.model))
         draws = not torch.equal(state, device.random_state())
         torch.manual_seed(seed)
-        again = _watched_forward(setup, workload.fresh_inputs(seed + 1), clock)
+        again = _second_forward(setup, forward, seed + 1, clock)
     whole = step if step.calls else forward
     branches = [call.name for call in forward.calls] != [call.name for call in again.calls]
     other_shapes = [call.shapes for call in forward.calls] != [call.shapes for call in again.calls]
@@ -142,6 +143,19 @@ def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
     with torch.inference_mode():
         watch.over(lambda: setup.workload.model(*args, **kwargs), clock.issue_s)
     return watch
+
+
+def _second_forward(setup: Setup, first: Watch, seed: int, clock: Clock) -> Watch:
+    """Another look on other inputs; the first once more where there are none, or the model takes none."""
+    second = setup.workload.second_inputs(seed)
+    if second is None:
+        return first
+    try:
+        return _watched_forward(setup, second.inputs, clock)
+    except Exception as error:
+        if second.how == "drawn" or is_out_of_memory(error):
+            raise
+        return first
 
 
 def _layers(forward: Watch) -> dict[LayerKind, LayerShare]:

@@ -23,7 +23,7 @@ from redline.bench.count.kinds import known
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from
 from redline.bench.recipe.compose import apply_recipe
-from redline.bench.workload.build import build_workload
+from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.structure import named_tensors
 from redline.errors import SpecError
 from redline.protocol import AskOperators, OperatorCase, OperatorTimes
@@ -100,6 +100,7 @@ def _call_of(case: OperatorCase, device: Device) -> Call:
 def _of_model(spec: RunSpec, device: Device) -> list[OperatorTime]:
     """The operators of one forward of the model under its recipe; what a compiler would fuse stays apart."""
     workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
+    settle_batch(workload, spec.workload, ask=False)
     setup = apply_recipe(spec.recipe, workload, device)
     with _Caught(Tf32.of(device)) as caught, setup.autocast(cache=False):
         workload.model(*setup.args, **setup.kwargs)

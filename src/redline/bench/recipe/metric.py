@@ -7,9 +7,7 @@ place of the model, on inputs as the model itself would take them.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from redline.bench.device import open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload
-from redline.bench.workload.sources.user import named_object
+from redline.bench.workload.sources.user import load_function
 from redline.bench.workload.step import InferenceStep, Setup
 from redline.errors import BenchError, SpecError
 from redline.protocol import MetricAnswer
@@ -31,22 +29,9 @@ Check = Callable[[Callable[..., Any]], Any]
 def metric_of(spec: RunSpec, check: str) -> MetricAnswer:
     if spec.workload.task != "infer":
         raise SpecError("a check is of a model that answers: it goes with inference")
-    judge = load_check(check)
+    judge = load_function(check, "check")
     baseline = _judged(spec, Recipe(), judge, check)
     return MetricAnswer(value=_judged(spec, spec.recipe, judge, check), baseline=baseline)
-
-
-def load_check(name: str) -> Check:
-    kind, _, place = name.partition(":")
-    if kind == "pickle":
-        found = pickle.loads(Path(place).read_bytes())
-    elif place:
-        found = named_object(name)
-    else:
-        raise SpecError(f"check {name!r} does not name a function: write path/to/file.py:function")
-    if not callable(found):
-        raise SpecError(f"check {name!r} is {type(found).__name__}, not a function of the model")
-    return found
 
 
 def _judged(spec: RunSpec, recipe: Recipe, judge: Check, name: str) -> float:

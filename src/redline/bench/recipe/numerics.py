@@ -1,8 +1,8 @@
 """Are the numbers still right? Every recipe is compared with strict fp32 on fixed inputs before it is timed.
 
-Inference compares outputs on two sets of inputs, over the part of the output that depends on the input: a recipe
-that ignores its input must not pass because the model's output hardly moves. Training compares the loss over some
-steps, over the distance the loss travelled. Both are judged against a floor: fp32 arithmetic on weights and inputs
+Inference compares outputs on two sets of inputs (one where the model takes no second), over the part of the output
+that depends on the input: a recipe that ignores its input must not pass because the model's output hardly moves.
+Training compares the loss over some steps, over the distance the loss travelled. Both are judged against a floor: fp32 arithmetic on weights and inputs
 rounded to the recipe's number format. Sound recipes sit at 1 to 2 times the floor; 4 times is the tolerance.
 """
 
@@ -13,15 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, unchanged_afterwards
+from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, unchanged_afterwards, unchanged_buffers
+from redline.bench.workload.inputs import Inputs, copied
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
-from redline.bench.workload.structure import float_tensors
-from redline.bench.workload.workload import Workload
+from redline.bench.workload.structure import named_tensors
+from redline.bench.workload.workload import Second, Workload
 from redline.note import Note, note
-from redline.record import Numerics
+from redline.record import Numerics, SecondInputs
 from redline.spec import OptimizerName
 
 TOLERANCE_OVER_FLOOR = 4.0
@@ -45,26 +48,42 @@ REFERENCE = note("reference", "the strict fp32 reference itself")
 class OutputReference:
     """Strict fp32's answers on two sets of inputs, and how far mere rounding of numbers moves them."""
 
-    inputs: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    inputs: list[Inputs]
     outputs: Outputs
     floor: float
     number_format: str
+    second: SecondInputs | None
+    """Where the second set came from; None where there is one set alone."""
+    mover: str = "rounding"
+    """What sets the floor: rounding, or asking twice where a model keeps state or draws random numbers."""
 
     @classmethod
-    def of(cls, workload: Workload, device: Device, number_format: str, seed: int) -> OutputReference:
-        inputs = [(workload.args, workload.kwargs), workload.fresh_inputs(seed + 1)]
+    def of(
+        cls, workload: Workload, device: Device, number_format: str, seed: int, given: Inputs | None = None
+    ) -> OutputReference:
+        """`given`: the user's own second inputs, for which nothing else is put in."""
         step = InferenceStep(_strict(workload, device))
-        outputs = [_floats(step.on(*given)) for given in inputs]
+        inputs: list[Inputs] = [(workload.args, workload.kwargs)]
+        outputs = [_answers(step, inputs[0])]
+        second = Second(given, "given") if given is not None else workload.second_inputs(seed + 1)
+        answers = None if second is None else _second_answers(step, second, outputs[0], workload)
+        if second is not None and answers is not None:
+            inputs, outputs = [*inputs, second.inputs], [*outputs, answers]
         with rounded_weights(workload.model, number_format):
-            rounded = [_floats(step.on(*rounded_inputs(given, number_format))) for given in inputs]
-        return cls(inputs, outputs, difference(rounded, outputs).rel_l2, number_format)
+            rounded = [_rounded_answers(step, each, number_format) for each in inputs]
+        how = second.how if second is not None and answers is not None else None
+        floor = difference(rounded, outputs).rel_l2
+        repeated = difference([_answers(step, each) for each in inputs], outputs).rel_l2
+        mover = "asking twice" if repeated > floor else "rounding"
+        return cls(inputs, outputs, max(floor, repeated), number_format, how, mover)
 
     def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
-        found = [_floats(step.on(*setup.prepared_inputs(*given))) for given in self.inputs]
+        found = [_answers(step, setup.prepared_inputs(*given)) for given in self.inputs]
         if [len(tensors) for tensors in found] != [len(tensors) for tensors in self.outputs]:
             why = note("other-structure", "the outputs have another structure than the reference's")
-            return Numerics(number_format=self.number_format, reason=why)
-        return judged(difference(found, self.outputs), self.floor, self.number_format)
+            return Numerics(number_format=self.number_format, reason=why, second_inputs=self.second)
+        verdict = judged(difference(found, self.outputs), self.floor, self.number_format, mover=self.mover)
+        return msgspec.structs.replace(verdict, second_inputs=self.second)
 
     def as_numerics(self) -> Numerics:
         """For the baseline, which is the reference."""
@@ -78,7 +97,48 @@ class OutputReference:
             degenerate=own.degenerate,
             passed=own.finite,
             reason=REFERENCE if own.finite else note("not-finite", "the fp32 output is not finite"),
+            second_inputs=self.second,
         )
+
+
+def _answers(step: InferenceStep, inputs: Inputs) -> list[torch.Tensor]:
+    """On copies: a model may write into its inputs, and into its buffers."""
+    with unchanged_buffers(step.workload.model):
+        return _floats(step.on(*copied(inputs)))
+
+
+def _rounded_answers(step: InferenceStep, inputs: Inputs, number_format: str) -> list[torch.Tensor]:
+    """On rounded inputs, or on exact ones where rounded the model refuses them: shares that no longer sum to one."""
+    try:
+        return _answers(step, rounded_inputs(inputs, number_format))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return _answers(step, inputs)
+
+
+def _second_answers(
+    step: InferenceStep, second: Second, first: list[torch.Tensor], workload: Workload
+) -> list[torch.Tensor] | None:
+    """The answers to the second set; None, with a note, where the model does not take it or answers in another shape."""
+    why = ""
+    try:
+        answers = _answers(step, second.inputs)
+    except Exception as error:
+        if second.how == "given" or is_out_of_memory(error):
+            raise
+        answers, why = [], f"the model fails on a second one: {one_line(error)}"
+    if not why and [tensor.shape for tensor in answers] != [tensor.shape for tensor in first]:
+        why = "the outputs of a second one have other shapes"
+    if not why and _all_finite(first) and not _all_finite(answers):
+        why = "the outputs of a second one are not finite"
+    if why:
+        workload.notes.append(note("one-input-set", f"outputs are compared on one set of inputs: {why}"))
+    return None if why else answers
+
+
+def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 @dataclass
@@ -152,8 +212,6 @@ class LossReference:
         return self._with_paths(reference, self.losses)
 
     def _with_paths(self, numerics: Numerics, losses: list[float]) -> Numerics:
-        import msgspec
-
         return msgspec.structs.replace(
             numerics,
             steps=len(losses),
@@ -214,13 +272,15 @@ def _reason(found: Difference, floor: float, tolerance: float, number_format: st
 
 def difference(found: Outputs, reference: Outputs) -> Difference:
     """The worst over all output tensors and input sets."""
-    finite = all(bool(torch.isfinite(tensor).all()) for tensors in found for tensor in tensors)
+    finite = all(map(_all_finite, found))
     errors, cosines, agreements, signals = [0.0], [1.0], [], []
     for position in range(len(reference[0])):
         expected = [tensors[position] for tensors in reference]
         if expected[0].dim() == 0:
             continue  # a loss among the outputs says less than what it was made from
-        centre = torch.cat(expected).mean(dim=0, keepdim=True)
+        # One item alone has nothing to differ from: then its own values must do.
+        alone = len(expected) == 1 and len(expected[0]) == 1
+        centre = expected[0].mean() if alone else torch.cat(expected).mean(dim=0, keepdim=True)
         for got, want in zip((tensors[position] for tensors in found), expected, strict=True):
             if got.shape != want.shape:
                 return Difference(math.inf, None, None, finite, degenerate=False)
@@ -258,8 +318,18 @@ def _strict(workload: Workload, device: Device) -> Setup:
 
 
 def _floats(output: Any) -> list[torch.Tensor]:
+    """The floating tensors of an output; complex numbers as pairs of real ones, and one number for all as a row."""
     # Cloned: a graph's next replay overwrites its outputs.
-    return [tensor.detach().float().clone() for _, tensor in float_tensors(output)]
+    found = [_real(tensor.detach()).float().clone() for _, tensor in named_tensors(output) if _has_fractions(tensor)]
+    return found if any(tensor.dim() for tensor in found) else [tensor.reshape(1) for tensor in found]
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _top1_agreement(found: torch.Tensor, reference: torch.Tensor) -> float:

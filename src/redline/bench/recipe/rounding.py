@@ -16,14 +16,15 @@ FP32_PERTURBATION = 2.0**-20
 """fp32 itself: another sound algorithm (Winograd, another order of sums) differs by some 16 units in the last place."""
 
 _TF32_DROPPED_BITS = 13
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True}
 """Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
 
 
 def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
-    """`tensor` rounded to `number_format` and back; tensors that are not floating stay as they are."""
-    if not tensor.is_floating_point():
-        return tensor
+    """`tensor` rounded to `number_format` and back; what is not floating stays as it is."""
+    if not tensor.is_floating_point() or (tensor.layout != torch.strided and number_format not in _DTYPES):
+        return tensor  # a sparse or ragged tensor can be cast, and little else
     if number_format == "fp32":
         noise = torch.empty_like(tensor).uniform_(-FP32_PERTURBATION, FP32_PERTURBATION)
         return tensor * (1 + noise)
@@ -40,7 +41,7 @@ def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
         largest = torch.finfo(torch.float8_e4m3fn).max
         scale = (tensor.abs().amax() / largest).clamp(min=torch.finfo(tensor.dtype).tiny)
         return (tensor / scale).to(torch.float8_e4m3fn).to(tensor.dtype) * scale
-    return tensor.to({"fp16": torch.float16, "bf16": torch.bfloat16}[number_format]).to(tensor.dtype)
+    return tensor.to(_DTYPES[number_format]).to(tensor.dtype)
 
 
 def rounded_inputs(inputs: Any, number_format: str) -> Any:
@@ -75,6 +76,18 @@ def rounded_weights(model: torch.nn.Module, number_format: str) -> Iterator[None
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def unchanged_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """What the model writes into its buffers inside is undone: it answers as if it had not been asked before."""
+    held = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in held:
+                buffer.copy_(value)
 
 
 @contextmanager

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-import random
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
-import torch
-
+from redline.bench.workload.batch import resize, size_along
+from redline.bench.workload.independence import find_axes
+from redline.bench.workload.inputs import seeded
 from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
-from redline.errors import MissingExtra, UnknownName
+from redline.errors import MissingExtra, SpecError, UnknownName
+from redline.note import note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
@@ -27,6 +26,43 @@ def build_workload(spec: WorkloadSpec, seed: int, within: AbstractContextManager
     source.check(spec)
     with seeded(seed), within or nullcontext():
         return source.build(spec, seed)
+
+
+def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) -> None:
+    """Find the batch where it is not known yet, and give the inputs the one asked for, where they are.
+
+    `ask` lets the model itself be asked, which runs it a few times. A batch that cannot be given is a `SpecError`.
+    """
+    why = ""
+    if workload.batch is None and ((ask and workload.items is None) or spec.batch is not None):
+        found = find_axes(workload.model, (workload.args, workload.kwargs))
+        if isinstance(found, str):
+            why = found
+        else:
+            workload.axes, workload.batch_from = found, "scaled"
+            workload.batch = size_along((workload.args, workload.kwargs), found)
+    if spec.batch is not None and workload.batch != spec.batch:
+        _resize(workload, spec, why)
+    elif why:
+        text = f"batch unknown, so steps are counted: {why}; declare batch_axis or items"
+        workload.notes.append(note("batch-unknown", text))
+
+
+def _resize(workload: Workload, spec: WorkloadSpec, why: str) -> None:
+    assert spec.batch is not None
+    old = workload.batch
+    if workload.axes is None or old is None:
+        raise SpecError(
+            f"batch {spec.batch} cannot be honoured for {spec.model}: {why or 'its axes are not known'}; "
+            f"let the factory take batch, or declare batch_axis"
+        )
+    if workload.items is not None and spec.items is None:
+        if spec.batch % old:
+            raise SpecError(f"batch {spec.batch} cannot be honoured: items were given for {old}, and it is no multiple")
+        workload.items = workload.items * spec.batch // old
+    workload.put(resize((workload.args, workload.kwargs), workload.axes, spec.batch))
+    workload.batch = spec.batch
+    workload.notes.append(note("changed-batch", f"the inputs' {old} items became {spec.batch}"))
 
 
 def check_model(spec: WorkloadSpec) -> None:
@@ -76,23 +112,6 @@ def list_models(pattern: str | None = None) -> tuple[list[ModelName], list[str]]
 def _matches(name: str, pattern: str) -> bool:
     """With its source in front or without: `resnet5*` finds timm's too."""
     return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in (name, name.partition(":")[2]))
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed what factories draw from, and give the state back: the bench may share its process with the user's code."""
-    python, numpy, generator = random.getstate(), np.random.get_state(), torch.default_generator
-    state = generator.get_state()
-    # Only the CPU's generator: torch.manual_seed would reach for every device.
-    generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        generator.set_state(state)
 
 
 def _source_of(spec: WorkloadSpec) -> Source:

@@ -1,4 +1,4 @@
-"""What a person hands over, by a factory or alive: a module, (module, inputs) or (module, inputs, loss)."""
+"""What a person hands over, by a factory or alive: a module, its inputs, a loss, and what is to be known about them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,73 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from redline.bench.workload.batch import declared_axes, size_along
 from redline.bench.workload.fingerprint import forward_code
-from redline.bench.workload.inputs import Inputs, leading_size, resize_leading
-from redline.bench.workload.structure import named_tensors
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.workload import Workload, assemble
-from redline.errors import BenchError, SpecError
+from redline.errors import BenchError, SpecError, closest
 from redline.note import Note, note
+from redline.record import BatchOrigin
 from redline.spec import WorkloadSpec
 
-EXPECTED = "expected a module, (module, inputs) or (module, inputs, loss)"
+EXPECTED = "expected a module, (module, inputs), (module, inputs, loss) or a dict with these"
+PARTS = ("model", "inputs", "loss", "batch_axis", "items", "item")
+"""What a dict may hold."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Handed:
     model: nn.Module
-    inputs: Inputs | None
-    loss: Callable[..., Tensor] | None
+    inputs: Inputs | None = None
+    loss: Callable[..., Tensor] | None = None
+    batch_axis: Any = None
+    """As `WorkloadSpec.batch_axis`."""
+    items: int | None = None
+    item: str = "item"
+    """What one of them is called: token, node, frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownBatch:
+    """The batch a factory was called with."""
+
+    size: int
+    origin: BatchOrigin
 
 
 def sort_out(returned: Any, whose: str) -> Handed:
     """Read what was handed over; `whose` begins the sentence when it makes no sense."""
-    parts = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-    if not 1 <= len(parts) <= 3:
-        raise BenchError("user", f"{whose} gave {len(parts)} things; {EXPECTED}")
-    model = parts[0]
-    inputs = parts[1] if len(parts) > 1 else None
-    loss = parts[2] if len(parts) > 2 else None
+    parts = _parts(returned, whose)
+    model, loss, items = parts.get("model"), parts.get("loss"), parts.get("items")
     if not isinstance(model, nn.Module):
         raise BenchError("user", f"{whose} gave {type(model).__name__} where a torch.nn.Module belongs; {EXPECTED}")
     if loss is not None and not callable(loss):
         raise BenchError("user", f"{whose} gave {type(loss).__name__} where the loss belongs, which must be callable")
-    return Handed(model, None if inputs is None else sort_inputs(inputs), loss)
+    if items is not None and (not isinstance(items, int) or isinstance(items, bool) or items < 1):
+        raise BenchError("user", f"{whose} gave items {items!r}: a whole number of 1 or more belongs there")
+    inputs = parts.get("inputs")
+    return Handed(
+        model=model,
+        inputs=None if inputs is None else sort_inputs(inputs),
+        loss=loss,
+        batch_axis=parts.get("batch_axis"),
+        items=items,
+        item=str(parts.get("item", "item")),
+    )
+
+
+def _parts(returned: Any, whose: str) -> dict[str, Any]:
+    if isinstance(returned, Mapping):
+        unknown = next((key for key in returned if key not in PARTS), None)
+        if unknown is not None:
+            near = closest(str(unknown), PARTS)
+            hint = f"; did you mean {near[0]}?" if near else f"; it may hold {', '.join(PARTS)}"
+            raise BenchError("user", f"{whose} gave a dict with {unknown!r}{hint}")
+        return dict(returned)
+    parts = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if not 1 <= len(parts) <= 3:
+        raise BenchError("user", f"{whose} gave {len(parts)} things; {EXPECTED}")
+    return dict(zip(PARTS, parts, strict=False))
 
 
 def sort_inputs(inputs: Any) -> Inputs:
@@ -60,17 +96,24 @@ def workload_of(
     source: str,
     identity: str,
     seed: int,
-    resize: bool,
     notes: list[Note],
+    known: KnownBatch | None = None,
+    again: Callable[[int, int | None], Inputs] | None = None,
 ) -> Workload:
-    """A workload of what was handed over; `resize`: the batch is still to be given to the inputs."""
-    inputs = _inputs_of(handed, spec, whose, notes)
-    if resize and spec.batch is not None:
-        inputs = _with_batch(inputs, spec.batch, seed, whose, notes)
+    """A workload of what was handed over, with the batch that is known so far; `settle_batch` does the rest."""
     model = handed.model
+    if handed.inputs is None:
+        inputs, known = _images(spec, whose, notes)
+    else:
+        inputs = handed.inputs
+        _refuse_image_size(spec, whose)
     if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         with torch.no_grad():
             model.eval()(*inputs[0], **inputs[1])  # lazy layers take their shape from the first call
+    declared = spec.batch_axis if spec.batch_axis is not None else handed.batch_axis
+    axes = None if declared is None else declared_axes(declared, inputs)
+    if axes is not None and known is None:
+        known = KnownBatch(size=size_along(inputs, axes), origin="declared")
     workload = assemble(
         model,
         inputs,
@@ -78,10 +121,16 @@ def workload_of(
         source=source,
         identity=f"{identity} {forward_code(model)}",
         seed=seed,
+        batch=known.size if known else None,
+        batch_from=known.origin if known else "unknown",
+        axes=axes,
+        item=handed.item,
         loss=handed.loss,
         weights_are_random=source != "live",
         notes=notes,
     )
+    workload.items = spec.items or handed.items
+    workload.inputs_are_free, workload.again = handed.inputs is None, again
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()} - {torch.float32}
     if dtypes:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
@@ -91,28 +140,18 @@ def workload_of(
     return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
 
 
-def _inputs_of(handed: Handed, spec: WorkloadSpec, whose: str, notes: list[Note]) -> Inputs:
-    if handed.inputs is not None:
-        if spec.image_size is not None:
-            raise SpecError(f"image_size {spec.image_size} cannot be honoured: {whose} brings its own inputs")
-        return handed.inputs
+def _refuse_image_size(spec: WorkloadSpec, whose: str) -> None:
+    if spec.image_size is not None:
+        raise SpecError(f"image_size {spec.image_size} cannot be honoured: {whose} brings its own inputs")
+
+
+def _images(spec: WorkloadSpec, whose: str, notes: list[Note]) -> tuple[Inputs, KnownBatch]:
+    """Pictures for a module that came without inputs."""
     if spec.image_size is None:
         raise BenchError(
             "user",
             f"{whose} gave a module without inputs: give (module, inputs), or image_size if it takes images",
         )
     notes.append(note("input", f"random images of {spec.image_size}×{spec.image_size} as inputs, as asked"))
-    return (torch.randn(spec.batch or 1, 3, spec.image_size, spec.image_size),), {}
-
-
-def _with_batch(inputs: Inputs, batch: int, seed: int, whose: str, notes: list[Note]) -> Inputs:
-    old = leading_size(inputs)
-    if old is None:
-        raise SpecError(f"batch {batch} cannot be honoured: no input of {whose} has a dimension 0")
-    if old == batch:
-        return inputs
-    tensors = named_tensors(inputs)
-    kept = [tensor for _, tensor in tensors if tensor.ndim == 0 or tensor.shape[0] != old]
-    left = f"; {len(kept)} of {len(tensors)} inputs do not share that size and stay" if kept else ""
-    notes.append(note("changed-batch", f"dimension 0 of the inputs changed from {old} to {batch}{left}"))
-    return resize_leading(inputs, batch, seed)
+    batch = spec.batch or 1
+    return ((torch.randn(batch, 3, spec.image_size, spec.image_size),), {}), KnownBatch(size=batch, origin="source")

@@ -1,11 +1,14 @@
-"""Drawing inputs anew and giving them another leading size, whatever their structure."""
+"""Other values for inputs of any structure: drawn anew where they are free, changed a little where they are not."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +17,25 @@ from redline.bench.workload.structure import map_tensors, named_tensors
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 COARSE_CELLS = 2
+NOISE = 0.1
+"""Relative. Enough that outputs move by far more than rounding, little enough that an input stays what it is."""
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed what factories draw from, and give the state back: the bench may share its process with the user's code."""
+    python, numpy, generator = random.getstate(), np.random.get_state(), torch.default_generator
+    state = generator.get_state()
+    # Only the CPU's generator: torch.manual_seed would reach for every device.
+    generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        generator.set_state(state)
 
 
 def redraw(inputs: Inputs, seed: int, vocabulary: Mapping[str, int]) -> Inputs:
@@ -27,27 +49,39 @@ def redraw(inputs: Inputs, seed: int, vocabulary: Mapping[str, int]) -> Inputs:
     )
 
 
-def leading_size(inputs: Inputs) -> int | None:
-    """Dimension 0 of the first tensor that has one."""
-    return next((tensor.shape[0] for _, tensor in _all_tensors(inputs) if tensor.ndim > 0), None)
+def changed_slightly(inputs: Inputs, seed: int, *, flip: bool = False) -> Inputs:
+    """The same inputs with a little noise on floating tensors; what they mean is not known, so nothing else changes.
 
-
-def resize_leading(inputs: Inputs, size: int, seed: int) -> Inputs:
-    """Give every tensor that shares the leading size `size` rows: the rows there are, then more like them.
-
-    New floating rows are drawn, so that no two items are alike. Integers and booleans repeat instead: they may be
-    masks, lengths or sorted positions, which stop making sense when drawn.
+    The noise is in proportion to each value and stays within the range seen: zeros, signs, bounds and masks stay what
+    they are. With `flip` integers are turned round along their last axis as well.
     """
-    old = leading_size(inputs)
-    if old is None or old == size:
-        return inputs
     generator = torch.Generator().manual_seed(seed)
 
     def change(_: str, tensor: Tensor) -> Tensor:
-        return _resized(tensor, size, generator) if tensor.ndim and tensor.shape[0] == old else tensor
+        if _is_plain(tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+            return _with_noise(tensor, generator)
+        return tensor.flip(-1) if flip and tensor.ndim > 1 and not tensor.is_floating_point() else tensor
 
     args, kwargs = inputs
     return map_tensors(args, change), map_tensors(kwargs, change)
+
+
+def copied(value: Any) -> Any:
+    """The same structure with tensors of its own: a model may write into its inputs."""
+    return map_tensors(value, lambda _, tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
+
+def same_values(one: Inputs, other: Inputs) -> bool:
+    """Whether two inputs of the same structure hold the same numbers."""
+    pairs = zip(input_tensors(one), input_tensors(other), strict=True)
+    return all(torch.equal(_values_of(mine), _values_of(yours)) for (_, mine), (_, yours) in pairs)
+
+
+def _values_of(tensor: Tensor) -> Tensor:
+    """The numbers a tensor stores, whatever its layout."""
+    if tensor.is_nested:
+        return torch.cat([row.flatten() for row in tensor.unbind()])
+    return tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor
 
 
 def input_shapes(inputs: Inputs) -> tuple[str, ...]:
@@ -55,31 +89,40 @@ def input_shapes(inputs: Inputs) -> tuple[str, ...]:
     args, kwargs = inputs
     lone = len(named_tensors(args)) == 1 and not kwargs
     shapes = []
-    for path, tensor in _all_tensors(inputs):
-        size = "×".join(str(length) for length in tensor.shape) or "scalar"
+    for path, tensor in input_tensors(inputs):
+        size = "×".join(str(length) if type(length) is int else "*" for length in tensor.shape) or "scalar"
         shapes.append(f"{'' if lone else f'{path} '}{size} {str(tensor.dtype).removeprefix('torch.')}")
     return tuple(shapes)
 
 
-def _all_tensors(inputs: Inputs) -> list[tuple[str, Tensor]]:
+def input_tensors(inputs: Inputs) -> list[tuple[str, Tensor]]:
+    """Every tensor with its path in the positional or in the keyword arguments."""
     args, kwargs = inputs
     return named_tensors(args) + named_tensors(kwargs)
 
 
-def _resized(tensor: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    if tensor.shape[0] == 0:
-        return tensor.new_zeros((size, *tensor.shape[1:]))
-    rows = torch.arange(size, device=tensor.device) % tensor.shape[0]
-    resized = tensor.detach().index_select(0, rows)
-    if size > tensor.shape[0] and tensor.is_floating_point() and not _says_nothing(tensor):
-        fresh = _draw_like(resized, generator, None)
-        resized = torch.cat([resized[: tensor.shape[0]], fresh[tensor.shape[0] :]])
-    return resized.requires_grad_(tensor.requires_grad)
+def _is_plain(tensor: Tensor) -> bool:
+    """A dense tensor with dimensions: scalars are settings, and other layouts hold more than values."""
+    return tensor.layout == torch.strided and not tensor.is_nested and tensor.ndim > 0 and tensor.numel() > 0
+
+
+def _with_noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    values = tensor.detach()
+    if not bool(values.isfinite().all()):
+        return tensor  # a mask with -inf
+    noise = (NOISE * torch.randn(values.shape, generator=generator)).to(values.device)
+    if values.is_complex():
+        changed = values * (1 + noise)
+    elif _says_nothing(values):  # all alike: a share of nothing would change nothing
+        changed = values + noise
+    else:
+        changed = (values.float() * (1 + noise)).clamp(values.min().item(), values.max().item())
+    return torch.empty_like(values).copy_(changed).requires_grad_(tensor.requires_grad)
 
 
 def _draw_like(tensor: Tensor, generator: torch.Generator, vocabulary: int | None) -> Tensor:
     """Another draw of the same kind; scalars, booleans, masks and layouts that are not plain stay as they are."""
-    if tensor.layout != torch.strided or tensor.ndim == 0 or tensor.numel() == 0 or tensor.dtype == torch.bool:
+    if not _is_plain(tensor) or tensor.dtype == torch.bool:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
         drawn = _draw_floating(tensor, generator)

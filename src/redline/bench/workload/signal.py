@@ -7,6 +7,7 @@ recipe would look perfect, or hopeless, on such a model.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from redline.bench.workload.inputs import Inputs, redraw, resize_leading
+from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.workload.batch import resize
+from redline.bench.workload.inputs import Inputs, copied, redraw
 from redline.note import Note, note
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ def awaken(model: nn.Module) -> list[Note]:
     norms = _norm_weights(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not _is_bias(name) and _is_dormant(parameter):
+            if not _is_bias(name) and is_dormant(parameter):
                 what, values = _values_for(name, parameter, norms, generator)
                 parameter.copy_(values)
                 changed.setdefault(what, []).append(name)
@@ -79,12 +82,24 @@ def calibrate_batchnorm(model: nn.Module, run: Callable[[], object]) -> int:
     return len(calibrated)
 
 
-def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = False) -> Inputs:
-    """Inputs like the workload's own, drawn anew: at least `CALIBRATION_ROWS` items, and no more when sparing."""
-    inputs = workload.args, workload.kwargs
-    if sparing or workload.items_per_step < CALIBRATION_ROWS:
-        inputs = resize_leading(inputs, CALIBRATION_ROWS, seed)
-    return redraw(inputs, seed, workload.vocabulary)
+def calibration_inputs(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Callable[[], Inputs]]:
+    """What BatchNorms may be calibrated on, best first: inputs drawn anew where they are free, else the user's own.
+
+    At least `CALIBRATION_ROWS` items where more can be had, and no more when sparing; then the inputs as they are, for a
+    model that is made for one size.
+    """
+    own, axes, again = (workload.args, workload.kwargs), workload.axes, workload.again
+
+    def ready(inputs: Inputs) -> Inputs:
+        return redraw(inputs, seed, workload.vocabulary) if workload.inputs_are_free else inputs
+
+    choices = [lambda: ready(own)]
+    if sparing or (workload.batch or CALIBRATION_ROWS) < CALIBRATION_ROWS:
+        if axes is not None:
+            choices.insert(0, lambda: ready(resize(own, axes, CALIBRATION_ROWS)))
+        elif again is not None and workload.batch is not None:
+            choices.insert(0, lambda: workload.moved(again(seed, CALIBRATION_ROWS)))
+    return choices
 
 
 def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> list[Note]:
@@ -96,23 +111,34 @@ def give_signal(workload: Workload, seed: int = 0, *, sparing: bool = False) -> 
         return []
     model, notes = workload.model, awaken(workload.model)
     waiting = _untouched(model)
-
-    def run(inputs: Inputs) -> None:
-        args, kwargs = inputs
-        model(*args, **kwargs)
-
-    try:
-        calibrate_batchnorm(model, lambda: run(calibration_inputs(workload, seed, sparing=sparing)))
-    except Exception:
-        # A model of the user's may be made for one batch size only. What was calibrated before it broke is sound.
-        if workload.items_per_step >= CALIBRATION_ROWS and not sparing:
-            raise
-        calibrate_batchnorm(model, lambda: run(workload.fresh_inputs(seed)))
+    broken = _calibrate(model, calibration_inputs(workload, seed, sparing=sparing)) if waiting else None
+    if broken is not None:
+        notes.append(note("not-calibrated", f"BatchNorm is not calibrated: {one_line(broken)}"))
     count = len(waiting) - len(_untouched(model))
     if count:
-        text = f"calibrated {count} BatchNorm layer{'s' if count > 1 else ''} on random inputs"
+        on = "random inputs" if workload.inputs_are_free else "the inputs given"
+        text = f"calibrated {count} BatchNorm layer{'s' if count > 1 else ''} on {on}"
         notes.append(note("calibrated", text))
     return notes
+
+
+def _calibrate(model: nn.Module, choices: list[Callable[[], Inputs]]) -> Exception | None:
+    """On the first inputs the model takes; what it said where it took none. What was set before it broke is sound.
+
+    A model made for training alone may have no forward in evaluation mode.
+    """
+    broken: Exception | None = None
+    for choice in choices:
+        try:
+            args, kwargs = copied(choice())
+            calibrate_batchnorm(model, functools.partial(model, *args, **kwargs))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            broken = error
+        else:
+            return None
+    return broken
 
 
 def _set_statistics(module: _BatchNorm, inputs: Tensor) -> None:
@@ -154,7 +180,7 @@ def _is_bias(name: str) -> bool:
     return "bias" in last or last in ("beta", "shift", "offset")
 
 
-def _is_dormant(parameter: nn.Parameter) -> bool:
+def is_dormant(parameter: nn.Parameter) -> bool:
     if (
         nn.parameter.is_lazy(parameter)
         or not parameter.is_floating_point()

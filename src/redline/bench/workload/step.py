@@ -125,6 +125,10 @@ class InferenceStep:
     def recover(self) -> None:
         """A broken forward leaves nothing behind."""
 
+    @property
+    def workload(self) -> Workload:
+        return self._setup.workload
+
     def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output for other inputs of the same shapes, outside any timing."""
         held = self._setup.args, self._setup.kwargs

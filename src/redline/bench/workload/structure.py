@@ -36,12 +36,17 @@ def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
     return found
 
 
-def map_leaves(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """The same structure with `change(path, leaf)` in place of every leaf, tensors and other objects alike."""
+def map_leaves(
+    value: Any, change: Callable[[str, Any], Any], path: str = "", *, until: Callable[[str], bool] | None = None
+) -> Any:
+    """The same structure with `change(path, leaf)` in place of every leaf, tensors and other objects alike.
+
+    `until` names paths of containers that are taken as leaves.
+    """
     parts = children(value)
-    if parts is None:
+    if parts is None or (until is not None and until(path)):
         return change(path, value)
-    changed = [map_leaves(child, change, join(path, key)) for key, child in parts]
+    changed = [map_leaves(child, change, join(path, key), until=until) for key, child in parts]
     if all(new is old for new, (_, old) in zip(changed, parts, strict=True)):
         return value
     return _rebuild(value, [key for key, _ in parts], changed)
@@ -54,12 +59,19 @@ def map_tensors(value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
 def describe(value: Any) -> str:
     """Structure, shapes and dtypes as text; the values of tensors do not show."""
     if isinstance(value, Tensor):
-        return f"{value.dtype}{list(value.shape)}"
+        return f"{value.dtype}{_shape(value)}"
     parts = children(value)
     if parts is not None:
         return f"{type(value).__name__}({', '.join(f'{key}: {describe(child)}' for key, child in parts)})"
     # The repr of other objects may hold an address, which differs between two runs of the same thing.
     return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__qualname__
+
+
+def _shape(tensor: Tensor) -> str:
+    """A ragged axis has a name that differs from process to process; how much there is in all does not."""
+    if not tensor.is_nested:
+        return str(list(tensor.shape))
+    return f"ragged {tensor.size(0)} rows, {tensor.numel()} values"
 
 
 def join(path: str, key: str) -> str:

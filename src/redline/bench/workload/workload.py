@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from redline.bench.device.failure import one_line
+from redline.bench.workload.batch import Axes, resize
 from redline.bench.workload.fingerprint import input_hash, model_hash
-from redline.bench.workload.inputs import Inputs, input_shapes, leading_size, redraw
+from redline.bench.workload.inputs import (
+    Inputs,
+    changed_slightly,
+    input_shapes,
+    input_tensors,
+    redraw,
+    same_values,
+)
 from redline.bench.workload.losses import Loss, training_loss
-from redline.bench.workload.structure import map_leaves
+from redline.bench.workload.structure import describe, map_leaves
 from redline.note import Note, note
-from redline.record import WorkloadInfo
+from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
 from redline.spec import Task
 
 DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8}
 """For models by name, and for factories that must be told: one request at a time, and a small training step."""
+
+
+class Second(NamedTuple):
+    """Inputs to compare outputs on, beside those that are timed."""
+
+    inputs: Inputs
+    how: SecondInputs
 
 
 @dataclass(kw_only=True)
@@ -29,33 +45,80 @@ class Workload:
     loss: Loss
     """Of the output alone, for training."""
     task: Task
-    items_per_step: int
+    batch: int | None
+    """None: not known (yet); see `settle_batch`."""
+    batch_from: BatchOrigin
     item: str
     """What is counted: img, seq or item."""
+    axes: Axes | None
+    """Where the inputs hold their items; None where that is not known, and they cannot be resized."""
     source: str
     model_hash: str
     input_hash: str
+    items: int | None = None
+    """What one step was declared to count as, where that is not the batch."""
+    inputs_are_free: bool = True
+    """Any values of these shapes would do: Redline made them. The user's own inputs may have a structure."""
+    again: Callable[[int, int | None], Inputs] | None = None
+    """Other inputs of the same kind on the CPU, from the user's factory: of a seed and a batch, where it takes one."""
+    device: torch.device | str = "cpu"
     weights_are_random: bool = True
     """Numerics then need a model that carries signal: see `signal.py`."""
     notes: list[Note] = field(default_factory=list)
     vocabulary: dict[str, int] = field(default_factory=dict)
     """How many values an integer input may take, by its place in the inputs (`0`, `input_ids`)."""
 
+    @property
+    def items_per_step(self) -> int:
+        """1 where nothing is known: then steps are counted."""
+        return self.items or self.batch or 1
+
     def to(self, device: torch.device | str) -> Workload:
         """Move model and inputs; the loss makes its targets where the output is."""
+        self.device = device
+        self.model.to(device)
+        self.args, self.kwargs = self.moved((self.args, self.kwargs))
+        return self
+
+    def moved(self, inputs: Inputs) -> Inputs:
+        """The inputs where the model is."""
 
         def move(_: str, leaf: Any) -> Any:
             # Graph batches and the like are no tensors, but know how to move.
-            return leaf.to(device) if isinstance(leaf, Tensor) or callable(getattr(leaf, "to", None)) else leaf
+            return leaf.to(self.device) if isinstance(leaf, Tensor) or callable(getattr(leaf, "to", None)) else leaf
 
-        self.model.to(device)
-        self.args = map_leaves(self.args, move)
-        self.kwargs = map_leaves(self.kwargs, move)
-        return self
+        args, kwargs = inputs
+        return map_leaves(args, move), map_leaves(kwargs, move)
 
-    def fresh_inputs(self, seed: int) -> Inputs:
-        """Inputs of the same structure, shapes, dtypes and device, drawn anew."""
-        return redraw((self.args, self.kwargs), seed, self.vocabulary)
+    def put(self, inputs: Inputs) -> None:
+        """Take these inputs from now on."""
+        self.args, self.kwargs = inputs
+        self.input_hash = input_hash(*inputs)
+
+    def second_inputs(self, seed: int) -> Second | None:
+        """Other inputs of the same structure, shapes and dtypes, and how they were had; None where there are none.
+
+        Free ones are drawn. The user's own come from the factory again; where that is impossible, floating tensors get a
+        little noise.
+        """
+        own = self.args, self.kwargs
+        if self.inputs_are_free:
+            return Second(redraw(own, seed, self.vocabulary), "drawn")
+        other = self._from_factory(seed)
+        if other is not None and describe(other) == describe(own) and not same_values(other, own):
+            return Second(other, "factory")
+        changed = changed_slightly(own, seed)
+        return None if same_values(changed, own) else Second(changed, "noise")
+
+    def _from_factory(self, seed: int) -> Inputs | None:
+        if self.again is None:
+            return None
+        try:
+            other = self.moved(self.again(seed, self.batch))
+            return other if self.axes is None or self.batch is None else resize(other, self.axes, self.batch)
+        except Exception as error:
+            self.notes.append(note("one-input-set", f"no second inputs from the factory: {one_line(error)}"))
+            return None
 
     def info(self) -> WorkloadInfo:
         return WorkloadInfo(
@@ -63,7 +126,9 @@ class Workload:
             class_name=type(self.model).__qualname__,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             items_per_step=self.items_per_step,
-            item=self.item,
+            item=self.item if self.items or self.batch else "step",
+            batch=self.batch,
+            batch_from=self.batch_from,
             input_shapes=input_shapes((self.args, self.kwargs)),
             model_hash=self.model_hash,
             input_hash=self.input_hash,
@@ -79,25 +144,37 @@ def assemble(
     source: str,
     identity: str,
     seed: int,
+    batch: int | None = None,
+    batch_from: BatchOrigin = "source",
+    axes: Axes | None = None,
     item: str = "item",
     loss: Callable[..., Tensor] | None = None,
     weights_are_random: bool = True,
+    inputs_are_free: bool = True,
     vocabulary: dict[str, int] | None = None,
     notes: list[Note] | None = None,
 ) -> Workload:
-    """What every source ends with: the mode set by the task, the loss settled, the hashes taken."""
+    """What every source ends with: the mode set by the task, the loss settled, the hashes taken.
+
+    A source that makes its inputs names their `batch`, and has put it first in every tensor that has it.
+    """
     args, kwargs = inputs
+    if batch is not None and batch_from == "source":
+        axes = {path: 0 for path, tensor in input_tensors(inputs) if tensor.ndim and tensor.shape[0] == batch}
     return Workload(
         model=model.train(task == "train"),
         args=args,
         kwargs=kwargs,
         loss=training_loss(loss, seed),
         task=task,
-        items_per_step=leading_size(inputs) or 1,
+        batch=batch,
+        batch_from="unknown" if batch is None else batch_from,
         item=item,
+        axes=axes,
         source=source,
         model_hash=model_hash(model, identity),
         input_hash=input_hash(args, kwargs),
+        inputs_are_free=inputs_are_free,
         weights_are_random=weights_are_random,
         notes=list(notes or []),
         vocabulary=vocabulary or {},

@@ -156,6 +156,7 @@ def final_measure(*, on_cpu: bool, checks: bool) -> MeasureSpec:
         warmup_max_seconds=5.0,
         loss_path_steps=FULL_LOSS_PATH,
         check_numerics=checks,
+        sparing=not checks,
     )
 
 

@@ -207,7 +207,7 @@ def _name_of_rest(rest: float, switches: Sequence[HeadroomStep], winner: Winner)
 def _step_s(row: RunSummary, objective: str) -> float | None:
     if objective == "latency":
         return row.latency_s.p50 if row.latency_s is not None else None
-    return row.batch / row.throughput_per_s if row.batch and row.throughput_per_s else None
+    return row.step_s
 
 
 def with_winners(

@@ -121,6 +121,7 @@ class BuiltinSource(Source):
             source="builtin",
             identity=f"redline {redline.__version__} {_bare(spec.model)}",
             seed=seed,
+            batch=batch,
             item=item,
             vocabulary=vocabulary,
             notes=notes,

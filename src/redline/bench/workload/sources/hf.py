@@ -82,6 +82,7 @@ class HfSource(Source):
             source="hf",
             identity=_identity(config),
             seed=seed,
+            batch=batch,
             item="img" if reads == "pixel_values" else "seq",
             vocabulary=vocabulary,
             notes=notes,

@@ -37,16 +37,8 @@ class LiveSource(Source):
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         whose = f"live model {spec.model}"
-        return workload_of(
-            sort_out(_open(spec), whose),
-            spec,
-            whose=whose,
-            source="live",
-            identity="live",
-            seed=seed,
-            resize=True,
-            notes=[],
-        )
+        handed = sort_out(_open(spec), whose)
+        return workload_of(handed, spec, whose=whose, source="live", identity="live", seed=seed, notes=[])
 
 
 def _open(spec: WorkloadSpec) -> Any:

@@ -44,6 +44,7 @@ class TimmSource(Source):
             source="timm",
             identity=f"timm {timm.__version__} {name}",
             seed=seed,
+            batch=batch,
             item="img",
             notes=notes,
         )

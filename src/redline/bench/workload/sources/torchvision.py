@@ -47,6 +47,7 @@ class TorchvisionSource(Source):
             source="torchvision",
             identity=f"torchvision {torchvision.__version__} {name}",
             seed=seed,
+            batch=batch,
             item="img",
             notes=notes,
         )

@@ -7,22 +7,28 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.workload.batch import extents
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
-from redline.bench.workload.handed import sort_out, workload_of
+from redline.bench.workload.handed import Handed, KnownBatch, sort_inputs, sort_out, workload_of
+from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note
 from redline.spec import WorkloadSpec
 
-BATCH_NAMES = ("batch", "batch_size")
+BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "b", "B", "n", "N")
+SEED_NAME = "seed"
 _loaded: dict[Path, tuple[str, ModuleType]] = {}
 
 
@@ -48,56 +54,141 @@ class UserSource(Source):
         whose = f"factory {name} in {place}"
         factory = _attribute(module, name, place)
         notes: list[Note] = []
-        takes_batch = batch_parameter(factory)
-        arguments = {}
-        if takes_batch is not None and (spec.batch is not None or takes_batch.default is inspect.Parameter.empty):
-            arguments[takes_batch.name] = choose_batch(spec.batch, spec.task, notes)
+        parameter = batch_parameter(factory, whose)
+        known = _batch_to_ask(parameter, spec, notes)
+        make = _Factory(factory, parameter, whose)
+        handed = make(known.size if known else None, seed)
+        if spec.batch is not None and known is not None and handed.inputs is not None:
+            _require_scaling(make, handed.inputs, spec.batch, seed)
         return workload_of(
-            sort_out(_call(factory, takes_batch, arguments, whose), whose),
+            handed,
             spec,
             whose=whose,
             source="user",
             identity=_identity(module, name),
             seed=seed,
-            resize=takes_batch is None,
             notes=notes,
+            known=known,
+            again=make.inputs,
         )
 
 
-def batch_parameter(factory: Callable[..., Any]) -> inspect.Parameter | None:
-    """The parameter that takes the batch: by name, or the only one that must be given."""
+def batch_parameter(factory: Callable[..., Any], whose: str) -> inspect.Parameter | None:
+    """The parameter that takes the batch, by its name. Another one that must be given is not guessed at."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
         return None
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = [parameter for parameter in parameters if parameter.name in BATCH_NAMES]
-    if named:
-        return named[0]
-    required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
-    return required[0] if len(required) == 1 else None
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for parameter in parameters:
+        is_required = parameter.default is inspect.Parameter.empty and parameter.kind not in variable
+        if is_required and parameter.name not in (*BATCH_NAMES, SEED_NAME):
+            raise SpecError(
+                f"{whose} must be given {parameter.name}, which Redline does not know: "
+                f"give it a default, or call it batch if it is the batch"
+            )
+    return next((parameter for parameter in parameters if parameter.name in BATCH_NAMES), None)
 
 
-def _call(
-    factory: Callable[..., Any], parameter: inspect.Parameter | None, arguments: dict[str, int], whose: str
+def _batch_to_ask(parameter: inspect.Parameter | None, spec: WorkloadSpec, notes: list[Note]) -> KnownBatch | None:
+    """The batch for a factory that takes one: the one asked for, its own default, else ours."""
+    if parameter is None:
+        return None
+    if spec.batch is None and isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
+        return KnownBatch(size=parameter.default, origin="declared")
+    return KnownBatch(size=choose_batch(spec.batch, spec.task, notes), origin="asked")
+
+
+@dataclass(frozen=True)
+class _Factory:
+    """The user's factory, called with the batch and the seed where it takes them."""
+
+    function: Callable[..., Any]
+    parameter: inspect.Parameter | None
+    whose: str
+
+    def __call__(self, batch: int | None, seed: int) -> Handed:
+        return sort_out(_called(self.function, self.parameter, batch, seed, self.whose), self.whose)
+
+    def inputs(self, seed: int, batch: int | None) -> Inputs:
+        """The inputs alone, of another seed. The model that comes with them is let go."""
+        with seeded(seed):
+            inputs = self(batch, seed).inputs
+        if inputs is None:
+            raise BenchError("user", f"{self.whose} gave no inputs this time")
+        return inputs
+
+
+def _called(
+    function: Callable[..., Any], parameter: inspect.Parameter | None, batch: int | None, seed: int, whose: str
 ) -> Any:
+    """What a function of the user's returns, given the batch and the seed where it takes them."""
+    positional: list[int] = []
+    named: dict[str, int] = {}
+    if parameter is not None and batch is not None:
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            positional.append(batch)
+        else:
+            named[parameter.name] = batch
+    if _takes(function, SEED_NAME):
+        named[SEED_NAME] = seed
     try:
-        if parameter is not None and parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            return factory(*arguments.values())
-        return factory(**arguments)
+        return function(*positional, **named)
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise  # a failure of another kind, known by its own error
         raise BenchError("user", f"{whose} raised {one_line(error)}") from error
 
 
-def named_object(name: str) -> Any:
-    """What stands behind `path/to/file.py:name` or `package.module:name`, whatever it is for."""
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    try:
+        parameter = inspect.signature(function).parameters.get(name)
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+
+
+def _require_scaling(make: _Factory, inputs: Inputs, batch: int, seed: int) -> None:
+    """Refuse a factory that takes the batch and ignores it. Where a size of the inputs is the batch, none is built twice."""
+    if any(size == batch for _, _, size in extents(inputs)):
+        return
+    if describe(make.inputs(seed, batch + 1)) == describe(inputs):
+        raise SpecError(
+            f"{make.whose} takes {make.parameter.name if make.parameter else 'batch'} but gives the same inputs for "
+            f"{batch} and {batch + 1}: make the inputs with it, or leave it out"
+        )
+
+
+def load_function(name: str, what: str) -> Callable[..., Any]:
+    """The user's function behind `path/to/file.py:name`, `package.module:name` or `pickle:PATH`; `what` it is for."""
     place, _, attribute = name.rpartition(":")
-    module = _load(place)
-    if not hasattr(module, attribute):
-        raise SpecError(f"{place} has no {attribute}{_did_you_mean(attribute, vars(module))}")
-    return getattr(module, attribute)
+    if place == "pickle":
+        found = pickle.loads(Path(attribute).read_bytes())
+    elif place:
+        module = _load(place)
+        if not hasattr(module, attribute):
+            raise SpecError(f"{place} has no {attribute}{_did_you_mean(attribute, vars(module))}")
+        found = getattr(module, attribute)
+    else:
+        raise SpecError(f"{what} {name!r} does not name a function: write path/to/file.py:function")
+    if not callable(found):
+        raise SpecError(f"{what} {name!r} is {type(found).__name__}, not a function")
+    return found
+
+
+def check_inputs_of(spec: WorkloadSpec, workload: Workload, seed: int) -> Inputs | None:
+    """The second inputs the user's own function makes, where the model is; None where there is no such function."""
+    if spec.check_inputs is None:
+        return None
+    function = load_function(spec.check_inputs, "check_inputs")
+    whose = f"check_inputs {spec.check_inputs}"
+    with seeded(seed):
+        made = _called(function, batch_parameter(function, whose), workload.batch, seed, whose)
+    inputs = workload.moved(sort_inputs(made))
+    own = workload.args, workload.kwargs
+    if describe(inputs) != describe(own):
+        raise SpecError(f"{whose} must give inputs like the model's own: {describe(inputs)} against {describe(own)}")
+    return inputs
 
 
 def _split(model: str) -> tuple[str, str]:

@@ -1,0 +1,173 @@
+"""Batch and items of unlike models, each known by hand; what cannot be known is said and refused, never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.bench.count.ask import answer_count
+from redline.bench.session import BenchSession
+from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply
+from redline.record import Failure, Prepared
+from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
+
+PLACE = Path(__file__).parents[2] / "models" / "unlike.py"
+
+MEASURE = MeasureSpec(
+    effort="quick", block_seconds=0.002, settle_seconds=0.0, warmup_min_seconds=0.0, warmup_min_steps=1,
+    warmup_max_seconds=0.01, warmup_window=1, warmup_window_seconds=0.0, loss_path_steps=3,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is right for a factory: without a batch, and with `resized` asked for."""
+
+    batch: int | None
+    origin: str
+    items: int
+    item: str = "item"
+    resized: int | str = "cannot be honoured"
+    """Items at batch 6, or the refusal."""
+    trains: bool = True
+    second: str | None = "factory"
+    """Where the second inputs of the numerics come from."""
+
+
+TOLD = Known(1, "asked", 1, resized=6)
+"""A factory that takes the batch: one item by default, six when asked for."""
+
+MODELS: dict[str, Known] = {
+    "detector": Known(1, "asked", 1, resized=6, trains=False),
+    "time_first": TOLD,
+    "positions_first": TOLD,
+    "scalar_first": TOLD,
+    "packed": TOLD,
+    "packed_tokens": Known(1, "asked", 9, "token", resized=9 + 8 + 7 + 6 + 5 + 9),
+    "sorted_lengths": TOLD,
+    "bags": TOLD,
+    "graphs": TOLD,
+    "nested": TOLD,
+    "keywords": TOLD,
+    "dataclasses": TOLD,
+    "named_tuples": TOLD,
+    "nesting": TOLD,
+    "integers_out": Known(1, "asked", 1, resized=6, trains=False),
+    "complex_numbers": Known(1, "asked", 1, resized=6, trains=False),
+    "two_towers": TOLD,
+    "stateful": TOLD,
+    "in_place": TOLD,
+    "constrained": TOLD,
+    "video": TOLD,
+    "audio": TOLD,
+    "diffusion": TOLD,
+    "point_clouds": TOLD,
+    "sparse_first": TOLD,
+    "with_text": TOLD,
+    "own_loss": TOLD,
+    "scalar_out": TOLD,
+    "fixed_images": Known(8, "scaled", 8, resized=6),
+    "fixed_one_image": Known(1, "scaled", 1, resized=6),
+    "fixed_time_first": Known(8, "scaled", 8, resized=6),
+    "fixed_positions": Known(4, "scaled", 4, resized=6),
+    "fixed_encoder": Known(4, "scaled", 4, resized=6),
+    "fixed_list": Known(3, "scaled", 3, resized=6, trains=False),
+    "fixed_towers": Known(6, "scaled", 6, resized=6),
+    "fixed_zero_head": Known(5, "scaled", 5, resized=6),
+    "fixed_state": Known(4, "scaled", 4, resized=6),
+    "fixed_graph": Known(None, "unknown", 1, "step"),
+    "fixed_edges": Known(None, "unknown", 1, "step"),
+    "fixed_bags": Known(None, "unknown", 1, "step"),
+    "fixed_packed": Known(None, "unknown", 1, "step"),
+    "fixed_pointwise": Known(None, "unknown", 1, "step", resized="axis 0 or 0 axis 1"),
+    "fixed_for_four": Known(None, "unknown", 1, "step"),
+    "fixed_mixture": Known(4, "scaled", 4, resized=6, second=None),
+    "declared_axis": Known(4, "declared", 4, resized=6),
+    "declared_items": Known(None, "unknown", 15, "node"),
+}
+
+
+def spec_of(name: str, **workload: Any) -> RunSpec:
+    return RunSpec(workload=WorkloadSpec(model=f"{PLACE}:{name}", **workload), measure=MEASURE, device="cpu", threads=1)
+
+
+def measured(spec: RunSpec) -> Prepared | Failure:
+    """Prepare and time one block, as `run` does."""
+    session = BenchSession(lambda stage, detail: None, isolated=False)
+    try:
+        reply = session.handle(Prepare(spec=spec))
+        if isinstance(reply, FailureReply):
+            return reply.failure
+        assert isinstance(reply, PreparedReply)
+        block = session.handle(Measure(kind="throughput", seconds=0.002, max_steps=2))
+        assert isinstance(block, BlockReply), block
+        return reply.prepared
+    finally:
+        session.handle(Close())
+
+
+def sound(spec: RunSpec) -> Prepared:
+    found = measured(spec)
+    assert isinstance(found, Prepared), found
+    return found
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MODELS) >= 30
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_knows_its_batch_and_items(name: str) -> None:
+    known = MODELS[name]
+    prepared = sound(spec_of(name))
+    info = prepared.workload
+    assert (info.batch, info.batch_from) == (known.batch, known.origin)
+    assert (info.items_per_step, info.item) == (known.items, known.item)
+    assert prepared.numerics.method == "reference"
+    assert prepared.numerics.second_inputs == known.second
+    unknown = [note for note in info.notes if note.code == "batch-unknown"]
+    assert bool(unknown) == (known.item == "step")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_batch_is_what_was_asked_for_or_refused(name: str) -> None:
+    known = MODELS[name]
+    found = measured(spec_of(name, batch=6))
+    if isinstance(known.resized, str):
+        assert isinstance(found, Failure)
+        assert found.kind == "user"
+        assert known.resized in found.message
+        assert "batch_axis" in found.message
+        return
+    assert isinstance(found, Prepared), found
+    assert (found.workload.batch, found.workload.items_per_step) == (6, known.resized)
+
+
+@pytest.mark.parametrize("name", [name for name, known in MODELS.items() if known.trains])
+def test_training_knows_them_too(name: str) -> None:
+    known = MODELS[name]
+    batch = 2 if known.origin == "asked" else None
+    info = sound(spec_of(name, task="train", batch=batch)).workload
+    assert info.batch == (batch or known.batch)
+
+
+def test_a_detector_trains_on_its_own_boxes() -> None:
+    info = sound(spec_of("detector_training", task="train", batch=2)).workload
+    assert (info.batch, info.items_per_step) == (2, 2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_work_is_counted_for_the_batch(name: str) -> None:
+    known = MODELS[name]
+    counted = answer_count(spec_of(name))
+    assert counted.work.params == counted.workload.parameters
+    expected = None if known.origin == "scaled" else known.batch  # counting does not run the model to ask it
+    assert counted.workload.batch == expected
+    if isinstance(known.resized, int):
+        six = answer_count(spec_of(name, batch=6))
+        assert six.workload.batch == 6
+        if counted.work.flops and known.origin == "asked":
+            assert six.work.flops > counted.work.flops

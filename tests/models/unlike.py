@@ -1,0 +1,587 @@
+"""Small models that take and return unlike things, each as a factory. What is right for each stands in test_unlike.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+
+WIDTH = 6
+
+
+# Inputs that are no single batch of images; the factory is told the batch
+
+
+class Detector(nn.Module):
+    """As torchvision's: a list of images of unlike sizes in, a list of dicts out, or losses while training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, WIDTH, 3, padding=1)
+        self.norm = nn.BatchNorm2d(WIDTH)
+        self.boxes = nn.Linear(WIDTH, 4)
+        self.scores = nn.Linear(WIDTH, 2)
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+        features = [self.norm(self.body(image[None])).relu().mean((0, 2, 3)) for image in images]
+        if not self.training:
+            return [{"boxes": self.boxes(each), "scores": self.scores(each)} for each in features]
+        if targets is None:
+            raise ValueError("targets should not be none when in training mode")
+        for target in targets:
+            if bool((target["boxes"][:, 2:] <= target["boxes"][:, :2]).any()):
+                raise ValueError("All bounding boxes should have positive height and width")
+        regression = sum(
+            F.smooth_l1_loss(self.boxes(each), target["boxes"].mean(0))
+            for each, target in zip(features, targets, strict=True)
+        )
+        labels = torch.stack([target["labels"][0] for target in targets])
+        return {"regression": regression, "classes": F.cross_entropy(self.scores(torch.stack(features)), labels)}
+
+
+def _images(count: int) -> list[Tensor]:
+    return [torch.rand(3, 10 + 2 * (place % 2), 12) for place in range(count)]
+
+
+def detector(batch: int) -> Any:
+    return Detector(), (_images(batch),)
+
+
+def detector_training(batch: int) -> Any:
+    corner = torch.rand(batch, 2, 2)
+    boxes = torch.cat([corner, corner + 1 + torch.rand(batch, 2, 2)], dim=-1)
+    targets = [{"boxes": each, "labels": torch.randint(0, 2, (2,))} for each in boxes]
+    return Detector(), (_images(batch), targets), lambda losses: sum(losses.values())
+
+
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+def time_first(batch: int) -> Any:
+    return TimeFirst(), torch.randn(20, batch, WIDTH)
+
+
+class Positions(nn.Module):
+    """Position ids come first, the tokens second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.tokens = nn.Embedding(24, WIDTH), nn.Embedding(50, WIDTH)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, positions: Tensor, tokens: Tensor) -> Tensor:
+        return self.layer(self.tokens(tokens) + self.positions(positions))
+
+
+def positions_first(batch: int) -> Any:
+    return Positions(), (torch.arange(24), torch.randint(0, 50, (batch, 24)))
+
+
+class Tempered(nn.Module):
+    """A scalar setting comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 5)
+
+    def forward(self, temperature: Tensor, x: Tensor) -> Tensor:
+        return self.layer(x) / temperature
+
+
+def scalar_first(batch: int) -> Any:
+    return Tempered(), (torch.tensor(0.7), torch.randn(batch, WIDTH))
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, packed: PackedSequence) -> Tensor:
+        return self.head(self.gru(packed)[1][-1])
+
+
+def _lengths(batch: int) -> list[int]:
+    return [9 - place % 5 for place in range(batch)]
+
+
+def packed(batch: int) -> Any:
+    sequences = [torch.randn(length, WIDTH) for length in sorted(_lengths(batch), reverse=True)]
+    return Packed(), (pack_sequence(sequences),)
+
+
+def packed_tokens(batch: int) -> Any:
+    """The same, counted in tokens."""
+    model, inputs = packed(batch)
+    return {"model": model, "inputs": inputs, "items": sum(_lengths(batch)), "item": "token"}
+
+
+class SortedLengths(nn.Module):
+    """Packs by itself and insists on sorted lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.gru(pack_padded_sequence(x, lengths, batch_first=True))[1][-1]
+
+
+def sorted_lengths(batch: int) -> Any:
+    return SortedLengths(), (torch.randn(batch, 9, WIDTH), torch.tensor(sorted(_lengths(batch), reverse=True)))
+
+
+class Bags(nn.Module):
+    """All tokens of all items in one row, and where each item begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(40, WIDTH, mode="mean")
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+        return self.head(self.bag(tokens, offsets))
+
+
+def bags(batch: int) -> Any:
+    lengths = torch.tensor(_lengths(batch))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
+    return Bags(), (torch.randint(0, 40, (int(lengths.sum()),)), offsets)
+
+
+class Graphs(nn.Module):
+    """Messages along edges, then the mean of each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, graph: Tensor) -> Tensor:
+        source, target = edge_index
+        gathered = torch.zeros_like(x).index_add(0, target, self.message(x)[source])
+        count = int(graph.max()) + 1
+        summed = x.new_zeros(count, WIDTH).index_add(0, graph, (x + gathered).relu())
+        return self.head(summed / graph.bincount(minlength=count)[:, None])
+
+
+def _graphs(count: int) -> tuple[Tensor, Tensor, Tensor]:
+    ring = torch.stack([torch.arange(5), (torch.arange(5) + 1) % 5])
+    edges = torch.cat([ring + 5 * place for place in range(count)], dim=1)
+    return torch.randn(5 * count, WIDTH), edges, torch.arange(count).repeat_interleave(5)
+
+
+def graphs(batch: int) -> Any:
+    return Graphs(), _graphs(batch)
+
+
+class Nested(nn.Module):
+    """A ragged tensor: rows of unlike length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row.sum(0) for row in self.layer(x).unbind()])
+
+
+def nested(batch: int) -> Any:
+    rows = [torch.randn(length, WIDTH) for length in _lengths(batch)]
+    return Nested(), torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(30, WIDTH)
+        self.head = nn.Linear(WIDTH, 30)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        hidden = self.tokens(input_ids) * attention_mask[..., None]
+        return {"logits": self.head(hidden.cumsum(1)), "pooled": hidden.sum(1)}
+
+
+def keywords(batch: int) -> Any:
+    mask = torch.arange(7)[None] < torch.tensor([7 - place % 3 for place in range(batch)])[:, None]
+    return Keywords(), {"input_ids": torch.randint(0, 30, (batch, 7)), "attention_mask": mask}
+
+
+@dataclass
+class Scene:
+    image: Tensor
+    depth: Tensor
+    name: str = "scene"
+
+
+class OfScenes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(4, 5, 3)
+
+    def forward(self, scene: Scene) -> Scene:
+        return Scene(self.body(torch.cat([scene.image, scene.depth], 1)).mean((2, 3)), scene.depth.mean((1, 2, 3)))
+
+
+def dataclasses(batch: int) -> Any:
+    return OfScenes(), (Scene(torch.rand(batch, 3, 8, 8), torch.rand(batch, 1, 8, 8)),)
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+class OfPairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(WIDTH, 4, 3)
+
+    def forward(self, pair: Pair) -> Pair:
+        return Pair(self.layer(*pair), pair.right.sum(1))
+
+
+def named_tuples(batch: int) -> Any:
+    return OfPairs(), Pair(torch.randn(batch, WIDTH), torch.randn(batch, 4))
+
+
+class Nesting(nn.Module):
+    """Lists in dicts in lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, levels: list[dict[str, list[Tensor]]]) -> list[dict[str, list[Tensor]]]:
+        return [{"out": [self.layer(each) for each in level["features"]]} for level in levels]
+
+
+def nesting(batch: int) -> Any:
+    return Nesting(), ([{"features": [torch.randn(batch, 3, WIDTH), torch.randn(batch, 5, WIDTH)]}],)
+
+
+class Greedy(nn.Module):
+    """Answers with tokens, not with scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(30, WIDTH), nn.Linear(WIDTH, 30)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for _ in range(3):
+            following = self.head(self.tokens(tokens).mean(1)).argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, following], dim=1)
+        return tokens
+
+
+def integers_out(batch: int) -> Any:
+    return Greedy(), torch.randint(0, 30, (batch, 5))
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+    def forward(self, signal: Tensor) -> Tensor:
+        return torch.fft.ifft(torch.fft.fft(signal) * self.filter)
+
+
+def complex_numbers(batch: int) -> Any:
+    return Spectrum(), torch.randn(batch, 8, dtype=torch.complex64)
+
+
+class Towers(nn.Module):
+    """Two towers and the similarity of every pair: the batch is along both axes of the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = nn.Linear(12, WIDTH), nn.EmbeddingBag(30, WIDTH)
+
+    def forward(self, pixels: Tensor, tokens: Tensor) -> Tensor:
+        return F.normalize(self.image(pixels), dim=-1) @ F.normalize(self.text(tokens), dim=-1).T
+
+
+def two_towers(batch: int) -> Any:
+    return Towers(), {"pixels": torch.randn(batch, 12), "tokens": torch.randint(0, 30, (batch, 5))}
+
+
+class Stateful(nn.Module):
+    """Keeps its hidden state between calls, as a streaming model does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = self.cell(x, self.state).detach()
+        return self.cell(x, self.state)
+
+
+def stateful(batch: int) -> Any:
+    return Stateful(), torch.randn(batch, WIDTH)
+
+
+class Counting(nn.Module):
+    """Writes into a buffer and into its own input."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x.clamp_(-2, 2)
+        return self.layer(x) + 0.1 * self.calls.clamp(max=5)
+
+
+def in_place(batch: int) -> Any:
+    return Counting(), torch.randn(batch, WIDTH)
+
+
+class Mixture(nn.Module):
+    """Insists on a distribution, and on boxes that are boxes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, shares: Tensor, boxes: Tensor) -> Tensor:
+        if not torch.allclose(shares.sum(-1), torch.ones(len(shares)), atol=1e-4):
+            raise ValueError("not a distribution")
+        if bool((boxes[:, 2:] <= boxes[:, :2]).any()):
+            raise ValueError("boxes should have positive height and width")
+        return self.layer(shares) * (boxes[:, 2:] - boxes[:, :2]).prod(-1, keepdim=True)
+
+
+def _mixture(batch: int) -> tuple[Tensor, Tensor]:
+    corner = torch.rand(batch, 2)
+    return torch.rand(batch, 3).softmax(-1), torch.cat([corner, corner + torch.rand(batch, 2) + 0.1], 1)
+
+
+def constrained(batch: int) -> Any:
+    return Mixture(), _mixture(batch)
+
+
+def video(batch: int) -> Any:
+    return nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4), nn.Flatten()), torch.rand(batch, 3, 4, 6, 6)
+
+
+def audio(batch: int) -> Any:
+    return nn.Sequential(nn.Conv1d(1, 4, 9, 4), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten()), torch.randn(
+        batch, 1, 64
+    )
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.body = nn.Embedding(100, 4), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, noisy: Tensor, step: Tensor) -> Tensor:
+        return noisy + self.body(noisy + self.time(step)[:, :, None, None])
+
+
+def diffusion(batch: int) -> Any:
+    return Denoiser(), (torch.randn(batch, 4, 6, 6), torch.randint(0, 100, (batch,)))
+
+
+class Cloud(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.points, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.head(self.points(points).amax(1))
+
+
+def point_clouds(batch: int) -> Any:
+    return Cloud(), torch.randn(batch, 11, 3)
+
+
+class Adjacency(nn.Module):
+    """A sparse matrix first: its size is of nodes, not of items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, adjacency: Tensor, x: Tensor) -> Tensor:
+        return torch.stack([torch.sparse.mm(adjacency, self.layer(each)) for each in x])
+
+
+def sparse_first(batch: int) -> Any:
+    return Adjacency(), (torch.eye(7).to_sparse(), torch.randn(batch, 7, WIDTH))
+
+
+class Captions(nn.Module):
+    """Takes text beside tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor, captions: list[str]) -> Tensor:
+        return self.layer(x) + torch.tensor([[float(len(caption))] for caption in captions])
+
+
+def with_text(batch: int) -> Any:
+    return Captions(), (torch.randn(batch, WIDTH), [f"picture {place}" for place in range(batch)])
+
+
+@dataclass
+class Answer:
+    loss: Tensor
+    logits: Tensor
+
+
+class OwnLoss(nn.Module):
+    """Computes its own loss from labels, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Answer:
+        logits = self.layer(x)
+        return Answer(F.cross_entropy(logits, labels), logits)
+
+
+def own_loss(batch: int) -> Any:
+    return OwnLoss(), {"x": torch.randn(batch, WIDTH), "labels": torch.randint(0, 4, (batch,))}
+
+
+class Energy(nn.Module):
+    """One number for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().mean()
+
+
+def scalar_out(batch: int) -> Any:
+    return Energy(), torch.randn(batch, WIDTH)
+
+
+# Factories that are not told the batch: it is found, declared, or unknown
+
+
+def fixed_images() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)), torch.rand(
+        8, 3, 8, 8
+    )
+
+
+def fixed_one_image() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), torch.rand(1, 3, 8, 8)
+
+
+def fixed_time_first() -> Any:
+    return TimeFirst(), torch.randn(20, 8, WIDTH)
+
+
+def fixed_positions() -> Any:
+    return Positions(), (torch.arange(24), torch.randint(0, 50, (4, 24)))
+
+
+def fixed_encoder() -> Any:
+    """Without positions its tokens could be put in any order, but not left out."""
+    return nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0), torch.randn(10, 4, WIDTH)
+
+
+def fixed_list() -> Any:
+    return Detector(), (_images(3),)
+
+
+def fixed_towers() -> Any:
+    return Towers(), {"pixels": torch.randn(6, 12), "tokens": torch.randint(0, 30, (6, 5))}
+
+
+def fixed_zero_head() -> Any:
+    head = nn.Linear(8, 3)
+    nn.init.zeros_(head.weight)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), head), torch.randn(5, WIDTH)
+
+
+def fixed_state() -> Any:
+    return Stateful(), torch.randn(4, WIDTH)
+
+
+def fixed_graph() -> Any:
+    x, edges, graph = _graphs(3)
+    return Graphs(), (x, edges, graph)
+
+
+class EdgeScores(nn.Module):
+    """One score per edge, after messages along all edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        hidden = torch.zeros_like(x).index_add(0, target, self.message(x)[source]) + x
+        return (hidden[source] * hidden[target]).sum(-1)
+
+
+def fixed_edges() -> Any:
+    return EdgeScores(), (torch.randn(6, WIDTH), torch.randint(0, 6, (14,)), torch.randint(0, 6, (14,)))
+
+
+def fixed_bags() -> Any:
+    return bags(4)
+
+
+def fixed_packed() -> Any:
+    return packed(4)
+
+
+def fixed_pointwise() -> Any:
+    """Two axes hold what the model treats one by one: which is the batch, nobody can tell."""
+    return nn.Linear(WIDTH, 3), torch.randn(4, 20, WIDTH)
+
+
+class ForFour(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.view(4, WIDTH))
+
+
+def fixed_for_four() -> Any:
+    return ForFour(), torch.randn(4, WIDTH)
+
+
+def fixed_mixture() -> Any:
+    """Neither drawn anew nor with noise are its inputs what it insists on."""
+    torch.manual_seed(3)
+    return Mixture(), _mixture(4)
+
+
+def declared_axis() -> Any:
+    return {"model": nn.Linear(WIDTH, 3), "inputs": torch.randn(20, 4, WIDTH), "batch_axis": 1}
+
+
+def declared_items() -> Any:
+    x, edges, graph = _graphs(3)
+    return {"model": Graphs(), "inputs": (x, edges, graph), "items": 15, "item": "node"}
