@@ -106,7 +106,13 @@ def whole_record(**changes: Any) -> RunRecord:
             notes=(note("signal", "a zero head got random weights", about="head"),),
         ),
         cold_start=ColdStart(
-            import_s=4.0, start_s=0.02, build_s=0.5, first_call_s=30.0, compile_s=29.0, compile_cache="mixed"
+            import_s=4.0,
+            start_s=0.02,
+            build_s=0.5,
+            first_call_s=30.0,
+            compile_s=29.0,
+            compile_cache="mixed",
+            contended=True,
         ),
         numerics=Numerics(
             method="loss-path",

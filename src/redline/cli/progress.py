@@ -32,6 +32,7 @@ from redline.units import format_share
 WORDS = {
     "device": "opening the device",
     "build": "building",
+    "batch": "looking for the batch",
     "calibrate": "calibrating batch-norm",
     "reference": "computing the fp32 reference",
     "recipe": "applying the recipe",
