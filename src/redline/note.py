@@ -98,6 +98,8 @@ Code = Literal[
     "no-check",
     "check-not-run",
     "check-failed",
+    "check-error",
+    "slower",
     "rejected-in-final",
     "nothing-runs",
     "short-race",

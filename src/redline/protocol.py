@@ -127,6 +127,8 @@ class AskMetric(Frozen, tag=True):
     spec: RunSpec
     check: str
     """`file.py:function`, `package.module:function` or `pickle:PATH`: from a model to a number, higher is better."""
+    baseline: float | None = None
+    """What it says about the workload without any recipe, where that is known already."""
 
 
 class AskCeilings(Frozen, tag=True):

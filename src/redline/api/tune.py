@@ -147,7 +147,8 @@ def tune(
     `batch` may be "auto"; `budget` and `slo_p95` are seconds or texts such as "10m" and "20ms"; `tolerance` is a
     relative error, or a factor on the error of rounding such as "2x". `recipes` are tried first, `switches` restricts
     which switches may be used, `without` excludes some. `check` is a metric of your own (a function of the model,
-    higher is better): quantized recipes are recommended only when it holds. A mistake is raised before anything is
+    higher is better): it is run on all that go to the last race and on the winner, and what loses more than 1 % of the
+    baseline's is not recommended; quantized recipes never are without one. A mistake is raised before anything is
     measured.
     """
     tunes_batch = batch == "auto"
@@ -169,7 +170,7 @@ def tune(
             slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
             tolerance=_tolerance(tolerance),
             allow_quantized=allow_quantized,
-            check=_check(check, allow_quantized=allow_quantized, task=spec.workload.task),
+            check=_check(check, task=spec.workload.task),
             switches=tuple(switches),
             without=tuple(without),
             seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
@@ -341,12 +342,10 @@ def _tolerance(given: float | str | None) -> Tolerance:
     return Tolerance.parse(given) if isinstance(given, str) else Tolerance(absolute=float(given))
 
 
-def _check(given: Any | None, *, allow_quantized: bool, task: str) -> str | None:
+def _check(given: Any | None, *, task: str) -> str | None:
     """A check by name, or a function as a file that a worker can open."""
     if given is None:
         return None
-    if not allow_quantized:
-        raise UsageError("a check is for quantized recipes: give it together with allow_quantized")
     if task != "infer":
         raise UsageError("a check is of a model that answers: it goes with inference")
     return named_function("check", given)

@@ -59,7 +59,7 @@ def answer(question: Question) -> Reply:
     if isinstance(question, AskSnippet):
         return Snippet(code=snippet_of(question.spec))
     if isinstance(question, AskMetric):
-        return metric_of(question.spec, question.check)
+        return metric_of(question.spec, question.check, question.baseline)
     if isinstance(question, AskCount):
         return answer_count(question.spec)
     if isinstance(question, AskCeilings):

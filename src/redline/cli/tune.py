@@ -43,7 +43,11 @@ def tune(
         bool, opt("--allow-quantized", group=HOW, help="Try int8 and fp8 too; recommended only with --check.")
     ] = False,
     check: Annotated[
-        str | None, opt(group=HOW, help="file.py:function, a metric of the model; higher is better.")
+        str | None,
+        opt(
+            group=HOW,
+            help="file.py:function, a metric of the model, higher is better; run on the winner and all finalists.",
+        ),
     ] = None,
     recipe: Annotated[
         list[str] | None, opt("--recipe", "-r", group=HOW, help="A recipe to try first; repeatable.")
@@ -61,7 +65,8 @@ def tune(
 ) -> int:
     """Find the fastest recipe that keeps the numerics, prove it, say what each switch brings, and print the code.
 
-    Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far.
+    Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far. A
+    --check that raises an error under a recipe rejects that recipe, and the exit code is 5.
 
     \b
     Examples:
@@ -108,4 +113,5 @@ def tune(
             tell_report(report_records(list(result.records.values()), report, tunes=tunes, workspace=workspace))
     if result.finding.state == "interrupted":
         return Exit.INTERRUPTED
-    return Exit.DONE if result.winner is not None else Exit.FAILED_ROW
+    is_sound = result.winner is not None and not any(metric.failure for metric in result.finding.metrics)
+    return Exit.DONE if is_sound else Exit.FAILED_ROW

@@ -35,6 +35,7 @@ def tune_json(found: TuneFinding) -> str:
         "ranking": found.ranking,
         "switches": found.switches,
         "rejected": found.rejected,
+        "metrics": found.metrics,
         "refused": found.refused,
         "headroom": found.headroom,
         "snippet": found.snippet,
@@ -53,6 +54,7 @@ def tune_report(found: TuneFinding) -> RenderableType:
         if len(found.ranking) > SHOWN:
             parts.append(Text(f"  and {len(found.ranking) - SHOWN} slower ones (--json lists all)", style="dim"))
     parts += [_winner(found, found.winner)] if found.winner is not None else []
+    parts += _checked(found)
     if found.switches:
         parts.append(_steps(found))
     parts += _reasons(found)
@@ -103,6 +105,15 @@ def _winner(found: TuneFinding, winner: Winner) -> Text:
     told += f" at batch {winner.batch}" if winner.batch else ""
     told += f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else ""
     return Text(told, style="bold green")
+
+
+def _checked(found: TuneFinding) -> list[Text]:
+    """What the user's check said of the winner."""
+    recipe = found.winner.recipe if found.winner is not None else None
+    metric = next((metric for metric in found.metrics if metric.recipe == recipe), None)
+    if metric is None or metric.value is None or metric.baseline is None:
+        return []
+    return [Text(f"  your check: {metric.value:.4g}, {metric.baseline:.4g} with the baseline", style="green")]
 
 
 def _standing(found: TuneFinding) -> str:

@@ -310,6 +310,8 @@ class FakeBench:
             return protocol.Snippet(code=f"# {question.spec.recipe}: a fake bench has no code to show\n")
         if isinstance(question, protocol.AskMetric):
             baseline = msgspec.structs.replace(question.spec, recipe=Recipe())
+            if (failure := look_up(truth.metric_failure, question.spec)) is not None:
+                return protocol.FailureReply(failure=failure)
             return protocol.MetricAnswer(
                 value=look_up(truth.metric, question.spec), baseline=look_up(truth.metric, baseline)
             )

@@ -86,6 +86,8 @@ class Landscape:
     """What `AskSwitches` tells a tuner, whatever the model."""
     metric: PerSpec[float] = 1.0
     """What a check of the user's says."""
+    metric_failure: PerSpec[Failure | None] = None
+    """What it raises instead."""
     seed: int = 0
 
 

@@ -39,6 +39,7 @@ def finding(
             for step, gain in zip(("fp16", "compile"), gains, strict=False)
         ),
         rejected=(),
+        metrics=(),
         refused=(),
         headroom=None,
         snippet=None,

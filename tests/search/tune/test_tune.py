@@ -261,7 +261,9 @@ class TestQuantized:
         shown = [each for each in result.finding.ranking if "int8" in each.recipe]
         assert shown
         assert len(shown) <= 2
-        assert all(each.note is not None and each.note.code == "no-check" for each in shown)
+        assert all(
+            each.note is not None and each.note.code == "no-check" for each in shown if each.ratio > result.winner.ratio
+        )
         assert any(each.reason.code == "no-check" for each in result.finding.rejected)
 
     @pytest.mark.parametrize("asked", ["int8", "int8:weight-only", "int8:dynamic"])
@@ -290,6 +292,78 @@ class TestQuantized:
         result = tune(falls, allow_quantized=True, check="metrics:top1")
         assert result.recipe == BEST
         assert any("fell from 0.76 to 0.5" in str(each.reason) for each in result.finding.rejected)
+
+
+class TestCheck:
+    """The user's own check is run on all that may win, whatever its number format."""
+
+    def test_is_run_on_the_baseline_the_finalists_and_the_winner(self, tune: Callable[..., TuneResult]) -> None:
+        result = tune(check="metrics:top1")
+        asked = [metric.recipe for metric in result.tune.metrics]
+        assert asked[0] == "baseline"
+        raced = {str(result.records[each].spec.recipe) for replicate in result.tune.finals for each in replicate}
+        assert raced <= set(asked)
+        assert result.recipe in asked
+        assert len(asked) == len(set(asked)), "once each"
+        assert result.finding.metrics == result.tune.metrics
+        assert "your check: 1, 1 with the baseline" in str(result)
+
+    def test_what_falls_does_not_win_though_its_numerics_hold(self, tune: Callable[..., TuneResult]) -> None:
+        falls = landscape(metric=lambda spec: 0.5 if "fp16" in switches_of(spec) else 0.76)
+        result = tune(falls, check="metrics:top1")
+        assert "fp16" not in result.recipe.split("+")
+        assert any("fell from 0.76 to 0.5" in str(each.reason) for each in result.finding.rejected)
+        assert next(metric for metric in result.tune.metrics if metric.recipe == result.recipe).value == 0.76
+
+    def test_the_winner_of_all_is_checked_though_the_budget_is_over(self, tune: Callable[..., TuneResult]) -> None:
+        result = tune(check="metrics:top1", budget=20.0)
+        assert result.recipe in {metric.recipe for metric in result.tune.metrics}
+
+    def test_an_error_under_a_recipe_rejects_it_and_is_told(self, tune: Callable[..., TuneResult]) -> None:
+        raises = Failure(
+            stage="ask", kind="user", message="check top1 raised TypeError: half", where="metrics.py:3 in top1"
+        )
+        result = tune(
+            landscape(metric_failure=lambda spec: raises if "fp16" in switches_of(spec) else None),
+            check="metrics:top1",
+        )
+        assert "fp16" not in result.recipe.split("+")
+        told = "your check raised an error: check top1 raised TypeError: half (metrics.py:3 in top1)"
+        assert any(str(each.reason) == told for each in result.finding.rejected)
+
+    def test_an_error_on_the_model_as_it_is_ends_it_before_anything_is_measured(
+        self, tune: Callable[..., TuneResult]
+    ) -> None:
+        raises = Failure(
+            stage="ask", kind="user", message="check top1 raised NameError: data", where="metrics.py:3 in top1"
+        )
+        observed: list[str] = []
+        with pytest.raises(
+            UsageError, match=r"cannot be run on the model as it is: check top1 .*\(metrics.py:3 in top1\)"
+        ):
+            tune(
+                landscape(metric_failure=raises, numerics=lambda spec: observed.append(str(spec)) or EXACT),
+                check="metrics:top1",
+            )
+        assert observed == []
+
+    def test_what_is_slower_is_rejected_for_being_slower(self, tune: Callable[..., TuneResult]) -> None:
+        """int8 takes twice as long as the baseline here: whether it keeps the numbers is beside the point."""
+        choices = (
+            SwitchChoice(switch="int8", family="quantization", capabilities=Capabilities(quantizes=True)),
+            SwitchChoice(switch="fp16", family="precision"),
+        )
+        speed = {"fp16": 0.5, "int8": 2.0}
+        truth = landscape(
+            choices=choices,
+            step_s=lambda spec: 0.01 * math.prod(speed[switch] for switch in switches_of(spec)),
+            issue_share=lambda spec: 0.1,
+        )
+        for settings in ({}, {"check": "metrics:top1"}):
+            result = tune(truth, allow_quantized=True, recipes="int8", name=f"slow {len(settings)}", **settings)
+            assert result.recipe == "fp16"
+            reason = next(str(each.reason) for each in result.finding.rejected if each.recipe == "int8")
+            assert reason.startswith("slower: 0.50× the baseline, where fp16 has 2.0")
 
 
 class TestBudget:
@@ -475,7 +549,6 @@ class TestWishes:
             ({"recipes": ["fp16+bf16"]}, "exclude"),
             ({"recipes": ["nosuch"]}, "unknown switch"),
             ({"replicates": 0}, "replicates must be 1 or more"),
-            ({"check": "metrics:top1"}, "allow_quantized"),
             ({"check": "top1", "allow_quantized": True}, "does not name a function"),
             ({"check": "nosuch.py:top1", "allow_quantized": True}, "no such file"),
             ({"check": "metrics:top1", "allow_quantized": True, "task": "train"}, "goes with inference"),

@@ -1,6 +1,6 @@
 """The user's own check of a recipe: a number the model earns with it, and the one it earns without.
 
-For recipes whose soundness random weights cannot show, int8 and fp8 above all. The check gets a function to call in
+For what random inputs cannot show: int8 and fp8 above all, and whatever else the user holds dear. The check gets a function to call in
 place of the model, on inputs as the model itself would take them.
 """
 
@@ -26,12 +26,14 @@ from redline.spec import Recipe, RunSpec
 Check = Callable[[Callable[..., Any]], Any]
 
 
-def metric_of(spec: RunSpec, check: str) -> MetricAnswer:
+def metric_of(spec: RunSpec, check: str, baseline: float | None = None) -> MetricAnswer:
     if spec.workload.task != "infer":
         raise SpecError("a check is of a model that answers: it goes with inference")
     judge = load_function(check, "check")
-    baseline = _judged(spec, Recipe(), judge, check)
-    return MetricAnswer(value=_judged(spec, spec.recipe, judge, check), baseline=baseline)
+    if baseline is None:
+        baseline = _judged(spec, Recipe(), judge, check)
+    value = _judged(spec, spec.recipe, judge, check) if spec.recipe.switches else baseline
+    return MetricAnswer(value=value, baseline=baseline)
 
 
 def _judged(spec: RunSpec, recipe: Recipe, judge: Check, name: str) -> float:

@@ -17,7 +17,7 @@ from redline.analyze.race import kind_measured, log_ratio
 from redline.analyze.statistics import percentile
 from redline.note import Note, note
 from redline.record import BlockKind, Numerics, RunRecord
-from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Tolerance, TuneRecord
+from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Metric, Tolerance, TuneRecord
 from redline.units import format_seconds
 
 Records = Mapping[str, RunRecord]
@@ -25,7 +25,7 @@ Records = Mapping[str, RunRecord]
 SMALLEST_ERROR = 0.002
 """Two or three rounds may agree by chance."""
 CHECK_LOSS = 0.01
-"""Share of the baseline's metric that a quantized recipe may lose."""
+"""Share of the baseline's metric that a recipe may lose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,19 +131,27 @@ def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
     return {switch for switch in switches if switch.partition(":")[0] in names}
 
 
+def metric_of(recipe: str, tune: TuneRecord) -> Metric | None:
+    """What the user's check said about a recipe; None where it was not run on it."""
+    return next((metric for metric in tune.metrics if metric.recipe == recipe), None)
+
+
 def unproven(recipe: str, tune: TuneRecord) -> Note | None:
-    """Why a quantized recipe must not be recommended, however fast it is; None for all others and for proven ones."""
-    quantized = sorted(quantizing_of(recipe.split("+"), tune))
-    if not quantized:
+    """Why a recipe must not be recommended, however fast it is: the user's check says so, or it is quantized without one.
+
+    None for what the check approves, and for what is not quantized and not checked yet.
+    """
+    quantized = ", ".join(sorted(quantizing_of(recipe.split("+"), tune)))
+    metric = metric_of(recipe, tune)
+    if metric is None and not quantized:
         return None
-    metric = next((metric for metric in tune.metrics if metric.recipe == recipe), None)
     if tune.tune.check is None:
         text = "accuracy of a quantized model cannot be judged on random weights; give a check of your own (--check)"
-        return note("no-check", f"{', '.join(quantized)}: {text}")
+        return note("no-check", f"{quantized}: {text}")
     if metric is None:
-        return note("check-not-run", f"{', '.join(quantized)}: your check has not been run on it")
+        return note("check-not-run", f"{quantized}: your check has not been run on it")
     if metric.failure is not None or metric.value is None or metric.baseline is None:
-        return note("check-failed", f"your check failed: {metric.failure or 'it gave no number'}")
+        return note("check-error", f"your check raised an error: {metric.failure or 'it gave no number'}")
     if metric.value < metric.baseline - CHECK_LOSS * abs(metric.baseline):
         return note("check-failed", f"your check fell from {metric.baseline:.4g} to {metric.value:.4g}")
     return None

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 import msgspec
 
 from redline.analyze.race import TIME_BAND, Pair, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
-from redline.protocol import Ask, AskMetric, FailureReply, MetricAnswer
 from redline.record import RunRecord
 from redline.search.race import Race
 from redline.search.tune.costs import Costs
-from redline.search.tune.estimates import quantizing_of, rejection
+from redline.search.tune.estimates import rejection
 from redline.search.tune.model import PROCESS_SD
-from redline.search.tune.record import Metric
-from redline.search.tune.result import NEAR_ENOUGH, gains_of, log_over, replicates_of, winner_of
+from redline.search.tune.result import gains_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Tuner
+from redline.search.tune.winner import NEAR_ENOUGH, log_over, replicates_of, winner_of
 from redline.spec import MeasureSpec, RunSpec
 
 BEHIND_AFTER_ONE = 0.03
@@ -313,51 +312,3 @@ def ablation_s(tuner: Tuner, costs: Costs) -> float:
     switches = tuner.space.switches_of(leader.recipe)
     racers = [switches, *(without for _, without in tuner.space.less_one(switches))]
     return min(sum(map(costs.expected_s, racers)), ABLATION_SHARE * tuner.budget_s)
-
-
-PROOF_NEAR = 0.1
-"""Only those within this of the fastest are worth the check, which may take long."""
-
-
-def prove(tuner: Tuner) -> None:
-    """Run the check on every quantized recipe that is among the fastest."""
-    check, known = tuner.asked.check, tuner.seen()
-    if check is None or not known:
-        return
-    fastest = min(each.log_s for each in known.values())
-    done = {metric.recipe for metric in tuner.tune.metrics}
-    for switches, each in sorted(known.items(), key=lambda item: item[1].log_s):
-        is_quantized = bool(quantizing_of(switches, tuner.tune))
-        if (
-            is_quantized
-            and each.recipe not in done
-            and each.log_s <= fastest + PROOF_NEAR
-            and not tuner.is_only_shown(switches)
-        ):
-            tuner.observer.stage(f"your check on {each.recipe}")
-            tuner.keep(metrics=(*tuner.tune.metrics, ask_metric(tuner, switches, check)))
-
-
-def prove_fastest(tuner: Tuner) -> None:
-    """While the search goes on: it should not go by a recipe that may not win."""
-    check, known = tuner.asked.check, tuner.seen()
-    if check is None or not known:
-        return
-    switches, fastest = min(known.items(), key=lambda item: item[1].log_s)
-    is_asked = any(metric.recipe == fastest.recipe for metric in tuner.tune.metrics)
-    if quantizing_of(switches, tuner.tune) and not is_asked and not tuner.is_only_shown(switches):
-        tuner.observer.stage(f"your check on {fastest.recipe}")
-        tuner.keep(metrics=(*tuner.tune.metrics, ask_metric(tuner, switches, check)))
-
-
-def ask_metric(tuner: Tuner, switches: Switches, check: str) -> Metric:
-    spec, recipe = tuner.trial_spec(switches), tuner.space.text(switches)
-    session = tuner.door.open()
-    try:
-        reply = session.ask(Ask(question=AskMetric(spec=spec, check=check)))
-    finally:
-        session.close()
-    if isinstance(reply, MetricAnswer):
-        return Metric(recipe=recipe, value=reply.value, baseline=reply.baseline)
-    why = reply.failure.told if isinstance(reply, FailureReply) else f"the bench answered {type(reply).__name__}"
-    return Metric(recipe=recipe, value=None, baseline=None, failure=why)

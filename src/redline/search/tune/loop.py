@@ -8,13 +8,14 @@ import numpy as np
 
 from redline.note import note
 from redline.search.tune.batches import batch_share_s, choose_batch
+from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.estimates import quantizing_of
-from redline.search.tune.finals import ablate, ablation_s, decide, prove, prove_fastest, race_s, simplify, untold_steps
+from redline.search.tune.finals import ablate, ablation_s, decide, race_s, simplify, untold_steps
 from redline.search.tune.model import Beliefs, Blame
-from redline.search.tune.result import winner_of
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials, Tuner
+from redline.search.tune.winner import winner_of
 
 NOTHING_RUNS = note("nothing-runs", "nothing could be timed: the baseline itself does not run here")
 
@@ -24,6 +25,7 @@ def search(tuner: Tuner) -> None:
     if tuner.tune.state == "done":
         return
     try:
+        check_model_as_it_is(tuner)
         tuner.kept_back_s = batch_share_s(tuner)
         tuner.observer.stage("trying recipes")
         explore(tuner)
@@ -43,6 +45,7 @@ def search(tuner: Tuner) -> None:
             choose_batch(tuner)
             ablate(tuner)  # with what was kept back for the batch and not needed
             _note_untold_steps(tuner)
+            prove_winner(tuner)
         tuner.keep(state="out-of-budget" if tuner.is_short else "done")
     except KeyboardInterrupt:
         tuner.keep(state="interrupted")

@@ -7,18 +7,23 @@ import statistics
 from collections.abc import Sequence
 
 from redline.analyze.command_line import command_line
-from redline.analyze.race import Pair, RaceVerdict, kind_measured, pair_of, pair_with_spread, process_spread, verdict_of
+from redline.analyze.race import Pair, RaceVerdict, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.trust import farthest
 from redline.note import Note, note
 from redline.record import Numerics, RunRecord
-from redline.search.tune.estimates import Estimate, Records, estimates, rejection, unproven
-from redline.search.tune.record import Refused, TuneRecord, TuneState
-from redline.spec import BASELINE, Frozen, Recipe, Task
+from redline.search.tune.estimates import Estimate, Records, estimates, metric_of, rejection, unproven
+from redline.search.tune.record import Metric, Refused, TuneRecord, TuneState
+from redline.search.tune.winner import (
+    met_last,
+    rejected_in_finals,
+    replicates_of,
+    winner_and_its_replicates,
+    winner_of,
+)
+from redline.spec import BASELINE, Frozen, Task
 from redline.units import significant
 
-NEAR_ENOUGH = 0.005
-"""A simpler recipe is taken for this much."""
 ONE_PROCESS_DOUBT = 0.04
 """What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
 
@@ -79,6 +84,8 @@ class TuneFinding(Frozen):
     ranking: tuple[Ranked, ...]
     switches: tuple[SwitchGain, ...]
     rejected: tuple[Rejected, ...]
+    metrics: tuple[Metric, ...]
+    """What the user's own check said, recipe by recipe, the baseline first."""
     refused: tuple[Refused, ...]
     headroom: float | None
     """The winner's time over its roofline time; None where work or ceilings are not known."""
@@ -105,9 +112,10 @@ class TuneFinding(Frozen):
 def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
     """All of it. With the device's ceilings, also how far the winner is from them."""
     known = estimates(tune, records)
-    chosen, replicates = _winner_and_its_replicates(tune, records)
+    chosen, replicates = winner_and_its_replicates(tune, records)
     rows = {row.record_id: row for row in summarize(_all(tune, records), ceilings_of)}
     winner = _winner(chosen, replicates, tune, records, rows, known)
+    ranking = tuple(_ranking(tune, records, rows, known, winner))
     roofline = rows[winner.record_id].roofline if winner is not None else None
     first = next(iter(rows.values()), None)
     return TuneFinding(
@@ -119,9 +127,10 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         device_name=next((row.device_name for row in rows.values() if row.device_name), None),
         objective=tune.tune.objective,
         winner=winner,
-        ranking=tuple(_ranking(tune, records, rows, known)),
+        ranking=ranking,
         switches=tuple(gains_of(chosen, tune, records)),
-        rejected=tuple(_rejected(tune, records)),
+        rejected=tuple(_rejected(tune, records, ranking, winner)),
+        metrics=tune.metrics,
         refused=tune.refused,
         headroom=roofline.headroom if roofline is not None else None,
         snippet=tune.snippet,
@@ -129,7 +138,12 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         compile_seconds=sum(_compile_s(record) or 0.0 for record in _all(tune, records)),
         trials=len({trial.recipe for trial in tune.trials}),
         batch=first.batch if first else None,
-        notes=(*tune.notes, *_batch_notes(winner, tune, records), *_contention_notes(winner, rows)),
+        notes=(
+            *tune.notes,
+            *_check_notes(winner, tune),
+            *_batch_notes(winner, tune, records),
+            *_contention_notes(winner, rows),
+        ),
         record_ids=tuple(tune.record_ids),
         explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
         if winner is not None
@@ -144,74 +158,10 @@ def _contention_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> lis
     return [note(each.code, f"{winner.recipe}: {each}", about=winner.recipe) for each in found]
 
 
-def winner_of(tune: TuneRecord, records: Records) -> str | None:
-    """The fastest that may be recommended; of those next to it, the simplest."""
-    known = estimates(tune, records)
-    replicates = replicates_of(tune.finals, records)
-    timed = {recipe for recipe, each in known.items() if each.too_late is None}
-    timed |= {str(record.spec.recipe) for replicate in replicates for record in replicate if record.blocks}
-    may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - _rejected_in_finals(tune, records)
-    survivors = [recipe for recipe in _met_last(replicates) if recipe in may_win]
-    if not survivors:
-        best = min((known[recipe] for recipe in may_win & known.keys()), key=lambda each: each.log_s, default=None)
-        return best.recipe if best else None
-    return simplest_of_the_fastest(replicates, survivors, tune)
-
-
-def simplest_of_the_fastest(
-    replicates: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord
-) -> str:
-    times = {recipe: log_over(replicates, survivors[0], recipe, tune) for recipe in survivors}
-    fastest = min(times.values())
-    near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
-    return min(near, key=lambda recipe: (complexity(recipe), times[recipe]))
-
-
-def log_over(replicates: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
-    """The logarithm of the other's time over the one's."""
-    pair = None if one == other else pair_of(replicates, one, other, tune.tune.kind)
-    return 0.0 if one == other else -math.log(pair.ratio) if pair else math.inf
-
-
-def complexity(recipe: str) -> tuple[int, int]:
-    """Something to compile is more to carry about than one switch more."""
-    switches = Recipe.parse(recipe).switches
-    return sum(switch.name in ("compile", "torchscript", "onnx", "tensorrt") for switch in switches), len(switches)
-
-
-def replicates_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[RunRecord]]:
-    return [[records[each] for each in replicate if each in records] for replicate in ids]
-
-
-def _met_last(replicates: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Who was still in the race at its end; the baseline always is."""
-    if not replicates:
+def _check_notes(winner: Winner | None, tune: TuneRecord) -> list[Note]:
+    if winner is None or tune.tune.check is None or metric_of(winner.recipe, tune) is not None:
         return []
-    return [str(record.spec.recipe) for record in replicates[-1] if record.failure is None and record.blocks]
-
-
-def _rejected_in_finals(tune: TuneRecord, records: Records) -> set[str]:
-    return _rejected_in(replicates_of(tune.finals, records), tune)
-
-
-def _rejected_in(replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> set[str]:
-    return {
-        str(record.spec.recipe)
-        for replicate in replicates
-        for record in replicate
-        if rejection(record, tune) is not None
-    }
-
-
-def _winner_and_its_replicates(tune: TuneRecord, records: Records) -> tuple[str | None, list[list[RunRecord]]]:
-    """At the batch that was found, where a race was held there; else at the first one. All that is told of the winner
-    is of the same measurement."""
-    there = replicates_of(tune.batch_replicates, records)
-    met, late = _met_last(there), _rejected_in(there, tune)
-    survivors = [recipe for recipe in met if recipe not in late and unproven(recipe, tune) is None]
-    if survivors and BASELINE in met:
-        return simplest_of_the_fastest(there, survivors, tune), there
-    return winner_of(tune, records), replicates_of(tune.finals, records)
+    return [note("check-not-run", f"your check has not been run on {winner.recipe}: it is not proven")]
 
 
 def _batch_notes(winner: Winner | None, tune: TuneRecord, records: Records) -> list[Note]:
@@ -338,11 +288,15 @@ def _moved_by_the_race(
 
 
 def _ranking(
-    tune: TuneRecord, records: Records, rows: dict[str, RunSummary], known: dict[str, Estimate]
+    tune: TuneRecord,
+    records: Records,
+    rows: dict[str, RunSummary],
+    known: dict[str, Estimate],
+    winner: Winner | None,
 ) -> list[Ranked]:
     """Fastest first."""
     replicates = replicates_of(tune.finals, records)
-    broke_later = _rejected_in_finals(tune, records)
+    broke_later = rejected_in_finals(tune, records)
     shown = {recipe: each.record_id for recipe, each in known.items()}
     for record in (record for replicate in replicates for record in replicate if record.blocks):
         shown.setdefault(str(record.spec.recipe), record.id)
@@ -364,10 +318,19 @@ def _ranking(
                 numerics=farthest(checks[recipe]),
                 compile_s=_first_compile_s(recipe, tune, records),
                 bound=row.bound.label,
-                note=late or unproven(recipe, tune) or lost,
+                note=late or _why_not_recommended(recipe, pair.ratio, tune, winner) or lost,
             )
         )
     return sorted(ranked, key=lambda each: -each.ratio)
+
+
+def _why_not_recommended(recipe: str, ratio: float, tune: TuneRecord, winner: Winner | None) -> Note | None:
+    """What the check or the lack of one says; but what is slower than the winner would not have needed a check."""
+    why = unproven(recipe, tune)
+    is_slower = winner is not None and ratio < winner.ratio
+    if why is None or metric_of(recipe, tune) is not None or not is_slower or winner is None:
+        return why
+    return note("slower", f"slower: {ratio:.2f}× the baseline, where {winner.recipe} has {winner.ratio:.2f}×")
 
 
 def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[SwitchGain]:
@@ -386,14 +349,16 @@ def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[Swi
 
 
 def _has_survivors(replicate: Sequence[RunRecord], replicates: Sequence[Sequence[RunRecord]]) -> bool:
-    return set(_met_last(replicates)) <= {str(record.spec.recipe) for record in replicate}
+    return set(met_last(replicates)) <= {str(record.spec.recipe) for record in replicate}
 
 
-def _rejected(tune: TuneRecord, records: Records) -> list[Rejected]:
+def _rejected(tune: TuneRecord, records: Records, ranking: Sequence[Ranked], winner: Winner | None) -> list[Rejected]:
+    ratios = {row.recipe: row.ratio for row in ranking}
     reasons: dict[str, Note] = {}
     for record in _all(tune, records):
         recipe = str(record.spec.recipe)
-        why = rejection(record, tune) or unproven(recipe, tune)
+        ratio = ratios.get(recipe, math.inf)
+        why = rejection(record, tune) or _why_not_recommended(recipe, ratio, tune, winner)
         if why is not None:
             reasons.setdefault(recipe, why)
     return [Rejected(recipe=recipe, reason=reason) for recipe, reason in reasons.items()]
@@ -410,6 +375,3 @@ def _first_compile_s(recipe: str, tune: TuneRecord, records: Records) -> float |
 
 def _compile_s(record: RunRecord) -> float | None:
     return record.prepared.cold_start.compile_s if record.prepared is not None else None
-
-
-__all__ = ["Records", "TuneFinding", "finding_of", "kind_measured", "winner_of"]

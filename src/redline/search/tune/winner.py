@@ -1,0 +1,90 @@
+"""Who wins: the fastest that may be recommended, and of those next to it the simplest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from redline.analyze.race import pair_of
+from redline.record import RunRecord
+from redline.search.tune.estimates import Records, estimates, rejection, unproven
+from redline.search.tune.record import TuneRecord
+from redline.spec import BASELINE, Recipe
+
+NEAR_ENOUGH = 0.005
+"""A simpler recipe is taken for this much."""
+
+
+def winner_of(tune: TuneRecord, records: Records) -> str | None:
+    """The fastest that may be recommended; of those next to it, the simplest."""
+    known = estimates(tune, records)
+    replicates = replicates_of(tune.finals, records)
+    timed = {recipe for recipe, each in known.items() if each.too_late is None}
+    timed |= {str(record.spec.recipe) for replicate in replicates for record in replicate if record.blocks}
+    may_win = {recipe for recipe in timed if unproven(recipe, tune) is None} - rejected_in_finals(tune, records)
+    survivors = [recipe for recipe in met_last(replicates) if recipe in may_win]
+    if not survivors:
+        best = min((known[recipe] for recipe in may_win & known.keys()), key=lambda each: each.log_s, default=None)
+        return best.recipe if best else None
+    return simplest_of_the_fastest(replicates, survivors, tune)
+
+
+def simplest_of_the_fastest(
+    replicates: Sequence[Sequence[RunRecord]], survivors: Sequence[str], tune: TuneRecord
+) -> str:
+    times = {recipe: log_over(replicates, survivors[0], recipe, tune) for recipe in survivors}
+    fastest = min(times.values())
+    near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
+    return min(near, key=lambda recipe: (complexity(recipe), times[recipe]))
+
+
+def log_over(replicates: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
+    """The logarithm of the other's time over the one's."""
+    pair = None if one == other else pair_of(replicates, one, other, tune.tune.kind)
+    return 0.0 if one == other else -math.log(pair.ratio) if pair else math.inf
+
+
+def complexity(recipe: str) -> tuple[int, int]:
+    """Something to compile is more to carry about than one switch more."""
+    switches = Recipe.parse(recipe).switches
+    return sum(switch.name in ("compile", "torchscript", "onnx", "tensorrt") for switch in switches), len(switches)
+
+
+def replicates_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[RunRecord]]:
+    return [[records[each] for each in replicate if each in records] for replicate in ids]
+
+
+def met_last(replicates: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Who was still in the race at its end; the baseline always is."""
+    if not replicates:
+        return []
+    return [str(record.spec.recipe) for record in replicates[-1] if record.failure is None and record.blocks]
+
+
+def rejected_in_finals(tune: TuneRecord, records: Records) -> set[str]:
+    return rejected_in(replicates_of(tune.finals, records), tune)
+
+
+def rejected_in(replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord) -> set[str]:
+    return {
+        str(record.spec.recipe)
+        for replicate in replicates
+        for record in replicate
+        if rejection(record, tune) is not None
+    }
+
+
+def winner_and_its_replicates(tune: TuneRecord, records: Records) -> tuple[str | None, list[list[RunRecord]]]:
+    """At the batch that was found, where a race was held there; else at the first one. All that is told of the winner
+    is of the same measurement."""
+    there = replicates_of(tune.batch_replicates, records)
+    met, late = met_last(there), rejected_in(there, tune)
+    survivors = [recipe for recipe in met if recipe not in late and unproven(recipe, tune) is None]
+    if survivors and BASELINE in met:
+        return simplest_of_the_fastest(there, survivors, tune), there
+    return winner_of(tune, records), replicates_of(tune.finals, records)
+
+
+def recommended(tune: TuneRecord, records: Records) -> str | None:
+    """The recipe that the finding names as the winner."""
+    return winner_and_its_replicates(tune, records)[0]
