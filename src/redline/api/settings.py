@@ -33,6 +33,7 @@ class OtherSettings(TypedDict, total=False):
     batch_axis: Any
     items: int | None
     check_inputs: Any
+    targets: Any
     optimizer: Literal["sgd", "adam", "adamw"]
     device: str
     seed: int
@@ -74,7 +75,7 @@ def _default_settings() -> dict[str, Any]:
     """What each setting is when nobody gives it, as the specs say."""
     fields = [field for spec in (WorkloadSpec, RunSpec, MeasureSpec) for field in msgspec.structs.fields(spec)]
     own = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
-    return {**own, "tail": False, "no_check": False, "max_memory": None, "measure": {}, "launch": {}}
+    return {**own, "tail": False, "no_check": False, "targets": None, "max_memory": None, "measure": {}, "launch": {}}
 
 
 def listed(value: str | Iterable[str]) -> list[str]:
@@ -88,17 +89,17 @@ def specs_of(
     *,
     recipes: str | Iterable[str] = "baseline",
     loss: Any | None = None,
+    targets: Any | None = None,
     file: str | Path | None = None,
     **settings: Any,
 ) -> tuple[list[RunSpec], Workspace]:
     """The specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
-    if settings.get("check_inputs") is not None:
-        settings["check_inputs"] = named_function("check_inputs", settings["check_inputs"])
+    settings = with_named_functions(settings)
     if file is not None:
         named = {} if model is None else {"model": model}
         given = {} if recipes == "baseline" else {"recipe": listed(recipes)}
         return load_specs(Path(file), {**settings, **named, **given}), workspace
-    described, workspace = described_model(workspace, model, inputs, loss)
+    described, workspace = described_model(workspace, model, inputs, loss, targets)
     return specs_from_table({"recipe": listed(recipes), **settings, **described}), workspace
 
 
@@ -113,16 +114,16 @@ def one_spec(
 
 
 def described_model(
-    workspace: Workspace, model: Any, inputs: Any | None, loss: Any | None
+    workspace: Workspace, model: Any, inputs: Any | None, loss: Any | None, targets: Any | None = None
 ) -> tuple[dict[str, Any], Workspace]:
     """What a spec says of a model, by name or live."""
     if model is None:
         return {}, workspace
     if isinstance(model, str) or (isinstance(model, list | tuple) and all(isinstance(name, str) for name in model)):
-        if inputs is not None or loss is not None:
-            raise UsageError("inputs and loss go with a live module; a model by name brings its own")
+        if inputs is not None or loss is not None or targets is not None:
+            raise UsageError("inputs, loss and targets go with a live module; a model by name brings its own")
         return {"model": model}, workspace
-    live = (model, inputs, loss)
+    live = (model, inputs, loss, targets)
     name = f"live:{type(model).__name__}"
     artifact = pickled(live)
     if artifact is not None:
@@ -133,6 +134,12 @@ def described_model(
         {"model": name, "artifact": address, "launch": {"door": "inline"}},
         workspace.derived(door=InlineDoor(handed_over={address: live})),
     )
+
+
+def with_named_functions(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with functions as something a worker can open."""
+    given = settings.get("check_inputs")
+    return dict(settings) if given is None else {**settings, "check_inputs": named_function("check_inputs", given)}
 
 
 def named_function(what: str, given: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
-from redline.api.settings import OtherSettings, described_model, listed, takes_settings
+from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
 from redline.record import RunRecord
@@ -91,8 +91,9 @@ def sweep(
     if exclude:
         given["exclude"] = exclude
     with use(workspace) as opened:
-        described, working = described_model(opened, model, inputs, loss)
-        table = layered(_table_of(file, preset), {**given, **settings, **described})
+        targets = settings.pop("targets", None)
+        described, working = described_model(opened, model, inputs, loss, targets)
+        table = layered(_table_of(file, preset), {**given, **with_named_functions(settings), **described})
         name = table.pop("name", None) if name is None else name
         table.pop("name", None)
         return _sweep_grid(grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run)

@@ -43,6 +43,89 @@ def test_which_losses_take_targets() -> None:
     assert not takes_targets(lambda *parts: parts[0])
 
 
+OUTPUT = torch.randn(4, 3, requires_grad=True)
+
+
+def average(output: Tensor, target: Tensor) -> Tensor:
+    return (output.sum(1) - target).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "says"),
+    [
+        (
+            lambda output: output.sum().item(),
+            None,
+            r"gave float where a tensor belongs \(return the tensor, not its .item",
+        ),
+        (lambda output: output.sum(1), None, r"gave \[4\] values, not one: reduce them with .mean\(\)"),
+        (lambda output: output.argmax(), None, "gave torch.int64, which has no gradient"),
+        (lambda output: output.detach().sum(), None, "does not depend on the output: was it detached"),
+        (lambda output, target, weight: output.sum(), None, "must be given 3 things"),
+        (
+            lambda output: output.sum(),
+            torch.ones(4),
+            "targets were given, but the loss a lambda takes the output alone",
+        ),
+        (None, [torch.ones(4)], "targets in a list need a loss of their own"),
+        (
+            lambda output, target: output.sum() + target.boxes,
+            None,
+            "failed on targets drawn at random .* give your own",
+        ),
+    ],
+    ids=["number", "unreduced", "integer", "detached", "three", "unwanted", "structured", "unfit"],
+)
+def test_the_contract_is_checked_in_one_line(loss: Any, targets: Any, says: str) -> None:
+    with pytest.raises(BenchError, match=says) as caught:
+        training_loss(loss, targets=targets)(OUTPUT)
+    assert caught.value.kind == "user"
+    assert "\n" not in str(caught.value)
+
+
+def test_targets_of_ones_own_are_used() -> None:
+    target = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    loss = training_loss(average, targets=target)
+    assert loss(OUTPUT) == average(OUTPUT, target)
+    assert loss.name == "average"
+    assert training_loss(targets=torch.tensor([0, 1, 2, 1]))(OUTPUT) == F.cross_entropy(
+        OUTPUT, torch.tensor([0, 1, 2, 1])
+    )
+    assert training_loss(targets=torch.ones(4, 3))(OUTPUT) == F.mse_loss(OUTPUT, torch.ones(4, 3))
+    tokens = torch.zeros(2, 5, 7, requires_grad=True)
+    assert training_loss(targets=torch.ones(2, 5, dtype=torch.long))(tokens).item() == pytest.approx(
+        torch.tensor(7.0).log().item()
+    )
+
+
+def test_targets_follow_the_number_format_of_the_output() -> None:
+    loss = training_loss(nn.MSELoss(), targets=torch.ones(4, 3))
+    half = OUTPUT.detach().half().requires_grad_()
+    value = loss(half)
+    value.backward()
+    assert value.dtype is torch.float16
+    assert loss(OUTPUT).dtype is torch.float32
+
+
+def test_an_output_that_is_all_losses_is_summed() -> None:
+    losses = {"boxes": torch.tensor(2.0, requires_grad=True), "classes": torch.tensor(0.5)}
+    loss = training_loss()
+    assert loss(losses).item() == 2.5
+    assert loss.name == "sum of the output's losses"
+
+
+def test_the_name_says_what_was_trained_on() -> None:
+    for loss, output, name in (
+        (training_loss(), OUTPUT, "cross_entropy on random targets"),
+        (training_loss(), OUTPUT[:, 0], "mse on random targets"),
+        (training_loss(), {"loss": OUTPUT.sum()}, "output.loss"),
+        (training_loss(F.l1_loss), OUTPUT, "l1_loss on random targets"),
+        (training_loss(nn.CrossEntropyLoss(), targets=torch.zeros(4, dtype=torch.long)), OUTPUT, "CrossEntropyLoss"),
+    ):
+        loss(output)
+        assert loss.name == name
+
+
 @dataclass
 class Output:
     loss: Tensor | None

@@ -179,6 +179,25 @@ def test_the_factorys_loss_is_used(user_file: Write) -> None:
     two.loss(run(two)).backward()
 
 
+def test_the_factorys_targets_go_to_its_loss_and_follow_the_batch(user_file: Write) -> None:
+    file = user_file(
+        f"{NET}\nlabels = torch.tensor([2, 0, 1])\n"
+        "def make():\n    return Net(), torch.randn(3, 4), nn.CrossEntropyLoss(), labels\n"
+        "def classes():\n    return {'model': Net(), 'inputs': torch.randn(3, 4), 'targets': labels}\n"
+        "def both():\n    return Net(), torch.randn(3, 4), nn.MSELoss(), torch.randn(3, 3)\n"
+    )
+    workload = from_file(file, "make", task="train")
+    output = run(workload)
+    assert workload.loss(output) == nn.functional.cross_entropy(output, torch.tensor([2, 0, 1]))
+    resized = from_file(file, "make", task="train", batch=5)
+    assert resized.loss.targets.tolist() == [2, 0, 1, 2, 0]
+    alone = from_file(file, "classes", task="train")
+    assert alone.loss(run(alone)).isfinite()
+    assert alone.loss.name == "cross_entropy"
+    with pytest.raises(BenchError, match="the targets have 2 axes of 3, so it is not known which holds the items"):
+        from_file(file, "both", task="train", batch=5)
+
+
 def test_a_class_is_a_factory_too_when_images_are_asked_for(user_file: Write) -> None:
     file = user_file(
         "class Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(nn.Conv2d(3, 2, 3), nn.Flatten())\n"
@@ -195,7 +214,7 @@ def test_a_class_is_a_factory_too_when_images_are_asked_for(user_file: Write) ->
         ("raise ValueError('no such\\nthing')", r"^factory make in .*\.py raised ValueError: no such$"),
         ("raise SystemExit(3)", "called sys.exit"),
         ("return 3", "gave int where a torch.nn.Module belongs"),
-        ("return nn.Linear(1, 1), None, None, None", "gave 4 things"),
+        ("return nn.Linear(1, 1), None, None, None, None", "gave 5 things"),
         ("return nn.Linear(1, 1), torch.ones(1, 1), 3", "gave int where the loss belongs"),
     ],
 )

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from redline.bench.count.counter import NO_TF32, Share, Tf32, WorkCounter
 from redline.bench.count.kinds import distinct, tensor_bytes
 from redline.bench.workload.inputs import Inputs
-from redline.bench.workload.losses import Loss
+from redline.bench.workload.losses import TrainingLoss
 from redline.bench.workload.structure import map_tensors, named_tensors
 from redline.errors import BenchError
 from redline.spec import OptimizerName
@@ -131,7 +131,7 @@ class Task:
 
     model: nn.Module
     inputs: Inputs
-    loss: Loss | None = None
+    loss: TrainingLoss | None = None
     """None: the forward pass alone, without autograd."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: OptimizerName | None = None

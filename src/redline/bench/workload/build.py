@@ -60,6 +60,7 @@ def _resize(workload: Workload, spec: WorkloadSpec, why: str) -> None:
         if spec.batch % old:
             raise SpecError(f"batch {spec.batch} cannot be honoured: items were given for {old}, and it is no multiple")
         workload.items = workload.items * spec.batch // old
+    workload.loss.select([row % old for row in range(spec.batch)], old)
     workload.put(resize((workload.args, workload.kwargs), workload.axes, spec.batch))
     workload.batch = spec.batch
     workload.notes.append(note("changed-batch", f"the inputs' {old} items became {spec.batch}"))

@@ -18,8 +18,8 @@ from redline.note import Note, note
 from redline.record import BatchOrigin
 from redline.spec import WorkloadSpec
 
-EXPECTED = "expected a module, (module, inputs), (module, inputs, loss) or a dict with these"
-PARTS = ("model", "inputs", "loss", "batch_axis", "items", "item")
+EXPECTED = "expected a module, (module, inputs), (module, inputs, loss), (module, inputs, loss, targets) or a dict"
+PARTS = ("model", "inputs", "loss", "targets", "batch_axis", "items", "item")
 """What a dict may hold."""
 
 
@@ -28,6 +28,8 @@ class Handed:
     model: nn.Module
     inputs: Inputs | None = None
     loss: Callable[..., Tensor] | None = None
+    targets: Any = None
+    """For `loss(output, target)`."""
     batch_axis: Any = None
     """As `WorkloadSpec.batch_axis`."""
     items: int | None = None
@@ -58,6 +60,7 @@ def sort_out(returned: Any, whose: str) -> Handed:
         model=model,
         inputs=None if inputs is None else sort_inputs(inputs),
         loss=loss,
+        targets=parts.get("targets"),
         batch_axis=parts.get("batch_axis"),
         items=items,
         item=str(parts.get("item", "item")),
@@ -73,7 +76,7 @@ def _parts(returned: Any, whose: str) -> dict[str, Any]:
             raise BenchError("user", f"{whose} gave a dict with {unknown!r}{hint}")
         return dict(returned)
     parts = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-    if not 1 <= len(parts) <= 3:
+    if not 1 <= len(parts) <= 4:
         raise BenchError("user", f"{whose} gave {len(parts)} things; {EXPECTED}")
     return dict(zip(PARTS, parts, strict=False))
 
@@ -126,6 +129,7 @@ def workload_of(
         axes=axes,
         item=handed.item,
         loss=handed.loss,
+        targets=handed.targets,
         weights_are_random=source != "live",
         notes=notes,
     )

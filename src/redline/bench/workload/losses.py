@@ -1,12 +1,15 @@
 """The loss of a training step: the one given, else the output's own, else cross-entropy on fixed random targets.
 
-Targets are drawn once, at the first call: a later step only reads them, so that it can be compiled and captured.
+The contract: `loss(output)` or `loss(output, target)` gives one floating number that depends on the output. Targets are
+the user's own; where there are none they are drawn once, at the first call: a later step only reads them, so that it can
+be compiled and captured.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from redline.bench.workload.structure import float_tensors
+from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.workload.structure import float_tensors, map_tensors, named_tensors
 from redline.errors import BenchError
-
-Loss = Callable[[Any], Tensor]
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
 """As torchvision trains its segmentation models, Inception and GoogLeNet."""
@@ -29,24 +31,161 @@ _WANTS_VALUES = {
 }  # fmt: skip
 """Losses of torch whose targets look like the output instead of naming classes."""
 
-
-def training_loss(given: Callable[..., Tensor] | None = None, seed: int = 0) -> Loss:
-    """A function of the output alone; `given` may be `loss(output)` or `loss(output, targets)`."""
-    if given is None:
-        return DefaultLoss(seed)
-    return GivenLoss(given, seed) if takes_targets(given) else given
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class DefaultLoss:
-    """`output.loss` where there is one, else cross-entropy of every part of the output that holds logits."""
+class TrainingLoss(ABC):
+    """A function of the output alone, which checks at its first call what it gives."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._targets = Targets(seed)
+    name: str
+    """What the record says was trained on."""
+
+    def __init__(self, targets: Any = None) -> None:
+        self.targets = targets
+        """The user's own; None where there are none, or they are drawn."""
+        self._is_checked = False
 
     def __call__(self, output: Any) -> Tensor:
+        loss = self.of(output)
+        if not self._is_checked:
+            self._check(loss, output)
+        return loss
+
+    @abstractmethod
+    def of(self, output: Any) -> Tensor: ...
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the user's own targets."""
+        self.targets = map_tensors(self.targets, lambda _, tensor: tensor.to(device))
+
+    def select(self, rows: Sequence[int], size: int) -> None:
+        """Take the user's own targets of these items out of `size`."""
+
+        def chosen(path: str, tensor: Tensor) -> Tensor:
+            axes = [axis for axis, length in enumerate(tensor.shape) if length == size]
+            if len(axes) != 1:
+                where = f" {path}" if path else ""
+                raise BenchError(
+                    "user",
+                    f"the targets{where} have {len(axes)} axes of {size}, so it is not known which holds the items: "
+                    f"let the factory take batch",
+                )
+            return tensor.index_select(axes[0], torch.tensor(rows, device=tensor.device))
+
+        self.targets = map_tensors(self.targets, chosen)
+
+    def _check(self, loss: Any, output: Any) -> None:
+        """Raise in one line what is wrong with it; later calls are not looked at, because steps are timed."""
+        if not isinstance(loss, Tensor):
+            hint = " (return the tensor, not its .item())" if isinstance(loss, float) else ""
+            raise BenchError("user", f"the loss {self.name} gave {type(loss).__name__} where a tensor belongs{hint}")
+        if loss.numel() != 1:
+            shape = list(loss.shape)
+            raise BenchError("user", f"the loss {self.name} gave {shape} values, not one: reduce them with .mean()")
+        if not loss.is_floating_point():
+            raise BenchError("user", f"the loss {self.name} gave {loss.dtype}, which has no gradient")
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in named_tensors(output))
+        if trains and not loss.requires_grad:
+            raise BenchError("user", f"the loss {self.name} does not depend on the output: was it detached?")
+        self._is_checked = not isinstance(loss, FakeTensor)
+
+
+def training_loss(given: Callable[..., Tensor] | None = None, seed: int = 0, targets: Any = None) -> TrainingLoss:
+    """`given` may be `loss(output)` or `loss(output, target)`; `targets` are the user's own."""
+    if given is None:
+        return DefaultLoss(seed) if targets is None else TargetLoss(default_of(targets), targets)
+    wanted = required_arguments(given)
+    if wanted is not None and wanted > 2:
+        raise BenchError(
+            "user", f"the loss {_name_of(given)} must be given {wanted} things: it may take the output and the target"
+        )
+    if targets is not None:
+        if wanted is not None and wanted < 2 and not _may_take_two(given):
+            raise BenchError("user", f"targets were given, but the loss {_name_of(given)} takes the output alone")
+        return TargetLoss(given, targets)
+    return RandomTargetLoss(given, seed) if takes_targets(given) else OutputLoss(given)
+
+
+class OutputLoss(TrainingLoss):
+    """The user's `loss(output)`."""
+
+    def __init__(self, given: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._given = given
+        self.name = _name_of(given)
+
+    def of(self, output: Any) -> Tensor:
+        return self._given(output)
+
+
+class TargetLoss(TrainingLoss):
+    """`loss(output, target)` with the user's own targets."""
+
+    def __init__(self, given: Callable[..., Tensor], targets: Any) -> None:
+        super().__init__(targets)
+        self._given = given
+        self._cast: tuple[Any, torch.dtype, Any] | None = None
+        self.name = _name_of(given)
+
+    def of(self, output: Any) -> Tensor:
+        return self._given(output, self._like(output))
+
+    def _like(self, output: Any) -> Any:
+        """Floating targets in the output's number format, where a recipe changed that and autocast does not see to it."""
+        floating = float_tensors(output)
+        if not floating or torch.is_autocast_enabled(floating[0][1].device.type):
+            return self.targets
+        dtype = floating[0][1].dtype
+        if dtype not in (torch.float16, torch.bfloat16):
+            return self.targets
+        # Cast once: a step that is timed, compiled or captured only reads them.
+        if self._cast is None or self._cast[0] is not self.targets or self._cast[1] != dtype:
+            cast = map_tensors(self.targets, lambda _, each: each.to(dtype) if each.is_floating_point() else each)
+            self._cast = (self.targets, dtype, cast)
+        return self._cast[2]
+
+
+def default_of(targets: Any) -> Callable[..., Tensor]:
+    """The loss for targets that come without one: cross-entropy of classes, or the squared distance of values."""
+    if not isinstance(targets, Tensor):
+        kind = type(targets).__name__
+        raise BenchError("user", f"targets in a {kind} need a loss of their own: give loss(output, target)")
+
+    def cross_entropy(output: Any, target: Tensor) -> Tensor:
+        logits = _main_logits(output)
+        if logits.ndim == target.ndim + 1 and logits.ndim == 3 and logits.shape[:2] == target.shape:
+            return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        return F.cross_entropy(logits, target)
+
+    def mse(output: Any, target: Tensor) -> Tensor:
+        return F.mse_loss(_main_logits(output), target)
+
+    return mse if targets.is_floating_point() else cross_entropy
+
+
+def _main_logits(output: Any) -> Tensor:
+    weighted = weighted_logits(output)
+    if not weighted:
+        raise BenchError("user", f"no loss to train on: the model returned {type(output).__name__}; give a loss")
+    return weighted[0][2]
+
+
+class DefaultLoss(TrainingLoss):
+    """`output.loss` where there is one, the sum of an output that is all losses, else cross-entropy of all logits."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._drawn = Targets(seed)
+        self.name = "default"
+
+    def of(self, output: Any) -> Tensor:
         own = own_loss(output)
         if own is not None:
+            self.name = "output.loss"
             return own
+        if (summed := _sum_of_losses(output)) is not None:
+            self.name = "sum of the output's losses"
+            return summed
         total = None
         for weight, name, logits in weighted_logits(output):
             term = weight * self._cross_entropy(name, logits)
@@ -64,31 +203,44 @@ class DefaultLoss:
         if not torch.is_autocast_enabled(logits.device.type):
             logits = logits.float()
         if not _has_classes(logits):
-            return F.mse_loss(logits, self._targets.values(name, logits))
-        targets = self._targets.classes(name, logits)
+            self.name = "mse on random targets"
+            return F.mse_loss(logits, self._drawn.values(name, logits))
+        self.name = "cross_entropy on random targets"
+        targets = self._drawn.classes(name, logits)
         if logits.ndim == 3:
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return F.cross_entropy(logits, targets)
 
 
-class GivenLoss:
-    """The user's `loss(output, targets)` with targets for the first floating tensor of the output."""
+class RandomTargetLoss(TrainingLoss):
+    """The user's `loss(output, target)` without targets: random ones for the first floating tensor of the output."""
 
     def __init__(self, given: Callable[..., Tensor], seed: int = 0) -> None:
+        super().__init__()
         self._given = given
-        self._targets = Targets(seed)
+        self._drawn = Targets(seed)
         self._wants_values = _name_of(given) in _WANTS_VALUES
+        self.name = f"{_name_of(given)} on random targets"
 
-    def __call__(self, output: Any) -> Tensor:
+    def of(self, output: Any) -> Tensor:
         floating = float_tensors(output)
         if not floating:
             raise BenchError(
                 "user", f"the loss takes targets, but {type(output).__name__} holds no floating tensor to match"
             )
         name, logits = floating[0]
-        if self._wants_values or not _has_classes(logits):
-            return self._given(output, self._targets.values(name, logits))
-        return self._given(output, self._targets.classes(name, logits))
+        drawn = self._drawn.values if self._wants_values or not _has_classes(logits) else self._drawn.classes
+        targets = drawn(name, logits)
+        try:
+            return self._given(output, targets)
+        except Exception as error:
+            if self._is_checked or is_out_of_memory(error) or isinstance(logits, FakeTensor):
+                raise
+            raise BenchError(
+                "user",
+                f"the loss {_name_of(self._given)} failed on targets drawn at random ({one_line(error)}): "
+                f"give your own, as (module, inputs, loss, targets)",
+            ) from error
 
 
 class Targets:
@@ -140,6 +292,16 @@ def own_loss(output: Any) -> Tensor | None:
     return None
 
 
+def _sum_of_losses(output: Any) -> Tensor | None:
+    """Of an output that holds nothing but single numbers by name, as detectors return while they train."""
+    if not isinstance(output, Mapping) or not output:
+        return None
+    parts = list(output.values())
+    if not all(isinstance(part, Tensor) and part.is_floating_point() and part.ndim == 0 for part in parts):
+        return None
+    return torch.stack(parts).sum()
+
+
 def weighted_logits(output: Any) -> list[tuple[float, str, Tensor]]:
     """What enters the loss, with its weight.
 
@@ -157,14 +319,30 @@ def weighted_logits(output: Any) -> list[tuple[float, str, Tensor]]:
 
 def takes_targets(loss: Callable[..., Any]) -> bool:
     """Whether a loss must be given a second positional argument."""
+    return (required_arguments(loss) or 0) >= 2
+
+
+def required_arguments(loss: Callable[..., Any]) -> int | None:
+    """How many positional arguments a loss must be given; None where that cannot be read."""
+    parameters = _parameters(loss)
+    if parameters is None:
+        return None
+    return sum(p.kind in _POSITIONAL and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _may_take_two(loss: Callable[..., Any]) -> bool:
+    parameters = _parameters(loss) or []
+    several = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    return several or sum(p.kind in _POSITIONAL for p in parameters) >= 2
+
+
+def _parameters(loss: Callable[..., Any]) -> list[inspect.Parameter] | None:
     # The signature of a module is that of its call, which takes anything.
     function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # built in: nothing to read
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters) >= 2
+        return None
 
 
 def _has_classes(logits: Tensor) -> bool:
@@ -174,4 +352,5 @@ def _has_classes(logits: Tensor) -> bool:
 
 
 def _name_of(loss: Callable[..., Any]) -> str:
-    return type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", "")
+    name: str = getattr(loss, "__name__", "") or type(loss).__name__
+    return "a lambda" if name == "<lambda>" else name

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.workload.workload import Workload
+from redline.errors import BenchError
 from redline.record import Capabilities
 from redline.spec import OptimizerName, Task
 
@@ -185,5 +186,7 @@ def make_scaler(setup: Setup) -> torch.amp.GradScaler:
 
 def make_optimizer(name: OptimizerName, model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise BenchError("user", f"{type(model).__name__} has no parameter with a gradient: there is nothing to train")
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return kinds[name](parameters, **OPTIMIZER_SETTINGS[name], **options)

@@ -20,7 +20,7 @@ from redline.bench.workload.inputs import (
     redraw,
     same_values,
 )
-from redline.bench.workload.losses import Loss, training_loss
+from redline.bench.workload.losses import TrainingLoss, training_loss
 from redline.bench.workload.structure import describe, map_leaves
 from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
@@ -42,7 +42,7 @@ class Workload:
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    loss: Loss
+    loss: TrainingLoss
     """Of the output alone, for training."""
     task: Task
     batch: int | None
@@ -74,8 +74,9 @@ class Workload:
         return self.items or self.batch or 1
 
     def to(self, device: torch.device | str) -> Workload:
-        """Move model and inputs; the loss makes its targets where the output is."""
+        """Move model, inputs and the user's own targets; random ones are made where the output is."""
         self.device = device
+        self.loss.to(device)
         self.model.to(device)
         self.args, self.kwargs = self.moved((self.args, self.kwargs))
         return self
@@ -149,6 +150,7 @@ def assemble(
     axes: Axes | None = None,
     item: str = "item",
     loss: Callable[..., Tensor] | None = None,
+    targets: Any = None,
     weights_are_random: bool = True,
     inputs_are_free: bool = True,
     vocabulary: dict[str, int] | None = None,
@@ -165,7 +167,7 @@ def assemble(
         model=model.train(task == "train"),
         args=args,
         kwargs=kwargs,
-        loss=training_loss(loss, seed),
+        loss=training_loss(loss, seed, targets),
         task=task,
         batch=batch,
         batch_from="unknown" if batch is None else batch_from,
