@@ -374,11 +374,19 @@ class TestSchema:
         prepared["work"]["notes"] = []
         prepared["numerics"]["reason"] = "near enough"
         prepared["warmup"]["reason"] = ""
+        cold = {"compile_cache": None, "contended": False}
+        prepared["cold_start"] = {
+            f"{name}_s": value for name, value in prepared["cold_start"].items() if name not in cold
+        }
         plain["failure"].pop("notes")
         found, today = decode(msgspec.msgpack.encode(plain)), whole_record()
         assert found.prepared is not None
         assert found.spec == today.spec
         assert found.blocks == today.blocks
+        assert today.prepared is not None
+        assert found.prepared.cold_start == msgspec.structs.replace(
+            today.prepared.cold_start, compile_cache=None, contended=False
+        )
         assert found.notes == (note("note", "measured alone"),)
         assert found.prepared.recipe_notes == (note("note", "no graphs", about="compile"),)
         assert found.prepared.workload.notes == (note("note", "a zero head got random weights"),)

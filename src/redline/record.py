@@ -133,8 +133,11 @@ class Environment(Frozen):
     """Other processes seen on the GPU when the bench was opened."""
 
 
-class ColdStart(Frozen):
-    """What happened before the steady state, each in seconds."""
+_SECONDS = ("import_s", "start_s", "build_s", "first_call_s", "compile_s")
+
+
+class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in _SECONDS}):
+    """What happened before the steady state. Documents call the whole `cold_start_s` and its parts without the unit."""
 
     import_s: float | None = None
     """Importing torch; in a forked worker, what the fork server paid once."""
@@ -413,10 +416,17 @@ def _with_notes(prepared: dict[str, Any]) -> dict[str, Any]:
         if isinstance(changed.get(part), dict) and name in changed[part]:
             texts = notes_from_texts(changed[part][name] or ([] if name == "notes" else None))
             changed[part] = {**changed[part], name: texts}
+    changed["cold_start"] = _cold_start_in_schema_1(changed.get("cold_start"))
     by_switch = changed.get("recipe_notes")
     if isinstance(by_switch, dict):
         changed["recipe_notes"] = [{**notes_from_texts(text), "about": switch} for switch, text in by_switch.items()]
     return changed
+
+
+def _cold_start_in_schema_1(cold: Any) -> Any:
+    for name in _SECONDS:
+        cold = _renamed(cold, name, name.removesuffix("_s"))
+    return cold
 
 
 def _renamed(plain: Any, old: str, new: str) -> Any:

@@ -49,6 +49,8 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
             "bound",
             "failure",
             "record_id",
+            "replicate_ids",
+            "printed",
             "group",
             "energy_per_item_j",
             "stopped",
@@ -58,7 +60,15 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
     assert set(row["throughput_interval"]) == {"low", "high", "half_width"}
     assert set(row["latency_s"]) == {"p50", "p90", "p95", "p99", "mean", "std", "n", "clock", "low", "high"}
     assert set(row["memory"]) == set(Memory.__struct_fields__)
-    assert set(row["cold_start_s"]) == {"import", "start", "build", "first_call", "compile", "compile_cache"}
+    assert set(row["cold_start_s"]) == {
+        "import",
+        "start",
+        "build",
+        "first_call",
+        "compile",
+        "compile_cache",
+        "contended",
+    }
     assert {"rel_l2", "cosine", "top1_agreement", "finite", "degenerate", "passed", "tolerance"} <= set(row["numerics"])
     assert set(row["verdict"]) == {"labels", "reasons", "notes"}
     assert set(row["bound"]) == {"label", "evidence"}
@@ -75,7 +85,7 @@ def test_a_row_says_what_was_measured(make_record: Any) -> None:
     assert (row.batch, row.item, row.device, row.device_name) == (32, "img", "cuda:0", "some cuda")
     assert (row.record_id, row.stopped, row.group) == ("id-channels-last+fp16", "target", None)
     assert row.cold_start_s is not None
-    assert (row.cold_start_s.import_, row.cold_start_s.first_call) == (4.0, 3.0)
+    assert (row.cold_start_s.import_s, row.cold_start_s.first_call_s) == (4.0, 3.0)
 
 
 def test_auto_is_told_as_what_it_was(make_record: Any, make_prepared: Any) -> None:

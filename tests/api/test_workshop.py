@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from redline.analyze.bound import Bound
-from redline.analyze.summary import ColdStartSummary, Latency, RunSummary, VersusFirst
+from redline.analyze.summary import Latency, RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.api import workshop as room
 from redline.api.workshop import EXERCISES, Lab, _break_even, _faster, workshop
 from redline.api.workspace import Workspace
 from redline.errors import BenchError, SpecError
+from redline.note import note
+from redline.record import ColdStart
 from redline.report.workshop import Check, ExerciseResult, exercise_text
 
 
@@ -35,7 +37,7 @@ def row(
     return RunSummary(
         model="m", task="infer", recipe=recipe, batch=4, item="img", device="cpu", record_id="1", throughput_per_s=400.0,
         latency_s=latency(std), vs_first=versus, verdict=Verdict(labels=("valid",)),
-        bound=Bound(label="unknown", evidence=""), cold_start_s=ColdStartSummary(first_call=0.5, compile=2.0),
+        bound=Bound(label="unknown", evidence=note("not-measured", "")), cold_start_s=ColdStart(first_call_s=0.5, compile_s=2.0),
     )  # fmt: skip
 
 

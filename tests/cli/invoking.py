@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from typer.testing import CliRunner, Result
 
 from redline.cli.main import app
+from redline.report.export import DocumentKind
 
 
 def invoke(*words: str | Path) -> Result:
@@ -17,4 +18,8 @@ def invoke(*words: str | Path) -> Result:
 
 
 def document(result: Result) -> Any:
-    return json.loads(result.stdout)
+    """Every document says what it is."""
+    found = json.loads(result.stdout)
+    assert list(found)[:2] == ["schema", "kind"]
+    assert found["kind"] in get_args(DocumentKind)
+    return found

@@ -197,7 +197,7 @@ def test_json_is_one_document_on_stdout_and_nothing_else(own_history: Path) -> N
     document = json.loads(done.stdout)  # anything beside the one document would not parse
     assert done.stdout.startswith("{")
     assert done.stdout.endswith("}\n")
-    assert list(document) == ["schema", "results"]
+    assert list(document) == ["schema", "kind", "results"]
     first, second, failed = document["results"]
     for row in (first, second):
         assert_carries(row, REQUIRED)

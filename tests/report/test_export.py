@@ -26,7 +26,7 @@ from redline.record import (
     Warmup,
     WorkloadInfo,
 )
-from redline.report.export import COLUMNS, export_csv, export_json
+from redline.report.export import COLUMNS, DOCUMENT_SCHEMA, export_csv, export_json, json_document
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 
 NAMES = [
@@ -134,8 +134,8 @@ class TestJson:
     def test_the_document_carries_the_summaries(self) -> None:
         records = [make_record(), failed("no room", id="b2")]
         document = strictly(export_json(records))
-        assert list(document) == ["schema", "results"]
-        assert document["schema"] == 1
+        assert list(document) == ["schema", "kind", "results"]
+        assert (document["schema"], document["kind"]) == (DOCUMENT_SCHEMA, "export")
         assert document["results"] == json.loads(msgspec.json.encode(summarize(records)))
         first, second = document["results"]
         assert first["cold_start_s"]["import"] == 1.5
@@ -157,7 +157,12 @@ class TestJson:
         assert document["records"][0]["blocks"][0]["samples"] == [None, None, None, 0.5]
 
     def test_nothing_gives_an_empty_document(self) -> None:
-        assert strictly(export_json([])) == {"schema": 1, "results": []}
+        assert strictly(export_json([])) == {"schema": DOCUMENT_SCHEMA, "kind": "export", "results": []}
+
+    def test_no_field_takes_the_place_of_schema_or_kind(self) -> None:
+        assert list(strictly(json_document("ceilings", {"name": "x"}))) == ["schema", "kind", "name"]
+        with pytest.raises(AssertionError):
+            json_document("ceilings", {"kind": "cuda"})
 
 
 class TestCsv:

@@ -26,7 +26,8 @@ class Figure(Frozen):
 
 
 class CeilingsSummary(Frozen):
-    kind: str
+    device_kind: str
+    """`cpu`, `cuda` or `rocm`."""
     name: str
     driver: str | None
     torch: str | None
@@ -75,7 +76,7 @@ def ceilings_summary(ceilings: Ceilings) -> CeilingsSummary:
     peaks = sheet.flops_per_s if sheet else {}
     formats = dict.fromkeys((*ceilings.flops_per_s, *peaks))
     return CeilingsSummary(
-        kind=ceilings.kind,
+        device_kind=ceilings.kind,
         name=ceilings.name,
         driver=ceilings.driver,
         torch=ceilings.torch,

@@ -59,17 +59,6 @@ class Latency(Frozen, frozen=True, kw_only=True):
     high: float | None
 
 
-class ColdStartSummary(Frozen, frozen=True, kw_only=True, rename={"import_": "import"}):
-    """All in seconds, but for the state of the compiler's cache."""
-
-    import_: float | None = None
-    start: float | None = None
-    build: float | None = None
-    first_call: float | None = None
-    compile: float | None = None
-    compile_cache: Literal["cold", "warm", "mixed"] | None = None
-
-
 class VersusFirst(Frozen, frozen=True, kw_only=True):
     """Against the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
 
@@ -105,7 +94,7 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     latency_s: Latency | None = None
     phases_s: dict[str, float] | None = None
     memory: Memory | None = None
-    cold_start_s: ColdStartSummary | None = None
+    cold_start_s: ColdStart | None = None
     numerics: Numerics | None = None
     capabilities: Capabilities | None = None
     """What the recipe does to the program, as its switches say; None where it was never prepared."""
@@ -171,7 +160,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
             items_per_step=prepared.workload.items_per_step,
             item=prepared.workload.item,
             device_name=prepared.environment.device.name or None,
-            cold_start_s=_cold_start(prepared.cold_start),
+            cold_start_s=prepared.cold_start,
             numerics=prepared.numerics,
             capabilities=prepared.capabilities,
             flops=prepared.work.total_flops if prepared.work else None,
@@ -282,17 +271,6 @@ def _memory(record: RunRecord) -> Memory | None:
         return max((value for memory in blocks if (value := getattr(memory, figure)) is not None), default=None)
 
     return Memory(**{figure: peak(figure) for figure in Memory.__struct_fields__})
-
-
-def _cold_start(cold: ColdStart) -> ColdStartSummary:
-    return ColdStartSummary(
-        import_=cold.import_s,
-        start=cold.start_s,
-        build=cold.build_s,
-        first_call=cold.first_call_s,
-        compile=cold.compile_s,
-        compile_cache=cold.compile_cache,
-    )
 
 
 def _median_step_s(blocks: Sequence[Block]) -> float | None:

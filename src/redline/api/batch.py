@@ -11,6 +11,7 @@ from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
 from redline.report.batch import batch_json, batch_report, plot_batches
+from redline.report.export import JsonDocument
 from redline.report.terminal import as_text
 from redline.search.batch import require_batches, search_batch
 from redline.spec import RunSpec
@@ -38,7 +39,7 @@ class BatchResult(Sequence[BatchFinding]):
         """Of the first recipe."""
         return self.findings[0].max_batch
 
-    def to_json(self) -> str:
+    def to_json(self) -> JsonDocument:
         return batch_json(self.findings)
 
     def plot(self, path: str | Path) -> Path:

@@ -7,7 +7,8 @@ from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
 from redline.protocol import AskCeilings, CeilingsAnswer
 from redline.report.ceilings import ceilings_report
-from redline.report.terminal import as_text, json_text
+from redline.report.export import JsonDocument, json_document
+from redline.report.terminal import as_text
 from redline.store import device_key_of
 from redline.work import Ceilings
 
@@ -20,8 +21,8 @@ class CeilingsResult:
     def __str__(self) -> str:
         return as_text(ceilings_report(self.summary))
 
-    def to_json(self) -> str:
-        return json_text(self.summary)
+    def to_json(self) -> JsonDocument:
+        return json_document("ceilings", self.summary)
 
 
 def ceilings(

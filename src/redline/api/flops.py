@@ -15,8 +15,9 @@ from redline.errors import UsageError
 from redline.note import note
 from redline.protocol import AskCount, CountAnswer, Profile
 from redline.record import RunRecord
+from redline.report.export import JsonDocument, json_document
 from redline.report.flops import FlopsReport
-from redline.report.terminal import as_text, json_text
+from redline.report.terminal import as_text
 from redline.spec import RunSpec
 
 DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
@@ -31,8 +32,8 @@ class FlopsResult:
     def __str__(self) -> str:
         return as_text(FlopsReport(self.summary))
 
-    def to_json(self) -> str:
-        return json_text(self.summary)
+    def to_json(self) -> JsonDocument:
+        return json_document("flops", self.summary)
 
 
 @takes_settings

@@ -11,6 +11,7 @@ from redline.api.settings import Settings, listed, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
 from redline.protocol import AskOperators, OperatorCase, OperatorName, OperatorTimes
+from redline.report.export import JsonDocument
 from redline.report.ops import ops_json, ops_report
 from redline.report.terminal import as_text
 from redline.spec import MOST_ITEMS
@@ -54,7 +55,7 @@ class OpsResult(Sequence[OperatorRow]):
     def __str__(self) -> str:
         return as_text(ops_report(self.rows, self.device_name, self.has_ceilings))
 
-    def to_json(self) -> str:
+    def to_json(self) -> JsonDocument:
         return ops_json(self.rows, self.device_name)
 
 

@@ -17,6 +17,7 @@ from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, TraceError, UsageError
 from redline.protocol import Profile as ProfileRequest
 from redline.record import RunRecord, new_id
+from redline.report.export import JsonDocument, json_document
 from redline.report.profile import profile_text
 from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
 from redline.spec import RunSpec
@@ -37,8 +38,8 @@ class ProfileResult:
     def __str__(self) -> str:
         return profile_text(self.profile)
 
-    def to_json(self) -> str:
-        return msgspec.json.format(msgspec.json.encode(self.profile)).decode()
+    def to_json(self) -> JsonDocument:
+        return json_document("profile", self.profile)
 
 
 @takes_settings

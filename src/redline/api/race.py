@@ -13,6 +13,7 @@ from redline.api.settings import Settings, listed, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
+from redline.report.export import JsonDocument
 from redline.report.race import race_json, race_report
 from redline.report.terminal import as_text
 from redline.search.race import REPLICATES, check_racers, race_specs
@@ -43,7 +44,7 @@ class RaceResult(Sequence[Pair]):
     def rows(self) -> list[RunSummary]:
         return summarize(self.records)
 
-    def to_json(self) -> str:
+    def to_json(self) -> JsonDocument:
         return race_json(self.replicates)
 
 

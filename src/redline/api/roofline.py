@@ -13,8 +13,9 @@ from redline.api.profile import profile_spec
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, UsageError
+from redline.report.export import JsonDocument, json_document
 from redline.report.roofline import RooflineReport, plot_roofline
-from redline.report.terminal import as_text, json_text
+from redline.report.terminal import as_text
 from redline.store import device_key_of
 
 
@@ -38,8 +39,8 @@ class RooflineResult(Sequence[RooflineRow]):
     def __str__(self) -> str:
         return as_text(RooflineReport(self.rows, self.failures))
 
-    def to_json(self) -> str:
-        return json_text({"schema": 1, "ceilings": self.ceilings, "results": self.rows, "failures": self.failures})
+    def to_json(self) -> JsonDocument:
+        return json_document("roofline", {"ceilings": self.ceilings, "results": self.rows, "failures": self.failures})
 
     def plot(self, path: str | Path) -> Path:
         """The rows under their roofs, both axes logarithmic."""

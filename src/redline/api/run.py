@@ -14,7 +14,7 @@ from redline.analyze.summary import CeilingsOf, RunSummary
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.record import RunRecord
-from redline.report.export import export_json
+from redline.report.export import JsonDocument, json_document
 from redline.report.run import run_table_text
 from redline.search.group import measure_together
 from redline.spec import MOST_REPLICATES, Recipe, RunSpec, require_range
@@ -42,8 +42,8 @@ class RunResult(Sequence[RunSummary]):
         """Whether any row could not be measured."""
         return any(record.failure is not None or not record.blocks for record in self.records)
 
-    def to_json(self) -> str:
-        return export_json(self.records, summarize=lambda _: self.rows)
+    def to_json(self) -> JsonDocument:
+        return json_document("run", {"results": self.rows})
 
 
 @takes_settings

@@ -13,6 +13,7 @@ from redline.api.settings import OtherSettings, described_model, listed, takes_s
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
 from redline.record import RunRecord
+from redline.report.export import JsonDocument
 from redline.report.sweep import sweep_json, sweep_report
 from redline.report.terminal import as_text
 from redline.search.grid import Grid, grid_from_table, preset, read_sweep, recipe_probes, refuse_unknown_recipes
@@ -50,7 +51,7 @@ class SweepResult(Sequence[SweepCell]):
         ids = [cell.record_id for cell in self.summary.cells]
         return replicate_rows([self.records[record_id] for record_id in ids if record_id in self.records])
 
-    def to_json(self) -> str:
+    def to_json(self) -> JsonDocument:
         return sweep_json(self.summary, self.rows, self.estimate)
 
 

@@ -20,8 +20,9 @@ from redline.errors import BenchError, RecordError, SpecError, UsageError
 from redline.note import Note, note
 from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoice, SwitchChoices
 from redline.record import RunRecord
+from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import as_text
-from redline.report.tune import tune_json, tune_report
+from redline.report.tune import tune_report
 from redline.search.batch import require_batches
 from redline.search.tune.loop import search
 from redline.search.tune.record import (
@@ -114,8 +115,8 @@ class TuneResult:
         document: dict[str, Any] = msgspec.json.decode(self.to_json())
         return document
 
-    def to_json(self) -> str:
-        return tune_json(self.finding)
+    def to_json(self) -> JsonDocument:
+        return json_document("tune", self.finding)
 
 
 @takes_settings

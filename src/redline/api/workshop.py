@@ -288,7 +288,7 @@ def _compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         if row.failure is not None:
             figures[row.recipe] = f"failed: {row.failure.message}"
             continue
-        compile_s = row.cold_start_s.compile if row.cold_start_s else None
+        compile_s = row.cold_start_s.compile_s if row.cold_start_s else None
         ratio = row.vs_first.ratio if row.vs_first else 1.0
         took = "" if compile_s is None else f", {compile_s:.0f} s to compile"
         figures[row.recipe] = f"{_rate(row)}, {ratio:.2f}×{took}"
@@ -383,10 +383,10 @@ def _values(row: RunSummary) -> dict[str, float]:
 
 def _cold(row: RunSummary) -> str:
     cold = row.cold_start_s
-    if cold is None or cold.first_call is None or row.latency_s is None:
+    if cold is None or cold.first_call_s is None or row.latency_s is None:
         return "not measured"
-    times = cold.first_call / row.latency_s.p50
-    return f"the first call took {format_seconds(cold.first_call)}, {times:.0f} times a later one: libraries load, memory is taken, algorithms are chosen"
+    times = cold.first_call_s / row.latency_s.p50
+    return f"the first call took {format_seconds(cold.first_call_s)}, {times:.0f} times a later one: libraries load, memory is taken, algorithms are chosen"
 
 
 def _faster(best: RunSummary | None) -> str:
@@ -415,7 +415,7 @@ def _batch_answer(values: dict[str, float]) -> str:
 
 
 def _break_even(baseline: RunSummary, compiled: RunSummary | None) -> str:
-    if compiled is None or compiled.cold_start_s is None or compiled.cold_start_s.compile is None:
+    if compiled is None or compiled.cold_start_s is None or compiled.cold_start_s.compile_s is None:
         return "compiling failed or was not timed"
     versus = compiled.vs_first
     if baseline.latency_s is None or versus is None:
@@ -425,4 +425,4 @@ def _break_even(baseline: RunSummary, compiled: RunSummary | None) -> str:
     saved = baseline.latency_s.p50 * (1 - 1 / versus.ratio)
     if saved <= 0:
         return "never here: the compiled step is not faster"
-    return f"after {math.ceil(compiled.cold_start_s.compile / saved):,} steps"
+    return f"after {math.ceil(compiled.cold_start_s.compile_s / saved):,} steps"

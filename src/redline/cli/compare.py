@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -46,7 +47,7 @@ def compare(
     if json:
         print_json(compare_json(found))
     elif markdown:
-        print_json(compare_markdown(found, first, other))
+        sys.stdout.write(compare_markdown(found, first, other))
     else:
         make_console().print(compare_report(found, first, other))
     codes = {"slower": Exit.SLOWER, "incomparable": Exit.INCOMPARABLE, "invalid": Exit.FAILED_ROW}

@@ -24,12 +24,13 @@ def models(
     from redline.api.doctor import models as list_models
     from redline.api.workspace import Workspace
     from redline.report.doctor import model_listing
-    from redline.report.terminal import json_text, make_console
+    from redline.report.export import json_document
+    from redline.report.terminal import make_console
 
     with Workspace() as workspace:
         names = list_models(pattern, workspace=workspace)
         if json:
-            print_json(json_text({"models": names.models, "missing": names.missing}))
+            print_json(json_document("models", {"models": names.models, "missing": names.missing}))
         if pattern and not names.models:
             close = closest(pattern, (model.name for model in list_models(workspace=workspace).models))
             told = "; did you mean {}?".format(" or ".join(close)) if close else ""
@@ -48,11 +49,12 @@ def doctor(json: Json = False) -> int:
     """
     from redline.api.doctor import doctor as examine_machine
     from redline.report.doctor import health_report
-    from redline.report.terminal import json_text, make_console
+    from redline.report.export import json_document
+    from redline.report.terminal import make_console
 
     items = examine_machine()
     if json:
-        print_json(json_text({"items": items, "ok": all(item.ok is not False for item in items)}))
+        print_json(json_document("doctor", {"items": items, "ok": all(item.ok is not False for item in items)}))
     else:
         make_console().print(health_report(items))
     return Exit.DONE

@@ -25,14 +25,14 @@ def show(
       redline show 19f1a2
     """
     from redline.api.history import latest, record_and_row
-    from redline.report.export import export_json
+    from redline.report.export import export_json, json_document
     from redline.report.history import detail, listing
-    from redline.report.terminal import json_text, make_console
+    from redline.report.terminal import make_console
 
     if id is None:
         rows, location = latest(limit)
         if json:
-            print_json(json_text({"records": rows}))
+            print_json(json_document("show", {"records": rows}))
         elif rows:
             make_console().print(listing(rows))
         else:
@@ -40,7 +40,7 @@ def show(
         return Exit.DONE
     record, row, is_cut_off = record_and_row(id)
     if json:
-        print_json(export_json([record], raw=True, summarize=lambda _: [row]))
+        print_json(export_json([record], raw=True, summarize=lambda _: [row], kind="show"))
     else:
         make_console().print(detail(row, record, is_cut_off=is_cut_off))
     return Exit.DONE

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:  # the report is imported by the commands that print one
+    from redline.report.export import JsonDocument
 
 T = TypeVar("T")
 
@@ -176,9 +179,9 @@ def only_set(**options: Any) -> Given:
     return {name: value for name, value in options.items() if value is not None and value is not False and value != []}
 
 
-def print_json(text: str) -> None:
+def print_json(document: JsonDocument) -> None:
     """The one document of `--json`."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stdout.write(document)
 
 
 def tell(words: str) -> None:

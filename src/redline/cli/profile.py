@@ -86,10 +86,11 @@ def profile(
     from redline.api.report import report_records
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver, tell_report
+    from redline.report.export import json_document
     from redline.report.folder import check_folder
     from redline.report.profile import DiffReport, ProfileReport, kernel_csv, sort_named
     from redline.report.profile_page import profile_page_of
-    from redline.report.terminal import json_text, make_console
+    from redline.report.terminal import make_console
     from redline.spec import MOST_ROWS, require_range
 
     for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0), ("rows", rows, 0)):
@@ -106,7 +107,7 @@ def profile(
             raise UsageError("--diff prints a comparison; --open, --html, --csv and --report are of one profile")
         with Workspace() as workspace:
             changed = compare_profiles(*diff, workspace=workspace)
-        print_json(json_text(changed)) if json else make_console().print(DiffReport(changed, rows))
+        print_json(json_document("profile-diff", changed)) if json else make_console().print(DiffReport(changed, rows))
         return Exit.DONE
     record = None
     if trace and import_:
@@ -136,7 +137,7 @@ def profile(
         page = (html or Path.cwd() / f"{_stem(found)}.profile.html") if open_ or html else None
         if page is not None:
             _write(page, profile_page_of(found))
-        print_json(json_text(found)) if json else make_console().print(ProfileReport(found, rows, order))
+        print_json(json_document("profile", found)) if json else make_console().print(ProfileReport(found, rows, order))
         if page is not None:
             tell(f"page: {page}")
             if open_:

@@ -34,11 +34,11 @@ def report(
     """
     from redline.api.report import write_report
     from redline.cli.progress import tell_report
-    from redline.report.terminal import json_text
+    from redline.report.export import json_document
 
     files = write_report(ids or [], out, last=last, sweep=sweep, tune=tune)
     if json:
-        print_json(json_text(files))
+        print_json(json_document("report", files))
     else:
         tell_report(files, on_stderr=False)
     if open_:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from redline.report.export import json_document
 from redline.spec import Frozen
 from redline.work import ModuleWork, WorkCount
 
@@ -274,5 +275,5 @@ def write_csv(path: Path, found: Figures) -> None:
 
 
 def write_json(path: Path, found: Figures) -> None:
-    document = {"schema": 1, "kind": "micro", **msgspec.to_builtins(found), "throughput_per_s": found.per_s}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    fields = {**msgspec.to_builtins(found), "throughput_per_s": found.per_s}
+    path.write_text(json_document("micro", fields), encoding="utf-8")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,13 +13,14 @@ from rich.text import Text
 from redline.analyze.batch import BatchFinding, BatchTrial, curve_of, items_of_one
 from redline.analyze.knee import SATURATED
 from redline.errors import SpecError
+from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import make_table
 from redline.units import format_bytes, format_seconds, significant
 
 _COLUMNS = (("batch", 7), ("items/s", 10), ("p50", 10), ("p95", 10), ("memory", 10), ("share", 6), ("items/s/GiB", 12))
 
 
-def batch_json(findings: Sequence[BatchFinding]) -> str:
+def batch_json(findings: Sequence[BatchFinding]) -> JsonDocument:
     """The first recipe's answers at the top, those of all under `recipes`, each with its ratio to the first."""
     first = findings[0].max_batch
     entries = [
@@ -34,8 +34,7 @@ def batch_json(findings: Sequence[BatchFinding]) -> str:
         }
         for found in findings
     ]
-    document = {**_answers(findings[0]), "recipes": entries}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    return json_document("batch", {**_answers(findings[0]), "recipes": entries})
 
 
 def _answers(found: BatchFinding) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def ceilings_report(found: CeilingsSummary) -> RenderableType:
 
 
 def _remarks(found: CeilingsSummary) -> list[str]:
-    if found.card is None and found.kind != "cpu":
+    if found.card is None and found.device_kind != "cpu":
         sheet = ["no datasheet peaks are known for this card: measured only"]
     elif found.card is not None:
         checked = "" if found.verified else ", not checked against a source"

@@ -8,7 +8,8 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.report.terminal import as_text, json_text, make_table
+from redline.report.export import JsonDocument, json_document
+from redline.report.terminal import as_text, make_table
 from redline.spec import Frozen, Task
 
 Stage = Literal["measure", "analyse", "optimise", "validate", "scale"]
@@ -44,8 +45,8 @@ class Checklist(Frozen):
     def __str__(self) -> str:
         return as_text(checklist_report(self))
 
-    def to_json(self) -> str:
-        return json_text({"schema": 1, "kind": "checklist", **msgspec.to_builtins(self)})
+    def to_json(self) -> JsonDocument:
+        return json_document("checklist", self)
 
 
 def checklist_report(found: Checklist) -> RenderableType:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.compare import Comparison, Comparisons
+from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import cell, escaped, make_table, one_line, table
 from redline.units import format_bytes, format_seconds
 
@@ -29,9 +30,8 @@ BASES = {
 HEADERS = ("benchmark", "A", "B", "A/B", "95 % interval", "runs", "p95", "memory", "verdict")
 
 
-def compare_json(found: Comparisons) -> str:
-    document = {**msgspec.to_builtins(found), "verdict": found.verdict, "schema": 1}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+def compare_json(found: Comparisons) -> JsonDocument:
+    return json_document("compare", {**msgspec.to_builtins(found), "verdict": found.verdict})
 
 
 def compare_report(found: Comparisons, first: str, other: str) -> RenderableType:

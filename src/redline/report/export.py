@@ -7,15 +7,27 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, NewType
 
 import msgspec
 
 from redline.analyze.summary import summarize
 from redline.record import RunRecord
 
-EXPORT_SCHEMA = 1
-"""Raised whenever a field of the JSON document or a column of the CSV table changes its meaning or goes away."""
+DOCUMENT_SCHEMA = 2
+"""Raised whenever a field of a JSON document or a column of the CSV table changes its meaning or goes away.
+
+In 2, reasons and notes became objects of code, about and text, and every document got its kind.
+"""
+
+DocumentKind = Literal[
+    "run", "sweep", "batch", "race", "tune", "profile", "profile-diff", "flops", "ops", "ceilings", "roofline", "report",
+    "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro",
+]  # fmt: skip
+"""The command that made it."""
+
+JsonDocument = NewType("JsonDocument", str)
+"""A text that `json_document` made; `--json` prints nothing else."""
 
 Summarize = Callable[[Sequence[RunRecord]], Sequence[msgspec.Struct]]
 """From records to their rows, in the same order."""
@@ -23,17 +35,27 @@ Summarize = Callable[[Sequence[RunRecord]], Sequence[msgspec.Struct]]
 _Plain = Mapping[str, Any]
 
 
-def export_json(records: Sequence[RunRecord], *, raw: bool = False, summarize: Summarize | None = None) -> str:
-    """One document: `{"schema": 1, "results": [...]}`, and with `raw` everything that was measured under "records".
+def json_document(
+    kind: DocumentKind, fields: Mapping[str, Any] | msgspec.Struct, *, indent: bool = True
+) -> JsonDocument:
+    """What `--json` prints: `schema` and `kind` at the top, then the fields. NaN and infinity become null."""
+    plain = msgspec.to_builtins(fields) if isinstance(fields, msgspec.Struct) else fields
+    assert not plain.keys() & {"schema", "kind"}, "the document's own"
+    encoded = msgspec.json.encode({"schema": DOCUMENT_SCHEMA, "kind": kind, **plain})
+    return JsonDocument((msgspec.json.format(encoded, indent=2) if indent else encoded).decode() + "\n")
 
-    JSON knows neither NaN nor infinity: they become null.
-    """
-    document: dict[str, Any] = {"schema": EXPORT_SCHEMA, "results": (summarize or _summarize)(records)}
-    if raw:
-        document["records"] = records
-    # msgspec writes what is not finite as null. Raw samples are not indented: it would be one line for each.
-    encoded = msgspec.json.encode(document)
-    return (encoded if raw else msgspec.json.format(encoded, indent=2)).decode() + "\n"
+
+def export_json(
+    records: Sequence[RunRecord],
+    *,
+    raw: bool = False,
+    summarize: Summarize | None = None,
+    kind: DocumentKind = "export",
+) -> JsonDocument:
+    """One document with a row per record in `results`, and with `raw` everything that was measured in `records`."""
+    fields: dict[str, Any] = {"results": (summarize or _summarize)(records)}
+    # Raw samples are not indented: it would be one line for each.
+    return json_document(kind, {**fields, "records": records} if raw else fields, indent=not raw)
 
 
 def export_csv(records: Sequence[RunRecord], *, summarize: Summarize | None = None) -> str:

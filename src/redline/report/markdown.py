@@ -175,12 +175,12 @@ def _cold_starts(contents: Contents) -> Iterator[str]:
     told = set()
     for subject, row in zip(contents.subjects, contents.rows, strict=True):
         cold = row.cold_start_s
-        if cold is None or cold.compile is None:
+        if cold is None or cold.compile_s is None:
             continue
         start = (subject, row.recipe, row.batch, cold.compile_cache)
         if start not in told:  # a race opens its recipes again and again
             told.add(start)
-            times = (cold.build, cold.first_call, cold.compile)
+            times = (cold.build_s, cold.first_call_s, cold.compile_s)
             name, batch = cell(str(subject)), "–" if row.batch is None else str(row.batch)
             rows.append([name, cell(row.recipe), batch, *map(format_seconds, times), cold.compile_cache or "–"])
     if not rows:

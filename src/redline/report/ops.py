@@ -8,15 +8,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.ops import OperatorRow
-from redline.report.terminal import json_text, make_table
+from redline.report.export import JsonDocument, json_document
+from redline.report.terminal import make_table
 from redline.units import format_seconds, format_share, significant
 
 ABOVE = 1.05
 """Efficiency beyond which a row cannot be explained by the spread of the two measurements."""
 
 
-def ops_json(rows: Sequence[OperatorRow], device_name: str) -> str:
-    return json_text({"schema": 1, "kind": "ops", "device_name": device_name, "results": rows})
+def ops_json(rows: Sequence[OperatorRow], device_name: str) -> JsonDocument:
+    return json_document("ops", {"device_name": device_name, "results": rows})
 
 
 def ops_report(rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool) -> RenderableType:

@@ -73,7 +73,7 @@ def _extra(contents: Contents, number: int, row: RunSummary) -> dict[str, Any]:
         "when": record.created_at,
         "latency_low_s": latency.low if latency else None,
         "latency_high_s": latency.high if latency else None,
-        "start_s": cold.start if cold else None,
+        "start_s": cold.start_s if cold else None,
         "energy_per_item_j": row.energy_per_item_j,
         "numerics_state": _numerics_state(row),
         "numerics_reason": str(row.numerics.reason) if row.numerics and row.numerics.reason else None,

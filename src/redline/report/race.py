@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -14,21 +12,17 @@ from redline.analyze.race import TIME_BAND, Pair, Replicate, is_same_recipe, nam
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import farthest
 from redline.report.cells import error_cell
-from redline.report.export import export_json
+from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import make_table
 from redline.units import format_share, significant
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
 
 
-def race_json(replicates: Sequence[Replicate]) -> str:
+def race_json(replicates: Sequence[Replicate]) -> JsonDocument:
     """`results` as a run has them, replicate after replicate; `pairs` are what the race says."""
-    document: dict[str, Any] = msgspec.json.decode(
-        export_json([record for replicate in replicates for record in replicate])
-    )
-    document["pairs"] = pairs_of(replicates)
-    document["replicates"] = len(replicates)
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    rows = summarize([record for replicate in replicates for record in replicate])
+    return json_document("race", {"results": rows, "pairs": pairs_of(replicates), "replicates": len(replicates)})
 
 
 def race_report(replicates: Sequence[Replicate]) -> RenderableType:

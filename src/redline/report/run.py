@@ -171,11 +171,11 @@ def _cold_cells(row: RunSummary) -> dict[str, str]:
     if (cold := row.cold_start_s) is None:
         return {}
     times = {
-        "import": cold.import_,
-        "worker": cold.start,
-        "build": cold.build,
-        "first call": cold.first_call,
-        "compiling": cold.compile,
+        "import": cold.import_s,
+        "worker": cold.start_s,
+        "build": cold.build_s,
+        "first call": cold.first_call_s,
+        "compiling": cold.compile_s,
     }
     told = {name: "–" if value is None else format_seconds(value) for name, value in times.items()}
     return {"recipe": row.recipe, **told, "cache": cold.compile_cache or "–"}

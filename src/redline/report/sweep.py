@@ -13,6 +13,7 @@ from rich.text import Text
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
 from redline.report.cells import TRUST_STYLE
+from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import make_table
 from redline.units import format_share, significant
 
@@ -22,21 +23,10 @@ NO_RATIOS = (
 )
 
 
-def sweep_json(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> str:
+def sweep_json(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> JsonDocument:
     """`results` are rows as a run has them; a cell names its own by `record_id`."""
-    document: dict[str, Any] = {
-        "name": summary.name,
-        "planned": summary.planned,
-        "done": summary.done,
-        "failed": summary.failed,
-        "cells": summary.cells,
-        "results": rows,
-        "left_out": summary.left_out,
-        "idle_exclusions": summary.idle_exclusions,
-    }
-    if estimate is not None:
-        document["estimate"] = estimate
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    known = {} if estimate is None else {"estimate": estimate}
+    return json_document("sweep", {**msgspec.to_builtins(summary), "results": rows, **known})
 
 
 def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> RenderableType:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import msgspec
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -30,11 +28,6 @@ def as_text(report: RenderableType) -> str:
     with console.capture() as captured:
         console.print(report)
     return captured.get()
-
-
-def json_text(document: Any) -> str:
-    """One JSON document, as `--json` prints it."""
-    return msgspec.json.format(msgspec.json.encode(document)).decode() + "\n"
 
 
 def plain_table(title: str) -> Table:

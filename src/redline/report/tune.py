@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,31 +18,6 @@ from redline.units import significant
 
 SHOWN = 12
 """Rows of the ranking a person is shown; the document has all."""
-
-
-def tune_json(found: TuneFinding) -> str:
-    winner = found.winner
-    document: dict[str, Any] = {
-        "name": found.name,
-        "state": found.state,
-        "model": found.model,
-        "task": found.task,
-        "device": found.device,
-        "objective": found.objective,
-        "batch": found.batch,
-        "winner": winner,
-        "ranking": found.ranking,
-        "switches": found.switches,
-        "rejected": found.rejected,
-        "metrics": found.metrics,
-        "refused": found.refused,
-        "headroom": found.headroom,
-        "snippet": found.snippet,
-        "seconds": found.seconds,
-        "compile_seconds": found.compile_seconds,
-        "notes": found.notes,
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
 def tune_report(found: TuneFinding) -> RenderableType:

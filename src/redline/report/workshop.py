@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
+from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import one_line
 from redline.spec import Frozen
 
@@ -58,13 +57,8 @@ class WorkshopResult(Frozen):
     def __str__(self) -> str:
         return results_text(self)
 
-    def to_json(self) -> str:
-        return (
-            msgspec.json.format(
-                msgspec.json.encode({"schema": 1, "kind": "workshop", **msgspec.to_builtins(self)})
-            ).decode()
-            + "\n"
-        )
+    def to_json(self) -> JsonDocument:
+        return json_document("workshop", self)
 
 
 def exercise_text(found: ExerciseResult) -> Iterator[str]:

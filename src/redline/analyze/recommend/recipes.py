@@ -130,7 +130,7 @@ def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
 
 
 def _start_cost(best: RunSummary, first: RunSummary) -> Iterator[str]:
-    compile_s = best.cold_start_s.compile if best.cold_start_s else None
+    compile_s = best.cold_start_s.compile_s if best.cold_start_s else None
     if not compile_s or not best.throughput_per_s or not first.throughput_per_s or not best.items_per_step:
         return
     saved_s = best.items_per_step / first.throughput_per_s - best.items_per_step / best.throughput_per_s
