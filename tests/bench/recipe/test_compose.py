@@ -27,14 +27,15 @@ from redline.registry import Registry
 from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 
 HOUSE = (
-    "amp", "amp-bf16", "bf16", "channels-last", "compile", "cudnn-benchmark", "fold-bn", "fp16", "fp8",
+    "amp", "amp-bf16", "bf16", "channels-last", "compile", "cudnn-benchmark", "fold-bn", "fp16",
+    "fp16-bn-fp32", "fp8",
     "fused-optimizer", "graphs", "int8", "onnx", "sdpa", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
 FOR_INFERENCE = tuple(name for name in HOUSE if name != "fused-optimizer")
 FOR_TRAINING = tuple(
     name for name in HOUSE if name not in ("fold-bn", "fp8", "int8", "onnx", "tensorrt", "torchscript")
 )
-FORMATS = ("amp", "amp-bf16", "bf16", "fp16")
+FORMATS = ("amp", "amp-bf16", "bf16", "fp16", "fp16-bn-fp32")
 ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
 EXCLUSIVE = {
     *(frozenset(pair) for pair in combinations(FORMATS, 2)),
@@ -45,6 +46,7 @@ EXCLUSIVE = {
     frozenset({"fp8", "int8"}),
     frozenset({"graphs", "torchscript"}),
     frozenset({"tf32", "fp16"}),
+    frozenset({"tf32", "fp16-bn-fp32"}),
     frozenset({"tf32", "bf16"}),
 }
 
