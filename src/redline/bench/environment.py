@@ -97,6 +97,8 @@ def remember_flags() -> Callable[[], None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     held = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
     inductor = _inductor()
+    dynamo: Any = sys.modules.get("torch._dynamo.config")
+    versions_of_code = dynamo.recompile_limit if dynamo is not None else None
     freezing = inductor.freezing if inductor else os.environ.get("TORCHINDUCTOR_FREEZING") == "1"
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     threads, grad, random = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
@@ -109,6 +111,8 @@ def remember_flags() -> Callable[[], None]:
         torch.set_rng_state(random)
         if (now := _inductor()) is not None:
             now.freezing = freezing
+        if dynamo is not None and versions_of_code is not None:
+            dynamo.recompile_limit = versions_of_code
 
     return restore
 

@@ -331,6 +331,8 @@ class BenchSession:
         memory = self._device.memory() if self._device else Memory()
         self._forget()
         self._restore_flags()
+        if self._device is not None:
+            self._device.restore()
         if self._device is not None and self._memory_limit_bytes is not None:
             self._device.cap_allocator(None)
         for name in self._handed_over:

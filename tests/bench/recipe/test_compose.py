@@ -27,14 +27,12 @@ from redline.registry import Registry
 from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 
 HOUSE = (
-    "amp", "amp-bf16", "bf16", "channels-last", "compile", "cudnn-benchmark", "fold-bn", "fp16",
+    "amp", "amp-bf16", "bf16", "channels-last", "checkpointing", "compile", "cudnn-benchmark", "expandable-segments", "fold-bn", "fp16",
     "fp16-bn-fp32", "fp8",
     "fused-optimizer", "graphs", "int8", "onnx", "sdpa", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
-FOR_INFERENCE = tuple(name for name in HOUSE if name != "fused-optimizer")
-FOR_TRAINING = tuple(
-    name for name in HOUSE if name not in ("fold-bn", "fp8", "int8", "onnx", "tensorrt", "torchscript")
-)
+FOR_INFERENCE = tuple(name for name in HOUSE if name not in ("fused-optimizer", "checkpointing"))
+FOR_TRAINING = tuple(name for name in HOUSE if name not in ("fold-bn", "int8", "onnx", "tensorrt", "torchscript"))
 FORMATS = ("amp", "amp-bf16", "bf16", "fp16", "fp16-bn-fp32")
 ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
 EXCLUSIVE = {
@@ -316,6 +314,8 @@ CAPABILITIES = {
     "fold-bn": Capabilities(folds_norms=True),
     "int8": Capabilities(quantizes=True),
     "fp8": Capabilities(quantizes=True),
+    "compile:regional": Capabilities(compiles=True, dissolves_modules=True),
+    "compile:coordinate-descent": Capabilities(compiles=True, dissolves_modules=True),
     "fp16": Capabilities(),
     "sdpa:math": Capabilities(),
 }

@@ -165,11 +165,11 @@ def test_what_cannot_stand_beside_it(other: str) -> None:
         switches_of(Recipe.parse(f"int8+{other}"), "infer")
 
 
-def test_quantizing_is_opt_in_for_inference_and_never_the_tuners_own_idea() -> None:
-    for name in ("int8", "fp8"):
-        assert SWITCHES.get(name).does.quantizes
-        with pytest.raises(SpecError, match="is for infer"):
-            switches_of(Recipe.parse(name), "train")
+def test_quantizing_is_opt_in_and_never_the_tuners_own_idea() -> None:
+    assert SWITCHES.get("int8").does.quantizes
+    assert SWITCHES.get("fp8").does.quantizes
+    with pytest.raises(SpecError, match="int8 is for infer"):
+        switches_of(Recipe.parse("int8"), "train")
 
 
 def test_the_argument_decides_what_is_rounded() -> None:
@@ -228,3 +228,32 @@ def test_a_floor_without_linear_layers_rounds_nothing() -> None:
     before = model.weight.clone()
     with rounded_weights(model, "int8"):
         assert torch.equal(model.weight, before)
+
+
+class TestFp8Training:
+    def setup_of(self, recipe: str = "fp8") -> Any:
+        torch.manual_seed(0)
+        return applied(recipe, layers(), torch.randn(32, 32), task="train", device=Gpu())
+
+    @needs_torchao
+    def test_products_are_rounded_and_weights_stay(self) -> None:
+        setup = self.setup_of()
+        model = setup.workload.model
+        assert [type(layer).__name__ for layer in model] == ["Float8Linear", "GELU", "Float8Linear", "GELU", "Linear"]
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        assert "the products of 2 of 6 parameters, 78% of the weights" in setup.notes["fp8"]
+
+    def test_goes_with_bf16_and_not_with_what_is_untried(self) -> None:
+        for other in ("amp-bf16", "bf16", "compile", "graphs"):
+            assert len(switches_of(Recipe.parse(f"fp8+{other}"), "train")) == 2
+        for other in ("amp", "fp16"):
+            with pytest.raises(SpecError, match="exclude each other"):
+                switches_of(Recipe.parse(f"fp8+{other}"), "train")
+        with pytest.raises(SpecError, match="exclude each other"):
+            switches_of(Recipe.parse("fp8+amp-bf16"), "infer")
+
+    def test_writes_the_conversion(self) -> None:
+        code = code_of("fp8", "train", "cuda")
+        assert code.model_lines == [
+            "convert_to_float8_training(model, module_filter_fn=lambda module, name: is_plain_linear(module, 16))"
+        ]

@@ -127,6 +127,18 @@ class Device(ABC):
         """Run `work` some times, then record it: what replays it, and what it returned, which every replay rewrites."""
         raise NotImplementedError(self.graph_refusal())
 
+    def segments_refusal(self) -> str | None:
+        """Why the allocator here cannot grow its segments, or None."""
+        return f"segments are those of torch's allocator for NVIDIA GPUs, not of {self.kind}"
+
+    def expand_segments(self, expand: bool) -> None:
+        """Let the allocator grow its segments from here on, or add new ones as it does by itself."""
+        raise NotImplementedError(self.segments_refusal())
+
+    def restore(self) -> None:
+        """Undo what switches changed about the device, for whoever uses this process next."""
+        return
+
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that only this kind of device has."""
         return {}

@@ -21,7 +21,7 @@ from redline.registry import Registry
 from redline.spec import OptionValue, Switch, Task
 from redline.work import Facts
 
-FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, COMPILER, GRAPHS = 0, 5, 10, 20, 30, 40, 50, 60
+FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE, COMPILER, GRAPHS = 0, 5, 10, 20, 30, 40, 45, 50, 60
 """Stages: a recipe is applied in this order, however it was written. Casting comes before compiling.
 
 Weights are rewritten before they are cast, in all the digits there are; what is quantized stays as it is from then on.
@@ -113,6 +113,10 @@ class RecipeSwitch(ABC):
         """Refuse what the switch does not know."""
         if options:
             raise SpecError(f"switch {self.name} takes no options, got {', '.join(sorted(options))}")
+
+    def exclusions(self, task: Task) -> frozenset[str]:
+        """What it excludes, for a switch where the task decides."""
+        return self.excludes
 
     def capabilities(self) -> Capabilities:
         """What it does to the program, for a switch whose argument or options decide."""

@@ -28,7 +28,9 @@ def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
     for switch in switches:
         if task not in switch.tasks:
             raise SpecError(f"switch {switch.name} is for {' and '.join(switch.tasks)}, not for {task}")
-        clash = next((other for other in switches if other is not switch and exclude_each_other(switch, other)), None)
+        clash = next(
+            (other for other in switches if other is not switch and exclude_each_other(switch, other, task)), None
+        )
         if clash is not None:
             one, other = sorted((str(switch.switch), str(clash.switch)))
             raise SpecError(f"recipe {recipe}: {one} and {other} exclude each other")
@@ -109,7 +111,7 @@ def _choice(
 ) -> SwitchChoice:
     argument = switch.switch.argument
     needs, strangers = _formats_needed(switch, among, facts)
-    excluded = {str(other.switch) for other in among if exclude_each_other(switch, other)} | strangers
+    excluded = {str(other.switch) for other in among if exclude_each_other(switch, other, task)} | strangers
     return SwitchChoice(
         switch=str(switch.switch),
         family=switch.family or switch.name,
@@ -149,13 +151,13 @@ def _formats_needed(
     return needs, casting.keys() - set(suited)
 
 
-def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch) -> bool:
+def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch, task: Task) -> bool:
     """One name stands in a recipe once, and a graph is recorded once: not inside another, nor around another engine."""
     does, also = one.capabilities(), other.capabilities()
     recorded_twice = does.records_graph and (also.records_graph or also.refuses_graph)
     return (
         one.name == other.name
-        or bool(names_of(one) & other.excludes or names_of(other) & one.excludes)
+        or bool(names_of(one) & other.exclusions(task) or names_of(other) & one.exclusions(task))
         or recorded_twice
         or (also.records_graph and does.refuses_graph)
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
+import torch.utils.checkpoint
 
 SIDES = {"int8": 8, "int8-weights": 8, "fp8": 16}
 """Of which number both sides of a weight must be a multiple, for the GPU's product in that format."""
@@ -41,3 +45,22 @@ def repeated_blocks(model: torch.nn.Module) -> list[str]:
     most = max(shares.values(), default=0.0)
     near = [kind for kind, share in shares.items() if share >= max(0.9 * most, 0.3)]
     return names[max(near, key=lambda kind: (len(names[kind]), shares[kind]))] if near else []
+
+
+def compile_blocks(model: torch.nn.Module, **settings: Any) -> list[str]:
+    """Compile every repeated block by itself, in place: blocks that are alike share one compiled program."""
+    names = repeated_blocks(model)
+    # Blocks of a class share their code, and beyond this many versions of it torch would run the rest uncompiled.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(names))
+    for name in names:
+        model.get_submodule(name).compile(**settings)
+    return names
+
+
+def recompute_blocks(model: torch.nn.Module) -> list[str]:
+    """Let every repeated block keep its inputs only, in place: the backward computes its insides again."""
+    names = repeated_blocks(model)
+    for name in names:
+        block: Any = model.get_submodule(name)
+        block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)
+    return names

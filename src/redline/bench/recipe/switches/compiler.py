@@ -10,6 +10,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, literal
+from redline.bench.recipe.plain.layers import compile_blocks, repeated_blocks
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
 from redline.record import Capabilities
@@ -19,20 +20,30 @@ from redline.work import Facts
 _OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
 _GRAPHING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which inductor records CUDA graphs of its own."""
+_BY_OPTION = {"freeze": "freezing", "coordinate-descent": "coordinate_descent_tuning"}
+"""Arguments that are an option of inductor rather than a mode of torch.compile."""
+SMALLEST_SHARE = 0.3
+"""Of the forward's time: below it, compiling blocks one by one leaves most of the model as it was."""
+ALIKE = 1.5
+"""So many blocks per kind of block at least: each kind is compiled anew, which is what compiling by block saves on."""
 
 
 @SWITCHES.register("compile")
 class Compile(RecipeSwitch):
     name = "compile"
-    summary = "torch.compile; compile:MODE, compile:freeze (inference), compile:key=value,… for options"
+    summary = (
+        "torch.compile; compile:MODE, compile:regional, compile:freeze (inference), compile:key=value,… for options"
+    )
     stage = COMPILER
     family = "compiler"
     relieves = "both"
     does = Capabilities(compiles=True, dissolves_modules=True)
     excludes = frozenset({"torchscript"})
-    arguments = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
-    offered = (None, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "freeze")
-    slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs"})
+    arguments = (
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "regional", "coordinate-descent", "freeze",
+    )  # fmt: skip
+    offered = (None, *arguments[1:])
+    slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent"})
 
     def __init__(self, switch: Switch) -> None:
         super().__init__(switch)
@@ -62,18 +73,25 @@ class Compile(RecipeSwitch):
     def refusal(self, device: Device, task: Task) -> str | None:
         if self.switch.argument == "freeze" and task != "infer":
             return "freeze turns weights into constants, which training changes; use it for inference"
+        if self.switch.argument == "coordinate-descent" and not device.is_accelerator:
+            return "coordinate descent tunes Triton kernels, and a CPU runs none"
         return None
 
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
         if self.switch.argument == "freeze" and facts is not None and facts.mutates:
             return f"freeze turns buffers into constants, and the forward writes to {facts.mutates[0]}"
-        return None
+        return why_not_by_block(model, facts) if self.switch.argument == "regional" else None
 
     def apply(self, setup: Setup) -> None:
         if self.settings.get("options", {}).get("freezing"):
             # Dynamo looks at the global switch and not at the options: without it every weight stays an input.
             inductor_config().freezing = True
-        setup.model = torch.compile(setup.model, **self.settings)
+        if self.switch.argument == "regional":
+            names = compile_blocks(setup.workload.model, **self.settings)
+            kind = type(setup.workload.model.get_submodule(names[0])).__name__
+            setup.notes[self.name] = f"compiled {len(names)} blocks of class {kind} one by one, and nothing around them"
+        else:
+            setup.model = torch.compile(setup.model, **self.settings)
         # Tells graph trees that the outputs of the step before may be overwritten.
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
         if self.switch.argument == "reduce-overhead" and not setup.device.is_accelerator:
@@ -84,7 +102,12 @@ class Compile(RecipeSwitch):
         if self.settings.get("options", {}).get("freezing"):
             code.imports.append("import torch._inductor.config")
             code.flags.append("torch._inductor.config.freezing = True")
-        code.model_lines.append(f"model = torch.compile(model, {settings})")
+        if self.switch.argument == "regional":
+            code.bring_in("from typing import Any")
+            code.carry(repeated_blocks, compile_blocks)
+            code.model_lines.append(f"compile_blocks(model, {settings})")
+        else:
+            code.model_lines.append(f"model = torch.compile(model, {settings})")
 
     def _settings(self) -> dict[str, Any]:
         options = dict(self.switch.options)
@@ -94,9 +117,9 @@ class Compile(RecipeSwitch):
             if name in options:
                 settings[name] = options.pop(name)
         mode = self.switch.argument
-        if mode == "freeze":
-            options["freezing"] = True
-        elif mode not in (None, "default"):
+        if mode in _BY_OPTION:
+            options[_BY_OPTION[mode]] = True
+        elif mode not in (None, "default", "regional"):
             settings["mode"] = mode
         if options and "mode" in settings:
             raise SpecError(f"compile: mode {mode} and options ({', '.join(sorted(options))}) exclude each other")
@@ -106,6 +129,21 @@ class Compile(RecipeSwitch):
             # torch would drop them with a line in a log, and the row would claim what did not happen.
             raise SpecError(f"compile: modes and options are inductor's; backend {settings['backend']} takes none")
         return settings
+
+
+def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
+    """Why compiling block by block would save nothing, or leave most of the model as it was; None where it may pay."""
+    names = repeated_blocks(model)
+    if not names or facts is None:
+        return None if names else "no block of the model repeats"
+    shapes = {
+        tuple((name, tuple(weight.shape)) for name, weight in model.get_submodule(block).named_parameters())
+        for block in names
+    }
+    if len(names) < ALIKE * len(shapes):
+        return f"of {len(names)} blocks {len(shapes)} are unlike the others, and each kind is compiled anew"
+    share = facts.blocks.share if facts.blocks is not None else 0.0
+    return f"its blocks take only {share:.0%} of the forward's time" if share < SMALLEST_SHARE else None
 
 
 def inductor_config() -> Any:

@@ -138,7 +138,7 @@ class Graphs(RecipeSwitch):
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
         if facts is None:
             return None
-        if facts.synchronises:
+        if facts.synchronises or (facts.synchronises is None and facts.reads):
             where = f" ({', '.join(facts.reads[:3])})" if facts.reads else ""
             return f"the step waits for the device by itself{where}, which cannot be recorded"
         dependence = data_dependence(facts)

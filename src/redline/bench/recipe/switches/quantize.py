@@ -1,4 +1,7 @@
-"""Quantized matrix products by torchao: int8 and fp8. Never tried or recommended unless asked for."""
+"""Quantized matrix products by torchao: int8 for inference, fp8 for inference and training.
+
+Never tried or recommended unless asked for.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,13 @@ SMALLEST_SHARE = 0.1
 """Of the model's weights, and of the time: below it a quantized model is the old one with a few rounded layers."""
 
 
+_UNTRIED_IN_TRAINING = frozenset({"int8", "amp", "fp16", "fp16-bn-fp32"})
+
+
 class _Quantized(RecipeSwitch):
     stage = QUANTIZE
     family = "quantize"
-    tasks = ("infer",)
+    tasks: ClassVar[tuple[Task, ...]] = ("infer",)
     does = Capabilities(quantizes=True)
     # Autocast would cast what goes into a layer whose scales are fp32; models cast whole are what torchao documents.
     # The others take the weights out of the model by ways that quantized ones do not go.
@@ -96,14 +102,44 @@ class Int8(_Quantized):
 @SWITCHES.register("fp8")
 class Fp8(_Quantized):
     name = "fp8"
-    summary = "linear layers in fp8 (torchao), activations rounded as they come; Ada, Hopper and later"
+    summary = "products of linear layers in fp8 (torchao), scaled as they come; Ada, Hopper and later"
     number_format = "fp8"
+    tasks = ("infer", "train")
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return device.refusal_of(torch.float8_e4m3fn) or super().refusal(device, task)
 
+    def exclusions(self, task: Task) -> frozenset[str]:
+        # In training weights stay as they are and every product is rounded, also under autocast. torchao trains bf16 and
+        # fp32 models so.
+        return _UNTRIED_IN_TRAINING if task == "train" else self.excludes
+
     def config(self) -> str:
         return "Float8DynamicActivationFloat8WeightConfig"
+
+    def apply(self, setup: Setup) -> None:
+        if setup.task == "infer":
+            super().apply(setup)
+            return
+        import torchao
+        from torchao.float8 import convert_to_float8_training
+
+        model = setup.workload.model
+        share, touched, total = share_of(model, self.name)
+        convert_to_float8_training(model, module_filter_fn=lambda module, _: is_plain_linear(module, SIDES[self.name]))
+        setup.notes[self.name] = (
+            f"torchao {torchao.__version__}, dynamic scales: the products of {touched} of {total} parameters, "
+            f"{share:.0%} of the weights"
+        )
+
+    def write(self, code: RecipeCode) -> None:
+        if code.task == "infer":
+            super().write(code)
+            return
+        code.bring_in("from torchao.float8 import convert_to_float8_training")
+        code.carry(is_plain_linear)
+        keep = f"lambda module, name: is_plain_linear(module, {SIDES[self.name]})"
+        code.model_lines.append(f"convert_to_float8_training(model, module_filter_fn={keep})")
 
 
 def share_of(model: nn.Module, number_format: str) -> tuple[float, int, int]:

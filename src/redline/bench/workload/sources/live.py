@@ -64,10 +64,10 @@ SOURCES.register("live")(LiveSource())
 
 def remember_module(model: nn.Module) -> Callable[[], None]:
     """Returns a function that gives the module back as it was: undoes casts, moves, training steps, changes of mode, and
-    layers or weights that were replaced."""
-    modes = {module: module.training for module in model.modules()}
+    layers, weights or methods that were replaced."""
     tensors = [(tensor, _copied(tensor)) for tensor in (*model.parameters(), *model.buffers())]
-    # A cast replaces the buffer itself, folding and quantizing replace weights and whole layers.
+    # A cast replaces the buffer itself, folding and quantizing replace weights and whole layers, compiling and
+    # recomputing replace what a block does when it is called.
     parts = [(held, dict(held)) for module in model.modules() for held in _parts_of(module)]
 
     def restore() -> None:
@@ -77,14 +77,12 @@ def remember_module(model: nn.Module) -> Callable[[], None]:
         for tensor, (value, gradient) in tensors:
             tensor.data = value
             tensor.grad = gradient
-        for module, training in modes.items():
-            module.training = training
 
     return restore
 
 
 def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers, module._modules
+    return vars(module), module._parameters, module._buffers, module._modules
 
 
 def _copied(tensor: Tensor) -> tuple[Tensor, Tensor | None]:

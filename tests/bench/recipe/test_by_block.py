@@ -1,0 +1,245 @@
+"""Switches that work block by block: compiling each repeated block by itself, recomputing it, and what spares memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from applying import applied, code_of, output_of, output_of_code
+from torch import Tensor, nn
+
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.recipe.compose import switch_choices, switches_of
+from redline.bench.recipe.numerics import LossReference
+from redline.bench.recipe.plain.layers import repeated_blocks
+from redline.bench.workload.sources.live import remember_module
+from redline.bench.workload.step import TrainingStep
+from redline.errors import BenchError, SpecError
+from redline.spec import Recipe
+from redline.work import Facts, RepeatedBlock
+
+pytestmark = [pytest.mark.usefixtures("torch_as_it_was")]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8, inner: int = 16) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(width, inner), nn.Dropout(0.1), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.last(self.drop(self.first(x).relu()))
+
+
+def network(blocks: int = 4) -> nn.Sequential:
+    return nn.Sequential(*(Block() for _ in range(blocks)), nn.Linear(8, 3))
+
+
+class Gpu(CpuDevice):
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[bool] = []
+
+    def segments_refusal(self) -> str | None:
+        return None
+
+    def expand_segments(self, expand: bool) -> None:
+        self.told.append(expand)
+
+
+class TestRepeatedBlocks:
+    def test_are_told_by_class_and_weights_not_by_names(self) -> None:
+        assert repeated_blocks(network()) == ["0", "1", "2", "3"]
+        stages = nn.Sequential(nn.Sequential(Block(), Block()), nn.Sequential(Block(), Block()))
+        assert repeated_blocks(stages) == ["0.0", "0.1", "1.0", "1.1"]
+
+    def test_are_none_where_nothing_large_repeats(self) -> None:
+        assert repeated_blocks(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))) == []
+        assert repeated_blocks(nn.Sequential(nn.Linear(512, 512), Block(), Block())) == [], "a few weights of many"
+
+    def test_do_not_lie_inside_each_other(self) -> None:
+        class Nested(nn.Module):
+            def __init__(self, depth: int) -> None:
+                super().__init__()
+                self.layer = nn.Linear(8, 8)
+                self.inner = Nested(depth - 1) if depth else nn.Identity()
+
+        assert repeated_blocks(nn.Sequential(Nested(2), Nested(2))) == ["0", "1"]
+
+
+class TestRegionalCompiling:
+    def test_compiles_alike_blocks_once_and_nothing_around_them(self) -> None:
+        x, model = torch.randn(2, 8), network().eval()
+        expected = model(x).detach()
+        setup = applied("compile:regional,backend=aot_eager", model, x)
+        assert setup.model is model, "what stands around the blocks is as it was"
+        torch._dynamo.utils.counters.clear()
+        assert torch.allclose(output_of(setup), expected, atol=1e-6)
+        # One for the first block, whose input was made outside of inference mode, and one for all the others.
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+        assert "4 blocks of class Block" in setup.notes["compile"]
+
+    def test_writes_the_same_as_plain_code(self) -> None:
+        x, model = torch.randn(2, 8), network().eval()
+        assert torch.allclose(output_of_code("compile:regional,backend=aot_eager", model, x), model(x), atol=1e-6)
+
+    def test_leaves_more_kinds_than_torch_would_allow_none_uncompiled(self) -> None:
+        """Beyond 8 versions of one forward dynamo falls back to the uncompiled one, with a warning."""
+        blocks = [Block(inner=16 + number) for number in range(10) for _ in range(2)]
+        x, model = torch.randn(2, 8), nn.Sequential(*blocks).eval()
+        setup = applied("compile:regional,backend=eager", model, x)
+        torch._dynamo.utils.counters.clear()
+        output_of(setup)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 10
+
+    @pytest.mark.parametrize(
+        ("model", "facts", "told"),
+        [
+            (nn.Linear(8, 8), None, "no block of the model repeats"),
+            (
+                nn.Sequential(*(Block(inner=16 + number) for number in range(3))),
+                Facts(),
+                "of 3 blocks 3 are unlike the others, and each kind is compiled anew",
+            ),
+            (
+                network(),
+                Facts(blocks=RepeatedBlock(class_name="Block", count=4, share=0.1)),
+                "its blocks take only 10% of the forward's time",
+            ),
+            (network(), Facts(blocks=RepeatedBlock(class_name="Block", count=4, share=0.9)), None),
+            (network(), None, None),
+        ],
+    )
+    def test_is_offered_where_blocks_repeat_and_take_the_time(
+        self, model: nn.Module, facts: Facts | None, told: str | None
+    ) -> None:
+        refusals = {choice.switch: choice.refusal for choice in switch_choices(model, CpuDevice(), "infer", facts)}
+        assert refusals["compile:regional"] == told
+        assert refusals["compile"] is None
+
+    def test_a_borrowed_model_is_given_back_uncompiled(self) -> None:
+        model = network().eval()
+        give_back = remember_module(model)
+        applied("compile:regional,backend=eager", model, torch.randn(2, 8))
+        assert model[0]._compiled_call_impl is not None
+        give_back()
+        assert model[0]._compiled_call_impl is None
+
+
+def test_coordinate_descent_is_an_option_of_inductor_and_nothing_for_a_cpu() -> None:
+    (switch,) = switches_of(Recipe.parse("compile:coordinate-descent"), "infer")
+    assert switch.settings["options"] == {"coordinate_descent_tuning": True}  # type: ignore[attr-defined]
+    with pytest.raises(BenchError, match="coordinate descent tunes Triton kernels, and a CPU runs none"):
+        applied("compile:coordinate-descent", network(), torch.randn(2, 8))
+    assert "coordinate_descent_tuning" in code_of("compile:coordinate-descent").model_lines[0]
+
+
+class TestCheckpointing:
+    def trained(self, recipe: str, steps: int = 3) -> tuple[nn.Module, list[Tensor]]:
+        torch.manual_seed(1)
+        model = network()
+        setup = applied(recipe, model, torch.randn(4, 8), task="train")
+        step = TrainingStep(setup, "sgd")
+        torch.manual_seed(2)
+        with step.context():
+            return model, [step() for _ in range(steps)]
+
+    def test_the_same_losses_with_the_insides_of_blocks_computed_twice(self) -> None:
+        calls: list[int] = []
+        model = network()
+        model[0].first.register_forward_hook(lambda *_: calls.append(1))
+        setup = applied("checkpointing", model, torch.randn(4, 8), task="train")
+        step = TrainingStep(setup, "sgd")
+        with step.context():
+            step()
+        assert len(calls) == 2, "once forward, once again for the backward"
+        assert setup.notes["checkpointing"] == "recomputes 4 blocks of class Block"
+        _, plain = self.trained("baseline")
+        _, recomputed = self.trained("checkpointing")
+        assert torch.allclose(torch.stack(plain), torch.stack(recomputed)), "dropout draws the same masks again"
+
+    def test_keeps_less_for_the_backward(self) -> None:
+        def kept(recipe: str) -> int:
+            setup = applied(recipe, network(8), torch.randn(64, 8), task="train")
+            sizes: list[int] = []
+
+            def pack(tensor: Tensor) -> Tensor:
+                sizes.append(tensor.numel())
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                setup.model(*setup.args)
+            return sum(sizes)
+
+        assert kept("checkpointing") < 0.5 * kept("baseline")
+
+    def test_its_numerics_are_those_of_fp32(self) -> None:
+        setup = applied("checkpointing", network(), torch.randn(4, 8), task="train")
+        fresh = applied("baseline", network(), torch.randn(4, 8), task="train")
+        fresh.workload.model.load_state_dict(setup.workload.model.state_dict())
+        fresh.workload.args = setup.args
+        reference = LossReference.of(fresh.workload, CpuDevice(), "fp32", 0, 3, "sgd")
+        assert reference.judge(TrainingStep(setup, "sgd"), setup).passed
+
+    def test_batch_norm_inside_is_told(self) -> None:
+        class Normed(Block):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm = nn.BatchNorm1d(8)
+
+        setup = applied("checkpointing", nn.Sequential(Normed(), Normed()), torch.randn(4, 8), task="train")
+        assert "count every batch twice" in setup.notes["checkpointing"]
+
+    def test_is_for_training_by_blocks_and_without_graphs(self) -> None:
+        with pytest.raises(SpecError, match="checkpointing is for train"):
+            switches_of(Recipe.parse("checkpointing"), "infer")
+        with pytest.raises(SpecError, match="exclude each other"):
+            switches_of(Recipe.parse("checkpointing+graphs"), "train")
+        with pytest.raises(BenchError, match="no block of the model repeats"):
+            applied("checkpointing", nn.Linear(8, 3), torch.randn(2, 8), task="train")
+
+    def test_compiles_as_a_whole(self) -> None:
+        _, plain = self.trained("baseline", 1)
+        _, compiled = self.trained("checkpointing+compile:backend=aot_eager", 1)
+        assert torch.isfinite(compiled[0])
+        assert compiled[0].shape == plain[0].shape
+
+    def test_a_borrowed_model_is_given_back_as_it_was(self) -> None:
+        model = network()
+        give_back = remember_module(model)
+        applied("checkpointing", model, torch.randn(2, 8), task="train")
+        assert "forward" in vars(model[0])
+        give_back()
+        assert "forward" not in vars(model[0])
+
+    def test_writes_the_same_as_plain_code(self) -> None:
+        code = code_of("checkpointing", "train")
+        assert code.model_lines == ["recompute_blocks(model)"]
+        names: dict[str, Any] = {}
+        exec("\n".join([*code.imports, "import torch", *code.helpers]), names)
+        model = network()
+        assert names["recompute_blocks"](model) == ["0", "1", "2", "3"]
+        model(torch.randn(2, 8)).sum().backward()
+        assert model[0].first.weight.grad is not None
+
+
+class TestExpandableSegments:
+    def test_are_asked_of_the_device(self) -> None:
+        device = Gpu()
+        applied("expandable-segments", network(), torch.randn(2, 8), device=device)
+        assert device.told == [True]
+        assert "expandable_segments:True" in code_of("expandable-segments", device="cuda").flags[0]
+
+    def test_are_refused_where_the_allocator_has_none(self) -> None:
+        with pytest.raises(BenchError, match="segments are those of torch's allocator for NVIDIA GPUs, not of cpu"):
+            applied("expandable-segments", network(), torch.randn(2, 8))
+
+
+def test_what_spares_memory_says_so_to_the_tuner() -> None:
+    told = {choice.switch: choice.relieves for choice in switch_choices(network(), Gpu(), "train")}
+    assert {switch for switch, relieves in told.items() if relieves == "memory"} == {
+        "checkpointing",
+        "expandable-segments",
+    }
