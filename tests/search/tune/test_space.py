@@ -11,11 +11,16 @@ from redline.errors import UsageError
 from redline.note import note
 from redline.protocol import SwitchChoice, SwitchNeed
 from redline.record import Capabilities
+from redline.search.group import measure_together
+from redline.search.observer import NoJournal
 from redline.search.tune.estimates import Estimate
 from redline.search.tune.model import Beliefs, Blame
 from redline.search.tune.record import TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches, space_for
-from redline.spec import RunSpec, WorkloadSpec
+from redline.search.tune.winner import complexity
+from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),
@@ -80,6 +85,14 @@ class TestSpace:
     def test_quantizing_steps_come_when_allowed(self) -> None:
         space, _ = space_for(asked(allow_quantized=True), CHOICES)
         assert "int8" in space.by_step
+
+    def test_what_only_spares_memory_comes_where_the_batch_may_grow(self) -> None:
+        sparing = SwitchChoice(switch="checkpointing", family="checkpointing", relieves="memory")
+        space, refused = space_for(asked(), (*CHOICES, sparing))
+        assert {each.switch: each.reason.code for each in refused}["checkpointing"] == "caution"
+        assert "checkpointing" not in space.by_step
+        space, _ = space_for(asked(tunes_batch=True), (*CHOICES, sparing))
+        assert "checkpointing" in space.by_step
 
     def test_a_persons_own_variant_of_a_step_is_one_more_choice(self) -> None:
         space, _ = space_for(asked(seeds=("fp16+compile:max-autotune,fullgraph=true",)), CHOICES)
@@ -187,3 +200,13 @@ def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:
     space = Space(choices)
     assert len(space.recipes) == 20_000
     assert max(len(recipe) for recipe in space.recipes) == 6
+
+
+def test_what_compiles_counts_before_the_number_of_switches() -> None:
+    """Told by the records, so that somebody else's compiler counts as well."""
+    compiler = SwitchChoice(switch="my-compiler", family="compiler", capabilities=Capabilities(compiles=True))
+    door = FakeDoor(Landscape(step_s=0.01, choices=(compiler,)))
+    specs = [RunSpec(workload=WorkloadSpec(model="m"), recipe=Recipe.parse(text)) for text in ("a+b+c", "my-compiler")]
+    records = {record.id: record for record in measure_together(specs, door, NoJournal())}
+    assert complexity("a+b+c", records) == (0, 3)
+    assert complexity("my-compiler", records) == (1, 1)

@@ -489,6 +489,36 @@ class TestWishes:
         assert result.winner.throughput_per_s is not None
         assert result.winner.throughput_per_s > 1.05 * 32 / 0.01 * math.exp(1.45)
 
+    def test_what_spares_memory_is_tried_where_a_larger_batch_pays(self, tune: Callable[..., TuneResult]) -> None:
+        """Checkpointing makes a step slower and lets four times as many items in."""
+
+        def step_s(spec: RunSpec) -> float:
+            slower = 1.1 if "checkpointing" in switches_of(spec) else 1.0
+            faster = 0.5 if "fp16" in switches_of(spec) else 1.0
+            return slower * faster * (0.02 + 0.0002 * (spec.workload.batch or 32))
+
+        def memory_bytes(spec: RunSpec) -> int:
+            return (2**24 if "checkpointing" in switches_of(spec) else 2**26) * (spec.workload.batch or 32)
+
+        truth = landscape(
+            step_s=step_s,
+            issue_share=lambda spec: 0.1,
+            memory_bytes=memory_bytes,
+            memory_limit_bytes=2**32,
+            drift_sigma=0.0,
+            choices=(
+                SwitchChoice(switch="fp16", family="precision"),
+                SwitchChoice(switch="checkpointing", family="checkpointing", relieves="memory"),
+            ),
+        )
+        found = {choice.recipe: choice for choice in tune(truth, batch="auto", budget="1h").tune.batches}
+        sparing, plain = found["fp16+checkpointing"], found["fp16"]
+        assert sparing.batch > 2 * plain.batch
+        assert sparing.throughput_per_s > 1.3 * plain.throughput_per_s
+        at_32 = tune(truth, budget="1h").winner
+        assert at_32 is not None
+        assert at_32.recipe == "fp16"
+
     @pytest.mark.parametrize("budget_s", [60.0, 80.0, 120.0, 180.0, 240.0, 300.0, 600.0])
     def test_what_is_told_of_the_winner_is_of_one_batch(self, history: History, budget_s: float) -> None:
         truth = landscape(

@@ -156,6 +156,19 @@ def _best_two(tuner: Tuner) -> list[str]:
     others = [each.recipe for each in known if each.recipe != winner]
     # Another memory appetite may fit a larger batch; a twin with one more switch will not.
     others.sort(
-        key=lambda recipe: (len(set(recipe.split("+")) ^ set(winner.split("+"))) < 2, complexity(recipe) == (0, 0))
+        key=lambda recipe: (
+            len(set(recipe.split("+")) ^ set(winner.split("+"))) < 2,
+            complexity(recipe, tuner.records) == (0, 0),
+        )
     )
-    return [winner, *others[: BEST - 1]]
+    return [winner, *[recipe for recipe in (_sparing(tuner, winner), *others) if recipe is not None][: BEST - 1]]
+
+
+def _sparing(tuner: Tuner, winner: str) -> str | None:
+    """The winner with what spares memory, which fits the largest batch of all; None where nothing more can be spared."""
+    switches = tuner.space.switches_of(winner)
+    for choice in tuner.space.choices:
+        if choice.relieves == "memory" and tuner.space.is_valid(switches | {choice.switch}):
+            switches |= {choice.switch}
+    text = tuner.space.text(switches)
+    return text if text != winner else None

@@ -33,6 +33,7 @@ class Expectation:
 
 ON_GPU: dict[str, Expectation] = {
     "fp16": Expectation(-0.8, 0.3),
+    "fp16-bn-fp32": Expectation(-0.75, 0.3),
     "bf16": Expectation(-0.75, 0.3),
     "amp": Expectation(-0.55, 0.3, 0.3, 0.3),
     "amp-bf16": Expectation(-0.55, 0.3, 0.3, 0.3),
@@ -42,6 +43,8 @@ ON_GPU: dict[str, Expectation] = {
     "compile:reduce-overhead": Expectation(-0.35, 0.25, -2.0, 0.8),
     "compile:max-autotune": Expectation(-0.38, 0.25, -2.0, 0.8),
     "compile:max-autotune-no-cudagraphs": Expectation(-0.38, 0.25, -0.3, 0.5),
+    "compile:regional": Expectation(-0.3, 0.25, -0.2, 0.4),
+    "compile:coordinate-descent": Expectation(-0.4, 0.25, -0.3, 0.5),
     "compile:freeze": Expectation(-0.4, 0.25, -0.3, 0.5),
     "torchscript": Expectation(-0.1, 0.15, -0.3, 0.4),
     "graphs": Expectation(-0.03, 0.06, -2.5, 0.8),
@@ -51,12 +54,19 @@ ON_GPU: dict[str, Expectation] = {
     "fold-bn": Expectation(0.0, 0.08, -0.2, 0.3),
     "tensorrt": Expectation(-0.5, 0.4, -0.5, 0.5),
     "onnx": Expectation(0.0, 0.4, -0.3, 0.5),
+    # Without a compiler the scales are kernels of their own, which cost more than the shorter products save.
+    "fp8": Expectation(-0.1, 0.4, 0.4, 0.3),
+    "checkpointing": Expectation(0.25, 0.1),
+    "expandable-segments": Expectation(0.0, 0.03),
 }
 ON_CPU: dict[str, Expectation] = {
     # Few CPUs have arithmetic for them; where they do not, they are many times slower.
-    **dict.fromkeys(("fp16", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
+    **dict.fromkeys(("fp16", "fp16-bn-fp32", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
     "channels-last": Expectation(-0.2, 0.2),
     "compile": Expectation(-0.15, 0.2),
+    "compile:regional": Expectation(-0.12, 0.2),
+    "fused-optimizer": Expectation(-0.1, 0.1),
+    "checkpointing": Expectation(0.25, 0.1),
     "compile:freeze": Expectation(-0.35, 0.2),
     "compile:reduce-overhead": Expectation(-0.15, 0.1),
     "torchscript": Expectation(-0.2, 0.2),
@@ -67,6 +77,7 @@ UNKNOWN = {
     "host": Expectation(-0.03, 0.1, -2.0, 1.0),
     "both": Expectation(-0.15, 0.3, -0.3, 0.6),
     "device": Expectation(-0.1, 0.3),
+    "memory": Expectation(0.1, 0.2),
 }
 """Of switches nobody has experience with, such as plug-ins: by what they say they relieve."""
 SHARED_BY_FAMILY = {"precision": 0.4, "compiler": 0.2}
@@ -248,6 +259,8 @@ def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:
         return choice.refusal
     if choice.capabilities.quantizes and not tune.allow_quantized:
         return note("quantizes", "changes the weights; --allow-quantized tries it")
+    if choice.relieves == "memory" and not tune.tunes_batch:
+        return note("caution", "spares memory and makes no step faster; --batch auto tries it")
     if tune.switches and not _names(choice) & set(tune.switches):
         return note("not-asked-for", "not among the switches that were asked for")
     if _names(choice) & set(tune.without):

@@ -35,7 +35,8 @@ def simplest_of_the_fastest(
     times = {recipe: log_over(replicates, survivors[0], recipe, tune) for recipe in survivors}
     fastest = min(times.values())
     near = [recipe for recipe, log in times.items() if log <= fastest + NEAR_ENOUGH]
-    return min(near, key=lambda recipe: (complexity(recipe), times[recipe]))
+    met = {record.id: record for replicate in replicates for record in replicate}
+    return min(near, key=lambda recipe: (complexity(recipe, met), times[recipe]))
 
 
 def log_over(replicates: Sequence[Sequence[RunRecord]], one: str, other: str, tune: TuneRecord) -> float:
@@ -44,10 +45,12 @@ def log_over(replicates: Sequence[Sequence[RunRecord]], one: str, other: str, tu
     return 0.0 if one == other else -math.log(pair.ratio) if pair else math.inf
 
 
-def complexity(recipe: str) -> tuple[int, int]:
-    """Something to compile is more to carry about than one switch more."""
-    switches = Recipe.parse(recipe).switches
-    return sum(switch.name in ("compile", "torchscript", "onnx", "tensorrt") for switch in switches), len(switches)
+def complexity(recipe: str, records: Records) -> tuple[int, int]:
+    """How much there is to maintain: first what compiles, as the records tell, then how many switches."""
+    of_recipe = (record.prepared for record in records.values() if str(record.spec.recipe) == recipe)
+    prepared = next((each for each in of_recipe if each is not None), None)
+    compiling = sum(does.compiles for does in prepared.switches.values()) if prepared is not None else 0
+    return compiling, len(Recipe.parse(recipe).switches)
 
 
 def replicates_of(ids: Sequence[Sequence[str]], records: Records) -> list[list[RunRecord]]:
