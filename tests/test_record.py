@@ -32,7 +32,6 @@ from redline.record import (
     WorkloadInfo,
     decode,
     encode,
-    key_of_record,
     migrate,
     new_id,
 )
@@ -534,59 +533,3 @@ class TestIds:
         ids = {new_id() for _ in range(5000)}
         assert len(ids) == 5000
         assert len({found[:11] for found in ids}) == 1
-
-
-class TestKey:
-    @staticmethod
-    def prepared(**changes: Any) -> Prepared:
-        prepared = whole_record().prepared
-        assert prepared is not None
-        device = {name: value for name, value in changes.items() if name in DeviceInfo.__struct_fields__}
-        workload = {name: value for name, value in changes.items() if name in WorkloadInfo.__struct_fields__}
-        environment = msgspec.structs.replace(
-            prepared.environment,
-            device=msgspec.structs.replace(prepared.environment.device, **device),
-            versions=changes.get("versions", prepared.environment.versions),
-            hostname=changes.get("hostname", "bench"),
-        )
-        info = msgspec.structs.replace(prepared.workload, **workload)
-        return msgspec.structs.replace(prepared, environment=environment, workload=info)
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"model_hash": "m2"},
-            {"input_hash": "i2"},
-            {"name": "Another GPU"},
-            {"kind": "rocm"},
-            {"driver": "580.2"},
-            {"versions": {"torch": "2.10.0"}},
-            {"versions": {}},
-        ],
-        ids=str,
-    )
-    def test_changes_with_what_the_bench_found(self, changes: dict[str, Any]) -> None:
-        spec = whole_record().spec
-        assert key_of_record(spec, self.prepared(**changes)) != key_of_record(spec, self.prepared())
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {},
-            {"hostname": "elsewhere"},
-            {"uuid": "GPU-2"},
-            {"index": 0},
-            {"power_limit_w": 500.0},
-            {"versions": {"torch": "2.9.0", "triton": "9"}},
-        ],
-        ids=str,
-    )
-    def test_stays_where_only_the_circumstances_differ(self, changes: dict[str, Any]) -> None:
-        spec = whole_record().spec
-        assert key_of_record(spec, self.prepared(**changes)) == key_of_record(spec, self.prepared())
-
-    def test_changes_with_the_way_of_measuring(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        spec, prepared = whole_record().spec, self.prepared()
-        before = key_of_record(spec, prepared)
-        monkeypatch.setattr(record, "BENCHMARK_VERSION", "next")
-        assert key_of_record(spec, prepared) != before

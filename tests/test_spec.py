@@ -14,7 +14,7 @@ import redline.analyze.summary
 import redline.protocol
 import redline.record  # noqa: F401  (their messages and records are specs too)
 from redline.errors import SpecError
-from redline.spec import Frozen, LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec, key_of
+from redline.spec import Frozen, LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec
 from redline.spec_table import load_specs, specs_from_table
 
 
@@ -440,65 +440,3 @@ class TestFiles:
         table = {"model": "resnet18", "batch": 4, "recipe": ["fp16", "bf16"], "device": "cpu"}
         path = write('model = "resnet18"\nbatch = 4\nrecipe = ["fp16", "bf16"]\ndevice = "cpu"')
         assert specs_from_table(table) == load_specs(path)
-
-
-class TestKey:
-    identity = {
-        "model": "m1",
-        "inputs": "i1",
-        "device": "cuda Some GPU",
-        "driver": "570.1",
-        "torch": "2.9.0",
-        "benchmark": "1",
-    }
-
-    @staticmethod
-    def spec_of(recipe: str = "fp16+channels-last", **changes: Any) -> RunSpec:
-        workload = {"model": "resnet50", "batch": 32, **changes.pop("workload", {})}
-        return RunSpec(workload=WorkloadSpec(**workload), recipe=Recipe.parse(recipe), **changes)
-
-    def key(self, spec: RunSpec, **identity: str | None) -> str:
-        return key_of(spec, {**self.identity, **identity})
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {},
-            {"recipe": "channels-last+fp16"},
-            {"launch": LaunchSpec(door="spawn", command_prefix=("numactl", "-N0"))},
-            {"launch": LaunchSpec(prepare_timeout_s=5.0, measure_timeout_s=7.0)},
-            {"launch": LaunchSpec(memory_limit_bytes=2**30)},
-            {"workload": {"artifact": "somewhere/else.pkl"}},
-        ],
-        ids=str,
-    )
-    def test_is_one_however_the_same_thing_was_asked_for(self, changes: dict[str, Any]) -> None:
-        assert self.key(self.spec_of(**changes)) == self.key(self.spec_of())
-
-    def test_does_not_depend_on_the_order_of_options(self) -> None:
-        assert self.key(self.spec_of("compile:a=1,b=2")) == self.key(self.spec_of("compile:b=2,a=1"))
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"workload": {"batch": 33}},
-            {"workload": {"batch": None}},
-            {"workload": {"model": "resnet18"}},
-            {"workload": {"task": "train"}},
-            {"workload": {"image_size": 64}},
-            {"recipe": "fp16"},
-            {"recipe": "bf16+channels-last"},
-            {"measure": MeasureSpec.for_effort("quick")},
-            {"device": "cpu"},
-            {"threads": 1},
-            {"seed": 1},
-        ],
-        ids=str,
-    )
-    def test_is_another_for_another_thing(self, changes: dict[str, Any]) -> None:
-        assert self.key(self.spec_of(**changes)) != self.key(self.spec_of())
-
-    @pytest.mark.parametrize("what", list(identity))
-    def test_is_another_where_the_place_or_the_model_is_another(self, what: str) -> None:
-        spec = self.spec_of()
-        assert len({self.key(spec), self.key(spec, **{what: "other"}), self.key(spec, **{what: None})}) == 3

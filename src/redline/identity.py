@@ -1,13 +1,115 @@
-"""When do two records measure the same thing, and when may their numbers be set against each other?"""
+"""When are two measurements the same? Each way to ask is a named set of fields; all of them are in this file.
+
+| asked by | function | same when |
+|---|---|---|
+| history, resume | `record_key` | everything that decides the numbers is the same, model and inputs by their hashes |
+| a sweep, before it runs | `plan_key` | the same, with what is known of the model before it is built |
+| a sweep's or a search's name | `spec_key`, `question_key` | the same was asked for, on whatever machine |
+| `compare` | `Benchmark`, then `differences` | the same work; the recipe, the machine and the versions may differ |
+| reports | `Subject` | the same model, task and settings on the same device; recipes and batches vary within it |
+| ceilings | `device_key` | the same device, driver, torch and, on a CPU, threads |
+
+How a bench was opened, where a pickled model lies and which of several equal cards was used are never part of it.
+Keys leave out fields that hold their default, so that a field added later changes no old key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from redline.note import Note, note
-from redline.record import Environment, RunRecord, device_of
-from redline.spec import Frozen
+from redline.record import BENCHMARK_VERSION, Environment, Prepared, RunRecord, device_of
+from redline.spec import Frozen, RunSpec
 from redline.units import format_bytes
+from redline.work import Ceilings
+
+KEY_LENGTH = 24
+NOT_OF_THE_WORKLOAD = ("artifact",)
+"""Where a pickled model lies: its hash says what it is."""
+NOT_SETTINGS = (*NOT_OF_THE_WORKLOAD, "model", "task", "batch", "check_inputs")
+"""What a benchmark and a subject name by themselves, and what only the check of numerics looks at."""
+
+
+def record_key(spec: RunSpec, prepared: Prepared) -> str:
+    """Two records with the same key measured the same thing in the same way."""
+    hashes = {"model": prepared.workload.model_hash, "inputs": prepared.workload.input_hash}
+    return spec_key(spec, {**hashes, **_software(prepared.environment)})
+
+
+def plan_key(spec: RunSpec, fingerprint: str, environment: Environment) -> str:
+    """The same before anything ran; `fingerprint` is what is known of a model that is not built yet."""
+    return spec_key(spec, {"plan": fingerprint, **_software(environment)})
+
+
+def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> str:
+    """Of what was asked for, and of what is known `besides`."""
+    asked = {
+        **given(spec, leave_out=("launch", "recipe", "device", "workload", "measure")),
+        "workload": given(spec.workload, leave_out=NOT_OF_THE_WORKLOAD),
+        "measure": given(spec.measure),
+        "recipe": spec.recipe.canonical(),
+        "device": spec.device.partition(":")[0],
+    }
+    return _digest([asked, {**(besides or {}), **_memory_limit(spec)}])
+
+
+def question_key(spec: RunSpec, question: Mapping[str, Any]) -> str:
+    """Of a search: what it is about and what it asks, however long it may take."""
+    return spec_key(spec, {name: msgspec.json.encode(value).decode() for name, value in sorted(question.items())})
+
+
+def device_key(environment: Environment) -> str:
+    device = environment.device
+    threads = environment.threads if device.kind == "cpu" else None
+    return _digest([device.kind, device.name, device.driver, environment.versions.get("torch"), threads])
+
+
+def device_key_of_ceilings(ceilings: Ceilings) -> str:
+    return _digest([ceilings.kind, ceilings.name, ceilings.driver, ceilings.torch, ceilings.threads])
+
+
+def given(struct: Frozen, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """The fields that hold another value than their default."""
+    return {
+        field.name: value
+        for field in msgspec.structs.fields(struct)
+        if field.name not in leave_out and (value := getattr(struct, field.name)) != field.default
+    }
+
+
+def different_fields(one: RunSpec, other: RunSpec) -> Iterator[str]:
+    """Fields of two specs that differ, as options name them; neither the recipe nor how the bench is opened."""
+    for field in msgspec.structs.fields(one.workload):
+        if getattr(one.workload, field.name) != getattr(other.workload, field.name):
+            yield field.name.replace("_", "-")
+    for name in ("device", "threads", "seed"):
+        if getattr(one, name) != getattr(other, name):
+            yield name
+    if one.launch.memory_limit_bytes != other.launch.memory_limit_bytes:
+        yield "max-memory"
+
+
+def _software(environment: Environment) -> dict[str, str | None]:
+    return {
+        "device": f"{environment.device.kind} {environment.device.name}",
+        "driver": environment.device.driver,
+        "torch": environment.versions.get("torch"),
+        "benchmark": BENCHMARK_VERSION,
+    }
+
+
+def _memory_limit(spec: RunSpec) -> dict[str, str]:
+    """It decides what fits; nothing where there is none."""
+    limit = spec.launch.memory_limit_bytes
+    return {} if limit is None else {"memory_limit": str(limit)}
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:KEY_LENGTH]
 
 
 class Benchmark(Frozen):
@@ -16,7 +118,7 @@ class Benchmark(Frozen):
     model: str
     task: str
     recipe: str
-    """Canonical: the order of its steps does not matter."""
+    """Canonical: the order of its switches does not matter."""
     batch: int | None
     device: str
     """`cpu`, `cuda` or `rocm`."""
@@ -25,28 +127,29 @@ class Benchmark(Frozen):
 
     def __str__(self) -> str:
         batch = f"batch {self.batch}" if self.batch else ""
-        settings = ", ".join(f"{name} {value}" for name, value in self.settings)
+        settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.settings)
         return " · ".join(part for part in (self.model, self.task, self.recipe, batch, settings, self.device) if part)
 
 
 def benchmark_of(record: RunRecord) -> Benchmark:
     spec, workload, prepared = record.spec, record.spec.workload, record.prepared
-    given = {
-        "image_size": workload.image_size,
-        "classes": workload.classes,
-        "sequence_length": workload.sequence_length,
-        "optimizer": workload.optimizer if workload.task == "train" and workload.optimizer != "sgd" else None,
-        "threads": spec.threads,
-        "max_memory": spec.launch.memory_limit_bytes,
-    }
     return Benchmark(
         model=workload.model,
         task=workload.task,
         recipe=spec.recipe.canonical(),
-        batch=prepared.workload.batch if prepared else workload.batch,
+        batch=batch_of(record),
         device=prepared.environment.device.kind if prepared else spec.device.partition(":")[0],
-        settings=tuple((name, str(value)) for name, value in given.items() if value is not None),
+        settings=tuple((name, str(value)) for name, value in settings_of(spec).items()),
     )
+
+
+def settings_of(spec: RunSpec) -> dict[str, Any]:
+    """What was asked for besides model, task, batch and recipe and decides what is computed, or how fast."""
+    found = given(spec.workload, leave_out=NOT_SETTINGS)
+    if spec.workload.task != "train":
+        found.pop("optimizer", None)
+    limits = {"threads": spec.threads, "max_memory": spec.launch.memory_limit_bytes}
+    return found | {name: value for name, value in limits.items() if value is not None}
 
 
 def whether_in_turns(one: RunRecord, other: RunRecord) -> bool:
@@ -133,7 +236,7 @@ class Subject(Frozen):
 
 
 def subjects_of(records: Sequence[RunRecord]) -> list[Subject]:
-    """One per record. A record that broke before its device was named takes the name its siblings gave that device."""
+    """One per record. A record that failed before its device was named takes the name its siblings gave that device."""
     named: dict[str, set[str]] = {}
     for record in records:
         if name := _device_name(record):
@@ -145,7 +248,7 @@ def _subject(record: RunRecord, named: dict[str, set[str]]) -> Subject:
     workload, device = record.spec.workload, device_of(record)
     known = named.get(device, set())
     name = _device_name(record) or (next(iter(known)) if len(known) == 1 else device)
-    return Subject(model=workload.model, task=workload.task, device=name, setting=_setting(record))
+    return Subject(model=workload.model, task=workload.task, device=name, setting=setting_text(record.spec))
 
 
 def _device_name(record: RunRecord) -> str:
@@ -162,14 +265,19 @@ def is_capture(record: RunRecord) -> bool:
     return record.trace is not None
 
 
-def _setting(record: RunRecord) -> str:
-    workload, limit = record.spec.workload, record.spec.launch.memory_limit_bytes
-    words = (
-        f"{workload.image_size} px" if workload.image_size else "",
-        f"{workload.sequence_length} tokens" if workload.sequence_length else "",
-        f"{workload.classes} classes" if workload.classes else "",
-        workload.optimizer if workload.task == "train" and workload.optimizer != "sgd" else "",
-        f"{record.spec.threads} threads" if record.spec.threads else "",
-        f"within {format_bytes(limit)}" if limit else "",
-    )
-    return ", ".join(word for word in words if word)
+_SETTING_WORDS: dict[str, Callable[[Any], str]] = {
+    "image_size": lambda value: f"{value} px",
+    "sequence_length": lambda value: f"{value} tokens",
+    "classes": lambda value: f"{value} classes",
+    "optimizer": str,
+    "threads": lambda value: f"{value} threads",
+    "max_memory": lambda value: f"within {format_bytes(value)}",
+}
+
+
+def setting_text(spec: RunSpec) -> str:
+    """`settings_of` in words."""
+    found = settings_of(spec)
+    words = [say(found[name]) for name, say in _SETTING_WORDS.items() if name in found]
+    others = [f"{name.replace('_', ' ')} {value}" for name, value in found.items() if name not in _SETTING_WORDS]
+    return ", ".join((*words, *others))

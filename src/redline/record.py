@@ -11,7 +11,7 @@ import msgspec
 
 from redline.errors import RecordError, SpecError
 from redline.note import Note, notes_from_texts
-from redline.spec import Frozen, Recipe, RunSpec, key_of, memory_identity
+from redline.spec import Frozen, Recipe, RunSpec
 from redline.work import WorkCount
 
 SCHEMA = 2
@@ -363,20 +363,6 @@ def device_of(record: RunRecord) -> str:
         return record.spec.device
     device = record.prepared.environment.device
     return device.kind if device.index is None else f"{device.kind}:{device.index}"
-
-
-def key_of_record(spec: RunSpec, prepared: Prepared) -> str:
-    device = prepared.environment.device
-    identity = {
-        "model": prepared.workload.model_hash,
-        "inputs": prepared.workload.input_hash,
-        "device": f"{device.kind} {device.name}",
-        "driver": device.driver,
-        "torch": prepared.environment.versions.get("torch"),
-        "benchmark": BENCHMARK_VERSION,
-        **memory_identity(spec),
-    }
-    return key_of(spec, identity)
 
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, dataclass_transform, get_args
 
 import msgspec
@@ -268,39 +266,6 @@ class RunSpec(Frozen):
     def __post_init__(self) -> None:
         require_range("threads", self.threads, 1, MOST_THREADS)
         require_range("seed", self.seed, *SEEDS)
-
-
-def key_of(spec: RunSpec, identity: Mapping[str, str | None]) -> str:
-    """The spec key: two runs with the same key measured the same thing.
-
-    `identity` is what the spec cannot know: model and input hash, device model, driver, torch and benchmark version.
-    How the bench was opened (door, timeouts), where a pickled model lay and which of several equal cards it was are not
-    part of what was measured. Fields at their defaults are left out, so that a field added later changes no old key.
-    """
-    what = {
-        **_set_fields(spec, leave_out=("launch", "recipe", "device", "workload", "measure")),
-        "workload": _set_fields(spec.workload, leave_out=("artifact",)),
-        "measure": _set_fields(spec.measure, leave_out=()),
-        "recipe": spec.recipe.canonical(),
-        "device": spec.device.partition(":")[0],
-    }
-    encoded = msgspec.json.encode([what, dict(identity)], order="deterministic")
-    return hashlib.sha256(encoded).hexdigest()[:24]
-
-
-def memory_identity(spec: RunSpec) -> dict[str, str | None]:
-    """What a memory limit adds to an identity, because it decides what fits; nothing where there is none."""
-    limit = spec.launch.memory_limit_bytes
-    return {} if limit is None else {"memory_limit": str(limit)}
-
-
-def _set_fields(struct: Frozen, leave_out: tuple[str, ...]) -> dict[str, Any]:
-    """The fields that were given another value than their default."""
-    return {
-        field.name: value
-        for field in msgspec.structs.fields(struct)
-        if field.name not in leave_out and (value := getattr(struct, field.name)) != field.default
-    }
 
 
 def _parse_switch(word: str) -> Switch:

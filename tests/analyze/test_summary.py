@@ -39,7 +39,7 @@ def group(make_record: Any, make_block: Any, *, rounds: int = 8, second_rounds: 
 def test_json_has_the_promised_fields(make_record: Any) -> None:
     row = msgspec.to_builtins(row_of(make_record()))
     assert {
-        *("model", "task", "recipe", "batch", "device", "device_name", "item", "throughput_per_s"),
+        *("model", "task", "recipe", "batch", "device", "device_name", "setting", "item", "throughput_per_s"),
         *("throughput_interval", "throughput_wall_per_s", "latency_s", "phases_s", "memory", "cold_start_s"),
         *(
             "numerics",

@@ -11,8 +11,9 @@ import pytest
 from invoking import invoke as redline
 
 from redline.api.flops import flops
+from redline.identity import device_key
 from redline.record import decode
-from redline.store import History, device_key_of
+from redline.store import History
 from redline.work import Ceilings, OperatorWork, WorkCount
 
 MODELS = Path(__file__).parents[1] / "models" / "misbehaving.py"
@@ -118,7 +119,7 @@ def measured(own_history: Path) -> Ceilings:
     )
     with History.open() as history:
         history.finish(record)
-        assert device_key_of(environment)
+        assert device_key(environment)
         history.ceilings().put(ceilings)
     return ceilings
 

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from redline.errors import UsageError
+from redline.identity import plan_key
 from redline.protocol import Checked
 from redline.record import Block, DeviceInfo, Environment, RunRecord, new_id
 from redline.search.grid import cells_from_table
-from redline.search.sweep import Cell, estimate, make_plan, plan_key
+from redline.search.sweep import Cell, estimate, make_plan
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 

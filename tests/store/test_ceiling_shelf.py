@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from redline.identity import device_key, device_key_of_ceilings
 from redline.record import DeviceInfo, Environment
-from redline.store import History, device_key_of, device_key_of_ceilings
+from redline.store import History
 from redline.work import Ceilings
 
 CEILINGS = Ceilings(
@@ -24,7 +25,7 @@ CEILINGS = Ceilings(
 
 def key(kind: str = "cuda", threads: int = 8, **device: str) -> str:
     info = DeviceInfo(kind=kind, **{"name": "Some GPU", "driver": "570.1", **device})
-    return device_key_of(Environment(device=info, threads=threads, versions={"torch": "2.9.0"}))
+    return device_key(Environment(device=info, threads=threads, versions={"torch": "2.9.0"}))
 
 
 def test_they_come_back_and_the_newest_counts(history: History, location: str) -> None:

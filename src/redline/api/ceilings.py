@@ -5,11 +5,11 @@ from __future__ import annotations
 from redline.analyze.ceilings import CeilingsSummary, ceilings_summary
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
+from redline.identity import device_key
 from redline.protocol import AskCeilings, CeilingsAnswer
 from redline.report.ceilings import ceilings_report
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import as_text
-from redline.store import device_key_of
 from redline.work import Ceilings
 
 
@@ -34,7 +34,7 @@ def ceilings(
         (probe,) = opened.checked(specs_of(opened, "simple_cnn", device=device)[0])
         environment = opened.environment(probe.device, threads)
         shelf = opened.history.ceilings() if opened.keeps else None
-        found = shelf.get(device_key_of(environment)) if shelf is not None and not fresh else None
+        found = shelf.get(device_key(environment)) if shelf is not None and not fresh else None
         if found is None:
             with opened.lock(probe.device):
                 found = opened.ask(AskCeilings(device=probe.device, threads=threads), CeilingsAnswer).ceilings

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from redline.analyze.summary import RunSummary, summarize
 from redline.api.tune import kept_searches
 from redline.api.workspace import Workspace, use
+from redline.identity import device_key
 from redline.record import RunRecord
 from redline.report.checklist import Checklist, Line, Technique
 from redline.spec import BASELINE, Recipe
-from redline.store import device_key_of
 
 EFFORTS = {
     "amp": ("one line", "training and inference where accuracy must stay close to fp32"),
@@ -36,7 +36,7 @@ def checklist(model: str, *, workspace: Workspace | None = None) -> Checklist:
         rows = summarize(records, opened.ceilings_of(records))
         searches = [search for search in kept_searches(history) if search.tune.spec.workload.model == model]
         ceilings_known = any(
-            history.ceilings().get(device_key_of(record.prepared.environment)) is not None
+            history.ceilings().get(device_key(record.prepared.environment)) is not None
             for record in records
             if record.prepared is not None
         )

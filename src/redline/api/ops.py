@@ -10,12 +10,12 @@ from redline.analyze.ops import OperatorRow, by_time, operator_row
 from redline.api.settings import Settings, listed, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
+from redline.identity import device_key
 from redline.protocol import AskOperators, OperatorCase, OperatorName, OperatorTimes
 from redline.report.export import JsonDocument
 from redline.report.ops import ops_json, ops_report
 from redline.report.terminal import as_text
 from redline.spec import MOST_ITEMS
-from redline.store import device_key_of
 
 OPERATORS: tuple[OperatorName, ...] = get_args(OperatorName)
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
@@ -98,7 +98,7 @@ def ops(
         known = None
         if working.keeps:
             with working.reading() as history:
-                known = history.ceilings().get(device_key_of(environment))
+                known = history.ceilings().get(device_key(environment))
     rows = [operator_row(row, known) for row in times.rows]
     return OpsResult(by_time(rows) if spec is not None else rows, environment.device.name, known is not None)
 

@@ -13,10 +13,10 @@ from redline.api.profile import profile_spec
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, UsageError
+from redline.identity import device_key
 from redline.report.export import JsonDocument, json_document
 from redline.report.roofline import RooflineReport, plot_roofline
 from redline.report.terminal import as_text
-from redline.store import device_key_of
 
 
 class RooflineResult(Sequence[RooflineRow]):
@@ -93,7 +93,7 @@ def _roofline_of_last(workspace: Workspace) -> RooflineResult:
         if not records:
             raise UsageError("the last run has no counted work: name a model, or run 'redline run' first")
         assert records[0].prepared is not None
-        known = history.ceilings().get(device_key_of(records[0].prepared.environment))
+        known = history.ceilings().get(device_key(records[0].prepared.environment))
     if known is None:
         raise UsageError("the ceilings of that device are not measured yet: 'redline ceilings' does it")
     return RooflineResult([roofline_row(record, known) for record in records], ceilings_summary(known))

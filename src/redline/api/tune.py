@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 import time
@@ -17,6 +16,7 @@ from redline.api.recipe import PlainRecipe, arguments_of, recipe
 from redline.api.settings import OtherSettings, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, RecordError, SpecError, UsageError
+from redline.identity import question_key
 from redline.note import Note, note
 from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoice, SwitchChoices
 from redline.record import RunRecord
@@ -30,10 +30,10 @@ from redline.search.tune.record import (
     Tolerance,
     TuneRecord,
     TuneSpec,
-    bare_question,
     decode_tune,
     differences,
     encode_tune,
+    question_of,
 )
 from redline.search.tune.result import TuneFinding, Winner, finding_of
 from redline.search.tune.space import space_for
@@ -287,9 +287,7 @@ def default_name(asked: TuneSpec) -> str:
     """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of replicates."""
     model = asked.spec.workload.model
     first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
-    limit = str(asked.spec.launch.memory_limit_bytes)
-    digest = hashlib.sha256(msgspec.json.encode(bare_question(asked)) + limit.encode()).hexdigest()[:8]
-    return f"{first}-{asked.spec.workload.task}-{digest}"
+    return f"{first}-{asked.spec.workload.task}-{question_key(asked.spec, question_of(asked))[:8]}"
 
 
 class _Kept:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from redline.errors import BenchError, UsageError
+from redline.identity import device_key
 from redline.launch import Door, open_door
 from redline.launch.lock import device_lock
 from redline.names import refuse_impossible_name
@@ -28,7 +29,7 @@ from redline.protocol import (
 from redline.record import Environment, RunRecord
 from redline.search.observer import Journal, NoJournal, Observer
 from redline.spec import LaunchSpec, RunSpec
-from redline.store import History, device_key_of
+from redline.store import History
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,7 +189,7 @@ class Workspace:
     def ceilings_of(self, records: Iterable[RunRecord]) -> Callable[[RunRecord], Ceilings | None]:
         """A lookup of the ceilings kept for the devices of these records. Nothing is measured."""
         keys = {
-            record.id: device_key_of(record.prepared.environment)
+            record.id: device_key(record.prepared.environment)
             for record in records
             if record.prepared is not None and record.prepared.work is not None
         }

@@ -250,6 +250,7 @@ def _title(rows: Sequence[RunSummary]) -> Text:
         first.model,
         first.task,
         f"batch {batch}" if batch else "",
+        first.setting,
         f"{processes} processes each" if processes else "",
         f"{where} ({first.device})" if where else first.device,
     ]
@@ -257,7 +258,8 @@ def _title(rows: Sequence[RunSummary]) -> Text:
 
 
 def _workload(row: RunSummary) -> tuple[Any, ...]:
-    return row.model, row.task, row.device, row.group or row.batch
+    """Rows of one table: those measured together, or the same work under other recipes."""
+    return row.model, row.task, row.device, row.setting, row.group or row.batch
 
 
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"

@@ -16,9 +16,10 @@ import msgspec
 
 from redline.analyze.sweep import IdleExclusion
 from redline.errors import SpecError, UnknownName, UsageError
+from redline.identity import spec_key
 from redline.note import note
 from redline.protocol import Checked
-from redline.spec import Recipe, RunSpec, Task, key_of, memory_identity
+from redline.spec import Recipe, RunSpec, Task
 from redline.spec_table import for_trainers, layered, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
@@ -238,9 +239,7 @@ def default_name(cells: Sequence[RunSpec]) -> str:
     """The same grid has the same name, so running it again goes on."""
     models = list(dict.fromkeys(cell.workload.model for cell in cells))
     first = re.sub(r"[^\w.+-]+", "-", Path(models[0].partition(":")[0]).stem if "/" in models[0] else models[0])
-    digest = hashlib.sha256(
-        "".join(sorted({key_of(cell, memory_identity(cell)) for cell in cells})).encode()
-    ).hexdigest()[:8]
+    digest = hashlib.sha256("".join(sorted({spec_key(cell) for cell in cells})).encode()).hexdigest()[:8]
     return f"{first}{f'+{len(models) - 1}' if len(models) > 1 else ''}-{digest}"
 
 

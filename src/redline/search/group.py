@@ -20,6 +20,7 @@ from typing import Self
 import msgspec
 
 from redline.analyze.statistics import Interval, median_interval
+from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.note import Note, note
 from redline.protocol import (
@@ -32,7 +33,7 @@ from redline.protocol import (
     Squeeze,
     SqueezeReply,
 )
-from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, key_of_record, new_id
+from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, new_id
 from redline.search.observer import Journal, Observer
 from redline.spec import RunSpec
 
@@ -249,7 +250,7 @@ class Group:
             if pending.contended:
                 cold_start = msgspec.structs.replace(prepared.cold_start, contended=True)
                 prepared = msgspec.structs.replace(prepared, cold_start=cold_start)
-            key = key_of_record(record.spec, prepared)
+            key = record_key(record.spec, prepared)
             record = msgspec.structs.replace(record, prepared=prepared, key=key)
             self.journal.begin(record)
         else:

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import UsageError
+from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.launch.spawn import SpawnDoor, run_after, run_script
 from redline.protocol import BlockReply, Measure, Prepare, PreparedReply, Profile, Progress, Reply, Request, TraceReply
-from redline.record import RunRecord, TraceRef, key_of_record, new_id
+from redline.record import RunRecord, TraceRef, new_id
 from redline.search.group import failure_of
 from redline.search.observer import Journal, Observer
 from redline.spec import LaunchSpec, MeasureSpec, RunSpec
@@ -63,7 +64,7 @@ def _captured(record: RunRecord, request: Profile, session: Session, journal: Jo
     if not isinstance(reply, PreparedReply):
         return _failed(record, reply)
     prepared = reply.prepared
-    record = msgspec.structs.replace(record, prepared=prepared, key=key_of_record(record.spec, prepared))
+    record = msgspec.structs.replace(record, prepared=prepared, key=record_key(record.spec, prepared))
     journal.begin(record)
     observer.progress(record, Progress(stage="timing"))
     for number in range(TIMED_BLOCKS):
@@ -140,7 +141,7 @@ def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunReco
         reply = session.ask(prepare, lambda progress: observer.progress(record, progress))
         if isinstance(reply, PreparedReply):
             prepared = reply.prepared
-            key = key_of_record(record.spec, prepared)
+            key = record_key(record.spec, prepared)
             record = msgspec.structs.replace(record, prepared=prepared, key=key)
             observer.progress(record, Progress(stage="profile"))
             reply = session.ask(request)

@@ -25,15 +25,16 @@ from redline.analyze.sweep import (
     sweep_summary,
 )
 from redline.errors import DoorError, SpecError, UsageError
+from redline.identity import plan_key
 from redline.launch.door import Door
 from redline.launch.lock import device_lock
 from redline.note import note
 from redline.protocol import Checked
-from redline.record import BENCHMARK_VERSION, Block, Environment, Failure, RunRecord, new_id
+from redline.record import Block, Environment, Failure, RunRecord, new_id
 from redline.search.grid import default_name, in_informative_order, is_default_name
 from redline.search.group import measure_together
 from redline.search.observer import Observer
-from redline.spec import RunSpec, key_of, memory_identity
+from redline.spec import RunSpec
 from redline.store import Row, SettledCell
 
 LOOK_BACK = 100
@@ -107,18 +108,6 @@ def check_name(name: Any) -> None:
         raise SpecError(f"name must be a text that is not empty, got {name!r}")
     if name is not None and "," in name:
         raise SpecError(f"name must not have a comma, which joins names where sweeps are compared, got {name!r}")
-
-
-def plan_key(spec: RunSpec, fingerprint: str, place: Environment) -> str:
-    identity = {
-        "plan": fingerprint,
-        "device": f"{place.device.kind} {place.device.name}",
-        "driver": place.device.driver,
-        "torch": place.versions.get("torch"),
-        "benchmark": BENCHMARK_VERSION,
-        **memory_identity(spec),
-    }
-    return key_of(spec, identity)
 
 
 def estimate(cells: Iterable[Cell], past: Past) -> Estimate:

@@ -1,6 +1,6 @@
 """The history: every record ever measured, written as it comes."""
 
-from redline.store.ceilings import CeilingShelf, device_key_of, device_key_of_ceilings
+from redline.store.ceilings import CeilingShelf
 from redline.store.codec import CellStatus, Row, SettledCell, Status, TuneRow
 from redline.store.history import Filters, History, OnUnreadable
 from redline.store.ledgers import SweepLedger, TuneLedger
@@ -17,6 +17,4 @@ __all__ = [
     "SweepLedger",
     "TuneLedger",
     "TuneRow",
-    "device_key_of",
-    "device_key_of_ceilings",
 ]

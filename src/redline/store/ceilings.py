@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from redline.identity import device_key_of_ceilings
 from redline.note import notes_from_texts
-from redline.record import Environment
 from redline.store import queries
 from redline.store.writer import KeepCeilings
 from redline.work import CEILINGS_SCHEMA, Ceilings
 
 if TYPE_CHECKING:
     from redline.store.database import Database
-
-
-def device_key_of(environment: Environment) -> str:
-    """The key under which the ceilings of a device are kept."""
-    device = environment.device
-    threads = environment.threads if device.kind == "cpu" else None
-    return _key(device.kind, device.name, device.driver, environment.versions.get("torch"), threads)
-
-
-def device_key_of_ceilings(ceilings: Ceilings) -> str:
-    return _key(ceilings.kind, ceilings.name, ceilings.driver, ceilings.torch, ceilings.threads)
-
-
-def _key(*parts: str | int | None) -> str:
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:24]
 
 
 class CeilingShelf:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import RecordError, SpecError
+from redline.identity import different_fields, given
 from redline.note import Note, notes_from_texts
 from redline.record import BlockKind
-from redline.spec import Frozen, LaunchSpec, RunSpec
+from redline.spec import Frozen, RunSpec
 
 Objective = Literal["throughput", "latency"]
 TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
@@ -187,31 +188,16 @@ LISTS = ("switches", "without", "seeds")
 """Their order asks nothing."""
 
 
-def bare_question(asked: TuneSpec) -> TuneSpec:
-    """Without what two searches that ask the same may differ in: how often it races, how it is launched, the order of lists."""
-    return msgspec.structs.replace(
-        asked,
-        spec=msgspec.structs.replace(asked.spec, launch=LaunchSpec()),
-        replicates=TuneSpec(spec=asked.spec).replicates,
-        **{name: tuple(sorted(getattr(asked, name))) for name in LISTS},
-    )
+def question_of(asked: TuneSpec) -> dict[str, Any]:
+    """What two searches of the same workload must both ask to be the same. How often they race is not part of it."""
+    lists = {name: sorted(getattr(asked, name)) for name in LISTS if getattr(asked, name)}
+    return {**given(asked, leave_out=("spec", "replicates", *LISTS)), **lists}
 
 
 def differences(one: TuneSpec, other: TuneSpec) -> list[str]:
     """What differs, in the words in which it is asked for. How long it may take and how often it races does not count."""
-    specs = dict.fromkeys([*_of_workloads(one.spec, other.spec), *_of_searches(one, other)])
+    specs = dict.fromkeys([*different_fields(one.spec, other.spec), *_of_searches(one, other)])
     return list(specs)
-
-
-def _of_workloads(one: RunSpec, other: RunSpec) -> Iterator[str]:
-    for field in msgspec.structs.fields(one.workload):
-        if getattr(one.workload, field.name) != getattr(other.workload, field.name):
-            yield field.name.replace("_", "-")
-    for name in ("device", "threads", "seed"):
-        if getattr(one, name) != getattr(other, name):
-            yield name
-    if one.launch.memory_limit_bytes != other.launch.memory_limit_bytes:
-        yield "max-memory"
 
 
 def _of_searches(one: TuneSpec, other: TuneSpec) -> Iterator[str]:
