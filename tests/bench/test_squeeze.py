@@ -11,7 +11,7 @@ from worlds.memory import CachingAllocator, OutOfMemory, StackedModel, convoluti
 
 from redline.bench.device.base import Device
 from redline.bench.device.cpu import CpuDevice
-from redline.bench.measure.squeeze import PRECISION, least_memory
+from redline.bench.measure.blocks import SQUEEZE_PRECISION, least_memory
 from redline.record import DeviceInfo, Memory, TelemetrySample
 
 GIB = 2**30
@@ -145,7 +145,7 @@ def test_the_least_is_enough_and_no_more_than_needed(model: Any, trains: bool) -
     assert reserved is not None
     assert needed <= reserved
     assert runs_under(stacked, 64, needed)
-    assert not runs_under(stacked, 64, int(needed * (1 - 2.5 * PRECISION)))
+    assert not runs_under(stacked, 64, int(needed * (1 - 2.5 * SQUEEZE_PRECISION)))
 
 
 def test_the_sessions_own_cap_holds_again_afterwards() -> None:

@@ -21,8 +21,7 @@ from redline.bench.count.count import because
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from
 from redline.bench.environment import describe, remember_flags
-from redline.bench.measure.blocks import measure_block
-from redline.bench.measure.squeeze import least_memory
+from redline.bench.measure.blocks import least_memory, measure_block
 from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
 from redline.bench.recipe.compose import apply_recipe, blaming, number_format_of

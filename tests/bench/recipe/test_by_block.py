@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.numerics import LossReference
-from redline.bench.recipe.plain.layers import repeated_blocks
+from redline.bench.recipe.plain.models import repeated_blocks
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import TrainingStep
 from redline.errors import BenchError, SpecError

@@ -1,4 +1,4 @@
-"""A look at the device every tenth of a second while a block runs, from a thread that is otherwise asleep."""
+"""Timed blocks with telemetry beside them, and the least memory a step can do with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from redline.bench.device.base import Device
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.workload.step import TimedStep
 from redline.protocol import Measure
 from redline.record import Block, TelemetrySample
@@ -151,3 +152,59 @@ def quiet_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+SQUEEZE_PRECISION = 0.005
+"""Of the memory needed: finer than that the allocator's own rounding shows."""
+SQUEEZE_STEPS = 2
+"""The first fills the empty cache, the second must live with what the first left behind."""
+SQUEEZE_SECONDS = 10.0
+
+
+def least_memory(step: TimedStep, device: Device, limit_bytes: int | None) -> int | None:
+    """Bytes reserved at the tightest cap under which the step still runs; None where no cap can be set.
+
+    torch's allocator keeps what it has freed as long as there is room: a training step may reserve a fifth more than it
+    needs, an inference step may need all of it. That decides how large a batch fits, and only trying tells.
+
+    Running out of memory here is on purpose and inside a cap, so it disturbs nobody. Afterwards `limit_bytes`, the cap
+    of the session, holds again.
+    """
+    memory = device.memory()
+    low, high = memory.peak_allocated_bytes, memory.peak_reserved_bytes
+    if low is None or high is None:
+        return None
+    deadline = time.perf_counter() + SQUEEZE_SECONDS
+    try:
+        while high - low > SQUEEZE_PRECISION * high and time.perf_counter() < deadline:
+            middle = (low + high) // 2
+            reserved = _reserved_under(step, device, middle)
+            if reserved is None:
+                low = middle
+            else:
+                high = min(high, reserved)
+                if reserved > middle:
+                    break  # a graph's private pool stays reserved whatever the cap: less cannot be had
+    finally:
+        device.cap_allocator(limit_bytes)
+    return high
+
+
+def _reserved_under(step: TimedStep, device: Device, cap_bytes: int) -> int | None:
+    """The most that was reserved while some steps ran under the cap; None where they ran out of memory."""
+    device.release_cache()
+    device.reset_peaks()
+    device.cap_allocator(cap_bytes)
+    try:
+        with step.context():
+            for _ in range(SQUEEZE_STEPS):
+                step()
+            device.synchronize()
+        return device.memory().peak_reserved_bytes
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    # Outside the handler, whose traceback would keep the failed step's tensors alive.
+    step.recover()
+    device.release_cache()
+    return None

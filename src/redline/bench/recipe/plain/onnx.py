@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from redline.bench.recipe.plain.calling import CallForm
+from redline.bench.recipe.plain.models import CallForm
 
 
 class OnnxModel:

@@ -10,7 +10,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, literal
-from redline.bench.recipe.plain.layers import compile_blocks, repeated_blocks
+from redline.bench.recipe.plain.models import compile_blocks, repeated_blocks
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
 from redline.record import Capabilities

@@ -1,4 +1,7 @@
-"""Switches that spare memory: a step needs less of it, and is no faster for that. They pay where a larger batch does."""
+"""Switches for training, and those that spare memory.
+
+The latter make no step faster. They pay where a larger batch does.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,27 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, RECOMPUTE, SWITCHES, RecipeCode, RecipeSwitch
-from redline.bench.recipe.plain.layers import recompute_blocks, repeated_blocks
+from redline.bench.recipe.plain.models import recompute_blocks, repeated_blocks
 from redline.bench.workload.step import Setup
 from redline.spec import Task
 from redline.work import Facts
+
+
+@SWITCHES.register("fused-optimizer")
+class FusedOptimizer(RecipeSwitch):
+    name = "fused-optimizer"
+    summary = "SGD, Adam or AdamW as one fused kernel (fused=True)"
+    stage = FLAGS
+    family = "optimizer"
+    relieves = "both"
+    tasks = ("train",)
+    leaves_program = True
+
+    def apply(self, setup: Setup) -> None:
+        setup.optimizer_options["fused"] = True
+
+    def write(self, code: RecipeCode) -> None:
+        code.optimizer_options["fused"] = "True"
 
 
 @SWITCHES.register("checkpointing")
