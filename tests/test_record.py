@@ -120,6 +120,8 @@ def whole_record(**changes: Any) -> RunRecord:
             cosine=0.999,
             top1_agreement=0.5,
             finite=False,
+            equal_share=0.75,
+            by_equality=True,
             degenerate=True,
             floor=8e-4,
             tolerance=3.2e-3,

@@ -167,6 +167,11 @@ class Numerics(Frozen):
     cosine: float | None = None
     top1_agreement: float | None = None
     finite: bool = True
+    equal_share: float | None = None
+    """Of the integers, booleans and texts in the output, those that equal the reference's; None where there are none."""
+    by_equality: bool = False
+    """The output holds nothing else that depends on the input: the error is the share that is unequal, over the share
+    that another input changes."""
     degenerate: bool = False
     """The reference carries no signal to compare with, or the number format cannot resolve it."""
     floor: float | None = None

@@ -78,6 +78,7 @@ NAMES = [
     "roofline_s",
     "headroom",
     "efficiency",
+    "equal_share",
 ]
 
 

@@ -215,5 +215,7 @@ def error_text(numerics: Numerics | None, *, with_steps: bool = False) -> str:
     if numerics.degenerate:
         return "no signal ✗"
     told = "inf" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"
+    if numerics.by_equality and numerics.equal_share is not None:
+        told = "equal" if numerics.equal_share == 1 else f"{format_share(1 - numerics.equal_share)} unequal"
     told += f" in {numerics.steps} steps" if with_steps and numerics.steps is not None else ""
     return told if numerics.passed else f"{told} ✗"

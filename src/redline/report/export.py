@@ -146,6 +146,7 @@ COLUMNS: dict[str, _Column] = {
     "roofline_s": _at("roofline", "attainable_s"),
     "headroom": _at("roofline", "headroom"),
     "efficiency": _at("roofline", "efficiency"),
+    "equal_share": _at("numerics", "equal_share"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

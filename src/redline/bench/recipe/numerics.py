@@ -2,8 +2,8 @@
 
 Inference compares outputs on two sets of inputs (one where the model takes no second), over the part of the output
 that depends on the input: a recipe that ignores its input must not pass because the model's output hardly moves.
-Training compares the loss over some steps, over the distance the loss travelled. Both are judged against a floor: fp32 arithmetic on weights and inputs
-rounded to the recipe's number format. Sound recipes sit at 1 to 2 times the floor; 4 times is the tolerance.
+Training compares the loss over some steps, over the distance the loss travelled. Both are judged against a floor: fp32
+arithmetic on weights and inputs rounded to the recipe's number format. Sound recipes sit at 1 to 2 times the floor; 4 times is the tolerance.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.recipe.outputs import SMALLEST_SIGNAL, Answer, Difference, answer_of, difference, ratio
 from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, unchanged_afterwards, unchanged_buffers
 from redline.bench.workload.inputs import Inputs, copied
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
-from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Second, Workload
 from redline.note import Note, note
 from redline.record import Numerics, SecondInputs
@@ -30,17 +30,13 @@ from redline.spec import OptimizerName
 TOLERANCE_OVER_FLOOR = 4.0
 SMALLEST_TOLERANCE = 1e-5
 SMALLEST_LOSS_TOLERANCE = 0.02
+SMALLEST_UNEQUAL = 1e-3
+"""Of integers: among thousands of classes some hang on the last bit of a score."""
+DRAWS_FOR_EQUALITY = 3
 LARGEST_TOLERANCE = 0.8
 """Beyond this a recipe that ignores its input (error 1 and more) would come close to passing."""
 UNRESOLVED_FLOOR = 0.5
 """Above this the number format cannot resolve the signal of this model, and nothing can be judged."""
-SMALLEST_SIGNAL = 1e-5
-"""Of the output's size: less than this moves with the input, and fp32 itself could not tell."""
-
-Outputs = list[list[torch.Tensor]]
-"""For each set of inputs, the floating tensors of the output."""
-
-
 REFERENCE = note("reference", "the strict fp32 reference itself")
 
 
@@ -49,7 +45,8 @@ class OutputReference:
     """Strict fp32's answers on two sets of inputs, and how far mere rounding of numbers moves them."""
 
     inputs: list[Inputs]
-    outputs: Outputs
+    outputs: list[Answer]
+    """One for each set of inputs."""
     floor: float
     number_format: str
     second: SecondInputs | None
@@ -69,17 +66,15 @@ class OutputReference:
         answers = None if second is None else _second_answers(step, second, outputs[0], workload)
         if second is not None and answers is not None:
             inputs, outputs = [*inputs, second.inputs], [*outputs, answers]
-        with rounded_weights(workload.model, number_format):
-            rounded = [_rounded_answers(step, each, number_format) for each in inputs]
         how = second.how if second is not None and answers is not None else None
-        floor = difference(rounded, outputs).rel_l2
+        floor = _floor(step, inputs, outputs, number_format)
         repeated = difference([_answers(step, each) for each in inputs], outputs).rel_l2
         mover = "asking twice" if repeated > floor else "rounding"
         return cls(inputs, outputs, max(floor, repeated), number_format, how, mover)
 
     def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
         found = [_answers(step, setup.prepared_inputs(*given)) for given in self.inputs]
-        if [len(tensors) for tensors in found] != [len(tensors) for tensors in self.outputs]:
+        if [answer.form for answer in found] != [answer.form for answer in self.outputs]:
             why = note("other-structure", "the outputs have another structure than the reference's")
             return Numerics(number_format=self.number_format, reason=why, second_inputs=self.second)
         verdict = judged(difference(found, self.outputs), self.floor, self.number_format, mover=self.mover)
@@ -95,19 +90,40 @@ class OutputReference:
             top1_agreement=own.top1_agreement,
             finite=own.finite,
             degenerate=own.degenerate,
+            equal_share=own.equal_share,
+            by_equality=own.by_equality,
             passed=own.finite,
             reason=REFERENCE if own.finite else note("not-finite", "the fp32 output is not finite"),
             second_inputs=self.second,
         )
 
 
-def _answers(step: InferenceStep, inputs: Inputs) -> list[torch.Tensor]:
+def _floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], number_format: str) -> float:
+    """How far rounding alone moves the outputs.
+
+    Few integers either flip or do not, and one draw says little about how often: they are asked several times, the
+    weights slightly moved before each rounding.
+    """
+    floors = []
+    for draw in range(1 + DRAWS_FOR_EQUALITY):
+        with rounded_weights(step.workload.model, number_format, moved=draw > 0):
+            rounded = [_rounded_answers(step, each, number_format) for each in inputs]
+        if [answer.form for answer in rounded] != [answer.form for answer in outputs]:
+            return math.inf
+        found = difference(rounded, outputs)
+        floors.append(found.rel_l2)
+        if not found.by_equality:
+            break
+    return max(floors)
+
+
+def _answers(step: InferenceStep, inputs: Inputs) -> Answer:
     """On copies: a model may write into its inputs, and into its buffers."""
     with unchanged_buffers(step.workload.model):
-        return _floats(step.on(*copied(inputs)))
+        return answer_of(step.on(*copied(inputs)))
 
 
-def _rounded_answers(step: InferenceStep, inputs: Inputs, number_format: str) -> list[torch.Tensor]:
+def _rounded_answers(step: InferenceStep, inputs: Inputs, number_format: str) -> Answer:
     """On rounded inputs, or on exact ones where rounded the model refuses them: shares that no longer sum to one."""
     try:
         return _answers(step, rounded_inputs(inputs, number_format))
@@ -117,28 +133,22 @@ def _rounded_answers(step: InferenceStep, inputs: Inputs, number_format: str) ->
         return _answers(step, inputs)
 
 
-def _second_answers(
-    step: InferenceStep, second: Second, first: list[torch.Tensor], workload: Workload
-) -> list[torch.Tensor] | None:
-    """The answers to the second set; None, with a note, where the model does not take it or answers in another shape."""
-    why = ""
+def _second_answers(step: InferenceStep, second: Second, first: Answer, workload: Workload) -> Answer | None:
+    """The answers to the second set; None, with a note, where the model does not take it or answers in another form."""
+    why, answers = "", None
     try:
         answers = _answers(step, second.inputs)
     except Exception as error:
         if second.how == "given" or is_out_of_memory(error):
             raise
-        answers, why = [], f"the model fails on a second one: {one_line(error)}"
-    if not why and [tensor.shape for tensor in answers] != [tensor.shape for tensor in first]:
-        why = "the outputs of a second one have other shapes"
-    if not why and _all_finite(first) and not _all_finite(answers):
+        why = f"the model fails on a second one: {one_line(error)}"
+    if answers is not None and answers.form != first.form:
+        why = "the outputs of a second one have another structure"
+    elif answers is not None and first.is_finite and not answers.is_finite:
         why = "the outputs of a second one are not finite"
     if why:
         workload.notes.append(note("one-input-set", f"outputs are compared on one set of inputs: {why}"))
     return None if why else answers
-
-
-def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 @dataclass
@@ -220,24 +230,17 @@ class LossReference:
         )
 
 
-@dataclass(frozen=True)
-class Difference:
-    rel_l2: float
-    cosine: float | None
-    top1_agreement: float | None
-    finite: bool
-    degenerate: bool
-
-
 def judged(
     found: Difference,
     floor: float,
     number_format: str,
-    smallest: float = SMALLEST_TOLERANCE,
+    smallest: float | None = None,
     method: Any = "outputs",
     mover: str = "rounding",
 ) -> Numerics:
     """The verdict on a difference, given what `mover` alone would do."""
+    if smallest is None:
+        smallest = SMALLEST_UNEQUAL if found.by_equality else SMALLEST_TOLERANCE
     unresolved = not math.isfinite(floor) or floor > UNRESOLVED_FLOOR
     tolerance = LARGEST_TOLERANCE if unresolved else min(max(TOLERANCE_OVER_FLOOR * floor, smallest), LARGEST_TOLERANCE)
     passed = found.finite and not found.degenerate and not unresolved and found.rel_l2 <= tolerance
@@ -249,6 +252,8 @@ def judged(
         top1_agreement=found.top1_agreement,
         finite=found.finite,
         degenerate=found.degenerate or unresolved,
+        equal_share=found.equal_share,
+        by_equality=found.by_equality,
         floor=_told(floor),
         tolerance=tolerance,
         passed=passed,
@@ -265,33 +270,10 @@ def _reason(found: Difference, floor: float, tolerance: float, number_format: st
         text = f"{number_format} cannot resolve this model's signal: {hidden_by} alone moves it by {floor:.2g}"
         return note("unresolved", text)
     over = f" ({found.rel_l2 / floor:.1f}× the floor)" if floor > 0 else ""
-    if found.rel_l2 <= tolerance:
-        return note("within-tolerance", f"error {found.rel_l2:.2g} is within the tolerance {tolerance:.2g}{over}")
-    return note("above-tolerance", f"error {found.rel_l2:.2g} is above the tolerance {tolerance:.2g}{over}")
-
-
-def difference(found: Outputs, reference: Outputs) -> Difference:
-    """The worst over all output tensors and input sets."""
-    finite = all(map(_all_finite, found))
-    errors, cosines, agreements, signals = [0.0], [1.0], [], []
-    for position in range(len(reference[0])):
-        expected = [tensors[position] for tensors in reference]
-        if expected[0].dim() == 0:
-            continue  # a loss among the outputs says less than what it was made from
-        # One item alone has nothing to differ from: then its own values must do.
-        alone = len(expected) == 1 and len(expected[0]) == 1
-        centre = expected[0].mean() if alone else torch.cat(expected).mean(dim=0, keepdim=True)
-        for got, want in zip((tensors[position] for tensors in found), expected, strict=True):
-            if got.shape != want.shape:
-                return Difference(math.inf, None, None, finite, degenerate=False)
-            signal = _norm(want - centre)
-            signals.append(signal / max(_norm(want), 1e-30))
-            errors.append(_ratio(_norm(got - want), signal))
-            cosines.append(_ratio(_dot(got - centre, want - centre), _norm(got - centre) * signal))
-            if want.dim() >= 2:
-                agreements.append(_top1_agreement(got, want))
-    degenerate = not signals or not all(signal > SMALLEST_SIGNAL for signal in signals)  # NaN is no signal either
-    return Difference(_worst(max, errors), _worst(min, cosines), min(agreements, default=None), finite, degenerate)
+    equal = f"; {found.equal_share:.2%} of the integers are equal" if found.equal_share is not None else ""
+    where = "within" if found.rel_l2 <= tolerance else "above"
+    text = f"error {found.rel_l2:.2g} is {where} the tolerance {tolerance:.2g}{over}{equal}"
+    return note("within-tolerance" if where == "within" else "above-tolerance", text)
 
 
 def path_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
@@ -299,7 +281,7 @@ def path_difference(losses: Sequence[float], reference: Sequence[float]) -> floa
     if not all(map(math.isfinite, losses)):
         return math.inf
     apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, reference, strict=True)))
-    return _ratio(apart, _travelled(reference))
+    return ratio(apart, _travelled(reference))
 
 
 def _values(path: torch.Tensor) -> list[float]:
@@ -315,47 +297,6 @@ def _strict(workload: Workload, device: Device) -> Setup:
     """The workload as it is: fp32, eager."""
     device.allow_tf32(False)
     return Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
-
-
-def _floats(output: Any) -> list[torch.Tensor]:
-    """The floating tensors of an output; complex numbers as pairs of real ones, and one number for all as a row."""
-    # Cloned: a graph's next replay overwrites its outputs.
-    found = [_real(tensor.detach()).float().clone() for _, tensor in named_tensors(output) if _has_fractions(tensor)]
-    return found if any(tensor.dim() for tensor in found) else [tensor.reshape(1) for tensor in found]
-
-
-def _has_fractions(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _top1_agreement(found: torch.Tensor, reference: torch.Tensor) -> float:
-    classes = -1 if reference.dim() == 3 else 1  # (batch, time, words) for language, (batch, classes, …) else
-    return float((found.argmax(classes) == reference.argmax(classes)).float().mean())
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
-
-
-def _dot(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() * b.double()).sum())
-
-
-def _worst(choose: Callable[[list[float]], float], values: list[float]) -> float:
-    """NaN is worse than anything; `max` and `min` would pass it over."""
-    return math.nan if any(map(math.isnan, values)) else choose(values)
-
-
-def _ratio(over: float, under: float) -> float:
-    if math.isnan(over) or math.isnan(under):
-        return math.nan
-    if under == 0:
-        return 0.0 if over == 0 else math.inf
-    return over / under
 
 
 def _told(value: float | None) -> float | None:

@@ -17,6 +17,16 @@ FP32_PERTURBATION = 2.0**-20
 
 _TF32_DROPPED_BITS = 13
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HALF_UNITS = {
+    "fp32": FP32_PERTURBATION,
+    "tf32": 2.0**-11,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "int8": 2.0**-8,
+    "int8-weights": 2.0**-8,
+    "fp8": 2.0**-4,
+}
+"""Half a unit in the last place, relative to the number."""
 _QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True}
 """Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
 
@@ -51,10 +61,11 @@ def rounded_inputs(inputs: Any, number_format: str) -> Any:
 
 
 @contextmanager
-def rounded_weights(model: torch.nn.Module, number_format: str) -> Iterator[None]:
+def rounded_weights(model: torch.nn.Module, number_format: str, *, moved: bool = False) -> Iterator[None]:
     """The model's weights and statistics rounded, as long as the context lasts.
 
     In a quantized format those of linear layers alone are, and what goes into these with them where products are in it.
+    `moved`: by up to half a unit of the format before they are rounded, for another draw of what rounding does.
     """
 
     def round_inputs(_: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
@@ -71,11 +82,18 @@ def rounded_weights(model: torch.nn.Module, number_format: str) -> Iterator[None
         with unchanged_afterwards(model):
             with torch.no_grad():
                 for tensor in tensors:
-                    tensor.copy_(rounded_tensor(tensor, number_format))
+                    tensor.copy_(rounded_tensor(_moved(tensor, number_format) if moved else tensor, number_format))
             yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _moved(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    half_unit = _HALF_UNITS[number_format]
+    return tensor * (1 + torch.empty_like(tensor).uniform_(-half_unit, half_unit))
 
 
 @contextmanager
