@@ -76,6 +76,7 @@ def test_a_format_is_faster_only_where_the_interval_says_so(ratio: float, low: f
 def test_break_even_counts_what_a_step_saves() -> None:
     assert _break_even(row(), row("compile", 2.0)) == "after 400 steps", "2 s over 5 ms"
     assert _break_even(row(), row("compile", 1.05, 0.9, 1.2)).startswith("not certain")
+    assert _break_even(row(), row("compile", 0.98, 0.97, 0.99)).startswith("never here")
     assert _break_even(row(), None) == "compiling failed or was not timed"
 
 

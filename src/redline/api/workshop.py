@@ -28,6 +28,7 @@ from redline.api.run import RunResult, run
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, RedlineError, SpecError
+from redline.protocol import AskHealth, Health
 from redline.report.workshop import Answer, Check, ExerciseResult, WorkshopResult, results_text
 from redline.units import format_bytes, format_seconds, format_share, significant
 
@@ -259,7 +260,8 @@ def _flops(lab: Lab, base: ExerciseResult) -> ExerciseResult:
 
 
 def _many_gpus(lab: Lab, base: ExerciseResult) -> ExerciseResult:
-    gpus = sum(item.name.startswith("device cuda") for item in doctor(workspace=lab.workspace)) if lab.on_gpu else 0
+    found = lab.workspace.ask(AskHealth(), Health).devices if lab.on_gpu else ()
+    gpus = sum(device.kind != "cpu" for device in found)
     if gpus < 2:
         return _filled(
             base,
@@ -386,6 +388,8 @@ def _cold(row: RunSummary) -> str:
     if cold is None or cold.first_call_s is None or row.latency_s is None:
         return "not measured"
     times = cold.first_call_s / row.latency_s.p50
+    if times < 2:
+        return "here it was not: the reference ran before it, so libraries were loaded already"
     return f"the first call took {format_seconds(cold.first_call_s)}, {times:.0f} times a later one: libraries load, memory is taken, algorithms are chosen"
 
 
@@ -420,6 +424,8 @@ def _break_even(baseline: RunSummary, compiled: RunSummary | None) -> str:
     versus = compiled.vs_first
     if baseline.latency_s is None or versus is None:
         return "not measured"
+    if versus.high is not None and versus.high <= 1:
+        return f"never here: the compiled step is not faster ({versus.ratio:.2f}×)"
     if versus.low is not None and versus.low <= 1:
         return f"not certain that it does: {versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
     saved = baseline.latency_s.p50 * (1 - 1 / versus.ratio)
