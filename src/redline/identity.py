@@ -152,6 +152,92 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
     return found | {name: value for name, value in limits.items() if value is not None}
 
 
+class Conditions(Frozen):
+    """What else tells a row from its neighbours: None is unknown, or means nothing here."""
+
+    inputs: tuple[str, ...] = ()
+    """Shapes and dtypes."""
+    image_size: int | None = None
+    sequence_length: int | None = None
+    classes: int | None = None
+    """As asked for; None is the model's own number."""
+    optimizer: str | None = None
+    """Of training."""
+    loss: str | None = None
+    threads: int | None = None
+    """CPU threads inside operators, as they were."""
+    max_memory_bytes: int | None = None
+    seed: int = 0
+    effort: str = ""
+    torch: str | None = None
+    driver: str | None = None
+    redline: str | None = None
+
+
+def conditions_of(record: RunRecord) -> Conditions:
+    """As measured; where the bench never said it, as asked for."""
+    spec, workload, prepared = record.spec, record.spec.workload, record.prepared
+    found = Conditions(
+        image_size=workload.image_size,
+        sequence_length=workload.sequence_length,
+        classes=workload.classes,
+        optimizer=workload.optimizer if workload.task == "train" else None,
+        threads=spec.threads,
+        max_memory_bytes=spec.launch.memory_limit_bytes,
+        seed=spec.seed,
+        effort=spec.measure.effort,
+    )
+    if prepared is None:
+        return found
+    info, environment = prepared.workload, prepared.environment
+    return msgspec.structs.replace(
+        found,
+        inputs=info.input_shapes,
+        image_size=info.image_size or found.image_size,
+        sequence_length=info.sequence_length or found.sequence_length,
+        loss=info.loss or None,
+        threads=environment.threads or found.threads,
+        torch=environment.versions.get("torch"),
+        driver=environment.device.driver,
+        redline=environment.redline or None,
+    )
+
+
+def condition_words(conditions: Conditions, device: str) -> dict[str, str]:
+    """The conditions that matter on this device, in words for a headline, by the name of their field."""
+    on_cpu = device.partition(":")[0] == "cpu"
+    sized = conditions.image_size or conditions.sequence_length
+    told = {
+        "image_size": conditions.image_size and f"{conditions.image_size} px",
+        "sequence_length": conditions.sequence_length and f"length {conditions.sequence_length}",
+        "inputs": "" if sized else _inputs_told(conditions.inputs),
+        "classes": conditions.classes and f"{conditions.classes} classes",
+        "optimizer": conditions.optimizer,
+        "loss": conditions.loss,
+        "threads": on_cpu and conditions.threads and _counted(conditions.threads, "thread"),
+        "max_memory_bytes": conditions.max_memory_bytes and f"within {format_bytes(conditions.max_memory_bytes)}",
+        "torch": conditions.torch and f"torch {conditions.torch}",
+        "driver": conditions.driver and f"driver {conditions.driver}",
+    }
+    return {name: str(words) for name, words in told.items() if words}
+
+
+def conditions_text(record: RunRecord) -> str:
+    return " · ".join(condition_words(conditions_of(record), device_of(record)).values())
+
+
+MOST_INPUTS = 2
+"""Named in a headline; more are counted."""
+
+
+def _inputs_told(inputs: Sequence[str]) -> str:
+    return ", ".join(inputs) if len(inputs) <= MOST_INPUTS else _counted(len(inputs), "input")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
 def whether_in_turns(one: RunRecord, other: RunRecord) -> bool:
     return one.group is not None and one.group == other.group and one.id != other.id
 
@@ -236,12 +322,39 @@ class Subject(Frozen):
 
 
 def subjects_of(records: Sequence[RunRecord]) -> list[Subject]:
-    """One per record. A record that failed before its device was named takes the name its siblings gave that device."""
+    """One per record. A record that broke before its device was named takes the name its siblings gave that device.
+
+    What was not asked for but differs between records of one subject, such as torch's version, sets them apart too.
+    """
     named: dict[str, set[str]] = {}
     for record in records:
         if name := _device_name(record):
             named.setdefault(device_of(record), set()).add(name)
-    return [_subject(record, named) for record in records]
+    subjects = [_subject(record, named) for record in records]
+    seen: dict[Subject, dict[str, set[str]]] = {}
+    for record, subject in zip(records, subjects, strict=True):
+        for name, words in _unasked(record).items():
+            seen.setdefault(subject, {}).setdefault(name, set()).add(words)
+    return [
+        _set_apart(record, subject, seen.get(subject, {})) for record, subject in zip(records, subjects, strict=True)
+    ]
+
+
+def _unasked(record: RunRecord) -> dict[str, str]:
+    """Conditions that differ without being asked for; not the inputs, which change with the batch."""
+    if record.prepared is None:
+        return {}
+    words = condition_words(conditions_of(record), device_of(record))
+    names = ["loss", "torch", "driver", *([] if record.spec.threads else ["threads"])]
+    return {name: words[name] for name in names if name in words}
+
+
+def _set_apart(record: RunRecord, subject: Subject, seen: dict[str, set[str]]) -> Subject:
+    own = _unasked(record)
+    told = [own[name] for name, values in seen.items() if len(values) > 1 and name in own]
+    if not told:
+        return subject
+    return msgspec.structs.replace(subject, setting=", ".join(part for part in (subject.setting, *told) if part))
 
 
 def _subject(record: RunRecord, named: dict[str, set[str]]) -> Subject:

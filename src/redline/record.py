@@ -252,6 +252,13 @@ class WorkloadInfo(Frozen):
     """None: unknown."""
     batch_from: BatchOrigin = "unknown"
     input_shapes: tuple[str, ...] = ()
+    """With their dtypes: `32×3×224×224 float32`."""
+    image_size: int | None = None
+    """Pixels per side of the pictures Redline made; None for other inputs, and for pictures that are no squares."""
+    sequence_length: int | None = None
+    """Tokens or samples per sequence that Redline made."""
+    loss: str = ""
+    """Training: what was trained on; empty where that is not known yet."""
     model_hash: str = ""
     input_hash: str = ""
     notes: tuple[Note, ...] = ()

@@ -39,7 +39,7 @@ def group(make_record: Any, make_block: Any, *, rounds: int = 8, second_rounds: 
 def test_json_has_the_promised_fields(make_record: Any) -> None:
     row = msgspec.to_builtins(row_of(make_record()))
     assert {
-        *("model", "task", "recipe", "batch", "device", "device_name", "setting", "item", "throughput_per_s"),
+        *("model", "task", "recipe", "batch", "device", "device_name", "item", "throughput_per_s"),
         *("throughput_interval", "throughput_wall_per_s", "latency_s", "phases_s", "memory", "cold_start_s"),
         *(
             "numerics",
@@ -55,7 +55,7 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
             "energy_per_item_j",
             "stopped",
         ),
-        *("flops", "roofline", "batch_from", "items_per_step", "printed", "replicate_ids"),
+        *("flops", "roofline", "batch_from", "items_per_step", "printed", "replicate_ids", "conditions"),
     } == set(row)
     assert set(row["throughput_interval"]) == {"low", "high", "half_width"}
     assert set(row["latency_s"]) == {"p50", "p90", "p95", "p99", "mean", "std", "n", "clock", "low", "high"}

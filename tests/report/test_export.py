@@ -79,6 +79,18 @@ NAMES = [
     "headroom",
     "efficiency",
     "equal_share",
+    *(
+        "items_per_step",
+        "item",
+        "batch_from",
+        "inputs",
+        "image_size",
+        "sequence_length",
+        "classes",
+        "optimizer",
+        "loss",
+    ),
+    *("threads", "max_memory_bytes", "seed", "effort", "torch", "driver", "redline"),
 ]
 
 

@@ -21,6 +21,7 @@ from redline.analyze.command_line import command_line
 from redline.analyze.knee import Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, summarize
+from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Failure, RunRecord
 from redline.spec import Frozen, Task
@@ -79,6 +80,8 @@ class BatchFinding(Frozen):
     recipe: str
     device: str
     device_name: str | None = None
+    setting: str = ""
+    """Sizes, threads, versions, in words."""
     item: str | None = None
     limit_bytes: int | None = None
     max_batch: int | None = None
@@ -222,6 +225,7 @@ def finding(
         recipe=first.recipe,
         device=first.device,
         device_name=next((row.device_name for row in rows if row.device_name), None),
+        setting=next((conditions_text(record) for record in records if record.prepared is not None), ""),
         item=next((row.item for row in rows if row.item), None),
         limit_bytes=next((trial.limit_bytes for trial in trials if trial.limit_bytes), None),
         max_batch=largest,

@@ -7,6 +7,7 @@ from pathlib import Path
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.errors import UsageError
+from redline.identity import conditions_text
 from redline.note import Note
 from redline.record import RunRecord
 from redline.spec import Frozen
@@ -65,6 +66,8 @@ class RooflineRow(Roofline, kw_only=True):
     batch: int | None
     device_name: str
     record_id: str
+    setting: str = ""
+    """Sizes, threads, versions, in words."""
     formats: tuple[str, ...]
     """What its products compute in."""
     points: tuple[Point, ...] = ()
@@ -114,6 +117,7 @@ def roofline_row(record: RunRecord, ceilings: Ceilings, profile: Profile | None 
         batch=prepared.workload.batch,
         device_name=prepared.environment.device.name,
         record_id=record.id,
+        setting=conditions_text(record),
         formats=tuple(prepared.work.flops_by_format()),
         points=tuple(_points(record)),
     )

@@ -11,6 +11,7 @@ import numpy as np
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace
 from redline.analyze.diagnose import Finding, diagnose
+from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen
@@ -79,6 +80,8 @@ class Capture(Frozen):
     trace: str | None = None
     """Where the trace lies."""
     tool: str = "torch.profiler"
+    setting: str = ""
+    """Sizes, threads, versions, in words."""
     switches: dict[str, Capabilities] = {}
     """What each switch of the recipe does to the program."""
 
@@ -321,6 +324,7 @@ def _capture(record: RunRecord, steps: Steps | None) -> Capture:
         recipe=str(spec.recipe),
         batch=prepared.workload.batch if prepared else spec.workload.batch,
         device=spec.device,
+        setting=conditions_text(record),
         device_name=prepared.environment.device.name if prepared else "",
         capture_s=trace.capture_s if trace else 0.0,
         step_s=median(samples) if samples else None,

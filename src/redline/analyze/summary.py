@@ -15,7 +15,7 @@ from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.trust import Verdict, verdict
-from redline.identity import batch_of, setting_text
+from redline.identity import Conditions, batch_of, conditions_of
 from redline.record import (
     BatchOrigin,
     Block,
@@ -87,8 +87,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     item: str | None = None
     device: str
     device_name: str | None = None
-    setting: str = ""
-    """What else was asked for and changes the speed, in words."""
+    conditions: Conditions = Conditions()
+    """Threads, sizes, optimizer, loss, versions: what tells it from its neighbours."""
     throughput_per_s: float | None = None
     throughput_interval: ThroughputInterval | None = None
     throughput_wall_per_s: float | None = None
@@ -146,7 +146,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         task=record.spec.workload.task,
         recipe=str(record.spec.recipe),
         device=device_of(record),
-        setting=setting_text(record.spec),
+        conditions=conditions_of(record),
         verdict=verdict(record),
         bound=bound(record, ceilings),
         group=record.group,

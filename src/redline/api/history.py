@@ -6,16 +6,21 @@ from collections.abc import Sequence
 
 from redline.analyze.summary import RunSummary, summarize
 from redline.api.workspace import Workspace, use
+from redline.identity import Conditions, conditions_of
 from redline.record import RunRecord
+from redline.report.history import Listed
 from redline.spec import MOST_ROWS, require_range
-from redline.store import History, Row
+from redline.store import History
 
 
-def latest(limit: int = 20, *, workspace: Workspace | None = None) -> tuple[list[Row], str]:
-    """The latest records, newest first, and where the history is."""
+def latest(limit: int = 20, *, workspace: Workspace | None = None) -> tuple[list[Listed], str]:
+    """The latest records, newest first, each with what tells it from its neighbours, and where the history is."""
     require_range("limit", limit, 1, MOST_ROWS)
     with use(workspace) as opened, opened.reading() as history:
-        return history.rows(limit=limit), history.location
+        rows = history.rows(limit=limit)
+        records = history.load_many((row.id for row in rows), blocks=False)
+        known = {record_id: conditions_of(record) for record_id, record in records.items()}
+        return [Listed(row, known.get(row.id, Conditions())) for row in rows], history.location
 
 
 def record_and_row(record_id: str, *, workspace: Workspace | None = None) -> tuple[RunRecord, RunSummary, bool]:

@@ -247,8 +247,8 @@ def kept_tune(
             known = ", ".join(row.name for row in history.tunes().rows()[:5])
             raise UsageError(f"no tune {name!r} in {history.location}{f'; there are {known}' if known else ''}")
         record = decode_tune(body)
-        told = {} if on_unreadable is None else {"on_unreadable": on_unreadable}
-        records = history.load_many(record.record_ids, **told)
+        ids = record.record_ids
+        records = history.load_many(ids, on_unreadable=on_unreadable) if on_unreadable else history.load_many(ids)
         return TuneResult(record, records, opened.ceilings_of(records.values()))
 
 

@@ -32,7 +32,7 @@ def show(
     if id is None:
         rows, location = latest(limit)
         if json:
-            print_json(json_document("show", {"records": rows}))
+            print_json(json_document("show", {"records": [each.plain() for each in rows]}))
         elif rows:
             make_console().print(listing(rows))
         else:

@@ -116,7 +116,7 @@ def found_report(findings: Sequence[BatchFinding]) -> RenderableType:
 def _title(found: BatchFinding) -> str:
     where = f"{found.device_name} ({found.device})" if found.device_name else found.device
     limit = f"up to {format_bytes(found.limit_bytes)}" if found.limit_bytes else ""
-    return " · ".join(part for part in (found.model, found.task, where, limit) if part)
+    return " · ".join(part for part in (found.model, found.task, found.setting, where, limit) if part)
 
 
 def _largest(found: BatchFinding) -> str:

@@ -1,15 +1,19 @@
-"""Cells that several tables have: how far off, what limits it, whether to believe it."""
+"""What several tables have: headlines, numbers, how far off, what limits it, whether to believe it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
+from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
+from redline.identity import condition_words
 from redline.record import Numerics
-from redline.units import format_count, format_seconds, format_share
+from redline.report.terminal import make_table
+from redline.units import format_count, format_seconds, format_share, significant
 
 TRUST_STYLE = {"valid": "green", "invalid": "red"}
 
@@ -77,3 +81,104 @@ def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
         lines.append(("unfused", f"{format_seconds(found.unfused_s)}, operator by operator"))
         lines += [("note", str(each)) for each in found.notes]
     return lines
+
+
+def milliseconds(value: float | None, half_width: float | None) -> str:
+    return "n/a" if value is None else rounded(value * 1e3, half_width)
+
+
+def rounded(value: float | None, half_width: float | None) -> str:
+    """As many digits as the interval supports, and one more."""
+    if value is None:
+        return "n/a"
+    digits = 3 if half_width is None or half_width > 0.02 else 4
+    return significant(value, digits) if value < 10**digits else significant(round(value), len(str(round(value))))
+
+
+def ratio_cell(row: RunSummary) -> str:
+    versus = row.vs_first
+    if versus is None:
+        return "–" if row.group else ""
+    if versus.low is None or versus.high is None:
+        return f"{versus.ratio:.2f}× (few rounds)"
+    return f"{versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
+
+
+def headline(rows: Sequence[RunSummary], *more: str) -> str:
+    """What was measured in all of these rows, and where."""
+    row = next((row for row in rows if row.device_name), rows[0])
+    parts = [
+        row.model,
+        row.task,
+        f"batch {row.batch}" if row.batch else "batch unknown" if row.batch_from == "unknown" else "",
+        *condition_words(row.conditions, row.device).values(),
+        *more,
+        f"{row.device_name} ({row.device})" if row.device_name else row.device,
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+OVERVIEW: dict[str, Literal["left", "right"]] = {
+    "model": "left",
+    "task": "left",
+    "batch": "right",
+    "conditions": "left",
+    "device": "left",
+    "recipe": "left",
+    "speed": "right",
+    "p50 ms": "right",
+    "±": "right",
+    "vs first": "right",
+    "trust": "left",
+}
+"""The columns of all workloads together, and how they stand."""
+OVERVIEW_EXPENDABLE = ("p50 ms", "vs first", "±", "device", "task")
+FOLDED = 14
+"""Columns of text go on in the next line, and keep at least this width."""
+GAP = 3
+"""Between two columns; behind the last there is none."""
+
+
+def overview(groups: Sequence[Sequence[RunSummary]], width: int) -> Table:
+    """All rows of several workloads in one table, with the conditions in which they differ."""
+    words = [condition_words(group[0].conditions, group[0].device) for group in groups]
+    names = list(dict.fromkeys(name for each in words for name in each))
+    # What broke before its conditions were known says nothing about them.
+    known = [each for group, each in zip(groups, words, strict=True) if group[0].device_name]
+    apart = [name for name in names if len({each.get(name) for each in known}) > 1]
+    rows = [_overview_cells(row, each, apart) for group, each in zip(groups, words, strict=True) for row in group]
+    shown = [
+        name for name in OVERVIEW if name not in ("task", "conditions", "device") or len({r[name] for r in rows}) > 1
+    ]
+    for name in OVERVIEW_EXPENDABLE:
+        if sum(_overview_width(each, rows) + GAP for each in shown) > width + GAP and name in shown:
+            shown.remove(name)
+    table = make_table(Text("all together", style="bold"))
+    for name in shown:
+        table.add_column(name, justify=OVERVIEW[name], overflow="fold", no_wrap=OVERVIEW[name] == "right")
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in shown))
+    return table
+
+
+def _overview_width(name: str, rows: Sequence[Mapping[str, str]]) -> int:
+    natural = max(len(name), *(len(row[name]) for row in rows))
+    return natural if OVERVIEW[name] == "right" else min(natural, FOLDED)
+
+
+def _overview_cells(row: RunSummary, words: Mapping[str, str], apart: Sequence[str]) -> dict[str, str]:
+    half_width = row.throughput_interval.half_width if row.throughput_interval else None
+    failed = f"failed: {row.failure.kind} at {row.failure.stage}" if row.failure else None
+    return {
+        "model": row.model,
+        "task": row.task,
+        "batch": str(row.batch) if row.batch else "–",
+        "conditions": ", ".join(words[name] for name in apart if name in words),
+        "device": row.device,
+        "recipe": row.recipe,
+        "speed": "–" if failed else f"{rounded(row.throughput_per_s, half_width)} {row.item or 'item'}/s",
+        "p50 ms": "–" if failed else milliseconds(row.latency_s.p50 if row.latency_s else None, half_width),
+        "±": format_share(half_width),
+        "vs first": ratio_cell(row) or "–",
+        "trust": failed or str(trust_cell(row)),
+    }

@@ -97,6 +97,11 @@ def _labels(row: _Plain) -> str:
     return ";".join(labels)
 
 
+def _inputs(row: _Plain) -> str:
+    shapes: Iterable[str] = _at("conditions", "inputs")(row) or ()
+    return ";".join(shapes)
+
+
 COLUMNS: dict[str, _Column] = {
     "record_id": _at("record_id"),
     "created_at": _at("created_at"),
@@ -147,6 +152,22 @@ COLUMNS: dict[str, _Column] = {
     "headroom": _at("roofline", "headroom"),
     "efficiency": _at("roofline", "efficiency"),
     "equal_share": _at("numerics", "equal_share"),
+    "items_per_step": _at("items_per_step"),
+    "item": _at("item"),
+    "batch_from": _at("batch_from"),
+    "inputs": _inputs,
+    "image_size": _at("conditions", "image_size"),
+    "sequence_length": _at("conditions", "sequence_length"),
+    "classes": _at("conditions", "classes"),
+    "optimizer": _at("conditions", "optimizer"),
+    "loss": _at("conditions", "loss"),
+    "threads": _at("conditions", "threads"),
+    "max_memory_bytes": _at("conditions", "max_memory_bytes"),
+    "seed": _at("conditions", "seed"),
+    "effort": _at("conditions", "effort"),
+    "torch": _at("conditions", "torch"),
+    "driver": _at("conditions", "driver"),
+    "redline": _at("conditions", "redline"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

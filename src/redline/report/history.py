@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
+from redline.identity import Conditions, condition_words
+from redline.record import BatchOrigin
 from redline.report.cells import limit_lines
 from redline.report.run import FittingTable
 from redline.report.terminal import make_table
@@ -20,16 +23,38 @@ from redline.units import format_bytes, format_seconds
 RUNNING = "running: still being measured, or killed on another machine or by an older Redline, which nobody can tell"
 
 
-def listing(rows: Sequence[Row]) -> RenderableType:
+BATCH_WORDS: dict[BatchOrigin, str] = {
+    "asked": "as the factory was told",
+    "scaled": "found by asking the model which axis holds items",
+    "declared": "declared",
+    "source": "made so",
+    "unknown": "no axis is known to hold items",
+    "guessed": "guessed from dimension 0 of the first input, as older versions did",
+}
+
+
+class Listed(NamedTuple):
+    """A record in the list: its row in the history, and what tells it from its neighbours."""
+
+    row: Row
+    conditions: Conditions
+
+    def plain(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {**msgspec.to_builtins(self.row), "conditions": msgspec.to_builtins(self.conditions)}
+
+
+def listing(listed: Sequence[Listed]) -> RenderableType:
     table = make_table(None)
-    for header in ("id", "when", "model", "task", "batch", "recipe", "device", "status"):
+    for header in ("id", "when", "model", "task", "batch", "recipe", "conditions", "device", "status"):
         table.add_column(header, overflow="fold", justify="right" if header == "batch" else "left")
-    for row in rows:
+    for row, conditions in listed:
         when = datetime.fromtimestamp(row.created_at).strftime("%Y-%m-%d %H:%M")
         batch = str(row.batch) if row.batch else "–"
-        cells = (row.id, when, row.model, row.task, batch, row.recipe, row.device_name or row.device, row.status)
+        words = ", ".join(condition_words(conditions, row.device).values())
+        cells = (row.id, when, row.model, row.task, batch, row.recipe, words, row.device_name or row.device, row.status)
         table.add_row(*(Text(cell) for cell in cells))
-    return Group(table, Text(RUNNING, style="dim")) if any(row.status == "running" for row in rows) else table
+    return Group(table, Text(RUNNING, style="dim")) if any(row.status == "running" for row, _ in listed) else table
 
 
 def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> RenderableType:
@@ -38,6 +63,7 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
     lines: list[tuple[str, str]] = [("record", record.id), ("key", record.key or "n/a")]
     if (prepared := record.prepared) is not None:
         environment, workload = prepared.environment, prepared.workload
+        trains = record.spec.workload.task == "train"
         versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
         lines += [
             ("device", f"{environment.device.name} ({row.device}), driver {environment.device.driver or 'n/a'}"),
@@ -45,6 +71,10 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
             ("versions", f"python {environment.python}, {versions}"),
             ("model", f"{workload.class_name} from {workload.source}, {workload.parameters:,} parameters"),
             ("inputs", ", ".join(workload.input_shapes)),
+            ("batch", f"{workload.batch or 'unknown'}: {BATCH_WORDS[workload.batch_from]}"),
+            ("counted", f"{workload.items_per_step} {workload.item} per step"),
+            *([("trained", f"{row.conditions.optimizer} on {workload.loss or 'the default loss'}")] if trains else []),
+            ("settings", f"seed {row.conditions.seed}, effort {row.conditions.effort}"),
             (
                 "warm-up",
                 f"{len(prepared.warmup.samples)} steps in {prepared.warmup.seconds:.1f} s: {prepared.warmup.reason}",

@@ -81,6 +81,7 @@ def title(profile: Profile) -> str:
         capture.task,
         capture.recipe,
         f"batch {capture.batch}" if capture.batch else "",
+        capture.setting,
         f"{capture.device_name} ({capture.device})" if capture.device_name else capture.device,
         f"{profile.steps_seen} steps" if profile.steps_seen else "",
         f"under {capture.tool}",

@@ -11,7 +11,7 @@ from rich.text import Text
 from redline.analyze.race import TIME_BAND, Pair, Replicate, is_same_recipe, names_in, pair_of, pairs_of, process_spread
 from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import farthest
-from redline.report.cells import error_cell
+from redline.report.cells import error_cell, headline
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import make_table
 from redline.units import format_share, significant
@@ -30,10 +30,8 @@ def race_report(replicates: Sequence[Replicate]) -> RenderableType:
     racers: dict[str, list[RunSummary]] = {}
     for name, row in zip((name for replicate in replicates for name in names_in(replicate)), rows, strict=True):
         racers.setdefault(name, []).append(row)
-    names, first = list(racers), rows[0]
-    where = next((row.device_name for row in rows if row.device_name), first.device)
-    title = " · ".join([first.model, first.task, f"batch {first.batch}" if first.batch else "", where])
-    table = make_table(Text(title, style="bold"))
+    names = list(racers)
+    table = make_table(Text(headline(rows), style="bold"))
     item = next((row.item for row in rows if row.item), "item")
     table.add_column("recipe", overflow="fold", min_width=12)
     for header in (f"{item}/s", "processes", f"vs {names[0]}"[:24], "verdict", "rel. error"):

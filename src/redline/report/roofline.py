@@ -46,7 +46,9 @@ def _batch(row: RooflineRow) -> str:
 
 def _whole(rows: Sequence[RooflineRow]) -> Table:
     first = rows[0]
-    title = " · ".join(part for part in (first.model, first.task, _batch(first), first.device_name) if part)
+    title = " · ".join(
+        part for part in (first.model, first.task, _batch(first), first.setting, first.device_name) if part
+    )
     table = make_table(Text(title, style="bold"))
     table.add_column("recipe", overflow="fold")
     for header in (

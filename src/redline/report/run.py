@@ -12,7 +12,19 @@ from rich.text import Text
 
 from redline.analyze.race import verdict_of
 from redline.analyze.summary import RunSummary
-from redline.report.cells import bound_cell, error_cell, limit_cells, limit_remarks, trust_cell
+from redline.report.cells import (
+    GAP,
+    bound_cell,
+    error_cell,
+    headline,
+    limit_cells,
+    limit_remarks,
+    milliseconds,
+    overview,
+    ratio_cell,
+    rounded,
+    trust_cell,
+)
 from redline.report.terminal import as_text, make_table
 from redline.units import format_seconds, format_share, significant
 
@@ -29,28 +41,27 @@ READABLE = {"recipe": 14, "trust": 12}
 
 COLD_EXPENDABLE = ("cache", "import", "worker", "build", "first call")
 
-GAP = 3
-"""Between two columns; behind the last there is none."""
-
 
 def run_table_text(rows: Sequence[RunSummary]) -> str:
     return as_text(RunReport(rows))
 
 
 class RunReport:
-    """One table per workload, what to know about single rows below, the next step last."""
+    """One table per workload, what to know about single rows below; then all in one table, and the next step."""
 
     def __init__(self, rows: Sequence[RunSummary]) -> None:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for _, together in groupby(self._rows, key=_workload):
-            group = list(together)
+        groups = [list(together) for _, together in groupby(self._rows, key=_workload)]
+        for group in groups:
             yield FittingTable(group)
             if any(row.cold_start_s for row in group):
                 yield cold_start_table(group, console.width)
             yield from remarks(group)
             yield from limit_remarks(group)
+        if len(groups) > 1:
+            yield overview(groups, console.width)
         yield Text(next_step(self._rows), style="bold")
 
 
@@ -187,13 +198,13 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
     phases = row.phases_s or {}
     return {
         "recipe": Text(row.recipe),
-        "throughput": _rounded(row.throughput_per_s, half_width),
-        "p50 ms": _milliseconds(latency.p50 if latency else None, half_width),
-        "p95 ms": _milliseconds(latency.p95 if latency else None, half_width),
+        "throughput": rounded(row.throughput_per_s, half_width),
+        "p50 ms": milliseconds(latency.p50 if latency else None, half_width),
+        "p95 ms": milliseconds(latency.p95 if latency else None, half_width),
         "±": format_share(half_width),
         **{name: format_seconds(phases.get(name)) for name in ("forward", "backward", "optimizer")},
         "memory": _memory_cell(row),
-        "versus": _ratio_cell(row),
+        "versus": ratio_cell(row),
         "error": error_cell(row.numerics),
         **limit_cells(row),
         "bound": bound_cell(row),
@@ -205,15 +216,6 @@ def _failed_cells(row: RunSummary) -> dict[str, str | Text]:
     assert row.failure is not None
     told = Text(f"failed: {row.failure.kind} at {row.failure.stage}", style="red")
     return {"recipe": Text(row.recipe), "trust": told}
-
-
-def _ratio_cell(row: RunSummary) -> str:
-    versus = row.vs_first
-    if versus is None:
-        return "–" if row.group else ""
-    if versus.low is None or versus.high is None:
-        return f"{versus.ratio:.2f}× (few rounds)"
-    return f"{versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
 
 
 def _memory_cell(row: RunSummary) -> str:
@@ -229,37 +231,14 @@ def _memory_header(rows: Iterable[RunSummary]) -> str:
     return "reserved MB" if on_device else "RSS MB"
 
 
-def _milliseconds(value: float | None, half_width: float | None) -> str:
-    return "n/a" if value is None else _rounded(value * 1e3, half_width)
-
-
-def _rounded(value: float | None, half_width: float | None) -> str:
-    """As many digits as the interval supports, and one more."""
-    if value is None:
-        return "n/a"
-    digits = 3 if half_width is None or half_width > 0.02 else 4
-    return significant(value, digits) if value < 10**digits else significant(round(value), len(str(round(value))))
-
-
 def _title(rows: Sequence[RunSummary]) -> Text:
-    first = rows[0]
-    where = next((row.device_name for row in rows if row.device_name), None)
-    batch = next((row.batch for row in rows if row.batch), None)
     processes = max(len(row.replicate_ids) for row in rows)
-    parts = [
-        first.model,
-        first.task,
-        f"batch {batch}" if batch else "",
-        first.setting,
-        f"{processes} processes each" if processes else "",
-        f"{where} ({first.device})" if where else first.device,
-    ]
-    return Text(" · ".join(part for part in parts if part), style="bold")
+    return Text(headline(rows, f"{processes} processes each" if processes else ""), style="bold")
 
 
 def _workload(row: RunSummary) -> tuple[Any, ...]:
     """Rows of one table: those measured together, or the same work under other recipes."""
-    return row.model, row.task, row.device, row.setting, row.group or row.batch
+    return row.model, row.task, row.device, row.group or (row.batch, row.conditions)
 
 
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
@@ -268,9 +247,15 @@ APART = 1.05
 """Two ways to the same ratio differ by this factor on a machine that keeps its pace, and not by more."""
 
 
+UNKNOWN_BATCH = (
+    "the batch is unknown, so steps are counted: let the factory take batch, or declare batch_axis or items "
+    "('redline show' says what was tried)"
+)
+
+
 def remarks(rows: Sequence[RunSummary]) -> list[Text]:
     """Why rows failed, why numbers are not to be trusted, why numerics did not pass."""
-    told = []
+    told = [Text(f"  {UNKNOWN_BATCH}", style="dim")] if any(row.batch_from == "unknown" for row in rows) else []
     for row in rows:
         if row.failure:
             told.append(Text(f"  {row.recipe}: {row.failure.told}", style="red"))

@@ -170,11 +170,16 @@ class History:
             return self._records(queries.in_group(row.group), _log_unreadable)
         return []
 
-    def load_many(self, ids: Iterable[str], *, on_unreadable: OnUnreadable = _log_unreadable) -> dict[str, RunRecord]:
-        """Records by their whole ids; those that are not there or cannot be read are left out."""
+    def load_many(
+        self, ids: Iterable[str], *, blocks: bool = True, on_unreadable: OnUnreadable = _log_unreadable
+    ) -> dict[str, RunRecord]:
+        """Records by their whole ids, without their `blocks` where only what was measured is asked for.
+
+        Those that are not there or cannot be read are left out.
+        """
         found: dict[str, RunRecord] = {}
         for chunk in _chunks(sorted(set(ids))):
-            records = self._records(queries.HEADS_OF, on_unreadable, {"ids": chunk})
+            records = self._records(queries.HEADS_OF, on_unreadable, {"ids": chunk}, blocks=blocks)
             found.update((record.id, record) for record in records)
         return found
 
@@ -195,11 +200,16 @@ class History:
         return found[0]
 
     def _records(
-        self, heads: Select[Any], on_unreadable: OnUnreadable, parameters: dict[str, Any] | None = None
+        self,
+        heads: Select[Any],
+        on_unreadable: OnUnreadable,
+        parameters: dict[str, Any] | None = None,
+        *,
+        blocks: bool = True,
     ) -> list[RunRecord]:
         with self._database.reading() as connection:
             found = [(row.id, row.head) for row in connection.execute(heads, parameters or {})]
-            bodies = _bodies(connection, [record_id for record_id, _ in found])
+            bodies = _bodies(connection, [record_id for record_id, _ in found]) if blocks else {}
         readable = []
         for record_id, head in found:
             try:

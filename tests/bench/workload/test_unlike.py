@@ -82,7 +82,7 @@ MODELS: dict[str, Known] = {
     "fixed_edges": Known(None, "unknown", 1, "step"),
     "fixed_bags": Known(None, "unknown", 1, "step"),
     "fixed_packed": Known(None, "unknown", 1, "step"),
-    "fixed_pointwise": Known(None, "unknown", 1, "step", resized="axis 0 or 0 axis 1"),
+    "fixed_pointwise": Known(None, "unknown", 1, "step", resized="axis 0 or axis 1"),
     "fixed_for_four": Known(None, "unknown", 1, "step"),
     "fixed_mixture": Known(4, "scaled", 4, resized=6, second=None),
     "declared_axis": Known(4, "declared", 4, resized=6),

@@ -52,7 +52,8 @@ def find_axes(model: nn.Module, inputs: Inputs) -> Axes | str:
         return found[0]
     if not found:
         return "no axis of the inputs holds items that the model treats one by one"
-    return f"the batch could be {' or '.join(_told(axes) for axes in found)}"
+    named = len({path for axes in found for path in axes}) > 1
+    return f"the batch could be {' or '.join(_told(axes, named) for axes in found)}"
 
 
 class _Caller:
@@ -228,5 +229,8 @@ def _double(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()).double() if tensor.is_complex() else tensor.double()
 
 
-def _told(axes: Axes) -> str:
-    return " with ".join(f"{f'{path} ' if path else ''}axis {axis}" for path, axis in axes.items())
+def _told(axes: Axes, named: bool) -> str:
+    where = {path: f" of input {path}" if named else "" for path in axes}
+    return " with ".join(
+        f"the list{where[path]}" if axis == LIST else f"axis {axis}{where[path]}" for path, axis in axes.items()
+    )

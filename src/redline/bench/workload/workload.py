@@ -121,6 +121,15 @@ class Workload:
             self.notes.append(note("one-input-set", f"no second inputs from the factory: {one_line(error)}"))
             return None
 
+    def _made(self, item: str) -> int | None:
+        """How large Redline made one picture or sequence; None for anything else."""
+        if not self.inputs_are_free or self.item != item:
+            return None
+        shapes = [tensor.shape for _, tensor in input_tensors((self.args, self.kwargs))]
+        if item == "img":
+            return next((shape[-1] for shape in shapes if len(shape) >= 4 and shape[-1] == shape[-2]), None)
+        return next((shape[1] for shape in shapes if len(shape) == 2), None)
+
     def info(self) -> WorkloadInfo:
         return WorkloadInfo(
             source=self.source,
@@ -131,6 +140,9 @@ class Workload:
             batch=self.batch,
             batch_from=self.batch_from,
             input_shapes=input_shapes((self.args, self.kwargs)),
+            image_size=self._made("img"),
+            sequence_length=self._made("seq"),
+            loss=self.loss.name if self.task == "train" else "",
             model_hash=self.model_hash,
             input_hash=self.input_hash,
             notes=tuple(self.notes),
