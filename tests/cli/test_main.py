@@ -265,7 +265,7 @@ def specs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
     """What would be measured, without measuring it."""
     kept: list[RunSpec] = []
 
-    def keep(specs: Sequence[RunSpec], workspace: Workspace) -> list[RunRecord]:
+    def keep(specs: Sequence[RunSpec], workspace: Workspace, *more: int) -> list[RunRecord]:
         kept[:] = specs
         return []
 

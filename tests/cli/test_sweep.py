@@ -97,7 +97,6 @@ class TestSweep:
         assert by_cell["broken", 8]["failure"] == {
             "stage": "build",
             "message": "this factory raised",
-            "where": "",
             "kind": "user",
         }
         rows = {row["record_id"]: row for row in told["results"]}

@@ -43,8 +43,8 @@ def run(
 ) -> int:
     """Measure models under one or more recipes, interleaved, each compared with the first.
 
-    Switches: tf32, amp, amp-bf16, fp16, bf16, channels-last, compile[:MODE][,key=value], compile:freeze, torchscript,
-    graphs, cudnn-benchmark, fold-bn, sdpa:BACKEND, fused-optimizer, int8, fp8, onnx, tensorrt. docs/recipes.md says
+    Switches: tf32, amp, amp-bf16, fp16, bf16, fp16-bn-fp32, channels-last, compile[:MODE][,key=value], compile:freeze, torchscript,
+    graphs, cudnn-benchmark, fold-bn, sdpa:BACKEND, fused-optimizer, checkpointing, expandable-segments, int8, fp8, onnx, tensorrt. docs/recipes.md says
     what each does and needs.
 
     \b
