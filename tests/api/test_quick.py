@@ -75,8 +75,8 @@ def test_mistakes_are_told_before_anything_runs(arguments: dict[str, Any], compl
 def test_a_batch_that_does_not_fit_gives_way_to_the_largest_that_does(capsys: pytest.CaptureFixture[str]) -> None:
     """Up to the capture itself, which a simulated bench has not: what the search was told and what it chose."""
     door = fake_door(device_kind="cuda")
-    with pytest.raises(BenchError, match="nothing to trace"):
-        run_quick_profile("resnet50", batch_size=4096, workspace=Workspace(door=door, keep=False))
+    with Workspace(door=door, keep=False) as workspace, pytest.raises(BenchError, match="nothing to trace"):
+        run_quick_profile("resnet50", batch_size=4096, workspace=workspace)
     told = capsys.readouterr().err
     assert "batch search: trying" in told
     assert "training with the last steps profiled" in told
