@@ -30,6 +30,10 @@ _HOMES = {
         "OpsResult",
         "ops",
     ),
+    "loader": (
+        "LoaderResult",
+        "loader",
+    ),
     "profile": (
         "ProfileResult",
         "compare_profiles",
@@ -63,6 +67,10 @@ _HOMES = {
         "SweepResult",
         "sweep",
     ),
+    "train": (
+        "TrainResult",
+        "train",
+    ),
     "tune": (
         "TuneResult",
         "kept_tune",
@@ -80,6 +88,7 @@ if TYPE_CHECKING:
     from redline.api.compare import compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
+    from redline.api.loader import LoaderResult, loader
     from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
@@ -89,6 +98,7 @@ if TYPE_CHECKING:
     from redline.api.roofline import RooflineResult, roofline
     from redline.api.run import RunResult, demo, run
     from redline.api.sweep import SweepResult, sweep
+    from redline.api.train import TrainResult, train
     from redline.api.tune import TuneResult, kept_tune, tune
     from redline.api.workshop import workshop
     from redline.api.workspace import Workspace
@@ -97,6 +107,7 @@ __all__ = [
     "BatchResult",
     "CeilingsResult",
     "FlopsResult",
+    "LoaderResult",
     "OpsResult",
     "PlainRecipe",
     "ProfileResult",
@@ -105,6 +116,7 @@ __all__ = [
     "RooflineResult",
     "RunResult",
     "SweepResult",
+    "TrainResult",
     "TuneResult",
     "Workspace",
     "__version__",
@@ -118,6 +130,7 @@ __all__ = [
     "flops",
     "import_profile",
     "kept_tune",
+    "loader",
     "models",
     "ops",
     "profile",
@@ -128,6 +141,7 @@ __all__ = [
     "run",
     "run_quick_profile",
     "sweep",
+    "train",
     "tune",
     "workshop",
     "write_report",
