@@ -30,6 +30,10 @@ _HOMES = {
         "OpsResult",
         "ops",
     ),
+    "ladder": (
+        "LadderResult",
+        "ladder",
+    ),
     "loader": (
         "LoaderResult",
         "loader",
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
     from redline.api.compare import compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
+    from redline.api.ladder import LadderResult, ladder
     from redline.api.loader import LoaderResult, loader
     from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
@@ -107,6 +112,7 @@ __all__ = [
     "BatchResult",
     "CeilingsResult",
     "FlopsResult",
+    "LadderResult",
     "LoaderResult",
     "OpsResult",
     "PlainRecipe",
@@ -130,6 +136,7 @@ __all__ = [
     "flops",
     "import_profile",
     "kept_tune",
+    "ladder",
     "loader",
     "models",
     "ops",

@@ -272,15 +272,42 @@ def whether_in_turns(one: RunRecord, other: RunRecord) -> bool:
     return one.group is not None and one.group == other.group and one.id != other.id
 
 
+ACROSS = frozenset({"device", "driver", "threads", "data"})
+"""What may differ where somebody asks for a comparison across devices: where it ran, and how it was fed."""
+
+
+def across_devices(benchmark: Benchmark) -> Benchmark:
+    """The same wherever it ran."""
+    settings = tuple((name, value) for name, value in benchmark.settings if name not in ACROSS)
+    return msgspec.structs.replace(benchmark, device="", settings=settings)
+
+
 def differences(
-    mine: Benchmark, first: Sequence[RunRecord], yours: Benchmark, other: Sequence[RunRecord]
+    mine: Benchmark,
+    first: Sequence[RunRecord],
+    yours: Benchmark,
+    other: Sequence[RunRecord],
+    *,
+    across: bool = False,
 ) -> tuple[list[Note], list[Note]]:
-    """What makes the two incomparable, and what is only worth knowing."""
-    unlike = {name: _told(name, [ours], [theirs]) for name, ours, theirs in _unlike_benchmarks(mine, yours)}
+    """What makes the two incomparable, and what is only worth knowing.
+
+    `across`: that they ran on different devices or with other threads is then worth knowing; each side must be of one.
+    """
+    unlike: dict[str, Note] = {}
     noted = []
+    for name, one, another in _unlike_benchmarks(mine, yours):
+        told = _told(name, [one], [another])
+        if across and name in ACROSS:
+            noted.append(told)
+        else:
+            unlike[name] = told
     for name, look in _DECIDING.items():
         ours, theirs = _seen(first, look), _seen(other, look)
-        if ours != theirs or len(ours) > 1:
+        is_asked_for = across and name in ACROSS and len(ours) == len(theirs) == 1
+        if is_asked_for and ours != theirs:
+            noted.append(_told(name, ours, theirs))
+        elif ours != theirs or len(ours) > 1:
             unlike[name] = _told(name, ours, theirs)
     for name, look in _WORTH_KNOWING.items():
         ours, theirs = _seen(first, look), _seen(other, look)

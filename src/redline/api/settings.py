@@ -166,14 +166,9 @@ def pickled(live: Any) -> str | None:
     except Exception:
         # Whatever an object's own pickling code raises means the same: it cannot leave this process.
         return None
-    folder = artifacts_folder()
+    folder = Path(platformdirs.user_data_path("redline")) / "artifacts"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{hashlib.sha256(body).hexdigest()[:24]}.pkl"
     if not path.exists():
         path.write_bytes(body)
     return str(path)
-
-
-def artifacts_folder() -> Path:
-    """Where files lie that records refer to: pickled models, checkpoints."""
-    return Path(platformdirs.user_data_path("redline")) / "artifacts"

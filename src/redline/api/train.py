@@ -10,7 +10,7 @@ import msgspec
 
 from redline.analyze.summary import CeilingsOf
 from redline.analyze.training import TrainingSummary, training_of
-from redline.api.settings import artifacts_folder, specs_of, takes_settings
+from redline.api.settings import specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
@@ -165,7 +165,7 @@ def _trained(
         workspace.door(spec.launch),
         workspace.journal if keep else NoJournal(),
         workspace.observer,
-        checkpoints=artifacts_folder() / "checkpoints" if keep and workspace.keeps else None,
+        checkpoints=workspace.history.folder / "checkpoints" if keep and workspace.keeps else None,
         going_on=before,
         after=after,
     )

@@ -19,6 +19,7 @@ from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
 from redline.cli.history import export, show
+from redline.cli.ladder import ladder
 from redline.cli.loader import loader
 from redline.cli.micro import micro
 from redline.cli.ops import ops
@@ -42,6 +43,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     tune,
     train,
     loader,
+    ladder,
     profile,
     flops,
     ceilings,

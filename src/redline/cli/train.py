@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from redline.cli.options import (
     ANY_BATCH,
     HOW,
     ISOLATED,
+    OUTPUT,
     WHAT,
     Exit,
     Given,
@@ -104,6 +106,7 @@ def train(
         bool, opt("--diagnose", group=HOW, help="Also measure loader and model apart and together.")
     ] = False,
     compare: Annotated[bool, opt("--compare", group=HOW, help="Several models in one table and picture.")] = False,
+    plot: Annotated[Path | None, opt(group=OUTPUT, help="Write accuracy over time and speeds as a PNG.")] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
@@ -120,9 +123,10 @@ def train(
     from redline.api.train import train as train_models
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveTrain, tell_report
+    from redline.report.batch import check_place
     from redline.report.folder import check_folder
     from redline.report.terminal import make_console
-    from redline.report.train import train_report
+    from redline.report.train import draw_trainings, train_report
 
     if not model:
         raise UsageError("name at least one model to train, such as resnet18")
@@ -130,6 +134,8 @@ def train(
         raise UsageError("--compare sets several models side by side: name two or more")
     if report is not None:
         check_folder(report)
+    if plot is not None:
+        check_place(plot)
     asked = data_settings(given) | only_set(recipes=recipe, resume=resume, diagnose=diagnose)
     try:
         with LiveTrain() as observer, Workspace(observer=observer) as workspace:
@@ -137,6 +143,8 @@ def train(
             observer.stop()
             shown = train_report(result.rows, compare=compare)
             print_json(result.to_json()) if json else make_console().print(shown)
+            if plot is not None:
+                draw_trainings(result.rows, plot)
             if report is not None:
                 tell_report(report_records(result.records, report, workspace=workspace))
     except KeyboardInterrupt:

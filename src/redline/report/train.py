@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.training import LoaderFinding, TrainingSummary
+from redline.report.plots import COLOURS, new_figure, save_figure
 from redline.report.terminal import make_table, one_line
 from redline.training import Epoch
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
@@ -191,6 +193,36 @@ def epoch_line(epoch: Epoch, of: int, item: str) -> str:
         f"data wait {format_share(epoch.data_wait_share)}" if epoch.data_wait_share is not None else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def draw_trainings(rows: Sequence[TrainingSummary], path: Path) -> Path:
+    """Accuracy over the time of training, and the speed of each, side by side."""
+    figure, (left, right) = new_figure(10.5, 4.4, columns=2)
+    names = [_short(row, rows) for row in rows]
+    for number, (row, name) in enumerate(zip(rows, names, strict=True)):
+        colour, seconds = COLOURS[number % len(COLOURS)], 0.0
+        points = [(seconds := seconds + epoch.seconds, epoch.val_accuracy) for epoch in row.epochs]
+        known = [(at, 100 * accuracy) for at, accuracy in points if accuracy is not None]
+        if known:
+            left.plot(*zip(*known, strict=True), marker="o", color=colour, label=name, markersize=4)
+        right.barh(number, row.samples_per_s or 0.0, color=colour, height=0.6)
+        told = f"  {rate(row.samples_per_s)}  {format_bytes(row.peak_bytes)}  {'failed' if row.failure else bottleneck(row)}"
+        right.annotate(told, (row.samples_per_s or 0.0, number), va="center", fontsize=8)
+    left.set_xlabel("seconds of training and validation")
+    left.set_ylabel("held-out accuracy, %")
+    left.set_ylim(0, 100)
+    right.set_yticks(range(len(rows)), names, fontsize=8.5)
+    right.invert_yaxis()
+    right.margins(x=0.5)
+    right.set_xlabel("samples per second, memory, bottleneck")
+    figure.legend(loc="outside lower center", ncols=min(4, len(rows)), fontsize=8, frameon=False)
+    return save_figure(figure, path)
+
+
+def _short(row: TrainingSummary, rows: Sequence[TrainingSummary]) -> str:
+    """What tells it from the others."""
+    parts = [row.model] + ([row.recipe] if len({each.recipe for each in rows}) > 1 else [])
+    return one_line(" · ".join(parts), 40).replace("$", r"\$")
 
 
 def rate(value: float | None) -> str:

@@ -43,6 +43,8 @@ class After:
     feeds: bool = False
     """Loader and model, apart and together, with a search for the number of workers."""
     profile: Profile | None = None
+    """Its path is a name, below the record's id in the folder for traces."""
+    traces: Path | None = None
     epochs: bool = True
     """False: no epoch at all, only what comes after."""
 
@@ -103,7 +105,7 @@ class _Run:
             return None
         if after.profile is not None:
             self._observer.progress(self.record, Progress(stage="profile"))
-            reply = self._ask(session, after.profile)
+            reply = self._ask(session, self._named(after.profile, after.traces or Path()))
             if isinstance(reply, TraceReply):
                 self.record = msgspec.structs.replace(self.record, trace=reply.trace)
             else:  # the training itself is done, and stays
@@ -217,6 +219,9 @@ class _Run:
             return None
         self.record = msgspec.structs.replace(self.record, feeds=(*self.record.feeds, reply.fed))
         return reply.fed
+
+    def _named(self, request: Profile, folder: Path) -> Profile:
+        return msgspec.structs.replace(request, path=str((folder / self.record.id / request.path).absolute()))
 
     def _ask(self, session: Session, request: Request) -> Reply:
         return session.ask(request, lambda progress: self._observer.progress(self.record, progress))
