@@ -12,6 +12,7 @@ from redline.analyze.curves import Curve
 from redline.analyze.knee import SATURATED
 from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
+from redline.analyze.training import TrainingSummary
 from redline.identity import Subject, is_capture
 from redline.report.contents import Contents, folded
 from redline.report.terminal import one_line
@@ -32,6 +33,7 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
         "Median latency against batch": _against_batch(
             contents.curves, folder / "latency.png", _latency_ms, "ms per step", "median latency"
         ),
+        "Trainings": draw_trainings(contents.trainings, folder / "training.png"),
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
     }
     return {title: path for title, path in drawn.items() if path is not None}
@@ -221,6 +223,24 @@ def batch_figure(finding: BatchFinding) -> Any:
         figure.add_scatter(x=[finding.knee_batch], y=[at_knee], mode="markers", name="knee", marker=star)
     figure.update_xaxes(type="log", tickvals=batches, ticktext=[str(batch) for batch in batches])
     figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def epoch_figure(training: TrainingSummary) -> Any:
+    """Losses and accuracy by epoch; None before the first is done."""
+    if not training.epochs:
+        return None
+    figure = _figure_figures(f"{training.model}: losses and accuracy", "epoch", "loss")
+    numbers = [epoch.epoch for epoch in training.epochs]
+    for number, (name, field) in enumerate((("training loss", "train_loss"), ("held-out loss", "val_loss"))):
+        values = [getattr(epoch, field) for epoch in training.epochs]
+        figure.add_scatter(x=numbers, y=values, mode="lines+markers", name=name, line_color=COLOURS[number])
+    accuracy = [None if epoch.val_accuracy is None else 100 * epoch.val_accuracy for epoch in training.epochs]
+    figure.add_scatter(
+        x=numbers, y=accuracy, mode="lines+markers", name="accuracy, %", yaxis="y2", line_color=COLOURS[2]
+    )
+    figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "range": [0, 100], "title": "accuracy, %"})
+    figure.update_xaxes(dtick=1)
     return figure
 
 
