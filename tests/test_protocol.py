@@ -34,7 +34,10 @@ from redline.protocol import (
     ClosedReply,
     CountAnswer,
     EnvironmentAnswer,
+    EpochReply,
     FailureReply,
+    FedReply,
+    Feed,
     Health,
     HealthItem,
     Measure,
@@ -54,6 +57,7 @@ from redline.protocol import (
     SwitchChoices,
     SwitchNeed,
     TraceReply,
+    TrainEpoch,
     receive_frame,
     receive_reply,
     receive_request,
@@ -76,6 +80,7 @@ from redline.record import (
     WorkloadInfo,
 )
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.training import Epoch, Fed, TrainingProgress
 from redline.work import Ceilings, OperatorTime, OperatorWork, WorkCount
 
 Pair = tuple[socket.socket, socket.socket]
@@ -127,10 +132,15 @@ CEILINGS = Ceilings(
     launch_s=4e-6,
 )
 
+EPOCH = Epoch(
+    number=1, seconds=2.5, train_s=2.0, steps=80, samples=10_240, train_loss=1.5, phases_s={"data": 0.5, "step": 1.5}
+)
 REQUESTS = [
-    Prepare(spec=SPEC, modules=True),
+    Prepare(spec=SPEC, modules=True, checkpoint="kept.pt"),
     Measure(kind="latency", seconds=0.25, max_steps=7, settle_seconds=0.0, round=3),
     Profile(path="trace.json.gz", wait=0, warmup=1, active=2, shapes=False, memory=True, stacks=True, modules=True),
+    TrainEpoch(number=2),
+    Feed(part="together", seconds=1.5, workers=4, prefetch=False),
     Squeeze(),
     Close(),
     Ask(question=AskEnvironment(device="cuda:1", threads=3)),
@@ -148,8 +158,11 @@ REQUESTS = [
 ]
 REPLIES = [
     Progress(stage="compile", detail="fp16"),
-    PreparedReply(prepared=PREPARED),
+    Progress(stage="epoch", training=TrainingProgress(epoch=1, epochs=3, step=7, steps=80, loss=1.5)),
+    PreparedReply(prepared=PREPARED, epochs=(EPOCH,)),
     BlockReply(block=BLOCK),
+    EpochReply(epoch=EPOCH, block=BLOCK),
+    FedReply(fed=Fed(part="loader", samples=512, seconds=1.5, wait_s=0.25, workers=4, prefetch=False)),
     TraceReply(trace=TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096)),
     SqueezeReply(needed_bytes=2**33),
     ClosedReply(closed=Closed(memory=Memory(allocator_retries=2))),

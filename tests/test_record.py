@@ -35,7 +35,8 @@ from redline.record import (
     migrate,
     new_id,
 )
-from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
+from redline.training import DataInfo, Epoch, Fed
 from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
 
 SAMPLES = (0.1, 1 / 3, 5e-324, 1.7976931348623157e308, 0.010000000000000002)
@@ -183,6 +184,41 @@ def whole_record(**changes: Any) -> RunRecord:
             notes=(note("backward-not-counted", "backward not counted", about="relu"),),
             seconds=0.3,
         ),
+        data=DataInfo(
+            name="cifar10",
+            train_samples=5000,
+            val_samples=1000,
+            classes=10,
+            shape=(3, 32, 32),
+            fingerprint="d1",
+            stem="cifar",
+            steps_per_epoch=156,
+            last_batch=8,
+            last_batch_fate="run eagerly",
+            learning_rate=0.1,
+            workers=4,
+            augment="device",
+            random_labels=True,
+        ),
+    )
+    epoch = Epoch(
+        number=1,
+        seconds=2.5,
+        train_s=2.0,
+        validation_s=0.5,
+        steps=157,
+        samples=5000,
+        train_loss=1.5,
+        val_loss=1.25,
+        val_accuracy=0.625,
+        learning_rate=0.05,
+        phases_s={"data": 0.25, "forward": 0.5},
+        host_wait_s=0.125,
+        gradient_scale=1024.0,
+        peak_bytes=2**33,
+        utilisation=0.5,
+        energy_j=300.5,
+        is_cut=True,
     )
     look = TelemetrySample(
         at_s=0.1,
@@ -223,7 +259,32 @@ def whole_record(**changes: Any) -> RunRecord:
                 classes=10,
                 sequence_length=5,
                 optimizer="adamw",
+                stem="cifar",
                 artifact="net.pkl",
+            ),
+            train=TrainSpec(
+                data=DataSpec(
+                    name="cifar10",
+                    folder="/data",
+                    train_samples=5000,
+                    val_samples=1000,
+                    workers=4,
+                    pin_memory=False,
+                    persistent_workers=False,
+                    prefetch_factor=4,
+                    prefetch=False,
+                    augment="device",
+                    download=True,
+                    loader_timeout_s=5.0,
+                ),
+                epochs=10,
+                learning_rate=0.2,
+                weight_decay=1e-4,
+                schedule="cosine",
+                target_accuracy=0.9,
+                last_batch="drop",
+                max_seconds=60.0,
+                deterministic=True,
             ),
             recipe=Recipe.parse("fp16+compile:max-autotune,fullgraph=true,depth=3,share=0.5,backend=inductor"),
             measure=msgspec.structs.replace(
@@ -251,6 +312,8 @@ def whole_record(**changes: Any) -> RunRecord:
         "group": "g1",
         "position": 2,
         "prepared": prepared,
+        "epochs": (epoch,),
+        "feeds": (Fed(part="together", samples=512, seconds=2.0, wait_s=0.5, workers=4, prefetch=False),),
         "blocks": (block, msgspec.structs.replace(block, kind="latency", clock="host", phases={}, round=4)),
         "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096),
         "closed": Closed(memory=memory, printed="a line of the model"),
@@ -300,6 +363,7 @@ class TestRoundTrip:
             "Block.phases",  # of the latency block
             "Switch.argument",  # of fp16
             "Switch.options",
+            "DataSpec.on_device",  # goes with no workers
         }
 
     def test_every_part_comes_back(self) -> None:

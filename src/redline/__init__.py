@@ -30,6 +30,14 @@ _HOMES = {
         "OpsResult",
         "ops",
     ),
+    "ladder": (
+        "LadderResult",
+        "ladder",
+    ),
+    "loader": (
+        "LoaderResult",
+        "loader",
+    ),
     "profile": (
         "ProfileResult",
         "compare_profiles",
@@ -63,6 +71,10 @@ _HOMES = {
         "SweepResult",
         "sweep",
     ),
+    "train": (
+        "TrainResult",
+        "train",
+    ),
     "tune": (
         "TuneResult",
         "kept_tune",
@@ -80,6 +92,8 @@ if TYPE_CHECKING:
     from redline.api.compare import compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
+    from redline.api.ladder import LadderResult, ladder
+    from redline.api.loader import LoaderResult, loader
     from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
@@ -89,6 +103,7 @@ if TYPE_CHECKING:
     from redline.api.roofline import RooflineResult, roofline
     from redline.api.run import RunResult, demo, run
     from redline.api.sweep import SweepResult, sweep
+    from redline.api.train import TrainResult, train
     from redline.api.tune import TuneResult, kept_tune, tune
     from redline.api.workshop import workshop
     from redline.api.workspace import Workspace
@@ -97,6 +112,8 @@ __all__ = [
     "BatchResult",
     "CeilingsResult",
     "FlopsResult",
+    "LadderResult",
+    "LoaderResult",
     "OpsResult",
     "PlainRecipe",
     "ProfileResult",
@@ -105,6 +122,7 @@ __all__ = [
     "RooflineResult",
     "RunResult",
     "SweepResult",
+    "TrainResult",
     "TuneResult",
     "Workspace",
     "__version__",
@@ -118,6 +136,8 @@ __all__ = [
     "flops",
     "import_profile",
     "kept_tune",
+    "ladder",
+    "loader",
     "models",
     "ops",
     "profile",
@@ -128,6 +148,7 @@ __all__ = [
     "run",
     "run_quick_profile",
     "sweep",
+    "train",
     "tune",
     "workshop",
     "write_report",

@@ -30,6 +30,8 @@ from redline.work import Ceilings
 KEY_LENGTH = 24
 NOT_OF_THE_WORKLOAD = ("artifact",)
 """Where a pickled model lies: its hash says what it is."""
+NOT_OF_THE_DATA = ("folder", "download", "loader_timeout_s")
+"""Where they lie and how they came there: their fingerprint says what they are."""
 NOT_SETTINGS = (*NOT_OF_THE_WORKLOAD, "model", "task", "batch", "check_inputs")
 """What a benchmark and a subject name by themselves, and what only the check of numerics looks at."""
 
@@ -48,12 +50,15 @@ def plan_key(spec: RunSpec, fingerprint: str, environment: Environment) -> str:
 def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> str:
     """Of what was asked for, and of what is known `besides`."""
     asked = {
-        **given(spec, leave_out=("launch", "recipe", "device", "workload", "measure")),
+        **given(spec, leave_out=("launch", "recipe", "device", "workload", "measure", "train")),
         "workload": given(spec.workload, leave_out=NOT_OF_THE_WORKLOAD),
         "measure": given(spec.measure),
         "recipe": spec.recipe.canonical(),
         "device": spec.device.partition(":")[0],
     }
+    if spec.train is not None:
+        asked["train"] = given(spec.train, leave_out=("data",))
+        asked["data"] = given(spec.train.data, leave_out=NOT_OF_THE_DATA)
     return _digest([asked, {**(besides or {}), **_memory_limit(spec)}])
 
 
@@ -148,8 +153,24 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
     found = given(spec.workload, leave_out=NOT_SETTINGS)
     if spec.workload.task != "train":
         found.pop("optimizer", None)
-    limits = {"threads": spec.threads, "max_memory": spec.launch.memory_limit_bytes}
+    limits = {"threads": spec.threads, "max_memory": spec.launch.memory_limit_bytes, "data": data_words(spec)}
     return found | {name: value for name, value in limits.items() if value is not None}
+
+
+def data_words(spec: RunSpec) -> str | None:
+    """The data of a training and how they are fed, on which its speed depends; None where one batch is timed."""
+    if spec.train is None:
+        return None
+    data = spec.train.data
+    words = (
+        data.name,
+        f"{data.train_samples} samples" if data.train_samples else "",
+        _counted(data.workers, "loader worker") if data.workers else "",
+        f"augmented on the {data.augment}" if data.augment != "none" else "",
+        "on the device" if data.on_device else "",
+        "" if data.prefetch else "no prefetch",
+    )
+    return ", ".join(word for word in words if word)
 
 
 class Conditions(Frozen):
@@ -164,6 +185,10 @@ class Conditions(Frozen):
     optimizer: str | None = None
     """Of training."""
     loss: str | None = None
+    stem: str | None = None
+    """Of a ResNet, where it was chosen."""
+    data: str | None = None
+    """Of a training on data: which, and how they are fed."""
     threads: int | None = None
     """CPU threads inside operators, as they were."""
     max_memory_bytes: int | None = None
@@ -182,6 +207,8 @@ def conditions_of(record: RunRecord) -> Conditions:
         sequence_length=workload.sequence_length,
         classes=workload.classes,
         optimizer=workload.optimizer if workload.task == "train" else None,
+        stem=workload.stem,
+        data=data_words(spec),
         threads=spec.threads,
         max_memory_bytes=spec.launch.memory_limit_bytes,
         seed=spec.seed,
@@ -196,6 +223,7 @@ def conditions_of(record: RunRecord) -> Conditions:
         image_size=info.image_size or found.image_size,
         sequence_length=info.sequence_length or found.sequence_length,
         loss=info.loss or None,
+        stem=prepared.data.stem if prepared.data else found.stem,
         threads=environment.threads or found.threads,
         torch=environment.versions.get("torch"),
         driver=environment.device.driver,
@@ -214,6 +242,8 @@ def condition_words(conditions: Conditions, device: str) -> dict[str, str]:
         "classes": conditions.classes and f"{conditions.classes} classes",
         "optimizer": conditions.optimizer,
         "loss": conditions.loss,
+        "stem": conditions.stem and f"{conditions.stem} stem",
+        "data": conditions.data and f"trained on {conditions.data}",
         "threads": on_cpu and conditions.threads and _counted(conditions.threads, "thread"),
         "max_memory_bytes": conditions.max_memory_bytes and f"within {format_bytes(conditions.max_memory_bytes)}",
         "torch": conditions.torch and f"torch {conditions.torch}",
@@ -242,15 +272,42 @@ def whether_in_turns(one: RunRecord, other: RunRecord) -> bool:
     return one.group is not None and one.group == other.group and one.id != other.id
 
 
+ACROSS = frozenset({"device", "driver", "threads", "data"})
+"""What may differ where somebody asks for a comparison across devices: where it ran, and how it was fed."""
+
+
+def across_devices(benchmark: Benchmark) -> Benchmark:
+    """The same wherever it ran."""
+    settings = tuple((name, value) for name, value in benchmark.settings if name not in ACROSS)
+    return msgspec.structs.replace(benchmark, device="", settings=settings)
+
+
 def differences(
-    mine: Benchmark, first: Sequence[RunRecord], yours: Benchmark, other: Sequence[RunRecord]
+    mine: Benchmark,
+    first: Sequence[RunRecord],
+    yours: Benchmark,
+    other: Sequence[RunRecord],
+    *,
+    across: bool = False,
 ) -> tuple[list[Note], list[Note]]:
-    """What makes the two incomparable, and what is only worth knowing."""
-    unlike = {name: _told(name, [ours], [theirs]) for name, ours, theirs in _unlike_benchmarks(mine, yours)}
+    """What makes the two incomparable, and what is only worth knowing.
+
+    `across`: that they ran on different devices or with other threads is then worth knowing; each side must be of one.
+    """
+    unlike: dict[str, Note] = {}
     noted = []
+    for name, one, another in _unlike_benchmarks(mine, yours):
+        told = _told(name, [one], [another])
+        if across and name in ACROSS:
+            noted.append(told)
+        else:
+            unlike[name] = told
     for name, look in _DECIDING.items():
         ours, theirs = _seen(first, look), _seen(other, look)
-        if ours != theirs or len(ours) > 1:
+        is_asked_for = across and name in ACROSS and len(ours) == len(theirs) == 1
+        if is_asked_for and ours != theirs:
+            noted.append(_told(name, ours, theirs))
+        elif ours != theirs or len(ours) > 1:
             unlike[name] = _told(name, ours, theirs)
     for name, look in _WORTH_KNOWING.items():
         ours, theirs = _seen(first, look), _seen(other, look)

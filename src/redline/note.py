@@ -85,6 +85,10 @@ Code = Literal[
     "switch",
     "profiler",
     "steps-not-marked",
+    "other-data",
+    "random-labels",
+    "last-batch",
+    "no-trace",
     # what a search left out, rejected or did not finish
     "unavailable",
     "irrelevant",

@@ -27,6 +27,7 @@ from redline.record import (
     WorkloadInfo,
 )
 from redline.spec import Frozen, RunSpec
+from redline.training import Epoch, Fed, FedPart, TrainingProgress
 from redline.work import Ceilings, Facts, OperatorTime, WorkCount
 
 Relief = Literal["host", "device", "both", "memory"]
@@ -42,6 +43,8 @@ class Prepare(Frozen, tag=True):
     """Under a profiler from outside, which makes every kernel slow: no numerics, and two steps of warm-up."""
     modules: bool = False
     """Count the work module by module."""
+    checkpoint: str | None = None
+    """Training on data: the file that keeps the state after each epoch. Where it is there, training goes on from it."""
 
 
 class Measure(Frozen, tag=True):
@@ -69,6 +72,22 @@ class Profile(Frozen, tag=True):
     """A profiler in front of the worker looks on: only run the steps and mark them for it."""
     modules: bool = False
     """Mark every module of the forward pass. Steps that dissolve modules (compiled, captured) carry no such marks."""
+
+
+class TrainEpoch(Frozen, tag=True):
+    """Train one epoch on the data and validate; progress comes on the way."""
+
+    number: int
+    """From 1."""
+
+
+class Feed(Frozen, tag=True):
+    """Run the loader alone, the model alone on a batch that is there, or both, for a while."""
+
+    part: FedPart
+    seconds: float
+    workers: int = 0
+    prefetch: bool = True
 
 
 class Squeeze(Frozen, tag=True):
@@ -179,7 +198,7 @@ class Ask(Frozen, tag=True):
     question: Question
 
 
-Request = Prepare | Measure | Profile | Squeeze | Close | Ask
+Request = Prepare | Measure | TrainEpoch | Feed | Profile | Squeeze | Close | Ask
 
 
 class Progress(Frozen, tag=True):
@@ -187,6 +206,7 @@ class Progress(Frozen, tag=True):
 
     stage: str
     detail: str = ""
+    training: TrainingProgress | None = None
 
 
 class ModelName(Frozen):
@@ -303,10 +323,22 @@ class OperatorTimes(Frozen, tag=True):
 
 class PreparedReply(Frozen, tag=True):
     prepared: Prepared
+    epochs: tuple[Epoch, ...] = ()
+    """Done before, by the checkpoint."""
 
 
 class BlockReply(Frozen, tag=True):
     block: Block
+
+
+class EpochReply(Frozen, tag=True):
+    epoch: Epoch
+    block: Block
+    """Its steps."""
+
+
+class FedReply(Frozen, tag=True):
+    fed: Fed
 
 
 class TraceReply(Frozen, tag=True):
@@ -330,6 +362,8 @@ Reply = (
     Progress
     | PreparedReply
     | BlockReply
+    | EpochReply
+    | FedReply
     | TraceReply
     | SqueezeReply
     | ClosedReply

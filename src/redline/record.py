@@ -12,6 +12,7 @@ import msgspec
 from redline.errors import RecordError, SpecError
 from redline.note import Note, notes_from_texts
 from redline.spec import Frozen, Recipe, RunSpec
+from redline.training import DataInfo, Epoch, Fed
 from redline.work import WorkCount
 
 SCHEMA = 2
@@ -292,6 +293,8 @@ class Prepared(Frozen):
     isolated: bool = True
     work: WorkCount | None = None
     """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
+    data: DataInfo | None = None
+    """Of a training on data."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -357,6 +360,10 @@ class RunRecord(Frozen):
     position: int = 0
     prepared: Prepared | None = None
     blocks: tuple[Block, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
+    """Of a training on data; the steps of an epoch are the block whose round is its number."""
+    feeds: tuple[Fed, ...] = ()
+    """Loader and model, apart and together, where that was asked for."""
     trace: TraceRef | None = None
     closed: Closed | None = None
     stopped: StopReason | None = None

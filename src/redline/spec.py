@@ -13,6 +13,10 @@ Task = Literal["infer", "train"]
 Effort = Literal["quick", "normal", "strict"]
 DoorName = Literal["inline", "fork", "spawn", "fake"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
+Stem = Literal["imagenet", "cifar"]
+Schedule = Literal["constant", "cosine", "one-cycle"]
+Augment = Literal["none", "host", "device"]
+LastBatch = Literal["run", "drop"]
 OptionValue = bool | int | float | str
 
 BASELINE = "baseline"
@@ -127,12 +131,17 @@ class WorkloadSpec(Frozen):
     sequence_length: int | None = None
     optimizer: OptimizerName = "sgd"
     """For training only."""
+    stem: Stem | None = None
+    """How a ResNet begins: `imagenet` halves the image twice, `cifar` keeps small images whole. None: `imagenet`, but
+    `cifar` where a training sees images of 32 pixels or less."""
     artifact: str | None = None
     """Path of a cloudpickled (module, inputs, loss) for a live model; `model` then carries its name."""
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, Task)
         require_choice("optimizer", self.optimizer, OptimizerName)
+        if self.stem is not None:
+            require_choice("stem", self.stem, Stem)
         require_range("image_size", self.image_size, 1, MOST_PIXELS)
         for name in ("batch", "items", "classes", "sequence_length"):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
@@ -142,6 +151,76 @@ class WorkloadSpec(Frozen):
             raise SpecError("model must not be empty")
         if not self.model.isascii() and any("\ud800" <= character <= "\udfff" for character in self.model):
             raise SpecError(f"model {self.model!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
+
+
+class DataSpec(Frozen):
+    """Which data a training sees, and how they reach the device."""
+
+    name: str
+    """`cifar10`, `imagefolder`, `synthetic`, `synthetic-learnable`, or the user's own as `file.py:loaders`."""
+    folder: str | None = None
+    """Of `cifar10` and `imagefolder`. Its pickles are read, so it must be one the user trusts."""
+    train_samples: int | None = None
+    """Only so many of the training set; None: all."""
+    val_samples: int | None = None
+    workers: int = 0
+    """Processes that load batches; 0: the training process loads them itself."""
+    pin_memory: bool = True
+    """Page-locked batches, which a GPU copies without waiting. Nothing on a CPU."""
+    persistent_workers: bool = True
+    """Workers stay from one epoch to the next."""
+    prefetch_factor: int = 2
+    """Batches each worker keeps ready."""
+    prefetch: bool = True
+    """Load and copy the next batch while this one computes; off: load, copy, compute and wait, one after the other."""
+    on_device: bool = False
+    """Keep the whole set in the device's memory."""
+    augment: Augment = "none"
+    """Random shifts and mirror images, made by the loader or on the device."""
+    download: bool = False
+    loader_timeout_s: float = 60.0
+    """A loader that gives no batch for so long hangs."""
+
+    def __post_init__(self) -> None:
+        require_choice("augment", self.augment, Augment)
+        for name in ("train_samples", "val_samples", "prefetch_factor"):
+            require_range(name, getattr(self, name), 1, MOST_ITEMS)
+        require_range("workers", self.workers, 0, MOST_THREADS)
+        if not self.loader_timeout_s > 0:
+            raise SpecError(f"loader_timeout_s must be above 0, got {self.loader_timeout_s}")
+        if self.on_device and (self.workers or self.augment == "host"):
+            raise SpecError("data on the device pass no loader: leave out workers, and augment on the device")
+
+
+class TrainSpec(Frozen):
+    """A training on data, for epochs, to an accuracy."""
+
+    data: DataSpec
+    epochs: int = 1
+    learning_rate: float | None = None
+    """The highest of the schedule. None: 0.1 for SGD at batch 256, in proportion to the batch; 0.001 for Adam."""
+    weight_decay: float = 5e-4
+    schedule: Schedule = "one-cycle"
+    target_accuracy: float | None = None
+    """Stop after the epoch that reaches it."""
+    last_batch: LastBatch = "run"
+    """What becomes of the smaller batch that ends an epoch; compiled and graphed recipes run it eagerly."""
+    max_seconds: float | None = None
+    """Cut the training off after so long, also within an epoch, which is then recorded as cut."""
+    deterministic: bool = False
+    """Algorithms that give the same bits again, also on a GPU; some are slower."""
+
+    def __post_init__(self) -> None:
+        require_choice("schedule", self.schedule, Schedule)
+        require_choice("last_batch", self.last_batch, LastBatch)
+        require_range("epochs", self.epochs, 1, MOST_ROWS)
+        for name in ("learning_rate", "max_seconds"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise SpecError(f"{name} must be above 0, got {value}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise SpecError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
 
 class MeasureSpec(Frozen):
@@ -262,8 +341,12 @@ class RunSpec(Frozen):
     threads: int | None = None
     """CPU threads inside operators; None leaves torch's own choice."""
     seed: int = 0
+    train: TrainSpec | None = None
+    """Epochs on data instead of timed steps on one batch."""
 
     def __post_init__(self) -> None:
+        if self.train is not None and self.workload.task != "train":
+            raise SpecError(f"epochs on data are for task 'train', got {self.workload.task!r}")
         require_range("threads", self.threads, 1, MOST_THREADS)
         require_range("seed", self.seed, *SEEDS)
 

@@ -14,10 +14,12 @@ from redline.errors import SpecError, closest
 from redline.spec import (
     BASELINE,
     MOST_BYTES,
+    DataSpec,
     LaunchSpec,
     MeasureSpec,
     Recipe,
     RunSpec,
+    TrainSpec,
     WorkloadSpec,
     require_choice,
     require_range,
@@ -79,6 +81,8 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
         measure = msgspec.structs.replace(measure, check_numerics=False)
     launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
     shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
+    if (train := rest.pop("train", None)) is not None:
+        shared["train"] = _train(train, where)
     specs = []
     for model in models:
         workload = _convert({"model": model, **rest}, WorkloadSpec, where)
@@ -126,6 +130,7 @@ def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
         "device",
         "threads",
         "seed",
+        "train",
     }
     known |= set(WorkloadSpec.__struct_fields__)
     for name in table:
@@ -144,6 +149,14 @@ def _batch_axis(value: Any, where: str) -> Any:
         raise SpecError(
             f"{where}: batch_axis must be a number, 'list' or JSON such as [0, null] or {{\"x\": 1}}, got {value!r}"
         ) from None
+
+
+def _train(table: Any, where: str) -> TrainSpec:
+    if not isinstance(table, Mapping) or not isinstance(table.get("data"), Mapping):
+        raise SpecError(f"{where}: train must be a table with a table data in it, got {table!r}")
+    data = _convert(table["data"], DataSpec, f"{where}: data")
+    train: TrainSpec = _convert({**table, "data": data}, TrainSpec, f"{where}: train")
+    return train
 
 
 def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:

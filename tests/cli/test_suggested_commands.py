@@ -10,7 +10,9 @@ import pytest
 from invoking import invoke
 
 from redline.analyze.command_line import command_line
+from redline.api.train import training_table
 from redline.api.workspace import Workspace
+from redline.errors import UsageError
 from redline.record import RunRecord
 from redline.spec import RunSpec
 from redline.spec_table import specs_from_table
@@ -21,6 +23,7 @@ EVERYTHING = {
     "classes": 10,
     "sequence_length": 128,
     "optimizer": "adamw",
+    "stem": "cifar",
     "device": "cpu",
     "threads": 2,
     "seed": 7,
@@ -50,7 +53,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
     "table",
     [
         {},
-        *({name: value} for name, value in EVERYTHING.items()),
+        *({name: value} for name, value in EVERYTHING.items() if name != "optimizer"),  # which needs the task
         EVERYTHING,
         {"max_memory": 123456789},
         {"model": "my models/net.py:make", "recipe": "compile:max-autotune,fullgraph=true"},
@@ -72,3 +75,31 @@ def test_only_what_is_not_the_default_is_said_and_a_search_for_the_batch_is_give
 
 def test_a_live_module_has_no_command_line() -> None:
     assert command_line("run", spec_of(model="live:Net", artifact="/somewhere/net.pkl"), batch=4) is None
+
+
+def test_a_training_is_suggested_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
+        "epochs": 7,
+        "target_accuracy": 0.9,
+        "deterministic": True,
+        "workers": 3,
+        "prefetch": False,
+        "folder": "/my data",
+        "augment": "host",
+        "loader_timeout_s": 5.0,
+        "stem": "imagenet",
+        "seed": 3,
+    }
+    (spec,) = specs_from_table({"model": "resnet18", **training_table("cifar10", settings), "batch": 64})
+    line = command_line("train", spec, batch=64)
+    assert line is not None
+    assert command_line("run", spec, batch=64) is None
+    seen: list[RunSpec] = []
+
+    def keep(specs: Sequence[RunSpec], workspace: Workspace, **_: Any) -> list[RunRecord]:
+        seen.extend(specs)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("redline.api.train.train_specs", keep)
+    assert invoke(*shlex.split(line)[1:]).exit_code == 2
+    assert seen == [spec]

@@ -18,6 +18,7 @@ from redline.analyze.trust import device_kind
 from redline.note import Note, note
 from redline.record import Block, RunRecord
 from redline.spec import Frozen
+from redline.training import steady_epochs, wait_share
 from redline.work import PRODUCTS, Ceilings, OperatorKind, OperatorWork, WorkCount
 
 LimitedBy = Literal["compute", "memory"]
@@ -171,6 +172,8 @@ class Bound(Frozen, frozen=True, kw_only=True):
 def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
     if (nothing := _not_measured(record)) is not None:
         return nothing
+    if (waiting := _waits_for_data(record)) is not None:
+        return waiting
     if (untold := _untold_by_issuing(record)) is not None:
         return _by_work(record, ceilings, untold)
     share = host_share(record)
@@ -229,6 +232,13 @@ def _not_measured(record: RunRecord) -> Bound | None:
     if record.failure is not None or not any(block.samples for block in record.blocks):
         return Bound(label="unknown", evidence=note("not-measured", "nothing was measured"))
     return None
+
+
+def _waits_for_data(record: RunRecord) -> Bound | None:
+    share = wait_share(steady_epochs(record.epochs))
+    if share is None or share <= DATA_WAIT_SHARE:
+        return None
+    return Bound(label="data", evidence=note("data", f"{share:.0%} of the training time passes in waiting for batches"))
 
 
 def _untold_by_issuing(record: RunRecord) -> Note | None:

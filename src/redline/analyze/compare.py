@@ -20,7 +20,7 @@ from redline.analyze.blocks import latency_blocks, ratio_in_turns, timed_blocks
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
 from redline.analyze.trust import device_kind, verdict
 from redline.errors import UsageError
-from redline.identity import Benchmark, benchmark_of, differences, whether_in_turns
+from redline.identity import Benchmark, across_devices, benchmark_of, differences, whether_in_turns
 from redline.note import Note, note
 from redline.record import RunRecord
 from redline.spec import Frozen
@@ -87,18 +87,21 @@ class Comparisons(Frozen):
         return next((each for each in order if each in seen), "incomparable")
 
 
-def compare_records(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Comparisons:
-    """Benchmarks that both sides have; with one on each side those two, though their recipes differ."""
+def compare_records(first: Sequence[RunRecord], other: Sequence[RunRecord], *, across: bool = False) -> Comparisons:
+    """Benchmarks that both sides have; with one on each side those two, though their recipes differ.
+
+    `across`: also where they ran on different devices or with different threads.
+    """
     both = {record.id for record in first} & {record.id for record in other}
     if both:
         raise UsageError(f"record {min(both)} is on both sides: a run cannot be set against itself")
-    ours, theirs = _by_benchmark(first), _by_benchmark(other)
+    ours, theirs = _by_benchmark(first, across), _by_benchmark(other, across)
     if len(ours) == 1 and len(theirs) == 1:
         (mine, runs), (yours, others) = next(iter(ours.items())), next(iter(theirs.items()))
-        return Comparisons(comparisons=(_compare(mine, runs, yours, others),))
+        return Comparisons(comparisons=(_compare(mine, runs, yours, others, across),))
     common = sorted((each for each in ours if each in theirs), key=_reading_order)
     return Comparisons(
-        comparisons=tuple(_compare(each, ours[each], each, theirs[each]) for each in common),
+        comparisons=tuple(_compare(each, ours[each], each, theirs[each], across) for each in common),
         only_first=tuple(each for each in ours if each not in theirs),
         only_other=tuple(each for each in theirs if each not in ours),
     )
@@ -108,14 +111,17 @@ def _reading_order(benchmark: Benchmark) -> tuple[str, str, str, int]:
     return benchmark.model, benchmark.task, benchmark.recipe, benchmark.batch or 0
 
 
-def _by_benchmark(records: Iterable[RunRecord]) -> dict[Benchmark, list[RunRecord]]:
+def _by_benchmark(records: Iterable[RunRecord], across: bool) -> dict[Benchmark, list[RunRecord]]:
     found: dict[Benchmark, list[RunRecord]] = {}
     for record in records:
-        found.setdefault(benchmark_of(record), []).append(record)
+        benchmark = benchmark_of(record)
+        found.setdefault(across_devices(benchmark) if across else benchmark, []).append(record)
     return found
 
 
-def _compare(mine: Benchmark, first: list[RunRecord], yours: Benchmark, other: list[RunRecord]) -> Comparison:
+def _compare(
+    mine: Benchmark, first: list[RunRecord], yours: Benchmark, other: list[RunRecord], across: bool
+) -> Comparison:
     blank = Comparison(
         benchmark=mine,
         other_recipe=yours.recipe,
@@ -127,7 +133,7 @@ def _compare(mine: Benchmark, first: list[RunRecord], yours: Benchmark, other: l
     broken = [_broken(record) for record in (*first, *other) if _median_s(record) is None]
     if broken:
         return _with(blank, verdict="invalid", reasons=tuple(dict.fromkeys(broken)))
-    unlike, noted = differences(mine, first, yours, other)
+    unlike, noted = differences(mine, first, yours, other, across=across)
     if unlike:
         return _with(blank, reasons=tuple(unlike), notes=tuple(noted))
     return _timed(_with(blank, notes=tuple(noted)), first, other)

@@ -14,6 +14,7 @@ from redline.analyze.blocks import latency_blocks, ratio_in_turns, round_medians
 from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
+from redline.analyze.training import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
 from redline.identity import Conditions, batch_of, conditions_of
 from redline.record import (
@@ -108,6 +109,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """Products of one step, forward and backward; None where they were not counted."""
     roofline: Roofline | None = None
     """None where work or ceilings are not known."""
+    training: TrainingSummary | None = None
+    """Of a training on data."""
     failure: Failure | None = None
     """Without its traceback."""
     printed: str = ""
@@ -169,6 +172,12 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
             flops=prepared.work.total_flops if prepared.work else None,
             roofline=roofline_of(record, ceilings),
         )
+    if record.spec.train is not None:
+        training = training_of(record, ceilings)
+        row = msgspec.structs.replace(row, training=training)
+        if record.failure is None:
+            # Of whole epochs: medians of single steps do not see a loader that stalls now and then.
+            return msgspec.structs.replace(row, throughput_per_s=training.samples_per_s, phases_s=_phases(record))
     return row if record.failure is not None else _with_speed(row, record, first)
 
 

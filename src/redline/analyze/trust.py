@@ -12,12 +12,15 @@ from redline.analyze.statistics import median_interval, spread
 from redline.note import Code, Note, note
 from redline.record import BlockKind, Numerics, RunRecord
 from redline.spec import Frozen
+from redline.training import steady_epochs
 from redline.units import format_share
 
 TrustLabel = Literal["valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated", "invalid"]
 
 NOISY_SPREAD = 0.10
 NOTED_SPREAD = 0.05
+FEWEST_EPOCHS = 3
+"""Below it, nothing is said of how much they differ."""
 
 CONDEMNING_THROTTLE = {
     "hw_slowdown": "hardware slow-down",
@@ -92,7 +95,7 @@ def _noise(record: RunRecord) -> Iterator[Doubt]:
     target = target_half_width(record)
     for kind, blocks in _series(record):
         # A run cut short by hand is no better than one cut short by its ceiling.
-        if record.stopped in ("ceiling", "unreachable", "interrupted"):
+        if record.stopped in ("ceiling", "unreachable", "interrupted") and record.spec.train is None:
             interval = median_interval(blocks)
             if interval is None:
                 text = f"{kind}: {_stopped(record)}: too few samples for an interval"
@@ -184,7 +187,10 @@ def _stop_notes(record: RunRecord) -> Iterator[Note]:
 
 
 def _series(record: RunRecord) -> list[tuple[BlockKind, list[tuple[float, ...]]]]:
-    """The timed blocks of each kind that has any."""
+    """The timed blocks of each kind that has any; of a training the time per sample of its epochs."""
+    if record.spec.train is not None:
+        epochs = [epoch.train_s / epoch.samples for epoch in steady_epochs(record.epochs)]
+        return [("throughput", [tuple(epochs)])] if len(epochs) >= FEWEST_EPOCHS else []
     series = [(kind, [block.samples for block in timed_blocks(record, kind)]) for kind in get_args(BlockKind)]
     return [(kind, blocks) for kind, blocks in series if blocks]
 

@@ -11,13 +11,14 @@ from redline.errors import UsageError
 from redline.record import RunRecord
 
 
-def compare(first: str, other: str, *, workspace: Workspace | None = None) -> Comparisons:
+def compare(first: str, other: str, *, across: bool = False, workspace: Workspace | None = None) -> Comparisons:
     """Compare two records, sweeps or exported files, benchmark by benchmark.
 
     Several joined by commas are one side: three or more records of a benchmark, each its own process, give an interval.
+    `across` also sets different devices and thread counts side by side, which is otherwise refused.
     """
     with use(workspace) as opened:
-        return compare_records(*(_side(words, opened) for words in (first, other)))
+        return compare_records(*(_side(words, opened) for words in (first, other)), across=across)
 
 
 def _side(words: str, workspace: Workspace) -> list[RunRecord]:

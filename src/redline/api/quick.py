@@ -1,9 +1,9 @@
-"""One call for a first look at a model in training: which batch, how fast, where the time goes, what is in the way."""
+"""One call for a first look at a model in training: which batch, how fast, how good, where the time goes, what is in the way."""
 
 from __future__ import annotations
 
 import html
-import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,36 +11,59 @@ from typing import Any, Unpack
 import msgspec
 from rich.text import Text
 
-from redline.analyze.batch import BatchFinding, BatchTrial, Purpose, step_s
+from redline.analyze.batch import BatchFinding, BatchTrial, Purpose
 from redline.analyze.diagnose import Finding
-from redline.analyze.profile import Profile
-from redline.analyze.summary import CeilingsOf, RunSummary, summarize
+from redline.analyze.profile import Profile, profile_of
+from redline.analyze.summary import CeilingsOf
+from redline.analyze.training import TrainingSummary, training_of
 from redline.api.batch import find_batch_specs
-from redline.api.profile import profile_spec
-from redline.api.settings import Settings, specs_of, takes_settings
+from redline.api.profile import trace_name
+from redline.api.settings import one_spec, takes_settings
+from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_specs, training_table
 from redline.api.workspace import Workspace, use
-from redline.errors import SpecError, UsageError
+from redline.errors import BenchError, SpecError, UsageError
 from redline.protocol import Profile as ProfileRequest
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import trial_line
 from redline.report.contents import Contents, contents_of
 from redline.report.dashboard import dashboard
+from redline.report.export import JsonDocument, json_document
 from redline.report.folder import ReportFiles, write_folder
-from redline.report.plots import batch_figure, class_figure, kernel_figure, phase_figure
+from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
 from redline.report.terminal import as_text, make_console, one_line
+from redline.report.train import epoch_line, figure, rate
 from redline.search.observer import Observer
-from redline.spec import Frozen, RunSpec
-from redline.spec_table import layered
-from redline.units import format_bytes, format_seconds, format_share, significant
+from redline.search.train import After
+from redline.spec import Frozen, MeasureSpec, RunSpec
+from redline.trace.classes import library_of
+from redline.trace.decode import read_trace
+from redline.training import Epoch
+from redline.units import format_bytes, format_seconds, format_share
 
-SYNTHETIC_ITEMS = 512
-"""An epoch of the synthetic set."""
+ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
 CAPTURED_STEPS = 5
-"""The last steps of the training are recorded; the others run without the profiler."""
-REAL_SETS = ("cifar10", "cifar-10", "imagenet")
-SLOWEST = 20
-"""A step under the profiler, or on a machine that got busy, may take this many times as long as in the search."""
+"""Recorded after the last epoch; the epochs themselves run without the profiler."""
+BEYOND = 16
+"""The search looks at batches up to so many times the one that was asked for."""
+LONGEST_STEP_S = 2.0
+"""And at none whose step would take longer: a CPU gains nothing from it."""
+WORTH_IT = 1.03
+"""A larger batch must be faster by this factor to be taken."""
+
+
+class QuickSettings(DataSettings, ModelSettings, total=False):
+    """Which data and how they are loaded; which model and where it runs."""
+
+
+class QuickSide(Frozen):
+    """Before, or after."""
+
+    batch: int | None
+    samples_per_s: float | None
+    peak_bytes: int | None
+    epoch_s: float | None
+    accuracy: float | None
 
 
 class QuickResults(Frozen):
@@ -49,25 +72,40 @@ class QuickResults(Frozen):
     model: str
     dataset: str
     device: str
-    batch: int
-    largest_batch: int | None
-    """The largest that was tried and fits; the search looks no further than what was asked for."""
-    knee_batch: int | None
-    throughput_per_s: float | None
     item: str | None
-    step_s: float | None
-    epochs: int
-    steps: int
-    """Training steps that were run."""
-    epoch_s: float | None
-    """One pass over the synthetic set, at the median step."""
-    phases_s: dict[str, float]
-    """Median seconds of a step."""
+    before: QuickSide
+    """One epoch with the batch that was asked for."""
+    after: QuickSide
+    """All epochs with the batch that was found."""
+    changed: str
+    """What makes the difference between the two."""
+    largest_batch: int | None
+    """The largest that was tried and fits; the search looks no further than 16 times what was asked for."""
+    knee_batch: int | None
+    epochs: tuple[dict[str, Any], ...]
+    train_loss: float | None
+    val_loss: float | None
+    accuracy: float | None
+    best_accuracy: float | None
+    phases: dict[str, float]
+    """Shares of the training time; `data` is waiting for batches."""
     kernel_classes: dict[str, float]
     """Shares of the busy time."""
+    kernel_libraries: dict[str, float]
+    """The same by whose kernels they are: cuDNN, cuBLAS, Triton, native. On a CPU of the operators."""
     peak_bytes: int | None
+    data_wait_share: float | None
+    utilisation: float | None
+    stem: str | None
     bound: str
-    verdict: tuple[str, ...]
+
+    @property
+    def batch(self) -> int | None:
+        return self.after.batch
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.after.samples_per_s
 
 
 class QuickProfile:
@@ -78,12 +116,14 @@ class QuickProfile:
         results: QuickResults,
         records: Sequence[RunRecord],
         finding: BatchFinding,
+        training: TrainingSummary,
         profile: Profile,
         ceilings_of: CeilingsOf | None = None,
     ) -> None:
         self.results = results
         self.records = list(records)
         self.batches = finding
+        self.training = training
         self.profile = profile
         self._ceilings_of = ceilings_of
 
@@ -96,25 +136,41 @@ class QuickProfile:
     def figures(self) -> dict[str, Any]:
         """plotly figures by name: those that have something to show."""
         made = {
+            "epochs": epoch_figure(self.training),
             "batches": batch_figure(self.batches),
             "phases": phase_figure(self.profile),
             "kernel_classes": class_figure(self.profile),
             "kernels": kernel_figure(self.profile),
         }
-        return {name: figure for name, figure in made.items() if figure is not None}
+        return {name: each for name, each in made.items() if each is not None}
 
     @property
     def headline(self) -> str:
         results = self.results
-        speed = "" if results.throughput_per_s is None else f" at {_rate(results)}"
-        longest = max(results.phases_s, key=lambda name: results.phases_s[name], default=None)
-        whole = sum(results.phases_s.values())
-        phase = f"; {results.phases_s[longest] / whole:.0%} of a step is the {longest}" if longest and whole else ""
-        return f"{results.model} trains{speed} with batch {results.batch} on {results.device}{phase}"
+        speed = (
+            "" if results.samples_per_s is None else f" at {rate(results.samples_per_s)} {results.item or 'items'}/s"
+        )
+        reached = (
+            "" if results.accuracy is None else f" to {results.accuracy:.0%} accuracy in {len(results.epochs)} epochs"
+        )
+        longest = max(results.phases, key=lambda name: results.phases[name], default=None)
+        phase = f"; {results.phases[longest]:.0%} of the time is the {longest}" if longest else ""
+        return f"{results.model} trains{speed}{reached} with batch {results.batch} on {results.device}{phase}"
 
     def save(self, folder: str | Path) -> ReportFiles:
-        """Dashboard, Markdown, pictures, CSV and JSON."""
-        return write_folder(self._contents(), Path(folder))
+        """Dashboard, Markdown, pictures, CSV, JSON, and the trace, for Perfetto or chrome://tracing."""
+        files = write_folder(self._contents(), Path(folder))
+        capture = self.profile.capture
+        if capture is None or capture.trace is None or not Path(capture.trace).is_file():
+            return files
+        try:
+            kept = shutil.copy(capture.trace, Path(folder) / Path(capture.trace).name)
+        except OSError as error:
+            raise SpecError(f"cannot write the trace to {folder}: {error.strerror}") from None
+        return msgspec.structs.replace(files, trace=str(kept))
+
+    def to_json(self) -> JsonDocument:
+        return json_document("quick", self.results)
 
     def __str__(self) -> str:
         lines = [self.headline, *(f"- {name}: {value}" for name, value in self._facts())]
@@ -125,12 +181,21 @@ class QuickProfile:
         """The figures as a list that shows anywhere, and the dashboard below in a frame of its own."""
         facts = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in self._facts())
         found = "".join(
-            f"<li><b>{html.escape(each.code)}</b>: {html.escape(each.evidence)}; next: {html.escape(each.next)}</li>"
+            f"<li><b>{html.escape(each.code)}</b>: {html.escape(str(each.evidence))}; "
+            f"next: {html.escape(str(each.next))}</li>"
             for each in self.findings
         )
         page = html.escape(dashboard(self._contents()))
         frame = f'<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
-        return f"<h3>{html.escape(self.headline)}</h3><ul>{facts}{found}</ul>{frame}"
+        return f"<h3>{html.escape(self.headline)}</h3>{self._table()}<ul>{facts}{found}</ul>{frame}"
+
+    def _table(self) -> str:
+        rows = "".join(
+            f"<tr><td>{name}</td>{''.join(f'<td>{html.escape(value)}</td>' for value in _side_cells(side))}</tr>"
+            for name, side in (("before", self.results.before), ("after", self.results.after))
+        )
+        head = "".join(f"<th>{name}</th>" for name in ("", "batch", "samples/s", "memory", "epoch", "accuracy"))
+        return f"<table><tr>{head}</tr>{rows}</table>"
 
     def _contents(self) -> Contents:
         return contents_of(
@@ -143,19 +208,17 @@ class QuickProfile:
 
     def _facts(self) -> list[tuple[str, str]]:
         results = self.results
-        whole = sum(results.phases_s.values())
-        phases = ", ".join(f"{name} {format_share(each / whole)}" for name, each in results.phases_s.items() if whole)
-        largest = sorted(results.kernel_classes.items(), key=lambda item: -item[1])[:4]
-        classes = ", ".join(f"{name} {format_share(share)}" for name, share in largest)
+        sides = (", ".join(_side_cells(side)) for side in (results.before, results.after))
         told = (
-            ("batch", _batch_told(self.batches, results)),
-            ("step", format_seconds(results.step_s)),
-            ("epoch of the synthetic set", format_seconds(results.epoch_s)),
-            ("memory", format_bytes(results.peak_bytes)),
-            ("phases", phases),
-            ("kernel classes", classes),
+            ("before (batch, samples/s, memory, epoch, accuracy)", next(sides)),
+            ("after", next(sides)),
+            ("what changed", results.changed),
+            ("losses", f"training {figure(results.train_loss)}, held-out {figure(results.val_loss)}"),
+            ("accuracy", format_share(results.accuracy) if results.accuracy is not None else ""),
+            ("phases", _shares(results.phases)),
+            ("kernel classes", _shares(results.kernel_classes)),
+            ("libraries", _shares(results.kernel_libraries)),
             ("bound", results.bound),
-            ("verdict", ", ".join(results.verdict)),
         )
         return [(name, value) for name, value in told if value]
 
@@ -163,104 +226,169 @@ class QuickProfile:
 @takes_settings
 def run_quick_profile(
     model_name: str = "resnet18",
-    dataset: str = "synthetic",
+    dataset: str = DEFAULT_DATA,
     epochs: int = 1,
     batch_size: int = 64,
     *,
     recipe: str = "baseline",
     progress: bool = True,
     workspace: Workspace | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[QuickSettings],
 ) -> QuickProfile:
-    """Search the batch (up to `batch_size`), train on the synthetic set with the last steps profiled, and explain it.
+    """Train one epoch with `batch_size`, search for a faster batch beyond it, train `epochs` with that, and explain it.
 
-    Any name that `redline.run` takes. Where `batch_size` does not fit, the largest batch that does is used.
+    `dataset`: cifar10 (with `folder`, and `download=True` where there is a network), imagefolder, synthetic,
+    synthetic-learnable, or `file.py:loaders`. Any model that `redline.train` takes by name.
     """
-    _check(model_name, dataset, epochs, batch_size)
-    table = layered({"effort": "quick"}, settings, {"task": "train"})
+    dataset = ALIASES.get(dataset.lower(), dataset)
+    _check(model_name, epochs, batch_size)
     with use(workspace) as opened:
         collected = LineObserver() if progress else CollectingObserver()
         working = opened.derived(observer=collected)
-        specs, _ = specs_of(working, model_name, recipes=recipe, **table)
-        (found,) = find_batch_specs(specs, working, max_batch=batch_size)
-        batch = _batch_of(found, batch_size)
-        steps = epochs * math.ceil(SYNTHETIC_ITEMS / batch)
-        captured = profile_spec(_training(specs[0], batch, steps, found), _request(steps), working)
+        table = training_table(dataset, {**settings, "epochs": epochs})
+        asked, _ = one_spec(working, "a quick profile", model_name, None, recipes=recipe, **table, batch=batch_size)
+        before = _trained(_sized(asked, batch_size, epochs=1), working)
+        found = _searched(before, batch_size, working)
+        batch = _best_batch(found, batch_size)
+        after = _trained(_sized(asked, batch), working, profile=True)
+        assert after.trace is not None
         known = opened.ceilings_of(collected.records)
-    assert captured.record is not None
-    results = _results(captured.profile, captured.record, found, dataset, epochs, steps)
-    return QuickProfile(results, collected.records, found, captured.profile, known)
+        profile = profile_of([read_trace(Path(after.trace.path))], after, ceilings=known(after))
+    training = training_of(after, known(after))
+    results = _results(training_of(before), training, found, profile)
+    return QuickProfile(results, collected.records, found, training, profile, known)
 
 
-def _check(model_name: str, dataset: str, epochs: int, batch_size: int) -> None:
+def _check(model_name: str, epochs: int, batch_size: int) -> None:
     if not isinstance(model_name, str):
-        raise UsageError(f"model_name is a name, got {type(model_name).__name__}: redline.profile takes live modules")
-    if dataset.lower() in REAL_SETS:
-        raise UsageError(f"dataset {dataset!r} is not there yet: real data sets come later; use 'synthetic'")
-    if dataset != "synthetic":
-        raise UsageError(f"dataset must be 'synthetic', got {dataset!r}")
+        raise UsageError(f"model_name is a name, got {type(model_name).__name__}: redline.train takes live modules")
     for name, value in (("epochs", epochs), ("batch_size", batch_size)):
         if value < 1:
             raise SpecError(f"{name} must be 1 or more, got {value}")
 
 
-def _batch_of(found: BatchFinding, asked: int) -> int:
-    if found.max_batch is None:
-        failure = found.trials[-1].failure if found.trials else None
-        raise UsageError(f"no batch of {found.model} could be trained: {failure.told if failure else 'nothing ran'}")
-    return min(asked, found.max_batch)
+def _sized(spec: RunSpec, batch: int, epochs: int | None = None) -> RunSpec:
+    assert spec.train is not None
+    train = spec.train if epochs is None else msgspec.structs.replace(spec.train, epochs=epochs)
+    return msgspec.structs.replace(spec, workload=msgspec.structs.replace(spec.workload, batch=batch), train=train)
 
 
-def _training(spec: RunSpec, batch: int, steps: int, found: BatchFinding) -> RunSpec:
-    """The spec at its batch, with time for all steps: the whole training is one answer of the worker."""
-    longest_s = max((step_s(trial) for trial in found.trials if trial.fits), default=1.0)
-    timeout_s = max(spec.launch.measure_timeout_s, SLOWEST * steps * longest_s)
-    launch = msgspec.structs.replace(spec.launch, measure_timeout_s=timeout_s)
-    return msgspec.structs.replace(spec, workload=msgspec.structs.replace(spec.workload, batch=batch), launch=launch)
+def _trained(spec: RunSpec, workspace: Workspace, *, profile: bool = False) -> RunRecord:
+    """A training, with a trace of a few steps after its last epoch; what broke raises."""
+    request = ProfileRequest(path=trace_name(spec), wait=0, warmup=2, active=CAPTURED_STEPS, shapes=True)
+    after = After(profile=request if profile else None, traces=workspace.traces)
+    (record,) = train_specs([spec], workspace, after=after)
+    failure = record.failure
+    if failure is not None and failure.kind == "user":
+        raise UsageError(failure.told)
+    if failure is not None:
+        raise BenchError(failure.kind, f"{failure.stage}: {failure.told}", failure.traceback)
+    if profile and record.trace is None:
+        told = next((str(each) for each in record.notes if each.code == "no-trace"), "no trace was captured")
+        raise BenchError("unsupported", f"profile: {told}")
+    return record
 
 
-def _request(steps: int) -> ProfileRequest:
-    active = min(steps, CAPTURED_STEPS)
-    warmup = min(steps - active, 2)
-    return ProfileRequest(path="", wait=steps - active - warmup, warmup=warmup, active=active, shapes=True)
+def _searched(before: RunRecord, batch_size: int, workspace: Workspace) -> BatchFinding:
+    """Batches of the bare step, on what the data turned out to be."""
+    assert before.prepared is not None
+    info, row = before.prepared.data, training_of(before)
+    assert info is not None
+    by_time = int((row.samples_per_s or 0.0) * LONGEST_STEP_S)
+    most = max(batch_size, min(BEYOND * batch_size, by_time, info.train_samples // 2 or batch_size))
+    is_image = len(info.shape) == 3 and before.prepared.workload.source not in ("user", "live")
+    changes = {"image_size": info.shape[-1], "classes": info.classes, "stem": info.stem} if is_image else {}
+    workload = msgspec.structs.replace(before.spec.workload, **changes)
+    measure = MeasureSpec.for_effort("quick")
+    spec = msgspec.structs.replace(before.spec, workload=workload, train=None, measure=measure)
+    (found,) = find_batch_specs([spec], workspace, max_batch=most)
+    return found
 
 
-def _results(
-    profile: Profile, record: RunRecord, found: BatchFinding, dataset: str, epochs: int, steps: int
-) -> QuickResults:
-    row: RunSummary = summarize([record])[0]
-    assert row.batch is not None
-    reserved = row.memory.peak_reserved_bytes if row.memory else None
+def _best_batch(found: BatchFinding, asked: int) -> int:
+    """The fastest that fits, where it is faster than the one that was asked for by more than a trifle."""
+    speeds = {trial.batch: trial.throughput_per_s for trial in found.trials if trial.fits and trial.throughput_per_s}
+    if not speeds:
+        return asked
+    # The smallest of those that are as fast as the fastest: memory and the number of steps per epoch matter too.
+    fastest = max(speeds.values())
+    best = min(batch for batch, speed in speeds.items() if speed * WORTH_IT >= fastest)
+    known = max((batch for batch in speeds if batch <= asked), default=None)
+    if best <= asked or (known is not None and speeds[best] < WORTH_IT * speeds[known]):
+        return asked
+    return best
+
+
+def _results(before: TrainingSummary, after: TrainingSummary, found: BatchFinding, profile: Profile) -> QuickResults:
     return QuickResults(
-        model=row.model,
-        dataset=dataset,
-        device=row.device_name or row.device,
-        batch=row.batch,
+        model=after.model,
+        dataset=after.data,
+        device=after.device_name or after.device,
+        item=after.item,
+        before=_side(before),
+        after=_side(after),
+        changed=_changed(before, after),
         largest_batch=found.max_batch,
         knee_batch=found.knee_batch,
-        throughput_per_s=row.throughput_per_s,
-        item=row.item,
-        step_s=row.step_s,
-        epochs=epochs,
-        steps=steps,
-        epoch_s=None if row.step_s is None else row.step_s * math.ceil(SYNTHETIC_ITEMS / row.batch),
-        phases_s=row.phases_s or {},
+        epochs=tuple(msgspec.to_builtins(epoch) for epoch in after.epochs),
+        train_loss=after.train_loss,
+        val_loss=after.val_loss,
+        accuracy=after.accuracy,
+        best_accuracy=after.best_accuracy,
+        phases=after.phase_shares,
         kernel_classes={each.name: each.share for each in profile.classes},
-        peak_bytes=reserved if reserved is not None or row.memory is None else row.memory.peak_rss_bytes,
+        kernel_libraries=_libraries(profile),
+        peak_bytes=after.peak_bytes,
+        data_wait_share=after.data_wait_share,
+        utilisation=after.utilisation,
+        stem=after.stem,
         bound=f"{profile.bound.label}: {profile.bound.evidence}",
-        verdict=row.verdict.labels,
     )
 
 
-def _batch_told(found: BatchFinding, results: QuickResults) -> str:
-    knee = f"; {found.knee_batch} already has 90 % of the speed" if found.knee_batch else ""
-    return f"{results.batch} ({len(found.trials)} tried, {found.ooms} did not fit{knee})"
+def _side(row: TrainingSummary) -> QuickSide:
+    return QuickSide(
+        batch=row.batch,
+        samples_per_s=row.samples_per_s,
+        peak_bytes=row.peak_bytes,
+        epoch_s=row.epoch_s,
+        accuracy=row.accuracy,
+    )
 
 
-def _rate(results: QuickResults) -> str:
-    assert results.throughput_per_s is not None
-    digits = max(3, len(str(round(results.throughput_per_s))))
-    return f"{significant(results.throughput_per_s, digits)} {results.item or 'items'}/s"
+def _changed(before: TrainingSummary, after: TrainingSummary) -> str:
+    gain = after.samples_per_s / before.samples_per_s if before.samples_per_s and after.samples_per_s else None
+    speed = f": {gain:.2f}× the samples per second" if gain else ""
+    if before.batch == after.batch:
+        return f"nothing: no larger batch is faster than {after.batch} by more than 3 %{speed}"
+    return f"batch {before.batch} → {after.batch}, and the learning rate with it{speed}"
+
+
+def _libraries(profile: Profile) -> dict[str, float]:
+    times: dict[str, float] = {}
+    rows = [(row.name, row.total_s) for row in profile.kernels]
+    rows = rows or [(row.name, row.cpu_self_s) for row in profile.operators]
+    for name, seconds in rows:
+        times[library_of(name)] = times.get(library_of(name), 0.0) + seconds
+    whole = sum(times.values())
+    return (
+        dict(sorted(((name, each / whole) for name, each in times.items()), key=lambda pair: -pair[1])) if whole else {}
+    )
+
+
+def _shares(shares: dict[str, float], most: int = 5) -> str:
+    largest = sorted(shares.items(), key=lambda pair: -pair[1])[:most]
+    return ", ".join(f"{name} {format_share(share)}" for name, share in largest)
+
+
+def _side_cells(side: QuickSide) -> list[str]:
+    return [
+        str(side.batch or "n/a"),
+        rate(side.samples_per_s),
+        format_bytes(side.peak_bytes),
+        format_seconds(side.epoch_s),
+        format_share(side.accuracy) if side.accuracy is not None else "n/a",
+    ]
 
 
 class CollectingObserver(Observer):
@@ -289,10 +417,14 @@ class LineObserver(CollectingObserver):
     def tried(self, trial: BatchTrial) -> None:
         self._say(as_text(trial_line(trial)).strip())
 
+    def epoch(self, record: RunRecord, epoch: Epoch) -> None:
+        assert record.spec.train is not None
+        item = record.prepared.workload.item if record.prepared else "items"
+        self._say(f"batch {record.spec.workload.batch}, {epoch_line(epoch, record.spec.train.epochs, item)}")
+
     def progress(self, record: RunRecord, progress: Progress) -> None:
-        if progress.stage in ("timing", "profile"):
-            words = {"timing": "timing the training step", "profile": "training with the last steps profiled"}
-            self._say(words[progress.stage])
+        if progress.stage == "profile":
+            self._say("profiling a few steps")
 
     def _say(self, line: str) -> None:
         self._console.print(Text(one_line(line)))

@@ -16,7 +16,7 @@ import platformdirs
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
 from redline.launch.inline import InlineDoor
-from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
+from redline.spec import DataSpec, MeasureSpec, RunSpec, TrainSpec, WorkloadSpec
 from redline.spec_table import load_specs, specs_from_table
 
 P = ParamSpec("P")
@@ -35,6 +35,7 @@ class OtherSettings(TypedDict, total=False):
     check_inputs: Any
     targets: Any
     optimizer: Literal["sgd", "adam", "adamw"]
+    stem: Literal["imagenet", "cifar"] | None
     device: str
     seed: int
     effort: Literal["quick", "normal", "strict"]
@@ -73,7 +74,8 @@ def takes_settings(function: Callable[P, T]) -> Callable[P, T]:
 
 def _default_settings() -> dict[str, Any]:
     """What each setting is when nobody gives it, as the specs say."""
-    fields = [field for spec in (WorkloadSpec, RunSpec, MeasureSpec) for field in msgspec.structs.fields(spec)]
+    specs = (DataSpec, TrainSpec, WorkloadSpec, RunSpec, MeasureSpec)
+    fields = [field for spec in specs for field in msgspec.structs.fields(spec)]
     own = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
     return {**own, "tail": False, "no_check": False, "targets": None, "max_memory": None, "measure": {}, "launch": {}}
 

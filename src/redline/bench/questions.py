@@ -7,6 +7,7 @@ import torch
 
 from redline.bench.count.ask import answer_count
 from redline.bench.count.facts import facts_of
+from redline.bench.data.source import check_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.environment import describe
@@ -40,7 +41,7 @@ from redline.protocol import (
     SwitchChoices,
 )
 from redline.record import Capabilities
-from redline.spec import RunSpec
+from redline.spec import RunSpec, WorkloadSpec
 from redline.work import Facts
 
 
@@ -106,9 +107,18 @@ def check(spec: RunSpec) -> Checked:
     try:
         resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
         switches = switches_of(spec.recipe, spec.workload.task)
-        check_model(spec.workload)
+        check_model(_before_data(spec))
+        if spec.train is not None:
+            check_data(spec.train.data, spec.workload)
         fingerprint = fingerprint_of(spec.workload)
     except UsageError as error:
         return Checked(spec=spec, usage=str(error))
     capabilities = Capabilities.together(switch.capabilities() for switch in switches)
     return Checked(spec=resolved, fingerprint=fingerprint, capabilities=capabilities)
+
+
+def _before_data(spec: RunSpec) -> WorkloadSpec:
+    """Of a training what can be checked before its data are read, which decide on the image size."""
+    if spec.train is None or spec.workload.image_size is not None:
+        return spec.workload
+    return msgspec.structs.replace(spec.workload, classes=None)

@@ -18,6 +18,7 @@ import torch
 from redline.bench.capture import capture
 from redline.bench.count.ask import count_step
 from redline.bench.count.count import because
+from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from
 from redline.bench.environment import describe, remember_flags
@@ -28,6 +29,8 @@ from redline.bench.recipe.compose import apply_recipe, blaming, number_format_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
+from redline.bench.train.prepare import fitted
+from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
@@ -42,17 +45,22 @@ from redline.protocol import (
     Close,
     ClosedReply,
     FailureReply,
+    Feed,
+    OnProgress,
     Prepare,
     PreparedReply,
     Profile,
+    Progress,
     Reply,
     Request,
     Squeeze,
     SqueezeReply,
     TraceReply,
+    TrainEpoch,
 )
 from redline.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup, WorkloadInfo
 from redline.spec import RunSpec
+from redline.training import TrainingProgress
 from redline.work import WorkCount
 
 Timed = InferenceStep | TrainingStep
@@ -66,7 +74,7 @@ class BenchSession:
 
     def __init__(
         self,
-        on_progress: Callable[[str, str], None],
+        on_progress: OnProgress,
         *,
         import_s: float | None = None,
         start_s: float | None = None,
@@ -81,6 +89,7 @@ class BenchSession:
         self._stage = "start"
         self._device: Device | None = None
         self._step: Timed | None = None
+        self._training: TrainingSession | None = None
         self._eager_model: torch.nn.Module | None = None
         self._step_estimate_s = 0.0
         self._memory_limit_bytes: int | None = None
@@ -102,6 +111,8 @@ class BenchSession:
             self._enter("ask")
             return answer(request.question)
         if isinstance(request, Prepare):
+            if request.spec.train is not None:
+                return self._prepare_training(request)
             if request.bare:
                 return PreparedReply(prepared=self._prepare_bare(request.spec))
             return PreparedReply(prepared=self._prepare(request.spec, modules=request.modules))
@@ -110,6 +121,8 @@ class BenchSession:
         self._stage = type(request).__name__.lower()
         if self._step is None or self._device is None:
             raise BenchError("crash", f"asked to {self._stage} before anything was prepared")
+        if isinstance(request, TrainEpoch | Feed):
+            return self._train(request)
         if isinstance(request, Profile):
             return TraceReply(trace=capture(self._step, self._device, request, self._eager_model))
         if isinstance(request, Squeeze):
@@ -175,6 +188,52 @@ class BenchSession:
             isolated=self._isolated,
         )
 
+    def _prepare_training(self, request: Prepare) -> PreparedReply:
+        """For epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
+        assert request.spec.train is not None
+        device = self._open_device(request.spec)
+        self._enter("data", request.spec.train.data.name)
+        data = open_data(request.spec.train.data, request.spec.workload)
+        spec, size = fitted(request.spec, data)
+        workload = self._build(spec, device, calibrate=False, settle=False)
+        training = TrainingSession(spec, data, size, workload, device, self._tell_training)
+        info = workload.info()
+        setup = self._apply(spec, workload, device)
+        self._enter("compile" if setup.capabilities.compiles else "first-call", str(spec.recipe))
+        self._note_first_call(setup, training.start(setup))
+        work, info = self._count(spec, setup, info, modules=False)
+        self._training, self._step = training, training.step
+        if request.checkpoint is not None:
+            training.resume(request.checkpoint)
+        self._enter("ready")
+        prepared = Prepared(
+            environment=describe(device),
+            workload=info,
+            cold_start=ColdStart(**self._cold),
+            numerics=Numerics(
+                method="unchecked", reason=note("unchecked", "a training is judged by its losses and its accuracy")
+            ),
+            warmup=Warmup(steady=True, reason=note("not-waited-for", "every step of a training counts")),
+            memory=device.memory(),
+            recipe_notes=tuple(note("switch", text, about=switch) for switch, text in setup.notes.items()),
+            switches=setup.switches,
+            isolated=self._isolated,
+            work=work,
+            data=training.info,
+        )
+        return PreparedReply(prepared=prepared, epochs=tuple(training.epochs))
+
+    def _train(self, request: TrainEpoch | Feed) -> Reply:
+        if self._training is None:
+            raise BenchError("crash", f"asked to {self._stage} where no training was prepared")
+        if isinstance(request, Feed):
+            return self._training.feed(request)
+        self._enter("epoch", str(request.number))
+        return self._training.epoch(request.number)
+
+    def _tell_training(self, progress: TrainingProgress) -> None:
+        self._on_progress(Progress(stage="epoch", detail=str(progress.epoch), training=progress))
+
     def _open_device(self, spec: RunSpec) -> Device:
         self._enter("device", spec.device)
         resolved = resolve_device(spec.device)
@@ -185,7 +244,8 @@ class BenchSession:
         self._device.limit_memory(self._memory_limit_bytes, isolated=self._isolated)
         return self._device
 
-    def _build(self, spec: RunSpec, device: Device, *, calibrate: bool = True) -> Workload:
+    def _build(self, spec: RunSpec, device: Device, *, calibrate: bool = True, settle: bool = True) -> Workload:
+        """`settle` False: the inputs are about to be replaced, and need no batch."""
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
@@ -193,13 +253,13 @@ class BenchSession:
             self._give_back_model = remember_module(HANDED_OVER[spec.workload.artifact][0])
         workload = build_workload(spec.workload, spec.seed)
         apart_s = 0.0
-        if spec.measure.sparing:
+        if settle and spec.measure.sparing:
             # Off the device, which then sees what a plain loop would show it, and nothing else.
             apart_s = self._make_ready(workload, spec, calibrate=calibrate, sparing=True)
         workload.to(device.torch_device)
         device.synchronize()
         self._cold["build_s"] = time.perf_counter() - started - apart_s
-        if not spec.measure.sparing:
+        if settle and not spec.measure.sparing:
             self._make_ready(workload, spec, calibrate=calibrate)
         return workload
 
@@ -247,12 +307,16 @@ class BenchSession:
             with step.context(), blaming(_suspect(spec, setup), setup, self._stage):
                 step()
             setup.device.synchronize()
-            self._cold["first_call_s"] = time.perf_counter() - started
-        if compiles:
-            self._cold["compile_s"] = compile_seconds()
-            self._cold["compile_cache"] = cache_state()
+            seconds = time.perf_counter() - started
+        self._note_first_call(setup, seconds)
         # Training starts again from the same weights with an optimizer that has seen nothing.
         return make_step(setup, spec.workload.optimizer) if starts_again else step
+
+    def _note_first_call(self, setup: Setup, seconds: float) -> None:
+        self._cold["first_call_s"] = seconds
+        if setup.capabilities.compiles:
+            self._cold["compile_s"] = compile_seconds()
+            self._cold["compile_cache"] = cache_state()
 
     def _numerics(
         self, spec: RunSpec, reference: OutputReference | LossReference | None, step: Timed, setup: Setup
@@ -341,6 +405,9 @@ class BenchSession:
     def _forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
         self._step = self._eager_model = None
+        if self._training is not None:
+            self._training.close()
+            self._training = None
         self._give_back_model()
         gc.unfreeze()
         if self._device is not None:
@@ -348,7 +415,7 @@ class BenchSession:
 
     def _enter(self, stage: str, detail: str = "") -> None:
         self._stage = stage
-        self._on_progress(stage, detail)
+        self._on_progress(Progress(stage=stage, detail=detail))
 
 
 def _suspect(spec: RunSpec, setup: Setup) -> str | None:

@@ -23,9 +23,9 @@ _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 def serve(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
     from redline.bench.session import BenchSession
 
-    def tell(stage: str, detail: str) -> None:
+    def tell(progress: Progress) -> None:
         _flush()
-        send(connection, Progress(stage=stage, detail=detail))
+        send(connection, progress)
 
     session = BenchSession(
         on_progress=tell,
@@ -50,7 +50,7 @@ def follow(script: Path, requested_at: float) -> None:
     """For tools that run their target again and again, each time from the beginning: nobody can talk to all of them."""
     from redline.bench.session import BenchSession
 
-    session = BenchSession(on_progress=lambda stage, detail: None, start_s=time.time() - requested_at)
+    session = BenchSession(on_progress=lambda progress: None, start_s=time.time() - requested_at)
     for request in read_script(script.read_bytes()):
         reply = session.handle(request)
         if isinstance(reply, FailureReply):

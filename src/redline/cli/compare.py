@@ -19,6 +19,9 @@ def compare(
         ),
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="The same, to be compared with A.")],
+    across: Annotated[
+        bool, opt("--across", group=HOW, help="Compare across devices and thread counts, which is otherwise refused.")
+    ] = False,
     fail_inconclusive: Annotated[
         bool, opt("--fail-inconclusive", group=HOW, help="Exit with 4 where there is no verdict.")
     ] = False,
@@ -43,7 +46,7 @@ def compare(
 
     if markdown and json:
         raise UsageError("give --markdown or --json, not both")
-    found = compare_sides(first, other)
+    found = compare_sides(first, other, across=across)
     if json:
         print_json(compare_json(found))
     elif markdown:

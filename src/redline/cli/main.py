@@ -19,6 +19,8 @@ from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
 from redline.cli.history import export, show
+from redline.cli.ladder import ladder
+from redline.cli.loader import loader
 from redline.cli.micro import micro
 from redline.cli.ops import ops
 from redline.cli.options import Command, Exit, Group
@@ -28,6 +30,7 @@ from redline.cli.report import report
 from redline.cli.roofline import roofline
 from redline.cli.run import demo, run
 from redline.cli.sweep import sweep
+from redline.cli.train import train
 from redline.cli.tune import tune
 from redline.cli.workshop import workshop
 from redline.errors import BenchError, DoorError, RedlineError
@@ -38,6 +41,9 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     batch,
     race,
     tune,
+    train,
+    loader,
+    ladder,
     profile,
     flops,
     ceilings,

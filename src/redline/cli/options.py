@@ -100,6 +100,14 @@ ANY_BATCH: Options = {
     "optimizer": Annotated[
         str | None, opt(group=WHAT, metavar="[sgd|adam|adamw]", help="Optimizer of a training step. Default: sgd.")
     ],
+    "stem": Annotated[
+        str | None,
+        opt(
+            group=WHAT,
+            metavar="[imagenet|cifar]",
+            help="How a ResNet begins. Default: imagenet; cifar for training on data of 32 pixels or less.",
+        ),
+    ],
     "device": Annotated[
         str | None,
         opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="Default: auto, a GPU if there is one."),

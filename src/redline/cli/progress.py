@@ -25,9 +25,11 @@ from redline.report.folder import ReportFiles
 from redline.report.race import pair_line
 from redline.report.sweep import estimate_text
 from redline.report.terminal import make_console, one_line
+from redline.report.train import epoch_line
 from redline.search.observer import Observer
 from redline.search.sweep import Cell, Plan
-from redline.units import format_share
+from redline.training import Epoch, TrainingProgress
+from redline.units import format_seconds, format_share
 
 WORDS = {
     "device": "opening the device",
@@ -45,6 +47,9 @@ WORDS = {
     "timing": "timing without the profiler",
     "profile": "capturing",
     "reading": "reading what the profiler wrote",
+    "data": "reading the data",
+    "epoch": "training",
+    "feed": "loader and model",
 }
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are told this often."""
@@ -100,7 +105,7 @@ class LiveObserver(Observer):
 
     def progress(self, record: RunRecord, progress: Progress) -> None:
         words = WORDS.get(progress.stage, progress.stage)
-        show_detail = progress.stage in ("warm-up", "build")
+        show_detail = progress.stage in ("warm-up", "build", "data", "feed")
         self._tell(record, f"{words} ({progress.detail})" if progress.detail and show_detail else words)
 
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None:
@@ -233,6 +238,47 @@ class LiveRace(LiveObserver):
     def standing(self, pairs: Sequence[Pair]) -> None:
         for pair in pairs:
             self.say(Text(f"{self._replicate}: {pair_line(pair)}", style="dim"), on_stdout=False)
+
+
+class LiveTrain(LiveObserver):
+    """One line that moves, with loss, accuracy and the time that is left; one that stays for each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began: dict[str, tuple[float, float]] = {}
+        """By record: when its first epoch was seen, and how much was done by then."""
+
+    def progress(self, record: RunRecord, progress: Progress) -> None:
+        if progress.training is None:
+            super().progress(record, progress)
+            return
+        self._move(record, progress.training)
+
+    def epoch(self, record: RunRecord, epoch: Epoch) -> None:
+        settings, prepared = record.spec.train, record.prepared
+        assert settings is not None
+        item = prepared.workload.item if prepared else "items"
+        told = epoch_line(epoch, settings.epochs, item)
+        self.say(Text(one_line(f"{self.name_of(record)}: {told}"), style="dim"), on_stdout=False)
+
+    def _move(self, record: RunRecord, now: TrainingProgress) -> None:
+        done = (now.epoch - 1 + (now.step / now.steps if now.steps else 0.0)) / now.epochs
+        began, before = self._began.setdefault(record.id, (time.monotonic(), done))
+        left_s = (time.monotonic() - began) * (1 - done) / (done - before) if done > before else None
+        accuracy = record.epochs[-1].val_accuracy if record.epochs else None
+        parts = [
+            f"epoch {now.epoch}/{now.epochs}",
+            f"step {now.step}/{now.steps}" if now.steps else f"step {now.step}",
+            f"loss {now.loss:.3g}" if now.loss is not None else "",
+            f"accuracy {format_share(accuracy)}" if accuracy is not None else "",
+            f"{now.samples_per_s:.0f}/s" if now.samples_per_s else "",
+            f"{format_seconds(left_s, 2)} left" if left_s is not None else "",
+        ]
+        told = ", ".join(part for part in parts if part)
+        quiet_until = self._last_line_at + QUIET_LINE_PERIOD_S
+        if self._live or time.monotonic() > quiet_until:
+            self._last_line_at = time.monotonic()
+            self._tell(record, told)
 
 
 class LiveTune(LiveObserver):

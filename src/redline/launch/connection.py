@@ -27,12 +27,14 @@ from redline.protocol import (
     Close,
     ClosedReply,
     FailureReply,
+    Feed,
     Measure,
     OnProgress,
     Progress,
     Reply,
     Request,
     Squeeze,
+    TrainEpoch,
     receive_reply,
     send,
 )
@@ -139,6 +141,8 @@ class WorkerSession:
                 if not isinstance(reply, Progress):
                     return reply
                 self._stage = reply.stage
+                if reply.training is not None:  # an epoch may take hours; what counts is that it goes on
+                    self._deadline = time.monotonic() + self._limit_s
                 if on_progress:
                     on_progress(reply)
             elif time.monotonic() >= self._deadline:
@@ -226,9 +230,9 @@ class WorkerSession:
             return
 
     def _timeout_of(self, request: Request) -> float:
-        if isinstance(request, Measure):
+        if isinstance(request, Measure | Feed):
             return self._launch.measure_timeout_s + request.seconds
-        if isinstance(request, Squeeze):
+        if isinstance(request, Squeeze | TrainEpoch):
             return self._launch.measure_timeout_s
         if isinstance(request, Ask):
             return ASK_TIMEOUT_S

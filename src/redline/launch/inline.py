@@ -45,9 +45,9 @@ class InlineSession:
     def kill(self) -> None:
         self.close()
 
-    def _progress(self, stage: str, detail: str) -> None:
+    def _progress(self, progress: Progress) -> None:
         if self._on_progress:
-            self._on_progress(Progress(stage=stage, detail=detail))
+            self._on_progress(progress)
 
 
 class InlineDoor:

@@ -13,6 +13,7 @@ from redline.analyze.curves import Curve, curves_of, standing
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.recommend import Advice, headline, rate_figure, recommend
 from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
+from redline.analyze.training import TrainingSummary
 from redline.errors import TraceError
 from redline.identity import Subject, is_capture, subjects_of
 from redline.note import Note, note
@@ -45,6 +46,13 @@ class Contents:
     headrooms: Sequence[Headroom]
     """The ways to the fastest recipes, where someone looked for them; the best known first."""
     rooflines: Sequence[RooflineChart]
+    across: bool = False
+    """Whether different devices and thread counts are set side by side: only where somebody asks for it."""
+
+    @property
+    def trainings(self) -> list[TrainingSummary]:
+        """Of the records that trained on data."""
+        return [row.training for row in self.rows if row.training is not None]
 
 
 def contents_of(
@@ -56,11 +64,12 @@ def contents_of(
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneFinding] = (),
     ceilings_of: CeilingsOf | None = None,
+    across: bool = False,
 ) -> Contents:
     """`profiles`: those that are already there; None reads the traces that the records name.
 
     `tunes`: the searches that records were made for, newest last. `ceilings_of`: what is known of the devices' limits;
-    without it nothing is said of headroom. `finding`: the sentence at the top, where whoever asks knows a better one
+    without it nothing is said of headroom. `across`: set different devices and thread counts side by side. `finding`: the sentence at the top, where whoever asks knows a better one
     than the records alone suggest.
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
@@ -90,6 +99,7 @@ def contents_of(
             key=lambda headroom: -len(headroom.switches),
         ),
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
+        across=across,
     )
 
 

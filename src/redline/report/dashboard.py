@@ -199,6 +199,18 @@ SECTIONS = (
         "What passes before the first steady step, apart from importing torch.",
         _has("build_s", "first_call_s"),
     ),
+    Section(
+        "learning",
+        "Losses and accuracy",
+        "By epoch; training losses dashed. Accuracy is on the held-out part.",
+        _filled("trainings"),
+    ),
+    Section(
+        "epochs",
+        "Epochs",
+        "Time, speed, share of the time spent waiting for data, memory and utilisation of each epoch.",
+        _filled("trainings"),
+    ),
     Section("phases", "Phases of a step", "Median seconds of a training step, phase by phase.", _phases),
     Section(
         "kernels",

@@ -12,6 +12,7 @@ from typing import Any, Literal, NewType
 import msgspec
 
 from redline.analyze.summary import summarize
+from redline.analyze.training import TrainingSummary
 from redline.record import RunRecord
 
 DOCUMENT_SCHEMA = 2
@@ -22,7 +23,7 @@ In 2, reasons and notes became objects of code, about and text, and every docume
 
 DocumentKind = Literal[
     "run", "sweep", "batch", "race", "tune", "profile", "profile-diff", "flops", "ops", "ceilings", "roofline", "report",
-    "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro",
+    "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro", "train", "loader", "ladder", "quick",
 ]  # fmt: skip
 """The command that made it."""
 
@@ -72,6 +73,29 @@ def export_csv(records: Sequence[RunRecord], *, summarize: Summarize | None = No
     return text.getvalue()
 
 
+EPOCH_COLUMNS = (
+    "record_id", "model", "recipe", "batch", "device", "data", "epoch", "seconds", "train_s", "validation_s", "samples",
+    "samples_per_s", "samples_per_s_with_validation", "train_loss", "val_loss", "val_accuracy", "learning_rate",
+    "data_wait_share", "data_s", "forward_s", "backward_s", "optimizer_s", "step_s", "peak_bytes", "utilisation", "energy_j",
+    "is_cut",
+)  # fmt: skip
+"""One row per epoch. `step_s` is a whole step that is replayed from a graph, whose phases cannot be told apart."""
+
+
+def export_epochs_csv(trainings: Sequence[TrainingSummary]) -> str:
+    """Every epoch of every training, by the names of `EPOCH_COLUMNS`."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(EPOCH_COLUMNS)
+    for training in trainings:
+        shared = {name: getattr(training, name) for name in EPOCH_COLUMNS[:6]}
+        for epoch in training.epochs:
+            plain = {**shared, **msgspec.to_builtins(epoch)}
+            plain |= {f"{name}_s": seconds for name, seconds in epoch.phases_s.items()}
+            writer.writerow(_cell(plain.get(name)) for name in EPOCH_COLUMNS)
+    return text.getvalue()
+
+
 def _summarize(records: Sequence[RunRecord]) -> Sequence[msgspec.Struct]:
     # Here and not above: it brings numpy, which a caller with rows of its own need not wait for.
     return summarize(records)
@@ -100,6 +124,14 @@ def _labels(row: _Plain) -> str:
 def _inputs(row: _Plain) -> str:
     shapes: Iterable[str] = _at("conditions", "inputs")(row) or ()
     return ";".join(shapes)
+
+
+def _count_of(*path: str) -> _Column:
+    def count(row: _Plain) -> int | None:
+        found = _at(*path)(row)
+        return None if found is None else len(found)
+
+    return count
 
 
 COLUMNS: dict[str, _Column] = {
@@ -168,6 +200,17 @@ COLUMNS: dict[str, _Column] = {
     "torch": _at("conditions", "torch"),
     "driver": _at("conditions", "driver"),
     "redline": _at("conditions", "redline"),
+    "data": _at("training", "data"),
+    "stem": _at("training", "stem"),
+    "epochs": _count_of("training", "epochs"),
+    "epoch_s": _at("training", "epoch_s"),
+    "train_loss": _at("training", "train_loss"),
+    "val_loss": _at("training", "val_loss"),
+    "val_accuracy": _at("training", "accuracy"),
+    "best_accuracy": _at("training", "best_accuracy"),
+    "time_to_target_s": _at("training", "time_to_target_s"),
+    "data_wait_share": _at("training", "data_wait_share"),
+    "utilisation": _at("training", "utilisation"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

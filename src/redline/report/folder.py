@@ -10,7 +10,7 @@ from redline.errors import SpecError
 from redline.note import Note
 from redline.report.contents import Contents
 from redline.report.dashboard import dashboard
-from redline.report.export import export_csv, export_json
+from redline.report.export import export_csv, export_epochs_csv, export_json
 from redline.report.markdown import markdown
 from redline.report.plots import draw_pictures
 from redline.spec import Frozen
@@ -28,6 +28,8 @@ class ReportFiles(Frozen):
     pictures: tuple[str, ...]
     records: int
     notes: tuple[Note, ...] = ()
+    trace: str | None = None
+    """Where the report of a quick profile holds its trace."""
 
 
 def check_folder(folder: Path) -> None:
@@ -52,6 +54,7 @@ def write_folder(contents: Contents, folder: Path) -> ReportFiles:
             "dashboard.html": lambda: dashboard(contents),
             "report.md": lambda: markdown(contents, names),
             "results.csv": lambda: export_csv(contents.records, summarize=known_rows),
+            **({"epochs.csv": lambda: export_epochs_csv(contents.trainings)} if contents.trainings else {}),
             "results.json": lambda: export_json(contents.records, summarize=known_rows),
         }
         for name, make in texts.items():

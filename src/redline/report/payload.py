@@ -111,6 +111,7 @@ PAYLOAD_SCHEMA = 1
 DISTRIBUTIONS = 200
 TELEMETRY_RECORDS = 60
 PROFILES = 40
+TRAININGS = 60
 """So many of the newest are in the page: a page of thousands of records must still open at once."""
 QUANTILES = 61
 TELEMETRY_SAMPLES = 400
@@ -131,6 +132,7 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "profiles": list(_profiles(contents)),
         "rooflines": msgspec.to_builtins(contents.rooflines),
         "headrooms": list(_headrooms(contents)),
+        "trainings": list(_trainings(contents)),
     }
 
 
@@ -231,6 +233,21 @@ def _headrooms(contents: Contents) -> Iterator[dict[str, Any]]:
     for found in contents.headrooms:
         bars = msgspec.to_builtins(waterfall(found))
         yield {"row": numbers.get(found.record_id), "title": found.title, "bars": bars}
+
+
+EPOCH_FIGURES = (
+    "train_loss", "val_loss", "val_accuracy", "seconds", "samples_per_s", "data_wait_share", "peak_bytes", "utilisation"
+)  # fmt: skip
+
+
+def _trainings(contents: Contents) -> Iterator[dict[str, Any]]:
+    """Each figure by epoch; those that nobody knows are left out."""
+    for number in _newest(contents.records, TRAININGS, lambda record: bool(record.epochs)):
+        training = contents.rows[number].training
+        assert training is not None
+        series = {name: [short(getattr(epoch, name)) for epoch in training.epochs] for name in EPOCH_FIGURES}
+        known = {name: values for name, values in series.items() if any(value is not None for value in values)}
+        yield {"row": number, "epoch": [epoch.epoch for epoch in training.epochs], "series": known}
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:

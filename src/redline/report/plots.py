@@ -12,6 +12,7 @@ from redline.analyze.curves import Curve
 from redline.analyze.knee import SATURATED
 from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
+from redline.analyze.training import TrainingSummary
 from redline.identity import Subject, is_capture
 from redline.report.contents import Contents, folded
 from redline.report.terminal import one_line
@@ -32,6 +33,7 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
         "Median latency against batch": _against_batch(
             contents.curves, folder / "latency.png", _latency_ms, "ms per step", "median latency"
         ),
+        "Trainings": draw_trainings(contents.trainings, folder / "training.png"),
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
     }
     return {title: path for title, path in drawn.items() if path is not None}
@@ -50,7 +52,7 @@ def _against_batch(
     if not lines:
         return None
     shown = sorted(lines, key=lambda curve: -len(curve.points))[:MOST_LINES]
-    figure, axes = _figure(8.4, 4.9)
+    figure, axes = new_figure(8.4, 4.9)
     apart = _what_differs([curve.subject for curve in shown])
     for number, curve in enumerate(shown):
         points = [(row.batch, each) for row in curve.rows if (each := value(row)) is not None]
@@ -72,7 +74,7 @@ def _against_batch(
     where = f"{_label(' · '.join(common), 70)}: " if common else ""
     axes.set_title(f"{where}{title}{starred}{more}", fontsize=10.5, loc="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    return _saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _parts(subject: Subject) -> list[str]:
@@ -96,7 +98,7 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
         return None
     (subject, batch), rows = max(groups.items(), key=lambda item: (_in_turns(item[1].values()), len(item[1])))
     bars = sorted(rows.values(), key=lambda row: row.throughput_per_s or 0.0)[-MOST_BARS:]
-    figure, axes = _figure(8.4, 1.7 + 0.42 * len(bars))
+    figure, axes = new_figure(8.4, 1.7 + 0.42 * len(bars))
     for number, row in enumerate(bars):
         assert row.throughput_per_s is not None
         sound = row.verdict.trusted and not (row.numerics is not None and row.numerics.is_wrong)
@@ -121,7 +123,7 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
         f"{_label(bars[0].item or 'items')} per second, 95 % interval{against}\nhatched: not to be relied on"
     )
     axes.set_title(_label(f"{subject}{f' · batch {batch}' if batch else ''}", 90), fontsize=10.5, loc="left")
-    return _saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _in_turns(rows: Iterable[RunSummary]) -> bool:
@@ -156,16 +158,18 @@ def _latency_ms(row: RunSummary) -> float | None:
     return row.latency_s.p50 * 1e3 if row.latency_s is not None and row.batch else None
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes; several of them side by side."""
     # Made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    every = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in every:
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, every[0] if columns == 1 else tuple(every)
 
 
 def _batch_ticks(axes: Any, batches: set[int]) -> None:
@@ -190,7 +194,7 @@ def _label(text: str, longest: int = LABEL) -> str:
     return one_line(text, longest).replace("$", r"\$")
 
 
-def _saved(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     import warnings
 
     with warnings.catch_warnings():
@@ -219,6 +223,24 @@ def batch_figure(finding: BatchFinding) -> Any:
         figure.add_scatter(x=[finding.knee_batch], y=[at_knee], mode="markers", name="knee", marker=star)
     figure.update_xaxes(type="log", tickvals=batches, ticktext=[str(batch) for batch in batches])
     figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def epoch_figure(training: TrainingSummary) -> Any:
+    """Losses and accuracy by epoch; None before the first is done."""
+    if not training.epochs:
+        return None
+    figure = _figure_figures(f"{training.model}: losses and accuracy", "epoch", "loss")
+    numbers = [epoch.epoch for epoch in training.epochs]
+    for number, (name, field) in enumerate((("training loss", "train_loss"), ("held-out loss", "val_loss"))):
+        values = [getattr(epoch, field) for epoch in training.epochs]
+        figure.add_scatter(x=numbers, y=values, mode="lines+markers", name=name, line_color=COLOURS[number])
+    accuracy = [None if epoch.val_accuracy is None else 100 * epoch.val_accuracy for epoch in training.epochs]
+    figure.add_scatter(
+        x=numbers, y=accuracy, mode="lines+markers", name="accuracy, %", yaxis="y2", line_color=COLOURS[2]
+    )
+    figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "range": [0, 100], "title": "accuracy, %"})
+    figure.update_xaxes(dtick=1)
     return figure
 
 

@@ -11,6 +11,7 @@ from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
 from redline.protocol import Progress
 from redline.record import Block, RunRecord
+from redline.training import Epoch
 
 if TYPE_CHECKING:
     from redline.search.sweep import Cell, Plan
@@ -32,6 +33,11 @@ class Observer:
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None: ...
 
     def closed(self, record: RunRecord) -> None: ...
+
+    # train
+
+    def epoch(self, record: RunRecord, epoch: Epoch) -> None:
+        """An epoch is done and written down."""
 
     # race
 

@@ -18,6 +18,8 @@ from redline.protocol import OnProgress, Reply, Request
 from redline.record import Capabilities, Failure, Memory, Numerics, Prepared
 from redline.spec import Recipe, RunSpec
 from redline.testing.landscape import Landscape, MemoryTruth, look_up
+from redline.testing.training import data_of, epoch_of, fed_of
+from redline.training import Epoch
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +33,7 @@ class FakeWorld:
         """When each of those that are being prepared will be ready."""
         self.ran_last: object = None
         self.log_drift = 0.0
+        self.checkpoints: dict[str, list[Epoch]] = {}
         self._sigma = drift_sigma
         self._random = np.random.default_rng([seed, 0])
 
@@ -73,7 +76,9 @@ def device_info(device: str, truth: Landscape) -> record.DeviceInfo:
 
 
 def environment_of(device: str, truth: Landscape) -> record.Environment:
-    return record.Environment(device=device_info(device, truth), hostname="fake", versions={"torch": "fake"})
+    return record.Environment(
+        device=device_info(device, truth), hostname="fake", versions={"torch": "fake"}, logical_cores=truth.cores
+    )
 
 
 def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
@@ -113,6 +118,7 @@ class FakeBench:
         self._failure: Failure | None = None
         self._blocks = 0
         self._had_company = False
+        self._checkpoint: str | None = None
 
     def answer(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
         if isinstance(request, protocol.Ask):
@@ -122,11 +128,21 @@ class FakeBench:
         if self._failure is not None:
             return protocol.FailureReply(failure=self._failure)
         if isinstance(request, protocol.Prepare):
+            self._checkpoint = request.checkpoint
             return self._prepare(request.spec, on_progress or (lambda progress: None))
         if self._spec is None:
             return self.fail(Failure(stage="measure", kind="crash", message="nothing is prepared yet"))
         if isinstance(request, protocol.Measure):
             return self._measure(self._spec, request)
+        if isinstance(request, protocol.TrainEpoch):
+            return self._train(self._spec, request.number)
+        if isinstance(request, protocol.Feed):
+            step_s = look_up(self.truth.step_s, self._spec)
+            self._world.advance(request.seconds)
+            fed = fed_of(
+                self._spec, self.truth, request.part, request.seconds, step_s, request.workers, request.prefetch
+            )
+            return protocol.FedReply(fed=fed)
         if isinstance(request, protocol.Squeeze):
             return protocol.SqueezeReply(needed_bytes=self._squeeze(self._spec))
         scripted = self._scripted(self._spec, "profile")
@@ -170,8 +186,20 @@ class FakeBench:
                 switches={str(switch): _capabilities(str(switch), truth) for switch in spec.recipe.switches},
                 step_synchronises=truth.step_synchronises,
                 work=None if spec.measure.sparing else look_up(truth.work, spec),
-            )
+                data=data_of(spec, truth) if spec.train is not None else None,
+            ),
+            epochs=tuple(self._world.checkpoints.get(self._checkpoint or "", ())),
         )
+
+    def _train(self, spec: RunSpec, number: int) -> Reply:
+        if number > self.truth.fails_after_epochs and (failure := self._scripted(spec, "epoch")):
+            return self.fail(failure)
+        step_s = look_up(self.truth.step_s, spec) * self._offset
+        epoch, block = epoch_of(spec, self.truth, number, step_s, self._memory())
+        self._world.advance(epoch.seconds)
+        if self._checkpoint is not None:
+            self._world.checkpoints.setdefault(self._checkpoint, []).append(epoch)
+        return protocol.EpochReply(epoch=epoch, block=block)
 
     def _warmup(self, step_s: float, seconds: float) -> record.Warmup:
         steady = self.truth.steady

@@ -60,7 +60,7 @@ class Landscape:
     """By this share preparing takes longer for each sibling that is being prepared at the same time."""
     numerics: PerSpec[Numerics] = EXACT
     failure: PerSpec[Failure | None] = None
-    """Scripted: `stage` says where it strikes (build, compile, numerics, warmup; measure, profile)."""
+    """Scripted: `stage` says where it strikes (build, compile, numerics, warmup; measure, epoch, profile)."""
     fails_after_blocks: int = 0
     """How many blocks succeed before a failure scripted for `measure` strikes."""
     issue_share: PerSpec[float] = 0.3
@@ -88,6 +88,13 @@ class Landscape:
     """What a check of the user's says."""
     metric_failure: PerSpec[Failure | None] = None
     """What it raises instead."""
+    load_s: PerSpec[float] = 0.0
+    """Seconds in which one worker of a loader makes a batch."""
+    cores: int | None = None
+    accuracy: PerSpec[float] = 0.9
+    """What a training comes near to."""
+    fails_after_epochs: int = 0
+    """How many epochs succeed before a failure scripted for `epoch` strikes."""
     seed: int = 0
 
 

@@ -91,6 +91,30 @@ _WRAPPERS = frozenset(("gpu_kernel_impl", "ReduceOp", "BinaryFunctor", "AUnaryFu
 """Functors that only carry another one."""
 
 
+KernelLibrary = Literal["cuDNN", "cuBLAS", "Triton", "MIOpen", "rocBLAS", "NCCL", "oneDNN", "copy", "native"]
+"""Whose code a kernel is; `native` is torch's own, and what no other name tells."""
+
+_LIBRARIES: tuple[tuple[KernelLibrary, str], ...] = (
+    ("NCCL", r"nccl|rccl"),
+    ("copy", r"^memcpy|^memset|^copyBuffer|^fillBuffer"),
+    ("Triton", r"^triton_|^_?triton"),
+    # Convolutions by implicit GEMM come from cuDNN, whoever wrote the kernel.
+    ("cuDNN", r"cudnn|_fprop|_dgrad|_wgrad|fprop_|dgrad_|wgrad_|nhwcAddPadding|implicit_gemm|\bbn_(fw|bw)_"),
+    ("MIOpen", r"miopen|igemm_(fwd|bwd|wrw)|Sp3Asm|naive_conv|SubTensorOpWith"),
+    ("rocBLAS", r"^Cijk_|rocblas|hipblas|tensile"),
+    ("cuBLAS", r"cublas|nvjet|xmma_gemm|gemv|splitK|cutlass.{0,80}gemm|\wgemm_"),
+    ("oneDNN", r"mkldnn|onednn|dnnl"),
+)
+_COMPILED_LIBRARIES = tuple((name, re.compile(rule, re.IGNORECASE)) for name, rule in _LIBRARIES)
+
+
+@lru_cache(maxsize=100_000)
+def library_of(name: str) -> KernelLibrary:
+    """By the name of the kernel, or of the operator on a CPU."""
+    name = name[:LONGEST_NAME]
+    return next((library for library, rule in _COMPILED_LIBRARIES if rule.search(name)), "native")
+
+
 @lru_cache(maxsize=100_000)
 def class_of(name: str) -> KernelClass:
     name = name[:LONGEST_NAME]

@@ -19,6 +19,17 @@ _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
+class Lane:
+    """A second queue of work beside the main one; where nothing runs ahead of the host, the host itself."""
+
+    def run(self, work: Callable[[], T]) -> tuple[T, Any]:
+        """Issue `work` here; what it returned, and the point at which it will be done."""
+        return work(), None
+
+    def join(self, tensors: Sequence[torch.Tensor], done: Any) -> None:
+        """Let the main queue wait for that point, and keep the tensors alive for what it does with them."""
+
+
 class Device(ABC):
     """A clock, a barrier, memory figures and a thermometer."""
 
@@ -44,6 +55,10 @@ class Device(ABC):
     @abstractmethod
     def seconds_between(self, marks: Sequence[Any]) -> list[float]:
         """Seconds from each mark to the next, once everything up to the last has happened."""
+
+    def wait_for(self, mark: Any) -> None:
+        """Let the host wait until the device has come to this mark."""
+        return
 
     @abstractmethod
     def reset_peaks(self) -> None: ...
@@ -96,6 +111,10 @@ class Device(ABC):
     def random_state(self) -> torch.Tensor:
         """Changes with every random number drawn, on the host or on the device."""
         return torch.get_rng_state()
+
+    def lane(self) -> Lane:
+        """A queue whose copies and kernels run beside those of the main one."""
+        return Lane()
 
     def push_range(self, name: str) -> None:
         """Begin a stretch of time that the vendor's profiler shows by this name."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from redline.bench.device.base import Device, T, peak_rss_bytes, reset_peak_rss
+from redline.bench.device.base import Device, Lane, T, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.failure import is_about_synchronizing
 from redline.bench.device.nvml import NvmlCard, open_card
 from redline.record import DeviceInfo, Memory, TelemetrySample
@@ -37,6 +37,25 @@ def unavailable_because() -> str | None:
             return None
     said = [str(warning.message).splitlines()[0] for warning in caught]
     return said[0] if said else "torch sees no GPU"
+
+
+class CudaLane(Lane):
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[], T]) -> tuple[T, Any]:
+        with torch.cuda.stream(self._stream):
+            result = work()
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return result, done
+
+    def join(self, tensors: Sequence[torch.Tensor], done: Any) -> None:
+        main = torch.cuda.current_stream(self._device)
+        main.wait_event(done)
+        for tensor in tensors:
+            tensor.record_stream(main)  # else the allocator would give it away while the main stream still reads it
 
 
 class CudaDevice(Device):
@@ -84,6 +103,9 @@ class CudaDevice(Device):
         if marks:
             marks[-1].synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
+
+    def wait_for(self, mark: torch.cuda.Event) -> None:
+        mark.synchronize()
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -159,6 +181,9 @@ class CudaDevice(Device):
 
     def random_state(self) -> torch.Tensor:
         return torch.cat([torch.get_rng_state(), torch.cuda.get_rng_state(self.torch_device).cpu()])
+
+    def lane(self) -> Lane:
+        return CudaLane(self.torch_device)
 
     def push_range(self, name: str) -> None:
         torch.cuda.nvtx.range_push(name)  # on ROCm these are ROCTX ranges

@@ -129,6 +129,21 @@ def refused_attention(said: list[warnings.WarningMessage]) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
+def loader_trouble(error: BaseException) -> tuple[FailureKind, str] | None:
+    """What broke in a loader's workers, where that is what an error is about: torch raises plain RuntimeErrors for a
+    worker that is dead or late, and puts the traceback of one that raised into the message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ConnectionError | EOFError):  # a batch is read from the worker that made it
+        return "crash", f"a worker of the loader died: {one_line(error)}"
+    if not lines:
+        return None
+    if lines[0].startswith("DataLoader timed out"):
+        return "timeout", f"a worker of the loader hangs: {lines[0]}"
+    if lines[0].startswith("DataLoader worker"):
+        return "crash", f"a worker of the loader died: {lines[0]}"
+    return ("user", f"the loader raised {lines[-1]}") if lines[0].startswith("Caught ") else None
+
+
 def is_about_synchronizing(warning: warnings.WarningMessage) -> bool:
     """Switching torch's debug mode on warns too (a prototype feature); only this wording is about the step."""
     return _SYNCHRONIZING_WORDING in str(warning.message)

@@ -22,7 +22,7 @@ def build_workload(spec: WorkloadSpec, seed: int, within: AbstractContextManager
 
     `within` is held while the source builds: a mode that gives tensors no memory.
     """
-    source = _source_of(spec)
+    source = source_of(spec)
     source.check(spec)
     with seeded(seed), within or nullcontext():
         return source.build(spec, seed)
@@ -68,17 +68,17 @@ def _resize(workload: Workload, spec: WorkloadSpec, why: str) -> None:
 
 def check_model(spec: WorkloadSpec) -> None:
     """Raise a `UsageError` for an unknown name, a missing package or file, or options that cannot be honoured."""
-    _source_of(spec).check(spec)
+    source_of(spec).check(spec)
 
 
 def fingerprint_of(spec: WorkloadSpec) -> str:
     """Which source, and what that knows of a checked spec's model without building it."""
-    source = _source_of(spec)
+    source = source_of(spec)
     return f"{type(source).__name__} {source.fingerprint(spec)}"
 
 
 def example_code(spec: WorkloadSpec) -> ExampleCode | None:
-    return _source_of(spec).example_code(spec)
+    return source_of(spec).example_code(spec)
 
 
 def find_source(model: str) -> Source:
@@ -115,5 +115,5 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in (name, name.partition(":")[2]))
 
 
-def _source_of(spec: WorkloadSpec) -> Source:
+def source_of(spec: WorkloadSpec) -> Source:
     return SOURCES.get("live") if spec.artifact is not None else find_source(spec.model)

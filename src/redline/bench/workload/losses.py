@@ -111,11 +111,11 @@ class OutputLoss(TrainingLoss):
 
     def __init__(self, given: Callable[..., Tensor]) -> None:
         super().__init__()
-        self._given = given
+        self.given = given
         self.name = _name_of(given)
 
     def of(self, output: Any) -> Tensor:
-        return self._given(output)
+        return self.given(output)
 
 
 class TargetLoss(TrainingLoss):
@@ -123,12 +123,12 @@ class TargetLoss(TrainingLoss):
 
     def __init__(self, given: Callable[..., Tensor], targets: Any) -> None:
         super().__init__(targets)
-        self._given = given
+        self.given = given
         self._cast: tuple[Any, torch.dtype, Any] | None = None
         self.name = _name_of(given)
 
     def of(self, output: Any) -> Tensor:
-        return self._given(output, self._like(output))
+        return self.given(output, self._like(output))
 
     def _like(self, output: Any) -> Any:
         """Floating targets in the output's number format, where a recipe changed that and autocast does not see to it."""
@@ -217,7 +217,7 @@ class RandomTargetLoss(TrainingLoss):
 
     def __init__(self, given: Callable[..., Tensor], seed: int = 0) -> None:
         super().__init__()
-        self._given = given
+        self.given = given
         self._drawn = Targets(seed)
         self._wants_values = _name_of(given) in _WANTS_VALUES
         self.name = f"{_name_of(given)} on random targets"
@@ -232,13 +232,13 @@ class RandomTargetLoss(TrainingLoss):
         drawn = self._drawn.values if self._wants_values or not _has_classes(logits) else self._drawn.classes
         targets = drawn(name, logits)
         try:
-            return self._given(output, targets)
+            return self.given(output, targets)
         except Exception as error:
             if self._is_checked or is_out_of_memory(error) or isinstance(logits, FakeTensor):
                 raise
             raise BenchError(
                 "user",
-                f"the loss {_name_of(self._given)} failed on targets drawn at random ({one_line(error)}): "
+                f"the loss {_name_of(self.given)} failed on targets drawn at random ({one_line(error)}): "
                 f"give your own, as (module, inputs, loss, targets)",
             ) from error
 

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import nn
+
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
 from redline.names import SOURCES_GROUP
@@ -32,6 +34,8 @@ class Source(ABC):
 
     needs_prefix: ClassVar[bool] = False
     """Its names are only understood with the source in front; asking for the list may be slow."""
+    is_built_elsewhere: ClassVar[bool] = False
+    """Somebody else decides on the image size and the classes: data are taken as they are."""
 
     def claims(self, model: str) -> bool:
         """Whether a name without a source in front is this one's."""
@@ -48,6 +52,10 @@ class Source(ABC):
     def fingerprint(self, spec: WorkloadSpec) -> str:
         """What is known of the model's identity before it is built; a sweep that goes on by it must not be misled."""
         return ""
+
+    def has_stem(self, spec: WorkloadSpec) -> bool:
+        """Whether the model of a checked spec begins as a ResNet does, so that `stem` means something."""
+        return False
 
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
         """How to make the same model and inputs without Redline; None where that takes Redline or the user."""
@@ -66,3 +74,21 @@ def refuse_options(spec: WorkloadSpec, *options: str, why: str) -> None:
     for option in options:
         if getattr(spec, option) is not None:
             raise SpecError(f"{option} {getattr(spec, option)} cannot be honoured for {spec.model}: {why}")
+
+
+def has_imagenet_stem(model: nn.Module) -> bool:
+    """Whether it begins as a ResNet for large images: a convolution that halves them, and a pooling that does it again."""
+    first, pooling = getattr(model, "conv1", None), getattr(model, "maxpool", None)
+    return isinstance(first, nn.Conv2d) and first.stride == (2, 2) and isinstance(pooling, nn.MaxPool2d)
+
+
+def give_cifar_stem(model: nn.Module) -> None:
+    """A 3×3 convolution that keeps the size and no pooling: of 32 pixels the other stem leaves 8."""
+    first = model.conv1
+    assert isinstance(first, nn.Conv2d)
+    model.conv1 = nn.Conv2d(
+        first.in_channels, first.out_channels, kernel_size=3, stride=1, padding=1, bias=first.bias is not None
+    )
+    # As torchvision begins its convolutions.
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.maxpool = nn.Identity()

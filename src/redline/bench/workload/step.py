@@ -172,6 +172,35 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler = make_scaler(self._setup)
 
+    def eagerly(self, mark: Mark = no_mark) -> torch.Tensor:
+        """One step without compiler or graph: for a batch of another size than they were made for."""
+        compiled, self._setup.model = self._setup.model, self._setup.workload.model
+        try:
+            return TrainingStep.__call__(self, mark)
+        finally:
+            self._setup.model = compiled
+
+    def learn_at(self, rate: float) -> None:
+        """Set the learning rate; a graph reads it from the device's memory."""
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    @property
+    def gradient_scale(self) -> float | None:
+        """None where gradients are not scaled. Waits for the device."""
+        return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on, apart from the model."""
+        return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+
 
 def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
     """The step of the setup's task: the plain one, or the one that a switch brings."""
@@ -189,4 +218,4 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, **options: Any) 
     if not parameters:
         raise BenchError("user", f"{type(model).__name__} has no parameter with a gradient: there is nothing to train")
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[name](parameters, **OPTIMIZER_SETTINGS[name], **options)
+    return kinds[name](parameters, **{**OPTIMIZER_SETTINGS[name], **options})

@@ -208,6 +208,21 @@ const CHARTS = {
     return { traces, remark, layout: layout({ height: 360, xaxis: axis("seconds since the first timed block"), yaxis: axis(`${title}, ${unit}`, { rangemode: name === "clock_hz" || name === "memory_used_bytes" ? "normal" : "tozero" }) }) };
   },
 
+  learning: (rows, section, redraw) =>
+    byEpoch(rows, section, redraw, {
+      accuracy: ["accuracy", "%", 100, [["val_accuracy", "solid"]]],
+      loss: ["loss", "", 1, [["val_loss", "solid"], ["train_loss", "dash"]]],
+    }),
+
+  epochs: (rows, section, redraw) =>
+    byEpoch(rows, section, redraw, {
+      seconds: ["epoch time", "s", 1, [["seconds", "solid"]]],
+      samples_per_s: ["samples per second", "", 1, [["samples_per_s", "solid"]]],
+      data_wait_share: ["waiting for data", "% of the time", 100, [["data_wait_share", "solid"]]],
+      peak_bytes: ["memory", "MiB", 2 ** -20, [["peak_bytes", "solid"]]],
+      utilisation: ["utilisation", "%", 100, [["utilisation", "solid"]]],
+    }),
+
   headroom(rows, section, redraw) {
     const shown = new Set(rows.map((row) => row.number));
     const searches = PAYLOAD.headrooms.filter((each) => !known(each.row) || shown.has(each.row));
@@ -317,4 +332,25 @@ function logWhenWide(made, values) {
   const positive = values.filter((value) => value > 0);
   const wide = positive.length > 1 && Math.max(...positive) / Math.min(...positive) > 12;
   return wide ? { ...made, type: "log", dtick: "D2" } : { ...made, rangemode: "tozero" };
+}
+
+// Trainings epoch by epoch: one figure at a time, each made of one line or two.
+function byEpoch(rows, section, redraw, figures) {
+  const shown = new Set(rows.map((row) => row.number));
+  const kept = PAYLOAD.trainings.filter((each) => shown.has(each.row));
+  const there = Object.keys(figures).filter((name) => kept.some((each) => figures[name][3].some(([field]) => each.series[field])));
+  if (!there.length) return null;
+  const [title, unit, factor, parts] = figures[pick(section, "figure", there.map((name) => [name, figures[name][0]]), redraw)];
+  const [lines, remark] = limited(kept.reverse(), MOST_SERIES, "trainings");
+  const name = namer(lines.map((each) => ROWS[each.row]));
+  const traces = lines.flatMap((each, place) => parts.filter(([field]) => each.series[field]).map(([field, dash]) => {
+    const about = ROWS[each.row];
+    return {
+      type: "scatter", mode: "lines+markers", label: `${name(about)}${field === "train_loss" ? " (training)" : ""}`, legendgroup: String(each.row), x: each.epoch,
+      y: each.series[field].map((value) => (known(value) ? value * factor : null)), line: { color: paletteColour(place), width: 2, dash }, marker: { size: 6, color: paletteColour(place) },
+      hoverinfo: "text", hovertext: each.epoch.map((epoch, at) => `<b>${plain(name(about), 70)}</b><br>epoch ${epoch}: ${known(each.series[field][at]) ? figure(each.series[field][at] * factor, 4) : "n/a"} ${unit}<br>record ${plain(about.record_id)}`),
+    };
+  }));
+  const few = Math.max(...lines.map((each) => each.epoch.length)) <= 12;
+  return { traces, remark, layout: layout({ xaxis: axis("epoch", few ? { dtick: 1 } : {}), yaxis: axis(unit ? `${title}, ${unit}` : title, { rangemode: "tozero" }) }) };
 }

@@ -107,10 +107,32 @@ class GraphedTraining(TrainingStep):
                 self._scaler._scale.fill_(self._scaler._init_scale)
                 self._scaler._growth_tracker.zero_()
 
+    def record(self) -> None:
+        """Record now, so that the first step of a training is one like the others."""
+        if self._recording is None:
+            self._recording = self._recorded()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Into the tensors that the graph holds, which therefore must be there already."""
+        self.record()
+        live = self._optimizer.state_dict()
+        with torch.no_grad():
+            for own, kept in zip(_tensors(live["state"]), _tensors(state["optimizer"]["state"]), strict=True):
+                own.copy_(kept)
+            if self._scaler.is_enabled():
+                assert self._scaler._scale is not None
+                assert self._scaler._growth_tracker is not None
+                self._scaler._scale.fill_(state["scaler"]["scale"])
+                self._scaler._growth_tracker.fill_(state["scaler"]["_growth_tracker"])
+
     def recover(self) -> None:
         """A replay that broke leaves the graph unusable; the next call records it anew."""
         super().recover()
         self._recording = None
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
 @SWITCHES.register("graphs")

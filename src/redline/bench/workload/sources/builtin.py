@@ -1,4 +1,4 @@
-"""Two small models that are always there: `simple_cnn` and `transformer`."""
+"""Small models that are always there: `simple_cnn`, and `transformer` for tokens or, given an image size, for images."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from redline.spec import WorkloadSpec
 
 VOCABULARY = 8192
 IMAGE_SIZE, SMALLEST_IMAGE, CLASSES, SEQUENCE_LENGTH = 32, 8, 10, 128
+PATCHES = 8
+"""Per side: an image of any size is 64 tokens to the transformer."""
 
 
 class SimpleCNN(nn.Module):
@@ -90,15 +92,39 @@ class Transformer(nn.Module):
         return logits
 
 
+class ImageTransformer(nn.Module):
+    """A small vision transformer: the image in 8×8 patches, blocks as in `Transformer`, the mean token to a class."""
+
+    def __init__(
+        self, image_size: int = IMAGE_SIZE, classes: int = CLASSES, width: int = 256, depth: int = 4, heads: int = 4
+    ) -> None:
+        super().__init__()
+        patch = image_size // PATCHES
+        self.patches = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, PATCHES**2, width))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.position_embedding
+        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(dim=1))
+        return logits
+
+
 class BuiltinSource(Source):
     def check(self, spec: WorkloadSpec) -> None:
         name = _bare(spec.model)
         if name not in BUILTIN_MODELS:
             raise UnknownName("built-in model", name, BUILTIN_MODELS)
-        if name == "transformer":
-            refuse_options(spec, "image_size", "classes", why="it reads tokens and answers with the vocabulary")
+        refuse_options(spec, "stem", why="only ResNets begin with one of these stems")
+        if name == "transformer" and spec.image_size is None:
+            why = "it reads tokens and answers with the vocabulary; with an image_size it reads images"
+            refuse_options(spec, "classes", why=why)
             return
         refuse_options(spec, "sequence_length", why="it takes images")
+        if name == "transformer" and spec.image_size is not None and spec.image_size % PATCHES:
+            raise SpecError(f"image_size must be a multiple of {PATCHES} for {name}, got {spec.image_size}")
         if spec.image_size is not None and spec.image_size < SMALLEST_IMAGE:
             raise SpecError(f"image_size must be {SMALLEST_IMAGE} or more for {name}, got {spec.image_size}")
 
@@ -106,13 +132,13 @@ class BuiltinSource(Source):
         notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         model: nn.Module
-        if _bare(spec.model) == "transformer":
+        if _bare(spec.model) == "transformer" and spec.image_size is None:
             length = spec.sequence_length or SEQUENCE_LENGTH
             model, item, vocabulary = Transformer(length), "seq", {"0": VOCABULARY}
             inputs = torch.randint(0, VOCABULARY, (batch, length))
         else:
-            size = spec.image_size or IMAGE_SIZE
-            model, item, vocabulary = SimpleCNN(spec.classes or CLASSES), "img", {}
+            size, classes, item, vocabulary = spec.image_size or IMAGE_SIZE, spec.classes or CLASSES, "img", {}
+            model = ImageTransformer(size, classes) if _bare(spec.model) == "transformer" else SimpleCNN(classes)
             inputs = torch.randn(batch, 3, size, size)
         return assemble(
             model,

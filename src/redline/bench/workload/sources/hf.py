@@ -58,6 +58,7 @@ class HfSource(Source):
     needs_prefix = True
 
     def check(self, spec: WorkloadSpec) -> None:
+        refuse_options(spec, "stem", why="it is built from its config")
         config = read_config(_bare(spec.model))
         _configure(config, choose_head(config, spec), spec)
 

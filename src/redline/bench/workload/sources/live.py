@@ -22,6 +22,8 @@ HANDED_OVER: dict[str, Any] = {}
 
 
 class LiveSource(Source):
+    is_built_elsewhere = True
+
     def claims(self, model: str) -> bool:
         return False  # a live model is known by its artifact, never by a name
 
@@ -30,7 +32,7 @@ class LiveSource(Source):
             raise SpecError(f"model {spec.model!r} is live but has no artifact: pass the module itself")
         if spec.artifact not in HANDED_OVER and not Path(spec.artifact).is_file():
             raise SpecError(f"no such file: {spec.artifact} (the pickled {spec.model})")
-        refuse_options(spec, "classes", "sequence_length", why="the module is already built")
+        refuse_options(spec, "classes", "sequence_length", "stem", why="the module is already built")
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
         return Path(spec.artifact or "").stem  # the desk names the file by its content

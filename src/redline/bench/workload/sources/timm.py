@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.source import SOURCES, Source, give_cifar_stem, has_imagenet_stem, refuse_options
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName
-from redline.note import Note
+from redline.note import Note, note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
@@ -37,6 +37,11 @@ class TimmSource(Source):
             if settings.fixed_input_size:
                 options["img_size"] = spec.image_size
         model = _create(timm, name, options, spec)
+        if spec.stem == "cifar":
+            if not has_imagenet_stem(model):
+                refuse_options(spec, "stem", why="only ResNets begin with one of these stems")
+            give_cifar_stem(model)
+            notes.append(note("model", "CIFAR stem: a 3×3 convolution without pooling, for small images"))
         return assemble(
             model,
             ((torch.randn(batch, channels, height, width),), {}),
@@ -48,6 +53,10 @@ class TimmSource(Source):
             item="img",
             notes=notes,
         )
+
+    def has_stem(self, spec: WorkloadSpec) -> bool:
+        with torch.device("meta"):  # shapes only
+            return has_imagenet_stem(_create(_timm(), _bare(spec.model), {}, spec))
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
         return f"timm {_timm().__version__}"

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import torch
 import torchvision
 from torch import nn
 from torchvision.models import get_model, get_model_weights, list_models, segmentation
 
-from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
+from redline.bench.workload.source import (
+    SOURCES,
+    ExampleCode,
+    Source,
+    give_cifar_stem,
+    has_imagenet_stem,
+    refuse_options,
+)
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import SpecError, UnknownName
 from redline.note import Note, note
@@ -31,6 +39,8 @@ class TorchvisionSource(Source):
         if name not in known:
             raise UnknownName("torchvision model", name, known)
         refuse_options(spec, "sequence_length", why="it takes images")
+        if spec.stem is not None and not self.has_stem(spec):
+            refuse_options(spec, "stem", why="only ResNets begin with one of these stems")
         if spec.image_size is not None:
             _check_image_size(name, spec.image_size)
         if spec.task == "train":
@@ -52,8 +62,19 @@ class TorchvisionSource(Source):
             notes=notes,
         )
 
+    def has_stem(self, spec: WorkloadSpec) -> bool:
+        name = _bare(spec.model)
+        if _kinds()[name] == "segmentation":
+            return False
+        with torch.device("meta"):  # shapes only
+            return has_imagenet_stem(
+                _make(name, msgspec.structs.replace(spec, stem=None), default_image_size(name), [])
+            )
+
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
         name = _bare(spec.model)
+        if spec.stem == "cifar":
+            return None  # the model is changed after it is built
         if spec.task == "train" and (_kinds()[name] == "segmentation" or name in ("inception_v3", "googlenet")):
             return None  # several outputs: the loss is more than one line
         batch, size = choose_batch(spec.batch, spec.task, []), spec.image_size or default_image_size(name)
@@ -85,6 +106,9 @@ def default_image_size(name: str) -> int:
 
 def _make(name: str, spec: WorkloadSpec, size: int, notes: list[Note]) -> nn.Module:
     model: nn.Module = get_model(name, weights=None, **_options(name, spec, size, notes))
+    if spec.stem == "cifar":
+        give_cifar_stem(model)
+        notes.append(note("model", "CIFAR stem: a 3×3 convolution without pooling, for small images"))
     return model
 
 

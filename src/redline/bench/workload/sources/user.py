@@ -33,16 +33,15 @@ _loaded: dict[Path, tuple[str, ModuleType]] = {}
 
 
 class UserSource(Source):
+    is_built_elsewhere = True
+
     def claims(self, model: str) -> bool:
         return ":" in model or model.endswith(".py")
 
     def check(self, spec: WorkloadSpec) -> None:
         """Look without running: the user's file may do anything when imported."""
-        place, factory = _split(spec.model)
-        refuse_options(spec, "classes", "sequence_length", why="the factory decides it")
-        path = _path_of(place)
-        if path is not None:
-            _check_attribute(path, place, factory)
+        refuse_options(spec, "classes", "sequence_length", "stem", why="the factory decides it")
+        check_object(spec.model.removeprefix("user:"), what="model", called="factory")
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
         path = _path_of(_split(spec.model)[0])
@@ -108,7 +107,7 @@ class _Factory:
     whose: str
 
     def __call__(self, batch: int | None, seed: int) -> Handed:
-        return sort_out(_called(self.function, self.parameter, batch, seed, self.whose), self.whose)
+        return sort_out(call_with(self.function, self.parameter, batch, seed, self.whose), self.whose)
 
     def inputs(self, seed: int, batch: int | None) -> Inputs:
         """The inputs alone, of another seed. The model that comes with them is let go."""
@@ -119,7 +118,7 @@ class _Factory:
         return inputs
 
 
-def _called(
+def call_with(
     function: Callable[..., Any], parameter: inspect.Parameter | None, batch: int | None, seed: int, whose: str
 ) -> Any:
     """What a function of the user's returns, given the batch and the seed where it takes them."""
@@ -183,7 +182,7 @@ def check_inputs_of(spec: WorkloadSpec, workload: Workload, seed: int) -> Inputs
     function = load_function(spec.check_inputs, "check_inputs")
     whose = f"check_inputs {spec.check_inputs}"
     with seeded(seed):
-        made = _called(function, batch_parameter(function, whose), workload.batch, seed, whose)
+        made = call_with(function, batch_parameter(function, whose), workload.batch, seed, whose)
     inputs = workload.moved(sort_inputs(made))
     own = workload.args, workload.kwargs
     if describe(inputs) != describe(own):
@@ -191,13 +190,21 @@ def check_inputs_of(spec: WorkloadSpec, workload: Workload, seed: int) -> Inputs
     return inputs
 
 
-def _split(model: str) -> tuple[str, str]:
-    place, _, factory = model.removeprefix("user:").rpartition(":")
-    if not place or not factory.isidentifier():
+def check_object(name: str, *, what: str, called: str) -> None:
+    """Raise a `SpecError` where `file.py:name` cannot be there, as far as that can be told without running the file."""
+    place, attribute = _split(name, what, called)
+    path = _path_of(place)
+    if path is not None:
+        _check_attribute(path, place, attribute)
+
+
+def _split(name: str, what: str = "model", called: str = "factory") -> tuple[str, str]:
+    place, _, attribute = name.removeprefix("user:").rpartition(":")
+    if not place or not attribute.isidentifier():
         raise SpecError(
-            f"model {model!r} does not name a factory: write path/to/file.py:factory or package.module:factory"
+            f"{what} {name!r} does not name a {called}: write path/to/file.py:{called} or package.module:{called}"
         )
-    return place, factory
+    return place, attribute
 
 
 def _is_file(place: str) -> bool:

@@ -1,0 +1,294 @@
+"""Trainings read from their records: speed, accuracy, what they waited for, and what the loader has to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+from redline.analyze.bound import DATA_WAIT_SHARE, Bound, bound
+from redline.note import Note, note
+from redline.record import RunRecord, device_of
+from redline.spec import Frozen, Stem
+from redline.training import Epoch, Fed, FedPart, steady_epochs, wait_share
+from redline.work import Ceilings
+
+DATA_BOUND_SHARE = DATA_WAIT_SHARE
+"""Of the time spent waiting for batches: above it a training is data-bound."""
+
+LoaderVerdict = Literal["data-bound", "not data-bound"]
+
+
+class EpochSummary(Frozen):
+    """An epoch as `--json` tells it."""
+
+    epoch: int
+    seconds: float
+    """Training and validation."""
+    samples_per_s: float | None
+    """Of training alone."""
+    train_loss: float | None
+    val_loss: float | None
+    val_accuracy: float | None
+    data_wait_share: float | None
+    peak_bytes: int | None
+    samples_per_s_with_validation: float | None = None
+    train_s: float = 0.0
+    validation_s: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    learning_rate: float = 0.0
+    phases_s: dict[str, float] = {}
+    utilisation: float | None = None
+    energy_j: float | None = None
+    is_cut: bool = False
+
+
+class LoaderTrial(Frozen):
+    part: FedPart
+    workers: int
+    prefetch: bool
+    per_s: float
+    data_wait_share: float | None
+
+
+class LoaderFinding(Frozen):
+    """Who waits for whom. All rates in samples per second."""
+
+    loader_per_s: float
+    model_per_s: float
+    together_per_s: float
+    data_wait_share: float
+    """With the number of workers that was asked for, prefetching."""
+    verdict: LoaderVerdict
+    best_workers: int | None
+    """The fewest with which nobody waits; where none suffices, the fastest. None: the loaders are the user's own, or the
+    data lie on the device."""
+    ends_it: bool
+    """Whether with so many the training is no longer data-bound."""
+    workers: int
+    without_prefetch_per_s: float | None
+    trials: tuple[LoaderTrial, ...] = ()
+
+
+class TrainingSummary(Frozen):
+    """One training. None is unknown, never a guess."""
+
+    record_id: str
+    model: str
+    recipe: str
+    data: str
+    device: str
+    bound: Bound
+    device_name: str | None = None
+    threads: int | None = None
+    workers: int = 0
+    batch: int | None = None
+    item: str | None = None
+    parameters: int | None = None
+    flops: int | None = None
+    """Products of one step, forward and backward."""
+    stem: Stem | None = None
+    seed: int = 0
+    epochs: tuple[EpochSummary, ...] = ()
+    planned_epochs: int = 1
+    epoch_s: float | None = None
+    """Median of the whole epochs, the first left out where there are others."""
+    samples_per_s: float | None = None
+    """Of the same epochs, without validation."""
+    samples_per_s_with_validation: float | None = None
+    train_loss: float | None = None
+    val_loss: float | None = None
+    accuracy: float | None = None
+    """After the last epoch."""
+    best_accuracy: float | None = None
+    target_accuracy: float | None = None
+    time_to_target_s: float | None = None
+    """Training and validation up to the end of the epoch that reached it."""
+    data_wait_share: float | None = None
+    phase_shares: dict[str, float] = {}
+    """Of the training time."""
+    peak_bytes: int | None = None
+    utilisation: float | None = None
+    energy_per_sample_j: float | None = None
+    loader: LoaderFinding | None = None
+    notes: tuple[Note, ...] = ()
+    failure: str | None = None
+    state: str = ""
+    """done, failed, interrupted or cut."""
+
+
+def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> TrainingSummary:
+    settings, prepared, info = record.spec.train, record.prepared, record.prepared.data if record.prepared else None
+    assert settings is not None
+    epochs = record.epochs
+    steady = steady_epochs(epochs)
+    last = epochs[-1] if epochs else None
+    return TrainingSummary(
+        record_id=record.id,
+        model=record.spec.workload.model,
+        recipe=str(record.spec.recipe),
+        data=settings.data.name,
+        device=device_of(record),
+        device_name=prepared.environment.device.name or None if prepared else None,
+        threads=prepared.environment.threads if prepared else record.spec.threads,
+        workers=settings.data.workers,
+        batch=prepared.workload.items_per_step if prepared else record.spec.workload.batch,
+        item=prepared.workload.item if prepared else None,
+        parameters=prepared.workload.parameters if prepared else None,
+        flops=prepared.work.total_flops if prepared and prepared.work else None,
+        stem=info.stem if info else record.spec.workload.stem,
+        seed=record.spec.seed,
+        epochs=tuple(_epoch(each) for each in epochs),
+        planned_epochs=settings.epochs,
+        epoch_s=_epoch_s(record, steady),
+        samples_per_s=_median([each.samples_per_s for each in steady]),
+        samples_per_s_with_validation=_median([each.samples_per_s_whole for each in steady]),
+        train_loss=last.train_loss if last else None,
+        val_loss=last.val_loss if last else None,
+        accuracy=last.val_accuracy if last else None,
+        best_accuracy=max((each.val_accuracy for each in epochs if each.val_accuracy is not None), default=None),
+        target_accuracy=settings.target_accuracy,
+        time_to_target_s=time_to_target_s(epochs, settings.target_accuracy),
+        data_wait_share=wait_share(steady),
+        phase_shares=_phase_shares(steady),
+        peak_bytes=max((each.peak_bytes for each in epochs if each.peak_bytes is not None), default=None),
+        utilisation=_mean([each.utilisation for each in steady]),
+        energy_per_sample_j=_energy(steady),
+        bound=bound(record, ceilings),
+        loader=loader_finding(record),
+        notes=tuple(_notes(record)),
+        failure=record.failure.message if record.failure else None,
+        state=_state(record),
+    )
+
+
+def time_to_target_s(epochs: Sequence[Epoch], target: float | None) -> float | None:
+    passed = 0.0
+    for epoch in epochs:
+        passed += epoch.seconds
+        if target is not None and epoch.val_accuracy is not None and epoch.val_accuracy >= target:
+            return passed
+    return None
+
+
+def latest_feed(record: RunRecord, part: FedPart, workers: int | None = None, prefetch: bool = True) -> Fed | None:
+    fitting = [
+        fed for fed in record.feeds if fed.part == part and fed.prefetch == prefetch and workers in (None, fed.workers)
+    ]
+    return fitting[-1] if fitting else None
+
+
+def loader_finding(record: RunRecord) -> LoaderFinding | None:
+    """None where it was not asked for, or the worker broke on the way."""
+    assert record.spec.train is not None
+    own = record.spec.train.data.workers
+    model, loader = latest_feed(record, "model"), latest_feed(record, "loader", own)
+    together = latest_feed(record, "together", own)
+    if model is None or loader is None or together is None:
+        return None
+    plain = latest_feed(record, "together", own, prefetch=False)
+    tried = [fed for fed in record.feeds if fed.part == "together" and fed.prefetch]
+    enough = sorted(fed.workers for fed in tried if fed.wait_share <= DATA_BOUND_SHARE)
+    can_choose = not record.spec.train.data.on_device and ":" not in record.spec.train.data.name
+    fastest = max(tried, key=lambda fed: fed.per_s).workers
+    return LoaderFinding(
+        loader_per_s=loader.per_s,
+        model_per_s=model.per_s,
+        together_per_s=together.per_s,
+        data_wait_share=together.wait_share,
+        verdict="data-bound" if together.wait_share > DATA_BOUND_SHARE else "not data-bound",
+        best_workers=(enough[0] if enough else fastest) if can_choose else None,
+        ends_it=bool(enough),
+        workers=own,
+        without_prefetch_per_s=plain.per_s if plain else None,
+        trials=tuple(
+            LoaderTrial(
+                part=fed.part,
+                workers=fed.workers,
+                prefetch=fed.prefetch,
+                per_s=fed.per_s,
+                data_wait_share=fed.wait_share if fed.part == "together" else None,
+            )
+            for fed in record.feeds
+        ),
+    )
+
+
+def _epoch(epoch: Epoch) -> EpochSummary:
+    return EpochSummary(
+        epoch=epoch.number,
+        seconds=epoch.seconds,
+        samples_per_s=epoch.samples_per_s,
+        train_loss=epoch.train_loss,
+        val_loss=epoch.val_loss,
+        val_accuracy=epoch.val_accuracy,
+        data_wait_share=epoch.data_wait_share,
+        peak_bytes=epoch.peak_bytes,
+        samples_per_s_with_validation=epoch.samples_per_s_whole,
+        train_s=epoch.train_s,
+        validation_s=epoch.validation_s,
+        steps=epoch.steps,
+        samples=epoch.samples,
+        learning_rate=epoch.learning_rate,
+        phases_s=epoch.phases_s,
+        utilisation=epoch.utilisation,
+        energy_j=epoch.energy_j,
+        is_cut=epoch.is_cut,
+    )
+
+
+def _epoch_s(record: RunRecord, steady: Sequence[Epoch]) -> float | None:
+    """Of an epoch that was cut, what it would have taken at the same speed."""
+    if not steady:
+        return None
+    if not steady[-1].is_cut:
+        return _median([epoch.seconds for epoch in steady])
+    info, rate = record.prepared.data if record.prepared else None, steady[-1].samples_per_s
+    return info.train_samples / rate + steady[-1].validation_s if info and info.train_samples and rate else None
+
+
+def _phase_shares(epochs: Sequence[Epoch]) -> dict[str, float]:
+    names = dict.fromkeys(name for epoch in epochs for name in epoch.phases_s)
+    sums = {name: sum(epoch.phases_s.get(name, 0.0) for epoch in epochs) for name in names}
+    whole = sum(sums.values())
+    return {name: seconds / whole for name, seconds in sums.items()} if whole > 0 else {}
+
+
+def _energy(epochs: Sequence[Epoch]) -> float | None:
+    metered = [epoch for epoch in epochs if epoch.energy_j is not None]
+    samples = sum(epoch.samples for epoch in metered)
+    return sum(epoch.energy_j or 0.0 for epoch in metered) / samples if samples else None
+
+
+def _notes(record: RunRecord) -> list[Note]:
+    prepared = record.prepared
+    info = prepared.data if prepared else None
+    notes = [*(prepared.workload.notes if prepared else ()), *(prepared.recipe_notes if prepared else ())]
+    notes += record.notes
+    if info is not None and info.last_batch:
+        fates = {
+            "dropped": "is dropped in every epoch",
+            "run": "ends every epoch",
+            "run eagerly": "ends every epoch, run eagerly: the recipe's program is made for whole batches",
+            "none": "",
+        }
+        notes.append(note("last-batch", f"a smaller batch of {info.last_batch} {fates[info.last_batch_fate]}"))
+    if info is not None and info.random_labels:
+        notes.append(note("random-labels", "the classes are random: nothing can be learned, and accuracy says nothing"))
+    return notes
+
+
+def _state(record: RunRecord) -> str:
+    states = {"failed": "failed", "interrupted": "interrupted", "ceiling": "cut", None: "interrupted"}
+    return "failed" if record.failure else states.get(record.stopped, "done")
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

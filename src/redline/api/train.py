@@ -1,0 +1,186 @@
+"""`redline.train`: epochs on data, with losses, accuracy and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+import msgspec
+
+from redline.analyze.summary import CeilingsOf
+from redline.analyze.training import TrainingSummary, training_of
+from redline.api.settings import specs_of, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import UsageError
+from redline.record import RunRecord
+from redline.report.export import JsonDocument, json_document
+from redline.report.terminal import as_text
+from redline.report.train import train_report
+from redline.search.observer import NoJournal
+from redline.search.train import After, train_spec
+from redline.spec import DataSpec, RunSpec, TrainSpec
+
+DEFAULT_DATA = "synthetic-learnable"
+LOOKED_BACK = 50
+"""Records among which a training that was cut off is looked for."""
+
+
+class DataSettings(TypedDict, total=False):
+    """Which data, and how they reach the device: the fields of `DataSpec`."""
+
+    folder: str | None
+    train_samples: int | None
+    val_samples: int | None
+    workers: int
+    pin_memory: bool
+    persistent_workers: bool
+    prefetch_factor: int
+    prefetch: bool
+    on_device: bool
+    augment: Literal["none", "host", "device"]
+    download: bool
+    loader_timeout_s: float
+
+
+class ModelSettings(TypedDict, total=False):
+    """Which model, and where it runs."""
+
+    batch: int | None
+    image_size: int | None
+    classes: int | None
+    stem: Literal["imagenet", "cifar"] | None
+    optimizer: Literal["sgd", "adam", "adamw"]
+    device: str
+    threads: int | None
+    seed: int
+    max_memory: str | int | None
+    launch: Mapping[str, Any]
+
+
+class TrainSettings(DataSettings, ModelSettings, total=False):
+    """And how it is trained: the fields of `TrainSpec`."""
+
+    learning_rate: float | None
+    weight_decay: float
+    schedule: Literal["constant", "cosine", "one-cycle"]
+    target_accuracy: float | None
+    last_batch: Literal["run", "drop"]
+    max_seconds: float | None
+    deterministic: bool
+
+
+class TrainResult(Sequence[TrainingSummary]):
+    """One row per training, with the records they were derived from."""
+
+    def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
+        self.records = list(records)
+        known = ceilings_of or (lambda _: None)
+        self.rows = [training_of(record, known(record)) for record in self.records]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __str__(self) -> str:
+        return as_text(train_report(self.rows))
+
+    @property
+    def failed(self) -> bool:
+        return any(record.failure is not None for record in self.records)
+
+    def to_json(self) -> JsonDocument:
+        """Of one training its own document; of several a list of them under `trainings`."""
+        return json_document("train", self.rows[0] if len(self.rows) == 1 else {"trainings": self.rows})
+
+
+@takes_settings
+def train(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    data: str = DEFAULT_DATA,
+    epochs: int = 3,
+    recipes: str | Iterable[str] = "baseline",
+    loss: Any | None = None,
+    resume: bool = False,
+    diagnose: bool = False,
+    workspace: Workspace | None = None,
+    **settings: Unpack[TrainSettings],
+) -> TrainResult:
+    """Train a model (by name, several, or a live module with example inputs) on data, one recipe after the other.
+
+    `data`: cifar10 or imagefolder with a `folder`, synthetic, synthetic-learnable, or `file.py:loaders`. `resume` goes on
+    with a training of the same call that was cut off. `diagnose` also measures loader and model apart and together.
+    """
+    with use(workspace) as opened:
+        table = training_table(data, {"epochs": epochs, **settings})
+        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
+        records = train_specs(specs, working, resume=resume, after=After(feeds=diagnose))
+        return TrainResult(records, opened.ceilings_of(records))
+
+
+def training_table(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings as a table of a spec: those of the data and of the training go below `train`."""
+    of_data = {field.name for field in msgspec.structs.fields(DataSpec)}
+    of_train = {field.name for field in msgspec.structs.fields(TrainSpec)}
+    rest = {name: value for name, value in settings.items() if name not in of_data | of_train}
+    inner = {name: value for name, value in settings.items() if name in of_data}
+    if inner.get("folder") is not None:
+        inner["folder"] = str(Path(inner["folder"]).expanduser().absolute())
+    train = {name: value for name, value in settings.items() if name in of_train}
+    return {**rest, "task": "train", "train": {**train, "data": {"name": data, **inner}}}
+
+
+def train_specs(
+    specs: Sequence[RunSpec],
+    workspace: Workspace,
+    *,
+    resume: bool = False,
+    after: After | None = None,
+    keep: bool = True,
+) -> list[RunRecord]:
+    """Check all specs first, then train one after the other. `keep` False: nothing goes into the history."""
+    specs = workspace.checked(specs)
+    known = [_to_resume(spec, workspace) for spec in specs] if resume else [None] * len(specs)
+    if resume and not any(known):
+        raise UsageError("no training of this command was begun before: leave out --resume")
+    records = []
+    for spec, before in zip(specs, known, strict=True):
+        if before is not None and before.stopped in ("target", "ceiling"):
+            records.append(before)  # of several trainings some may be done
+            continue
+        with workspace.lock(spec.device):
+            records.append(_trained(spec, before, workspace, after, keep))
+    return records
+
+
+def _trained(
+    spec: RunSpec, before: RunRecord | None, workspace: Workspace, after: After | None, keep: bool
+) -> RunRecord:
+    return train_spec(
+        spec,
+        workspace.door(spec.launch),
+        workspace.journal if keep else NoJournal(),
+        workspace.observer,
+        checkpoints=workspace.history.folder / "checkpoints" if keep and workspace.keeps else None,
+        going_on=before,
+        after=after,
+    )
+
+
+def _to_resume(spec: RunSpec, workspace: Workspace) -> RunRecord | None:
+    """The newest training of this spec, done or not; None where there is none."""
+    if not workspace.keeps:
+        raise UsageError("a training is resumed from the history, and this workspace keeps none")
+    history = workspace.history
+    for row in history.rows(model=spec.workload.model, task="train", recipe=str(spec.recipe), limit=LOOKED_BACK):
+        record = history.load(row.id)
+        if record.spec != spec:
+            continue
+        if row.status == "running":
+            raise UsageError(f"training {row.id[:13]} is still running: wait for it, or stop it first")
+        return record
+    return None

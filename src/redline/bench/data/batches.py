@@ -1,0 +1,180 @@
+"""Batches of a set: their order, the loaders that make them, and what is drawn at random for them.
+
+A batch is known by its rows and a seed. The loader's workers (or this process, or the device where the whole set lies
+on it) make it from these alone, so that a training sees the same batches however they come.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision.transforms.v2 import functional as F
+
+from redline.bench.data.source import Samples
+from redline.bench.device.base import Device
+from redline.spec import Augment, DataSpec
+
+SHIFT = 8
+"""An image is shifted by up to this fraction of its side: 4 of 32 pixels, as is usual for CIFAR."""
+_MIX = 1_000_003
+
+
+class Batches(Protocol):
+    """One part of the data, batch by batch, as it comes from the loader."""
+
+    steps: int
+    """Per epoch."""
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        """The batches of an epoch. To be called from the main thread, where loader workers are started."""
+
+    def close(self) -> None: ...
+
+
+class Order(Sampler[tuple[list[int], int]]):
+    """The rows and the seed of each batch of an epoch."""
+
+    def __init__(self, count: int, batch: int, *, seed: int, shuffle: bool, drop_last: bool) -> None:
+        self._count, self._batch, self._seed = count, batch, seed
+        self._shuffle, self._drop_last = shuffle, drop_last
+        self.epoch = 1
+
+    def __len__(self) -> int:
+        return self._count // self._batch if self._drop_last else -(-self._count // self._batch)
+
+    def __iter__(self) -> Iterator[tuple[list[int], int]]:
+        rows = self.rows()
+        for number in range(len(self)):
+            yield rows[number * self._batch : (number + 1) * self._batch].tolist(), self.seed_of(number)
+
+    def rows(self) -> Tensor:
+        if not self._shuffle:
+            return torch.arange(self._count)
+        return torch.randperm(self._count, generator=_generator(self.seed_of(-1)))
+
+    def seed_of(self, number: int) -> int:
+        return ((self._seed % 2**31 * _MIX + self.epoch) * _MIX + number + 1) % 2**63
+
+
+class Reader(Dataset[tuple[Tensor, Tensor, Tensor]]):
+    """Makes a batch from its rows and seed; lives in the loader's workers."""
+
+    def __init__(self, samples: Samples, augment: Augment) -> None:
+        self._samples, self._augment = samples, augment
+
+    def __getitem__(self, key: tuple[list[int], int]) -> tuple[Tensor, Tensor, Tensor]:
+        rows, seed = key
+        images, classes = self._samples.fetch(rows)
+        draws = drawn(len(rows), images.shape[-1], seed) if self._augment != "none" else torch.empty(0)
+        if self._augment == "host":
+            images, draws = augmented(images, draws), torch.empty(0)
+        return images, classes, draws
+
+
+class LoadedBatches:
+    """Through a `DataLoader`."""
+
+    def __init__(
+        self, samples: Samples, order: Order, spec: DataSpec, *, augment: Augment, pin: bool, workers: int
+    ) -> None:
+        self._order = order
+        self.steps = len(order)
+        options: dict[str, Any] = {}
+        if workers:
+            options = {
+                "persistent_workers": spec.persistent_workers,
+                "prefetch_factor": spec.prefetch_factor,
+                "timeout": spec.loader_timeout_s,
+                "multiprocessing_context": "fork",
+            }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more workers than cores: how many are too many is what is asked
+            self._loader: DataLoader[Any] | None = DataLoader(
+                Reader(samples, augment),
+                batch_size=None,
+                sampler=order,
+                num_workers=workers,
+                pin_memory=pin,
+                generator=torch.Generator(),  # else every epoch draws from the global state, once or twice
+                **options,
+            )
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        assert self._loader is not None
+        self._order.epoch = epoch
+        return iter(self._loader)
+
+    def close(self) -> None:
+        self._loader = None  # its workers end with it
+
+
+class DeviceBatches:
+    """The whole set on the device: a batch is its rows there."""
+
+    def __init__(self, order: Order, device: Device, size: int, *, augment: bool) -> None:
+        self._order, self._device, self._size, self._augment = order, device, size, augment
+        self.steps = len(order)
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        self._order.epoch = epoch
+        keys = list(self._order)
+        # Copied once for the whole epoch: a copy per step from memory that is not pinned would wait for the device.
+        where = self._device.torch_device
+        rows = torch.tensor([row for each, _ in keys for row in each]).to(where)
+        draws = torch.cat([drawn(len(each), self._size, seed) for each, seed in keys]).to(where)
+        first = 0
+        for each, _ in keys:
+            part = slice(first, first + len(each))
+            yield rows[part], draws[part] if self._augment else torch.empty(0)
+            first += len(each)
+
+    def close(self) -> None:
+        """The set goes with whoever holds it."""
+
+
+class UserBatches:
+    """A loader of the user's own; its length may be unknown."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        try:
+            self.steps = len(loader)
+        except TypeError:
+            self.steps = 0
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def close(self) -> None:
+        """It is theirs."""
+
+
+def drawn(count: int, size: int, seed: int) -> Tensor:
+    """Of each image where it is cut out and whether it is mirrored: (count, 3)."""
+    generator = _generator(seed)
+    reach = 2 * (size // SHIFT) + 1
+    shifts = torch.randint(0, reach, (count, 2), generator=generator)
+    return torch.cat((shifts, torch.randint(0, 2, (count, 1), generator=generator)), dim=1)
+
+
+def augmented(images: Tensor, draws: Tensor) -> Tensor:
+    """Each image shifted and perhaps mirrored, as drawn for it; black comes in from the border."""
+    count, channels, height, width = images.shape
+    padded = F.pad(images, [width // SHIFT])
+    where = images.device
+    rows = draws[:, 0, None] + torch.arange(height, device=where)
+    columns = torch.arange(width, device=where).expand(count, width)
+    columns = draws[:, 1, None] + torch.where(draws[:, 2, None] == 1, width - 1 - columns, columns)
+    each = torch.arange(count, device=where)[:, None, None, None]
+    colours = torch.arange(channels, device=where)[None, :, None, None]
+    cut: Tensor = padded[each, colours, rows[:, None, :, None], columns[:, None, None, :]]
+    return cut
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

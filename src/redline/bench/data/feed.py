@@ -1,0 +1,275 @@
+"""From batches of a loader to batches on the device, the next one while this one computes."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data._utils import signal_handling
+
+from redline.bench.data.batches import augmented
+from redline.bench.data.source import ImageData, Samples
+from redline.bench.device.base import Device
+from redline.bench.device.failure import loader_trouble
+from redline.bench.workload.inputs import Inputs
+from redline.errors import BenchError
+
+AHEAD = 2
+"""Batches the prefetcher keeps on the device."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A batch on the device as the model takes it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    targets: Any
+    count: int
+
+    def tensors(self) -> list[Tensor]:
+        leaves = pytree.tree_leaves((self.args, self.kwargs, self.targets))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+Arrive = Callable[[Any], Arrived]
+
+
+class ImageArrival:
+    """Copies a batch of 8-bit images to the device and does the rest there: a quarter of the bytes, and no host time."""
+
+    def __init__(self, data: ImageData, device: Device, size: int, form: Callable[[Tensor], Inputs]) -> None:
+        self._device, self._size, self._form = device.torch_device, size, form
+        self._on_device: tuple[Tensor, Tensor] | None = None
+        std = torch.tensor(data.std).view(1, -1, 1, 1)
+        self._scale = (1 / (255 * std)).to(self._device)
+        self._offset = (-torch.tensor(data.mean).view(1, -1, 1, 1) / std).to(self._device)
+
+    def keep(self, samples: Samples) -> None:
+        """Put a whole part on the device; batches are then rows of it."""
+        images, classes = samples.whole()
+        self._on_device = images.to(self._device), classes.to(self._device)
+
+    def __call__(self, batch: Any) -> Arrived:
+        if self._on_device is not None:
+            rows, draws = batch
+            images, classes = (part.index_select(0, rows) for part in self._on_device)
+        else:
+            images, classes, draws = (part.to(self._device, non_blocking=True) for part in batch)
+        if draws.numel():
+            images = augmented(images, draws)
+        pixels = images.float().mul_(self._scale).add_(self._offset)
+        if pixels.shape[-1] != self._size:
+            pixels = torch.nn.functional.interpolate(pixels, size=(self._size, self._size), mode="bilinear")
+        args, kwargs = self._form(pixels)
+        return Arrived(args, kwargs, classes, len(images))
+
+
+class UserArrival:
+    """Copies what the user's loader gives, whatever it is made of."""
+
+    def __init__(self, device: Device, form: Callable[[Any], Inputs]) -> None:
+        self._device, self._form = device.torch_device, form
+
+    def __call__(self, batch: Any) -> Arrived:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise BenchError("user", f"the loader gave {type(batch).__name__}; each batch must be (inputs, targets)")
+        inputs, targets = pytree.tree_map_only(
+            Tensor, lambda leaf: leaf.to(self._device, non_blocking=True), tuple(batch)
+        )
+        args, kwargs = self._form(inputs)
+        sized = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim]
+        if not sized:
+            raise BenchError("user", "the loader gave targets without a tensor; each batch must be (inputs, targets)")
+        return Arrived(args, kwargs, targets, len(sized[0]))
+
+
+class WorkerWatch:
+    """Hears of loader workers that die, and raises only where a batch is asked for.
+
+    torch's own handler of SIGCHLD raises wherever the main thread happens to be: in the middle of a step, or while the
+    failure is being told.
+    """
+
+    def __init__(self) -> None:
+        self._found: RuntimeError | None = None
+        self._waiting = False
+        self._before: Any = None
+        self._was_set = False
+
+    def begin(self) -> None:
+        self._found = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGCHLD, self._look)
+            self._was_set = signal_handling._SIGCHLD_handler_set
+            signal_handling._SIGCHLD_handler_set = True  # else torch would put its own in place
+
+    def end(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGCHLD, self._before)
+            signal_handling._SIGCHLD_handler_set = self._was_set
+            self._before = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self._waiting = True
+        try:
+            if self._found is not None:
+                raise self._found
+            yield
+        finally:
+            self._waiting = False
+
+    def trouble(self) -> RuntimeError | None:
+        """What torch says of a worker that is dead; None while all live."""
+        try:
+            torch._C._error_if_any_worker_fails()
+        except RuntimeError as error:  # it says it but once
+            self._found = error
+        return self._found
+
+    def _look(self, number: int, frame: Any) -> None:
+        if self.trouble() is not None and self._waiting:
+            assert self._found is not None
+            raise self._found
+
+
+WATCH = WorkerWatch()
+"""There is but one handler of a signal."""
+
+
+class Feed:
+    """Batches of one epoch on the device. With `prefetch` the next is loaded and copied while this one computes.
+
+    `threaded`: load in a thread; not for loaders that draw from the global random state, which a thread would draw from
+    at moments that nobody knows.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        arrive: Arrive,
+        device: Device,
+        *,
+        prefetch: bool,
+        threaded: bool,
+        timeout_s: float,
+    ) -> None:
+        self._batches, self._arrive, self._device = batches, arrive, device
+        self._timeout_s = timeout_s
+        self._lane = device.lane() if prefetch else None
+        self._next: tuple[Arrived, Any] | None = None
+        self._queue: queue.Queue[tuple[Arrived, Any] | BaseException | None] | None = None
+        self._stop = threading.Event()
+        if prefetch and threaded:
+            self._queue = queue.Queue(maxsize=AHEAD)
+            self._thread = threading.Thread(target=self._load, name="redline-prefetch", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread; one that hangs in the loader is left to the end of the process."""
+        self._stop.set()
+        if self._queue is not None:
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            self._thread.join(timeout=1.0)
+
+    def next(self) -> Arrived | None:
+        """The next batch, or None after the last."""
+        with loader_errors(), WATCH.waiting():
+            return self._take()
+
+    def _take(self) -> Arrived | None:
+        if self._lane is None:
+            batch = _next(self._batches)
+            return None if batch is None else self._arrive(batch)
+        made = self._from_thread() if self._queue is not None else (self._next or self._started())
+        if made is None:
+            return None
+        self._next = None
+        arrived, done = made
+        self._lane.join(arrived.tensors(), done)
+        return arrived
+
+    def ahead(self) -> None:
+        """Called once this batch's work is issued: without a thread, now is the time to load the next."""
+        if self._lane is not None and self._queue is None:
+            self._next = self._started()
+
+    def _started(self) -> tuple[Arrived, Any] | None:
+        assert self._lane is not None
+        batch = _next(self._batches)
+        return None if batch is None else self._lane.run(lambda: self._arrive(batch))
+
+    def _from_thread(self) -> tuple[Arrived, Any] | None:
+        assert self._queue is not None
+        try:
+            made = self._queue.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise BenchError("timeout", hung(self._timeout_s)) from None
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def _load(self) -> None:
+        assert self._queue is not None
+        try:
+            while not self._stop.is_set():
+                made = self._started()
+                self._put(made)
+                if made is None:
+                    return
+        except BaseException as error:  # told where the batch is asked for
+            self._put(error)
+
+    def _put(self, made: tuple[Arrived, Any] | BaseException | None) -> None:
+        assert self._queue is not None
+        while not self._stop.is_set():
+            try:
+                self._queue.put(made, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+
+def hung(timeout_s: float) -> str:
+    return (
+        f"the loader gave no batch for {timeout_s:g} s: a worker of it hangs, or it needs more time (--loader-timeout)"
+    )
+
+
+@contextmanager
+def loader_errors() -> Iterator[None]:
+    """Tell plainly what broke in a loader; torch raises wherever the main thread happens to be."""
+    try:
+        yield
+    except BenchError:
+        raise
+    except Exception as error:
+        # Reading what a dead worker has sent breaks in many ways: that it is dead is what matters.
+        if (trouble := loader_trouble(WATCH.trouble() or error)) is None:
+            raise
+        raise BenchError(*trouble) from error
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    """None after the last."""
+    with loader_errors():
+        return next(batches, None)

@@ -1,0 +1,184 @@
+"""What a data source is: a training part and a held-out part, each giving batches by index.
+
+Adding one is adding a file in `sources/`. Everything random about a batch is drawn from the batch's own seed, never from
+torch's global state, so that neither loader workers nor prefetching change what a training sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.errors import SpecError, UnknownName
+from redline.note import Note
+from redline.registry import Registry
+from redline.spec import DataSpec, WorkloadSpec
+
+FINGERPRINTED = 64
+"""Samples whose bytes go into the fingerprint: reading all would take as long as an epoch."""
+
+
+class Samples(ABC):
+    """One part of a set: 8-bit images and their classes."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) in 8 bits and classes (N). Called in the loader's workers."""
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """All of it, to be kept on the device."""
+        return self.fetch(range(len(self)))
+
+    def identity(self) -> bytes:
+        """What tells this part from others, without reading all of it."""
+        images, classes = self.fetch(range(min(FINGERPRINTED, len(self))))
+        return images.numpy().tobytes() + classes.numpy().tobytes()
+
+
+class InMemory(Samples):
+    """Images that lie in memory."""
+
+    def __init__(self, images: Tensor, classes: Tensor) -> None:
+        self.images, self.classes = images, classes
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return self.images.index_select(0, rows), self.classes.index_select(0, rows)
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        return self.images, self.classes
+
+
+class Part(Samples):
+    """The first samples of a set, in an order that mixes its classes."""
+
+    def __init__(self, of: Samples, count: int, seed: int = 0) -> None:
+        order = torch.randperm(len(of), generator=torch.Generator().manual_seed(seed))
+        self._of, self._rows = of, order[:count].tolist()
+
+    def identity(self) -> bytes:
+        return self._of.identity()  # which rows is told by their number, which the fingerprint has too
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def fetch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self._of.fetch([self._rows[index] for index in indices])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageData:
+    """A set of pictures with their classes."""
+
+    name: str
+    train: Samples
+    validation: Samples
+    classes: int
+    size: int
+    """Pixels per side."""
+    mean: tuple[float, ...]
+    """Per channel, of values from 0 to 1: what is taken off before the model sees them."""
+    std: tuple[float, ...]
+    random_labels: bool = False
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.name} {len(self.train)} {len(self.validation)} {self.classes}".encode())
+        for part in (self.train, self.validation):
+            digest.update(part.identity())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderData:
+    """Two loaders of the user's own; batches are what they give."""
+
+    name: str
+    train: Iterable[Any]
+    validation: Iterable[Any]
+    fingerprint: str
+    classes: int | None = None
+    has_workers: bool = False
+    """Batches are made in other processes: asking for one from a thread draws nothing from the global random state."""
+    notes: tuple[Note, ...] = field(default=())
+
+
+Data = ImageData | LoaderData
+
+
+class DataSource(ABC):
+    """Where data come from."""
+
+    def check(self, spec: DataSpec, workload: WorkloadSpec) -> None:
+        """Raise a `UsageError` where the spec cannot be honoured. Reads no samples."""
+        refuse(spec, "folder", "download", why="it is made up here")
+
+    @abstractmethod
+    def open(self, spec: DataSpec, workload: WorkloadSpec) -> Data:
+        """The data of a checked spec, whole: `open_data` takes the part that was asked for."""
+
+
+DATA: Registry[DataSource] = Registry("data set", package="redline.bench.data.sources", group="redline.data")
+
+USER = "user"
+"""The source of names with a colon: `file.py:loaders`."""
+
+
+def data_source(name: str) -> DataSource:
+    if ":" in name:
+        return DATA.get(USER)
+    if name == USER or name not in DATA:
+        known = [each for each in DATA if each != USER]
+        raise UnknownName("data set", name, known, hint=f"{', '.join(known)}, or your own as file.py:loaders")
+    return DATA.get(name)
+
+
+def check_data(spec: DataSpec, workload: WorkloadSpec) -> None:
+    data_source(spec.name).check(spec, workload)
+
+
+def open_data(spec: DataSpec, workload: WorkloadSpec) -> Data:
+    """The data a spec asks for, cut to the samples it wants."""
+    source = data_source(spec.name)
+    source.check(spec, workload)
+    data = source.open(spec, workload)
+    if isinstance(data, LoaderData):
+        return data
+    return ImageData(
+        **{
+            **vars(data),
+            "train": _cut(data.train, spec.train_samples, "train_samples", data.name),
+            "validation": _cut(data.validation, spec.val_samples, "val_samples", data.name),
+        }
+    )
+
+
+def refuse(spec: DataSpec, *options: str, why: str) -> None:
+    """A `SpecError` for the first of these options that was given another value than its default."""
+    plain = DataSpec(name=spec.name)
+    for option in options:
+        if getattr(spec, option) != getattr(plain, option):
+            raise SpecError(f"{option} {getattr(spec, option)} cannot be honoured for data {spec.name}: {why}")
+
+
+def _cut(samples: Samples, count: int | None, option: str, name: str) -> Samples:
+    if count is None or count == len(samples):
+        return samples
+    if count > len(samples):
+        raise SpecError(f"{option} must be {len(samples)} or less for {name}, got {count}")
+    part = Part(samples, count)
+    # In memory it is gathered once, instead of batch by batch.
+    return InMemory(*part.whole()) if isinstance(samples, InMemory) else part

@@ -1,0 +1,1 @@
+"""Training on data: from a spec to epochs, and loader and model measured apart and together."""

@@ -1,0 +1,284 @@
+"""Epochs: what each took, what the device waited for, and what was learned."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redline.bench.data.feed import loader_errors
+from redline.bench.device.base import Device
+from redline.bench.measure.blocks import Sampling, quiet_collector
+from redline.bench.train.loss import class_axis, main_logits
+from redline.bench.train.steps import Stepper, Timeline, sums
+from redline.errors import BenchError
+from redline.record import Block, Memory
+from redline.spec import Schedule, TrainSpec
+from redline.training import DATA_PHASE, Epoch, TrainingProgress
+
+TELL_EVERY_S = 1.0
+KEPT_STEPS = 2_000
+"""Of an epoch's steps at most so many are kept one by one, evenly spread; sums are of all."""
+KEPT_LOOKS = 60
+ISSUED = 8
+"""Steps whose time to issue is kept: only the first of an epoch are issued without waiting for those before."""
+WARM_SHARE: dict[Schedule, float] = {"one-cycle": 0.2, "cosine": 0.05, "constant": 0.0}
+"""Of all steps: the learning rate rises over these."""
+
+Tell = Callable[[TrainingProgress], None]
+
+
+@dataclass
+class _Passed:
+    """The steps of an epoch, or of as much of it as there was time for."""
+
+    timeline: Timeline
+    whole: list[bool]
+    """Of each step whether its batch was a whole one."""
+    issue_s: list[float]
+    """Host seconds to issue each step."""
+    samples: int = 0
+    host_wait_s: float = 0.0
+    rate: float = 0.0
+    is_cut: bool = False
+    loss: float | None = None
+
+    @property
+    def steps(self) -> int:
+        return len(self.whole)
+
+
+class Training:
+    """A model under its recipe on its way through epochs."""
+
+    def __init__(self, spec: TrainSpec, stepper: Stepper, seed: int, learning_rate: float, tell: Tell) -> None:
+        self._spec, self._stepper, self._seed, self._tell = spec, stepper, seed, tell
+        self._device = stepper.device
+        self._highest_rate = learning_rate
+        self._train = stepper.supply.train(spec.data.workers)
+        self._spent_s = 0.0
+        self._sum = torch.zeros((), device=self._device.torch_device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """0: the user's loader does not say."""
+        return self._train.steps
+
+    def close(self) -> None:
+        """End the loaders' workers."""
+        self._train.close()
+        self._stepper.supply.validation.close()
+
+    def epoch(self, number: int) -> tuple[Epoch, Block]:
+        seed_everything(self._seed, number)
+        device = self._device
+        device.synchronize()
+        device.reset_peaks()
+        started_at, started = time.time(), time.perf_counter()
+        with loader_errors(), quiet_collector():
+            # First: workers are forked here, and a fork is safest while there is no other thread.
+            batches = self._train.begin(number)
+            with Sampling(device) as sampling, self._stepper.step.context():
+                passed = self._pass(batches, number, started)
+            train_s = time.perf_counter() - started
+            memory = device.memory()
+            self._require_finite(passed.loss, number, passed.steps)
+            val_loss, accuracy = self._validate(number)
+        seconds = time.perf_counter() - started
+        self._stepper.put(self._stepper.supply.first)  # what is profiled or fed later is a whole batch
+        phases = passed.timeline.seconds()
+        epoch = Epoch(
+            number=number,
+            seconds=seconds,
+            train_s=train_s,
+            validation_s=seconds - train_s,
+            steps=passed.steps,
+            samples=passed.samples,
+            train_loss=passed.loss,
+            val_loss=val_loss if math.isfinite(val_loss) else None,
+            val_accuracy=accuracy,
+            learning_rate=passed.rate,
+            phases_s=sums(phases),
+            host_wait_s=passed.host_wait_s,
+            gradient_scale=self._stepper.step.gradient_scale,
+            peak_bytes=memory.peak_rss_bytes if memory.peak_reserved_bytes is None else memory.peak_reserved_bytes,
+            utilisation=_mean([look.utilisation for look in sampling.samples]),
+            energy_j=sampling.energy_j,
+            is_cut=passed.is_cut,
+        )
+        return epoch, _block(passed, phases, device, sampling, started_at, train_s, memory, number)
+
+    def _pass(self, batches: Iterator[Any], number: int, started: float) -> _Passed:
+        """All batches of an epoch; fewer where the time is over."""
+        stepper, clock = self._stepper, time.perf_counter
+        passed, watched = _Passed(Timeline(self._device), [], []), RunningLoss(self._sum)
+        timeline, told = passed.timeline, started
+        with stepper.feed(batches) as feed:
+            while not passed.is_cut:
+                asked = clock()
+                batch = feed.next()
+                now = clock()
+                passed.host_wait_s += now - asked
+                if batch is None:
+                    break
+                timeline.data()
+                passed.rate = self._rate(number, passed.steps)
+                stepper.step.learn_at(passed.rate)
+                loss = stepper.take(batch, timeline)
+                issued = clock()
+                self._sum.add_(loss.float(), alpha=batch.count)
+                feed.ahead()
+                stepper.stay_near(timeline.marks[-1], prefetch=self._spec.data.prefetch)
+                passed.samples += batch.count
+                passed.whole.append(stepper.is_whole(batch))
+                passed.issue_s.append(issued - now)
+                if now - told > TELL_EVERY_S:
+                    told = now
+                    self._report(number, passed, watched.peek(passed.samples), now - started)
+                passed.is_cut = self._is_over(now - started) and passed.steps != self._train.steps
+            self._device.synchronize()
+        self._spent_s += clock() - started
+        if not passed.samples:
+            raise BenchError("user", "the training loader gave no batch")
+        passed.loss = float(self._sum) / passed.samples
+        return passed
+
+    def _is_over(self, seconds: float) -> bool:
+        return self._spec.max_seconds is not None and self._spent_s + seconds > self._spec.max_seconds
+
+    def _rate(self, epoch: int, step: int) -> float:
+        steps = max(1, self._train.steps)
+        done = (epoch - 1) * steps + min(step, steps - 1)
+        return rate_at(self._spec.schedule, self._highest_rate, done, self._spec.epochs * steps)
+
+    def _report(self, number: int, passed: _Passed, mean: float | None, seconds: float) -> None:
+        self._require_finite(mean, number, passed.steps)
+        rate = passed.samples / seconds if seconds > 0 else None
+        self._tell_where(number, passed.steps, loss=mean, samples_per_s=rate)
+
+    def _tell_where(self, number: int, step: int, **more: Any) -> None:
+        steps = self._train.steps
+        self._tell(TrainingProgress(epoch=number, epochs=self._spec.epochs, step=step, steps=steps, **more))
+
+    def _require_finite(self, mean: float | None, number: int, steps: int) -> None:
+        if mean is not None and not math.isfinite(mean):
+            raise BenchError(
+                "numerics",
+                f"the loss was no longer a number in epoch {number}, by step {steps} (highest learning rate "
+                f"{self._highest_rate:g}): lower the learning rate, or use another number format",
+            )
+
+    def _validate(self, number: int) -> tuple[float, float | None]:
+        """Loss and accuracy on the held-out part, eagerly and in the recipe's number format."""
+        stepper, where = self._stepper, self._device.torch_device
+        model = stepper.setup.workload.model
+        losses, right = torch.zeros((), device=where), torch.zeros((), device=where)
+        samples, judged, told = 0, 0, time.perf_counter()
+        model.eval()
+        try:
+            with torch.no_grad(), stepper.feed(stepper.supply.validation.begin(1), held_out=True) as feed:
+                while (batch := feed.next()) is not None:
+                    with stepper.setup.autocast():
+                        output = model(*batch.args, **batch.kwargs)
+                        stepper.loss.targets = batch.targets
+                        loss = stepper.loss(output)
+                    losses.add_(loss.float(), alpha=batch.count)
+                    samples += batch.count
+                    if isinstance(batch.targets, Tensor) and not batch.targets.is_floating_point():
+                        logits = main_logits(output)
+                        right.add_((logits.argmax(class_axis(logits)) == batch.targets).sum())
+                        judged += batch.targets.numel()
+                    feed.ahead()
+                    if time.perf_counter() - told > TELL_EVERY_S:
+                        told = time.perf_counter()
+                        self._tell_where(number, self._train.steps)
+        finally:
+            model.train()
+        if not samples:
+            raise BenchError("user", "the validation loader gave no batch")
+        return float(losses) / samples, float(right) / judged if judged else None
+
+
+class RunningLoss:
+    """The sum of losses as it was a moment ago: read without waiting for the device."""
+
+    def __init__(self, total: Tensor) -> None:
+        self._total = total.zero_()
+        self._copied = torch.zeros((), pin_memory=total.is_cuda)
+        self._samples = 0
+
+    def peek(self, samples: int) -> float | None:
+        """The mean at the last look; starts the copy that the next look will read."""
+        if not self._total.is_cuda:
+            return float(self._total) / samples
+        known = float(self._copied) / self._samples if self._samples else None
+        self._copied.copy_(self._total, non_blocking=True)
+        self._samples = samples
+        return known
+
+
+def rate_at(schedule: Schedule, highest: float, step: int, steps: int) -> float:
+    """The learning rate of a step: up to the highest over the first ones, then down to nothing as the schedule says."""
+    if schedule == "constant":
+        return highest
+    warm = max(1, round(WARM_SHARE[schedule] * steps))
+    if step < warm:
+        return highest * (step + 1) / warm
+    left = (steps - step) / max(1, steps - warm)
+    return highest * (left if schedule == "one-cycle" else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+def seed_everything(seed: int, epoch: int) -> None:
+    """Dropout, and whatever the user's own loaders draw: an epoch begins with the same state, resumed or not."""
+    mixed = (seed % 2**31 * 1_000_003 + epoch) % 2**63
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)
+
+
+def _block(
+    passed: _Passed,
+    phases: list[tuple[str, float]],
+    device: Device,
+    sampling: Sampling,
+    started_at: float,
+    wall_s: float,
+    memory: Memory,
+    number: int,
+) -> Block:
+    """The steps with whole batches, one by one; the smaller batch at the end of an epoch is no sample of them."""
+    steps: list[dict[str, float]] = []
+    for name, seconds in phases:
+        if name == DATA_PHASE:
+            steps.append({})
+        steps[-1][name] = seconds
+    kept = _spread([step for step, is_whole in zip(steps, passed.whole, strict=True) if is_whole], KEPT_STEPS)
+    return Block(
+        kind="throughput",
+        clock=device.clock,
+        issue_s=tuple(passed.issue_s[:ISSUED]) if device.is_accelerator else (),
+        samples=tuple(sum(step.values()) for step in kept),
+        phases={name: tuple(step[name] for step in kept) for name in kept[0]} if kept else {},
+        wall_s=wall_s,
+        started_at=started_at,
+        round=number,
+        memory=memory,
+        energy_j=sampling.energy_j,
+        telemetry=tuple(_spread(list(sampling.samples), KEPT_LOOKS)),
+    )
+
+
+def _spread(values: list[Any], most: int) -> list[Any]:
+    return [values[number * len(values) // most] for number in range(most)] if len(values) > most else values
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

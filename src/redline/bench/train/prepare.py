@@ -1,0 +1,272 @@
+"""From a spec and its data to a training that can begin, or go on from a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from redline.bench.data.batches import Batches, DeviceBatches, LoadedBatches, Order, Reader, UserBatches
+from redline.bench.data.feed import Arrived, ImageArrival, UserArrival
+from redline.bench.data.source import Data, ImageData, LoaderData, Samples
+from redline.bench.device.base import Device
+from redline.bench.device.failure import one_line
+from redline.bench.recipe.switches.graphs import GraphedTraining
+from redline.bench.train.loss import class_axis, main_logits
+from redline.bench.train.steps import Supply, needs_whole_batches
+from redline.bench.workload.build import source_of
+from redline.bench.workload.fingerprint import short_hash
+from redline.bench.workload.handed import sort_inputs
+from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.step import Setup, TrainingStep
+from redline.bench.workload.structure import describe
+from redline.bench.workload.workload import Workload
+from redline.errors import BenchError, SpecError
+from redline.spec import OptimizerName, RunSpec, WorkloadSpec
+from redline.training import DataInfo, Epoch, LastBatchFate
+
+InputChange = Callable[[Tensor], Tensor]
+
+DEFAULT_BATCH = 128
+CIFAR_STEM_UP_TO = 32
+"""Pixels: of so small an image the ImageNet stem leaves next to nothing."""
+RATE_AT_256: dict[OptimizerName, float] = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3}
+HIGHEST_RATE = 0.8
+"""Of SGD, whose rate grows with the batch."""
+
+
+def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None]:
+    """The spec with the batch, image size, classes and stem that the data ask for, where it names none.
+
+    And the pixels per side that the model will see. A model that is built elsewhere is not told: it takes what comes.
+    """
+    workload = spec.workload
+    size: int | None
+    classes: int | None
+    if isinstance(data, ImageData):
+        batch = workload.batch or min(DEFAULT_BATCH, len(data.train))
+        if batch > len(data.train):
+            raise SpecError(f"batch must be {len(data.train)} or less with so many training samples, got {batch}")
+        size, classes = workload.image_size or data.size, workload.classes or data.classes
+    else:
+        inputs, count = _first_of(data)
+        batch, size, classes = count, _image_size(inputs, workload), workload.classes or data.classes
+    source = source_of(workload)
+    if source.is_built_elsewhere:
+        workload = msgspec.structs.replace(workload, batch=batch, image_size=None)
+        return msgspec.structs.replace(spec, workload=workload), size
+    if classes is None:
+        raise SpecError(f"{data.name} does not say how many classes there are: give --classes")
+    workload = msgspec.structs.replace(workload, batch=batch, image_size=size, classes=classes)
+    source.check(workload)
+    if workload.stem is None and size is not None and source.has_stem(workload):
+        workload = msgspec.structs.replace(workload, stem="cifar" if size <= CIFAR_STEM_UP_TO else "imagenet")
+    return msgspec.structs.replace(spec, workload=workload), size
+
+
+def _first_of(data: LoaderData) -> tuple[Any, int]:
+    batch = next(iter(data.train), None)
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not hasattr(batch[1], "__len__"):
+        raise BenchError("user", f"{data.name} gave {type(batch).__name__}; each batch must be (inputs, targets)")
+    return batch[0], len(batch[1])
+
+
+def _image_size(inputs: Any, workload: WorkloadSpec) -> int | None:
+    is_image = isinstance(inputs, Tensor) and inputs.ndim == 4
+    return workload.image_size or (int(inputs.shape[-1]) if is_image else None)
+
+
+def supply_of(
+    spec: RunSpec, data: Data, size: int | None, device: Device, workload: Workload
+) -> tuple[Supply, list[InputChange]]:
+    """Batches for a fitted spec, and the list for what the recipe, once it is applied, does to every input."""
+    assert spec.train is not None
+    assert spec.workload.batch is not None
+    changes: list[InputChange] = []
+    form = _form(workload, changes)
+    if isinstance(data, LoaderData):
+        arrive = UserArrival(device, form)
+        supply = Supply(
+            train=lambda workers: UserBatches(data.train),
+            validation=UserBatches(data.validation),
+            arrive=arrive,
+            arrive_held_out=arrive,
+            first=arrive(next(iter(data.train))),
+            batch=spec.workload.batch,
+            threaded=data.has_workers,
+        )
+        return supply, changes
+    return _image_supply(spec, data, size or data.size, device, form), changes
+
+
+def _image_supply(spec: RunSpec, data: ImageData, size: int, device: Device, form: Callable[[Any], Inputs]) -> Supply:
+    assert spec.train is not None
+    assert spec.workload.batch is not None
+    settings, batch = spec.train.data, spec.workload.batch
+    drop = spec.train.last_batch == "drop" or len(data.train) % batch == 1  # BatchNorm cannot train on one sample
+    arrive, held_out = (ImageArrival(data, device, size, form) for _ in range(2))
+    if settings.on_device:
+        arrive.keep(data.train)
+        held_out.keep(data.validation)
+
+    def batches(samples: Samples, workers: int, *, train: bool) -> Batches:
+        order = Order(len(samples), batch, seed=spec.seed, shuffle=train, drop_last=train and drop)
+        if settings.on_device:
+            return DeviceBatches(order, device, data.size, augment=train and settings.augment != "none")
+        pin = settings.pin_memory and device.is_accelerator
+        augment = settings.augment if train else "none"
+        return LoadedBatches(samples, order, settings, augment=augment, pin=pin, workers=workers)
+
+    first = Reader(data.train, "none")[list(range(batch)), 0]
+    return Supply(
+        train=lambda workers: batches(data.train, workers, train=True),
+        validation=batches(data.validation, settings.workers, train=False),
+        arrive=arrive,
+        arrive_held_out=held_out,
+        first=ImageArrival(data, device, size, form)(first),
+        batch=batch,
+        threaded=True,
+    )
+
+
+def _form(workload: Workload, changes: list[InputChange]) -> Callable[[Any], Inputs]:
+    """Inputs as this model takes them: by position, or by the name it gave its own."""
+    name = None if workload.args else next(iter(workload.kwargs), None)
+
+    def form(inputs: Any) -> Inputs:
+        args, kwargs = ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)
+        for change in changes:
+            args, kwargs = pytree.tree_map_only(Tensor, change, (args, kwargs))
+        return args, kwargs
+
+    return form
+
+
+def take_over(workload: Workload, first: Arrived, data: Data) -> None:
+    """Let the workload stand on a batch of the data instead of the inputs it was built with."""
+    workload.put((first.args, first.kwargs))
+    workload.batch, workload.batch_from, workload.items, workload.axes = first.count, "asked", None, None
+    workload.input_hash = short_hash(f"{data.fingerprint} {describe((first.args, first.kwargs))}")
+    workload.notes += data.notes
+
+
+def check_answers(setup: Setup, data: Data) -> None:
+    """Whether the model answers with as many classes as the data have: on a GPU one too few ends the process."""
+    model = setup.workload.model
+    model.eval()
+    try:
+        with torch.no_grad(), setup.autocast():
+            logits = main_logits(model(*setup.args, **setup.kwargs))
+    finally:
+        model.train()
+    if data.classes is not None and logits.ndim > 1 and logits.shape[class_axis(logits)] < data.classes:
+        answers = logits.shape[class_axis(logits)]
+        raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
+
+
+def learning_rate_of(spec: RunSpec) -> float:
+    assert spec.train is not None
+    if spec.train.learning_rate is not None:
+        return spec.train.learning_rate
+    rate = RATE_AT_256[spec.workload.optimizer]
+    if spec.workload.optimizer != "sgd":
+        return rate
+    return min(HIGHEST_RATE, rate * (spec.workload.batch or DEFAULT_BATCH) / 256)
+
+
+def set_optimizer(spec: RunSpec, setup: Setup, rate: float) -> None:
+    assert spec.train is not None
+    setup.optimizer_options["weight_decay"] = spec.train.weight_decay
+    setup.optimizer_options["lr"] = rate
+    if not is_recorded(setup):
+        return
+    # A graph keeps the numbers it was recorded with; a tensor it reads anew at every replay.
+    setup.optimizer_options["lr"] = torch.tensor(rate, device=setup.device.torch_device)
+    if spec.workload.optimizer == "sgd" and not setup.optimizer_options.get("fused"):
+        setup.optimizer_options["fused"] = True
+        setup.notes["graphs"] = "SGD runs fused: only so does it read its learning rate on the device"
+
+
+def is_recorded(setup: Setup) -> bool:
+    """Whether the whole step, optimizer included, is replayed from a graph."""
+    return setup.step_class is not None and issubclass(setup.step_class, GraphedTraining)
+
+
+def be_deterministic() -> None:
+    """The same bits again. Operators that cannot say so in a warning, and run."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def info_of(spec: RunSpec, data: Data, supply: Supply, setup: Setup, steps: int, rate: float) -> DataInfo:
+    assert spec.train is not None
+    counts = [len(part) if isinstance(part, Samples) else 0 for part in (data.train, data.validation)]
+    left = counts[0] % supply.batch
+    fate: LastBatchFate = "none"
+    if left:
+        dropped = steps * supply.batch <= counts[0]
+        fate = "dropped" if dropped else "run eagerly" if needs_whole_batches(setup) else "run"
+    image = supply.first.args[0] if supply.first.args else next(iter(supply.first.kwargs.values()), None)
+    return DataInfo(
+        name=data.name,
+        train_samples=counts[0],
+        val_samples=counts[1],
+        classes=data.classes,
+        shape=tuple(image.shape[1:]) if isinstance(image, Tensor) else (),
+        fingerprint=data.fingerprint,
+        stem=spec.workload.stem,
+        steps_per_epoch=steps,
+        last_batch=left,
+        last_batch_fate=fate,
+        learning_rate=rate,
+        workers=spec.train.data.workers,
+        augment=spec.train.data.augment,
+        random_labels=isinstance(data, ImageData) and data.random_labels,
+    )
+
+
+class Checkpoint:
+    """What a training needs to go on after an epoch, in one file that is replaced whole."""
+
+    def __init__(self, path: Path, spec: RunSpec, workload: Workload) -> None:
+        self._path = path
+        what = msgspec.json.encode([spec.workload, spec.train, str(spec.recipe), spec.seed], order="deterministic")
+        self._identity = hashlib.sha256(what + workload.model_hash.encode() + workload.input_hash.encode()).hexdigest()
+
+    def save(self, model: torch.nn.Module, step: TrainingStep, epochs: list[Epoch]) -> None:
+        state = {
+            "identity": self._identity,
+            "epochs": [msgspec.to_builtins(epoch) for epoch in epochs],
+            "model": model.state_dict(),
+            "step": step.state(),
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, self._path)
+
+    def restore(self, model: torch.nn.Module, step: TrainingStep) -> list[Epoch]:
+        """The epochs that are done; none where there is no checkpoint yet."""
+        if not self._path.is_file():
+            return []
+        try:
+            state = torch.load(self._path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged file makes torch raise
+            raise BenchError("user", f"the checkpoint {self._path} cannot be read: {one_line(error)}") from error
+        if state["identity"] != self._identity:
+            raise BenchError("user", f"the checkpoint {self._path} is of another training: model, data or spec differ")
+        model.load_state_dict(state["model"])
+        step.restore(state["step"])
+        return [msgspec.convert(epoch, Epoch) for epoch in state["epochs"]]

@@ -1,0 +1,159 @@
+"""`redline train`, and the options of all commands that train on data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from redline.cli.options import (
+    ANY_BATCH,
+    HOW,
+    ISOLATED,
+    OUTPUT,
+    WHAT,
+    Exit,
+    Given,
+    Json,
+    Models,
+    Options,
+    Recipes,
+    Report,
+    only_set,
+    opt,
+    print_json,
+    takes,
+    tell,
+)
+from redline.errors import UsageError
+
+DATA = "Data"
+
+DATA_OPTIONS: Options = {
+    "folder": Annotated[
+        str | None, opt("--folder", group=DATA, metavar="DIR", help="Where cifar10 or imagefolder lies.")
+    ],
+    "download": Annotated[bool | None, opt("--download", group=DATA, help="Fetch CIFAR-10 into --folder first.")],
+    "train_samples": Annotated[int | None, opt(group=DATA, help="Train on so many samples only.")],
+    "val_samples": Annotated[int | None, opt(group=DATA, help="Validate on so many samples only.")],
+    "workers": Annotated[int | None, opt("--workers", group=DATA, help="Processes that load batches. Default: 0.")],
+    "prefetch_factor": Annotated[int | None, opt(group=DATA, help="Batches each worker keeps ready. Default: 2.")],
+    "augment": Annotated[
+        str | None,
+        opt(group=DATA, metavar="[none|host|device]", help="Random shifts and mirror images, and where they are made."),
+    ],
+    "on_device": Annotated[bool | None, opt("--on-device", group=DATA, help="Keep the whole set on the device.")],
+    "no_prefetch": Annotated[
+        bool | None, opt("--no-prefetch", group=DATA, help="Load, copy and compute one after the other.")
+    ],
+    "no_pin_memory": Annotated[bool | None, opt("--no-pin-memory", group=DATA, help="Batches in pageable memory.")],
+    "no_persistent_workers": Annotated[
+        bool | None, opt("--no-persistent-workers", group=DATA, help="Start the workers anew in every epoch.")
+    ],
+    "loader_timeout_s": Annotated[
+        float | None, opt("--loader-timeout", group=DATA, help="Seconds after which a loader hangs. Default: 60.")
+    ],
+}
+"""Which data, and how they reach the device."""
+
+TRAINED_MODEL: Options = {name: option for name, option in ANY_BATCH.items() if name not in ("task", "sequence_length")}
+"""Which model is trained, and where, apart from its batch."""
+
+BATCH: Options = {
+    "batch": Annotated[int | None, opt("--batch", "-b", group=WHAT, help="Samples per step. Default: 128.")]
+}
+
+DataName = Annotated[
+    str,
+    opt(
+        "--data",
+        "-d",
+        group=DATA,
+        help="cifar10, imagefolder, synthetic, synthetic-learnable, or your own as file.py:loaders.",
+    ),
+]
+
+TRAINING: Options = {
+    "learning_rate": Annotated[
+        float | None,
+        opt("--learning-rate", "--lr", group=HOW, help="The highest. Default: SGD 0.1 per 256 samples, Adam 0.001."),
+    ],
+    "schedule": Annotated[
+        str | None,
+        opt(group=HOW, metavar="[constant|cosine|one-cycle]", help="Of the learning rate. Default: one-cycle."),
+    ],
+    "weight_decay": Annotated[float | None, opt(group=HOW, help="Default: 0.0005.")],
+    "target_accuracy": Annotated[float | None, opt(group=HOW, help="Stop once it is reached, and say when: 0.9.")],
+    "last_batch": Annotated[
+        str | None, opt(group=HOW, metavar="[run|drop]", help="The smaller batch that ends an epoch. Default: run.")
+    ],
+    "max_seconds": Annotated[float | None, opt(group=HOW, help="Stop training after so long, also within an epoch.")],
+    "deterministic": Annotated[
+        bool | None, opt("--deterministic", group=HOW, help="The same bits again on a GPU too; may be slower.")
+    ],
+}
+
+
+@takes(DATA_OPTIONS | BATCH | TRAINED_MODEL | TRAINING | ISOLATED)
+def train(
+    *,
+    model: Models = None,
+    data: DataName = "synthetic-learnable",
+    epochs: Annotated[int, opt("--epochs", "-e", group=HOW, help="How many.")] = 3,
+    recipe: Recipes = None,
+    given: Given,
+    resume: Annotated[bool, opt("--resume", group=HOW, help="Go on with this training where it was cut off.")] = False,
+    diagnose: Annotated[
+        bool, opt("--diagnose", group=HOW, help="Also measure loader and model apart and together.")
+    ] = False,
+    compare: Annotated[bool, opt("--compare", group=HOW, help="Several models in one table and picture.")] = False,
+    plot: Annotated[Path | None, opt(group=OUTPUT, help="Write accuracy over time and speeds as a PNG.")] = None,
+    report: Report = None,
+    json: Json = False,
+) -> int:
+    """Train on data for epochs: time, throughput, losses, accuracy, data wait and memory of each.
+
+    Every epoch is kept as soon as it is done; after Ctrl-C or a crash the same command with --resume goes on.
+
+    \b
+    Examples:
+      redline train resnet18 --data cifar10 --folder ~/data --epochs 10 -r amp-bf16+channels-last
+      redline train simple_cnn resnet18 transformer --data synthetic-learnable --compare
+    """
+    from redline.api.report import report_records
+    from redline.api.train import train as train_models
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveTrain, tell_report
+    from redline.report.batch import check_place
+    from redline.report.folder import check_folder
+    from redline.report.terminal import make_console
+    from redline.report.train import draw_trainings, train_report
+
+    if not model:
+        raise UsageError("name at least one model to train, such as resnet18")
+    if compare and len(model) < 2:
+        raise UsageError("--compare sets several models side by side: name two or more")
+    if report is not None:
+        check_folder(report)
+    if plot is not None:
+        check_place(plot)
+    asked = data_settings(given) | only_set(recipes=recipe, resume=resume, diagnose=diagnose)
+    try:
+        with LiveTrain() as observer, Workspace(observer=observer) as workspace:
+            result = train_models(model, data=data, epochs=epochs, **asked, workspace=workspace)
+            observer.stop()
+            shown = train_report(result.rows, compare=compare)
+            print_json(result.to_json()) if json else make_console().print(shown)
+            if plot is not None:
+                draw_trainings(result.rows, plot)
+            if report is not None:
+                tell_report(report_records(result.records, report, workspace=workspace))
+    except KeyboardInterrupt:
+        tell("interrupted; finished epochs are kept, and the same command with --resume goes on")
+        return Exit.INTERRUPTED
+    return Exit.FAILED_ROW if result.failed else Exit.DONE
+
+
+def data_settings(given: Given) -> dict[str, Any]:
+    """Flags that switch something off, under the names that specs use."""
+    off = {"no_prefetch": "prefetch", "no_pin_memory": "pin_memory", "no_persistent_workers": "persistent_workers"}
+    return {off.get(name, name): False if name in off else value for name, value in given.items()}

@@ -1,0 +1,101 @@
+"""A ladder for the terminal, as Markdown and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from redline.analyze.ladder import Rung
+from redline.report.plots import COLOURS, new_figure, save_figure
+from redline.report.terminal import cell, make_table, one_line, table
+from redline.report.train import rate
+from redline.units import format_bytes, format_seconds, format_share
+
+HEADERS = ["rung", "batch", "epoch", "items/s", "accuracy", "memory", "top operator", "× last", "× first"]
+
+
+def ladder_report(rungs: Sequence[Rung]) -> RenderableType:
+    parts: list[RenderableType] = [_table(rungs)]
+    parts += [Text(f"{one_line(rung.name)}: {one_line(rung.limit)}", style="dim") for rung in rungs if rung.limit]
+    parts += [Text(f"{rung.name}: failed: {one_line(rung.failure)}", style="red") for rung in rungs if rung.failure]
+    for why, together in _skipped(rungs).items():
+        parts.append(Text(f"skipped ({one_line(why)}): {', '.join(together)}", style="yellow"))
+    if any(rung.is_cut for rung in rungs):
+        told = (
+            "~ the time for a rung was over before its epochs were: what the whole epoch would have taken at that speed"
+        )
+        parts.append(Text(told, style="dim"))
+    parts.append(Text(conclusion(rungs), style="bold"))
+    return Group(*parts)
+
+
+def conclusion(rungs: Sequence[Rung]) -> str:
+    ran = [rung for rung in rungs if rung.samples_per_s]
+    if len(ran) < 2:
+        return "next: see above why the rungs did not run"
+    best = max(ran, key=lambda rung: rung.samples_per_s or 0.0)
+    gain = f"{best.gain_over_first:.3g}× the first rung" if best.gain_over_first else "the first rung itself"
+    return f"{best.name}: {rate(best.samples_per_s)} items/s, {gain}"
+
+
+def _table(rungs: Sequence[Rung]) -> Table:
+    shown = make_table(Text("from one CPU thread to the best recipe", style="bold"))
+    for header in HEADERS:
+        shown.add_column(header, justify="left" if header in ("rung", "top operator") else "right", overflow="fold")
+    for rung in rungs:
+        shown.add_row(*(one_line(each) for each in _cells(rung)), style="dim" if rung.skipped else "")
+    return shown
+
+
+def ladder_markdown(rungs: Sequence[Rung]) -> Iterator[str]:
+    yield from table(HEADERS, [[cell(each) for each in _cells(rung)] for rung in rungs])
+    yield ""
+    yield from (f"- {cell(rung.name)}: {cell(rung.limit or rung.skipped or rung.failure or '')}" for rung in rungs)
+
+
+def _cells(rung: Rung) -> list[str]:
+    if rung.skipped or rung.failure:
+        return [rung.name, str(rung.batch or "–"), "skipped" if rung.skipped else "failed", *["–"] * 6]
+    epoch = format_seconds(rung.epoch_s)
+    return [
+        rung.name,
+        str(rung.batch or "–"),
+        f"~{epoch}" if rung.is_cut else epoch,
+        rate(rung.samples_per_s),
+        format_share(rung.accuracy),
+        format_bytes(rung.peak_bytes),
+        rung.top_operator or "–",
+        f"{rung.gain_over_last:.2f}×" if rung.gain_over_last else "–",
+        f"{rung.gain_over_first:.3g}×" if rung.gain_over_first else "–",
+    ]
+
+
+def _skipped(rungs: Sequence[Rung]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for rung in rungs:
+        if rung.skipped:
+            found.setdefault(rung.skipped, []).append(rung.name)
+    return found
+
+
+def draw_ladder(rungs: Sequence[Rung], path: Path) -> Path:
+    """A bar for each rung that ran, on a scale that shows one thread beside a GPU."""
+    ran = [rung for rung in rungs if rung.samples_per_s]
+    figure, axes = new_figure(9.0, 1.4 + 0.45 * max(1, len(ran)))
+    for number, rung in enumerate(ran):
+        colour = COLOURS[0] if rung.device == "cpu" else COLOURS[2]
+        axes.barh(number, rung.samples_per_s, color=colour, height=0.65)
+        accuracy = f", accuracy {rung.accuracy:.0%}" if rung.accuracy is not None else ""
+        gain = f", {rung.gain_over_first:.3g}×" if rung.gain_over_first else ""
+        text = f"  {rate(rung.samples_per_s)} items/s{gain}, epoch {format_seconds(rung.epoch_s)}{accuracy}"
+        axes.annotate(text, (rung.samples_per_s, number), va="center", fontsize=8)
+    axes.set_yticks(range(len(ran)), [one_line(rung.name, 46).replace("$", r"\$") for rung in ran], fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.6)
+    axes.set_xlabel("samples per second in training")
+    return save_figure(figure, path)

@@ -1,0 +1,233 @@
+"""Trainings for the terminal: a row per epoch, several trainings side by side, and what the loader has to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from redline.analyze.training import LoaderFinding, TrainingSummary
+from redline.report.plots import COLOURS, new_figure, save_figure
+from redline.report.terminal import make_table, one_line
+from redline.training import Epoch
+from redline.units import format_bytes, format_count, format_seconds, format_share, significant
+
+
+def train_report(rows: Sequence[TrainingSummary], *, compare: bool = False) -> RenderableType:
+    """Each training with its epochs; beside each other where there are several."""
+    parts: list[RenderableType] = []
+    for row in rows if not compare else ():
+        parts += [epoch_table(row), *_remarks(row)]
+        if row.loader is not None:
+            parts += [loader_table(row.loader), *loader_remarks(row.loader)]
+    if len(rows) > 1 or compare:
+        parts += [models_table(rows), *(remark for row in rows for remark in _failure(row, named=True))]
+    parts.append(Text(next_step(rows), style="bold"))
+    return Group(*parts)
+
+
+def epoch_table(row: TrainingSummary) -> Table:
+    table = make_table(Text(title_of(row), style="bold"))
+    for header in ("epoch", "time", f"{row.item or 'items'}/s", "with validation", "loss", "val. loss", "accuracy"):
+        table.add_column(header, justify="right")
+    for header in ("data wait", "memory", "utilisation"):
+        table.add_column(header, justify="right")
+    for epoch in row.epochs:
+        table.add_row(
+            f"{epoch.epoch} (cut)" if epoch.is_cut else str(epoch.epoch),
+            format_seconds(epoch.seconds),
+            rate(epoch.samples_per_s),
+            rate(epoch.samples_per_s_with_validation),
+            figure(epoch.train_loss),
+            figure(epoch.val_loss),
+            format_share(epoch.val_accuracy),
+            format_share(epoch.data_wait_share),
+            format_bytes(epoch.peak_bytes),
+            format_share(epoch.utilisation),
+        )
+    return table
+
+
+def title_of(row: TrainingSummary) -> str:
+    parts = [
+        row.model,
+        f"{row.stem} stem" if row.stem else "",
+        row.data,
+        row.recipe,
+        f"batch {row.batch}" if row.batch else "",
+        f"{row.device_name or row.device} ({row.device})" if row.device_name else row.device,
+    ]
+    return one_line(" · ".join(part for part in parts if part))
+
+
+def models_table(rows: Sequence[TrainingSummary]) -> Table:
+    """Across models: what they are, how fast, how good after as many epochs, and what is in the way."""
+    table = make_table(Text("side by side", style="bold"))
+    headers = ["model", "recipe", "batch", "parameters", "GFLOPs/item", "items/s", "epoch", "memory", "epochs"]
+    for header in headers:
+        table.add_column(header, justify="left" if header in ("model", "recipe") else "right", overflow="fold")
+    for header in ("accuracy", "best", "data wait", "bottleneck"):
+        table.add_column(header, justify="left" if header == "bottleneck" else "right")
+    for row in rows:
+        table.add_row(
+            one_line(row.model, 40),
+            one_line(row.recipe, 40),
+            str(row.batch or "–"),
+            format_count(row.parameters),
+            figure(row.flops / row.batch / 1e9) if row.flops and row.batch else "n/a",
+            rate(row.samples_per_s),
+            format_seconds(row.epoch_s),
+            format_bytes(row.peak_bytes),
+            str(len(row.epochs)),
+            format_share(row.accuracy),
+            format_share(row.best_accuracy),
+            format_share(row.data_wait_share),
+            "failed" if row.failure else bottleneck(row),
+        )
+    return table
+
+
+def bottleneck(row: TrainingSummary) -> str:
+    """What limits it where that is known, else the longest phase."""
+    if row.bound.label != "unknown":
+        return row.bound.label
+    longest = max(row.phase_shares, key=lambda name: row.phase_shares[name], default=None)
+    return f"{longest} {format_share(row.phase_shares[longest])}" if longest else "unknown"
+
+
+def loader_report(found: LoaderFinding) -> RenderableType:
+    parts: list[RenderableType] = [loader_table(found), *loader_remarks(found)]
+    if found.verdict == "data-bound" and found.best_workers is not None and found.best_workers != found.workers:
+        parts.append(Text(f"next: train with --workers {found.best_workers}", style="bold"))
+    elif found.verdict == "data-bound":
+        told = (
+            "next: make loading cheaper: smaller files, augmentation on the device, or the whole set with --on-device"
+        )
+        parts.append(Text(told, style="bold"))
+    else:
+        parts.append(
+            Text("next: the loader is fast enough; 'redline tune --task train' looks for a faster recipe", style="bold")
+        )
+    return Group(*parts)
+
+
+def loader_table(found: LoaderFinding) -> Table:
+    table = make_table(Text("loader and model", style="bold"))
+    for header in ("part", "workers", "prefetch", "items/s", "data wait"):
+        table.add_column(header, justify="left" if header == "part" else "right")
+    names = {"loader": "loader alone", "model": "model alone", "together": "together"}
+    for trial in found.trials:
+        counts = trial.part != "model"
+        table.add_row(
+            names[trial.part],
+            str(trial.workers) if counts else "–",
+            ("on" if trial.prefetch else "off") if trial.part == "together" else "–",
+            rate(trial.per_s),
+            format_share(trial.data_wait_share) if trial.data_wait_share is not None else "–",
+        )
+    return table
+
+
+def loader_remarks(found: LoaderFinding) -> Iterator[Text]:
+    yield Text(loader_sentence(found), style="yellow" if found.verdict == "data-bound" else "green")
+
+
+def loader_sentence(found: LoaderFinding) -> str:
+    share = format_share(found.data_wait_share)
+    told = f"{found.verdict}: {share} of the time passes in waiting for batches with {found.workers} loader workers"
+    if found.without_prefetch_per_s and found.together_per_s:
+        told += f"; prefetching brings {found.together_per_s / found.without_prefetch_per_s:.2f}×"
+    if found.verdict == "not data-bound" or found.best_workers is None:
+        return told
+    if found.ends_it:
+        return f"{told}; {found.best_workers} workers end it"
+    return f"{told}; no number of workers up to the cores here ends it, {found.best_workers} are the fastest"
+
+
+def _remarks(row: TrainingSummary) -> Iterator[Text]:
+    shares = ", ".join(f"{name} {format_share(share)}" for name, share in row.phase_shares.items())
+    if shares:
+        yield Text(f"where the time goes: {shares}", style="dim")
+    if row.target_accuracy is not None:
+        reached = f"reached after {format_seconds(row.time_to_target_s)}" if row.time_to_target_s else "not reached"
+        yield Text(f"accuracy {format_share(row.target_accuracy)}: {reached}")
+    if row.energy_per_sample_j:
+        yield Text(f"energy: {significant(row.energy_per_sample_j * 1e3, 3)} mJ per {row.item or 'item'}", style="dim")
+    for each in row.notes:
+        yield Text(f"note: {one_line(str(each))}", style="dim")
+    yield from _failure(row)
+
+
+def _failure(row: TrainingSummary, *, named: bool = False) -> Iterator[Text]:
+    if row.failure is not None:
+        whose = f"{row.model} with {row.recipe}: " if named else ""
+        yield Text(f"{whose}failed: {one_line(row.failure)}", style="red")
+
+
+def next_step(rows: Sequence[TrainingSummary]) -> str:
+    unfinished = next((row for row in rows if row.state in ("interrupted", "failed") and row.epochs), None)
+    if unfinished is not None:
+        done = f"{len(unfinished.epochs)} of {unfinished.planned_epochs} epochs are kept"
+        return f"next: {done}; the same command with --resume goes on after them"
+    if any(row.failure for row in rows):
+        return "next: mend what failed and run the same command again"
+    waiting = next((row for row in rows if row.bound.label == "data" and row.loader is None), None)
+    if waiting is not None:
+        return f"next: {waiting.model} waits for its data; 'redline loader' with the same options finds the workers it needs"
+    return (
+        "next: 'redline report' draws losses, accuracy and times; 'redline tune --task train' looks for a faster recipe"
+    )
+
+
+def epoch_line(epoch: Epoch, of: int, item: str) -> str:
+    """One epoch on one line, as it is done."""
+    parts = [
+        f"epoch {epoch.number}/{of}: {format_seconds(epoch.seconds)}",
+        f"{rate(epoch.samples_per_s)} {item}/s",
+        f"loss {figure(epoch.train_loss)}",
+        f"val. loss {figure(epoch.val_loss)}" if epoch.val_loss is not None else "",
+        f"accuracy {format_share(epoch.val_accuracy)}" if epoch.val_accuracy is not None else "",
+        f"data wait {format_share(epoch.data_wait_share)}" if epoch.data_wait_share is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def draw_trainings(rows: Sequence[TrainingSummary], path: Path) -> Path:
+    """Accuracy over the time of training, and the speed of each, side by side."""
+    figure, (left, right) = new_figure(10.5, 4.4, columns=2)
+    names = [_short(row, rows) for row in rows]
+    for number, (row, name) in enumerate(zip(rows, names, strict=True)):
+        colour, seconds = COLOURS[number % len(COLOURS)], 0.0
+        points = [(seconds := seconds + epoch.seconds, epoch.val_accuracy) for epoch in row.epochs]
+        known = [(at, 100 * accuracy) for at, accuracy in points if accuracy is not None]
+        if known:
+            left.plot(*zip(*known, strict=True), marker="o", color=colour, label=name, markersize=4)
+        right.barh(number, row.samples_per_s or 0.0, color=colour, height=0.6)
+        told = f"  {rate(row.samples_per_s)}  {format_bytes(row.peak_bytes)}  {'failed' if row.failure else bottleneck(row)}"
+        right.annotate(told, (row.samples_per_s or 0.0, number), va="center", fontsize=8)
+    left.set_xlabel("seconds of training and validation")
+    left.set_ylabel("held-out accuracy, %")
+    left.set_ylim(0, 100)
+    right.set_yticks(range(len(rows)), names, fontsize=8.5)
+    right.invert_yaxis()
+    right.margins(x=0.5)
+    right.set_xlabel("samples per second, memory, bottleneck")
+    figure.legend(loc="outside lower center", ncols=min(4, len(rows)), fontsize=8, frameon=False)
+    return save_figure(figure, path)
+
+
+def _short(row: TrainingSummary, rows: Sequence[TrainingSummary]) -> str:
+    """What tells it from the others."""
+    parts = [row.model] + ([row.recipe] if len({each.recipe for each in rows}) > 1 else [])
+    return one_line(" · ".join(parts), 40).replace("$", r"\$")
+
+
+def rate(value: float | None) -> str:
+    return "n/a" if value is None else significant(value, max(3, len(str(round(value)))))
+
+
+def figure(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4g}"

@@ -1,0 +1,231 @@
+"""A training asked for epoch by epoch, each written down as it comes; and the number of loader workers that suffices."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from redline.analyze.training import DATA_BOUND_SHARE, latest_feed
+from redline.identity import record_key
+from redline.launch.door import Door, Session
+from redline.note import note
+from redline.protocol import (
+    EpochReply,
+    FedReply,
+    Feed,
+    Prepare,
+    PreparedReply,
+    Profile,
+    Progress,
+    Reply,
+    Request,
+    TraceReply,
+    TrainEpoch,
+)
+from redline.record import Block, RunRecord, StopReason, new_id
+from redline.search.group import failure_of
+from redline.search.observer import Journal, Observer
+from redline.spec import RunSpec
+from redline.training import Epoch, Fed, FedPart
+
+FEED_SECONDS = 2.0
+NO_GAIN = 1.05
+"""Twice the workers must bring this much, or more of them will not either."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """What is asked of the same worker once the last epoch is done."""
+
+    feeds: bool = False
+    """Loader and model, apart and together, with a search for the number of workers."""
+    profile: Profile | None = None
+    """Its path is a name, below the record's id in the folder for traces."""
+    traces: Path | None = None
+    epochs: bool = True
+    """False: no epoch at all, only what comes after."""
+
+
+def train_spec(
+    spec: RunSpec,
+    door: Door,
+    journal: Journal,
+    observer: Observer | None = None,
+    *,
+    checkpoints: Path | None = None,
+    going_on: RunRecord | None = None,
+    after: After | None = None,
+) -> RunRecord:
+    """One record with its epochs; what breaks is in its failure.
+
+    `checkpoints`: the folder for the state after each epoch. `going_on`: the record of a training that was cut off,
+    which gets the epochs it lacks.
+    """
+    run = _Run(spec, journal, observer or Observer(), checkpoints, going_on)
+    session = door.open(spec)
+    try:
+        run.go(session, after or After())
+    except BaseException:
+        session.kill()  # it may be in the middle of a long epoch
+        raise
+    finally:
+        run.finish(session)
+    return run.record
+
+
+class _Run:
+    """A record on its way."""
+
+    def __init__(
+        self, spec: RunSpec, journal: Journal, observer: Observer, folder: Path | None, going_on: RunRecord | None
+    ) -> None:
+        fresh = RunRecord(id=new_id(), spec=spec, created_at=time.time())
+        self.record = msgspec.structs.replace(going_on, failure=None, stopped=None) if going_on else fresh
+        self._journal, self._observer = journal, observer
+        self._checkpoint = None if folder is None else folder / f"{self.record.id}.pt"
+        self._stopped: StopReason | None = None
+        observer.opened(self.record)
+
+    def go(self, session: Session, after: After) -> None:
+        number = self._prepare(session)
+        if number is None:
+            return None
+        self._stopped = "target" if not after.epochs else self._stop_reason()
+        while self._stopped is None:
+            number += 1
+            reply = self._ask(session, TrainEpoch(number=number))
+            if not isinstance(reply, EpochReply):
+                return self._fail(reply)
+            self._keep(reply.epoch, reply.block)
+            self._stopped = self._stop_reason()
+        if after.feeds and not self._feed(session):
+            return None
+        if after.profile is not None:
+            self._observer.progress(self.record, Progress(stage="profile"))
+            reply = self._ask(session, self._named(after.profile, after.traces or Path()))
+            if isinstance(reply, TraceReply):
+                self.record = msgspec.structs.replace(self.record, trace=reply.trace)
+            else:  # the training itself is done, and stays
+                missing = note("no-trace", f"no trace: {failure_of(reply).message}")
+                self.record = msgspec.structs.replace(self.record, notes=(*self.record.notes, missing))
+        return None
+
+    def finish(self, session: Session) -> None:
+        closed = session.close()
+        stopped = self._stopped or "interrupted"
+        self.record = msgspec.structs.replace(self.record, closed=closed, stopped=stopped)
+        self._journal.finish(self.record)
+        if self._checkpoint is not None and stopped in ("target", "ceiling"):
+            self._checkpoint.unlink(missing_ok=True)
+        self._observer.closed(self.record)
+
+    def _prepare(self, session: Session) -> int | None:
+        """The last epoch that is done; None where there is nothing to go on with."""
+        checkpoint = None if self._checkpoint is None else str(self._checkpoint)
+        reply = self._ask(session, Prepare(spec=self.record.spec, checkpoint=checkpoint))
+        if not isinstance(reply, PreparedReply):
+            self._fail(reply)
+            return None
+        key = record_key(self.record.spec, reply.prepared)
+        self.record = msgspec.structs.replace(self.record, prepared=reply.prepared, key=key)
+        self._journal.begin(self.record)
+        for epoch in reply.epochs:
+            self._keep(epoch, None)  # the checkpoint may be one epoch ahead of the history
+        return len(reply.epochs)
+
+    def _keep(self, epoch: Epoch, block: Block | None) -> None:
+        """Write an epoch down, once: one that is done again after a resume is there already."""
+        record = self.record
+        if block is not None and all(block.round != each.round for each in record.blocks):
+            self._journal.append(record.id, block)
+            record = msgspec.structs.replace(record, blocks=(*record.blocks, block))
+        if all(epoch.number != each.number for each in record.epochs):
+            record = msgspec.structs.replace(record, epochs=(*record.epochs, epoch))
+            self._journal.begin(record)
+        self.record = record
+        self._observer.epoch(record, epoch)
+
+    def _stop_reason(self) -> StopReason | None:
+        settings, epochs = self.record.spec.train, self.record.epochs
+        assert settings is not None
+        if not epochs:
+            return None
+        last = epochs[-1]
+        if last.is_cut:
+            return "ceiling"
+        is_reached = settings.target_accuracy is not None and (last.val_accuracy or 0.0) >= settings.target_accuracy
+        return "target" if is_reached or last.number >= settings.epochs else None
+
+    def _feed(self, session: Session) -> bool:
+        """False where the worker broke."""
+        assert self.record.spec.train is not None
+        settings = self.record.spec.train.data
+        wanted: list[tuple[FedPart, bool]] = [("model", True), ("loader", True), ("together", True)]
+        wanted += [("together", False)]
+        for part, prefetch in wanted:
+            if self._fed(session, part, settings.workers, prefetch=prefetch) is None:
+                return False
+        if settings.on_device or ":" in settings.name:
+            return True  # no workers of ours to choose
+        return self._search_workers(session)
+
+    def _search_workers(self, session: Session) -> bool:
+        """Double the workers until nobody waits for data, then close in on the fewest with which that holds."""
+        assert self.record.spec.train is not None
+        own = self.record.spec.train.data.workers
+        first = latest_feed(self.record, "together", own)
+        assert first is not None
+        if first.wait_share <= DATA_BOUND_SHARE:
+            return True
+        # One worker is no more than the thread that loads where there is none, so the first step is to two.
+        too_few, rate, workers = own, first.per_s, max(2, 2 * own)
+        while workers <= self._cores():
+            fed = self._fed(session, "together", workers)
+            if fed is None:
+                return False
+            if fed.wait_share <= DATA_BOUND_SHARE:
+                return self._close_in(session, too_few, workers)
+            if fed.per_s < NO_GAIN * rate:
+                return True
+            too_few, rate, workers = workers, fed.per_s, 2 * workers
+        return True
+
+    def _close_in(self, session: Session, too_few: int, enough: int) -> bool:
+        while enough - too_few > 1:
+            middle = (enough + too_few) // 2
+            fed = self._fed(session, "together", middle)
+            if fed is None:
+                return False
+            if fed.wait_share <= DATA_BOUND_SHARE:
+                enough = middle
+            else:
+                too_few = middle
+        return True
+
+    def _cores(self) -> int:
+        """More workers than cores only take turns."""
+        assert self.record.prepared is not None
+        environment = self.record.prepared.environment
+        return len(environment.affinity) or environment.logical_cores or 1
+
+    def _fed(self, session: Session, part: FedPart, workers: int, *, prefetch: bool = True) -> Fed | None:
+        self._observer.progress(self.record, Progress(stage="feed", detail=f"{part}, {workers} workers"))
+        reply = self._ask(session, Feed(part=part, seconds=FEED_SECONDS, workers=workers, prefetch=prefetch))
+        if not isinstance(reply, FedReply):
+            self._fail(reply)
+            return None
+        self.record = msgspec.structs.replace(self.record, feeds=(*self.record.feeds, reply.fed))
+        return reply.fed
+
+    def _named(self, request: Profile, folder: Path) -> Profile:
+        return msgspec.structs.replace(request, path=str((folder / self.record.id / request.path).absolute()))
+
+    def _ask(self, session: Session, request: Request) -> Reply:
+        return session.ask(request, lambda progress: self._observer.progress(self.record, progress))
+
+    def _fail(self, reply: Reply) -> None:
+        self.record = msgspec.structs.replace(self.record, failure=failure_of(reply))
+        self._stopped = "failed"

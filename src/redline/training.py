@@ -1,0 +1,135 @@
+"""What a training leaves behind: the data it saw, its epochs, and what feeding it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from redline.spec import Augment, Frozen, Stem
+
+DATA_PHASE = "data"
+"""Of a step: waiting for its batch. The other phases are those of the training step."""
+
+FedPart = Literal["loader", "model", "together"]
+LastBatchFate = Literal["none", "run", "run eagerly", "dropped"]
+
+
+class DataInfo(Frozen):
+    """The data of a training as they turned out, and what was chosen because of them."""
+
+    name: str
+    train_samples: int
+    val_samples: int
+    classes: int | None = None
+    """None: the targets are no classes."""
+    shape: tuple[int, ...] = ()
+    """Of one sample as the model sees it."""
+    fingerprint: str = ""
+    """Of names, sizes and the first samples: whether two trainings saw the same data."""
+    stem: Stem | None = None
+    """Of a ResNet; None for other models."""
+    steps_per_epoch: int = 0
+    last_batch: int = 0
+    """Samples in the smaller batch that ends an epoch; 0: all are whole."""
+    last_batch_fate: LastBatchFate = "none"
+    learning_rate: float = 0.0
+    """The highest of the schedule."""
+    workers: int = 0
+    augment: Augment = "none"
+    random_labels: bool = False
+    """Nothing can be learned: accuracy says nothing."""
+
+
+class Epoch(Frozen):
+    """One pass over the training set, and over the held-out set after it."""
+
+    number: int
+    """From 1."""
+    seconds: float
+    """Training and validation, by the wall clock."""
+    train_s: float
+    steps: int
+    samples: int
+    """Trained on."""
+    train_loss: float | None
+    """Mean over the epoch; None: not finite."""
+    validation_s: float = 0.0
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    learning_rate: float = 0.0
+    """Of the last step."""
+    phases_s: dict[str, float] = {}
+    """Seconds of all steps together, by phase; `data` is waiting for batches."""
+    host_wait_s: float = 0.0
+    """Host seconds blocked on the loader: on a GPU they need not hold it up."""
+    gradient_scale: float | None = None
+    """GradScaler's, at the end; None where gradients are not scaled."""
+    peak_bytes: int | None = None
+    """What must fit: reserved by the allocator, on a CPU the resident memory."""
+    utilisation: float | None = None
+    """Mean of the looks at the device."""
+    energy_j: float | None = None
+    """Of training alone, as the utilisation is."""
+    is_cut: bool = False
+    """Ended before its last batch, because the time was over."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of training alone."""
+        return self.samples / self.train_s if self.train_s > 0 else None
+
+    @property
+    def samples_per_s_whole(self) -> float | None:
+        """With the time of the validation."""
+        return self.samples / self.seconds if self.seconds > 0 else None
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """The share of the training time in which no batch was there to work on."""
+        whole = sum(self.phases_s.values())
+        return self.phases_s[DATA_PHASE] / whole if whole > 0 and DATA_PHASE in self.phases_s else None
+
+
+def steady_epochs(epochs: Sequence[Epoch]) -> list[Epoch]:
+    """Those that speeds are told of: the first pays for start-ups, and one that was cut is none."""
+    whole = [epoch for epoch in epochs if not epoch.is_cut]
+    return whole[1:] or whole or list(epochs)
+
+
+def wait_share(epochs: Sequence[Epoch]) -> float | None:
+    """Of the training time of all of them."""
+    whole = sum(sum(epoch.phases_s.values()) for epoch in epochs)
+    return sum(epoch.phases_s.get(DATA_PHASE, 0.0) for epoch in epochs) / whole if whole > 0 else None
+
+
+class Fed(Frozen):
+    """A stretch of loading alone, of the model alone on batches that are there already, or of both."""
+
+    part: FedPart
+    samples: int
+    seconds: float
+    wait_s: float = 0.0
+    """Of both together: seconds in which the device had no batch."""
+    workers: int = 0
+    prefetch: bool = True
+
+    @property
+    def per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_s / self.seconds if self.seconds > 0 else 0.0
+
+
+class TrainingProgress(Frozen):
+    """Where a training is."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    """Of this epoch; 0: unknown, because the user's loader does not say how long it is."""
+    loss: float | None = None
+    """Mean over the epoch so far, a moment ago."""
+    samples_per_s: float | None = None

@@ -1,0 +1,152 @@
+"""`redline train` and `redline loader` from the outside: documents, exit codes, resuming after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoking import document, invoke
+from trained import TINY
+from typer.testing import Result
+
+from redline.record import Failure
+from redline.spec import RunSpec
+from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+
+def failure(spec: RunSpec) -> Failure | None:
+    if spec.workload.model == "resnet50":
+        return Failure(stage="epoch", kind="crash", message="a worker of the loader died: killed by signal 9")
+    return None
+
+
+@pytest.fixture
+def door() -> FakeDoor:
+    return FakeDoor(
+        Landscape(step_s=0.01, load_s=0.012, cores=8, failure=failure, fails_after_epochs=1, unknown_models={"nosuch"})
+    )
+
+
+class TestTrain:
+    def test_the_document_has_epochs_accuracy_and_the_stem(self, redline: Callable[..., Result]) -> None:
+        result = redline("train", "resnet18", "--epochs", "3", "--target-accuracy", "0.99", "--json")
+        assert result.exit_code == 0
+        told = document(result)
+        assert {"epochs", "best_accuracy", "time_to_target_s", "stem", "record_id"} <= set(told)
+        assert told["stem"] == "cifar"
+        assert [epoch["epoch"] for epoch in told["epochs"]] == [1, 2, 3]
+        wanted = "epoch seconds samples_per_s train_loss val_loss val_accuracy data_wait_share peak_bytes"
+        assert set(wanted.split()) <= set(told["epochs"][0])
+        assert told["time_to_target_s"] is None
+        with History.open() as history:
+            assert len(history.load(told["record_id"]).epochs) == 3
+
+    def test_the_table_tells_where_the_time_goes(self, redline: Callable[..., Result]) -> None:
+        shown = redline("train", "resnet18", "--epochs", "2")
+        assert shown.exit_code == 0
+        for word in ("accuracy", "data wait", "where the time goes: data 17", "resnet18 · cifar stem"):
+            assert word in shown.stdout
+        assert "epoch 2/2" in shown.stderr
+
+    def test_several_models_stand_side_by_side_and_a_failed_one_is_a_row(self, redline: Callable[..., Result]) -> None:
+        result = redline("train", "simple_cnn", "resnet50", "transformer", "--epochs", "2", "--compare")
+        assert result.exit_code == 5
+        for word in ("simple_cnn", "resnet50", "transformer", "bottleneck", "a worker of the loader died"):
+            assert word in result.stdout
+        told = document(redline("train", "simple_cnn", "transformer", "--epochs", "2", "--compare", "--json"))
+        assert [row["model"] for row in told["trainings"]] == ["simple_cnn", "transformer"]
+
+    def test_a_failed_training_goes_on_with_resume(self, redline: Callable[..., Result], door: FakeDoor) -> None:
+        first = redline("train", "resnet50", "--epochs", "3")
+        assert first.exit_code == 5
+        assert "1 of 3 epochs are kept; the same command with --resume goes on" in first.stdout
+        door.landscape = Landscape(step_s=0.01)
+        told = document(redline("train", "resnet50", "--epochs", "3", "--resume", "--json"))
+        assert [epoch["epoch"] for epoch in told["epochs"]] == [1, 2, 3]
+        again = document(redline("train", "resnet50", "--epochs", "3", "--resume", "--json"))
+        assert again["record_id"] == told["record_id"]  # done already
+
+    @pytest.mark.parametrize(
+        ("words", "complaint"),
+        [
+            ([], "name at least one model"),
+            (["nosuch"], "unknown model 'nosuch'"),
+            (["resnet18", "--compare"], "name two or more"),
+            (["resnet18", "--resume"], "no training of this command was begun before"),
+            (["resnet18", "--epochs", "0"], "epochs must be 1 or more"),
+            (["resnet18", "--target-accuracy", "90"], "target_accuracy must be above 0 and at most 1, got 90"),
+            (["resnet18", "--augment", "everywhere"], "augment must be one of none, host, device"),
+            (["resnet18", "--on-device", "--workers", "2"], "data on the device pass no loader"),
+            (["resnet18", "--schedule", "steep"], "schedule must be one of"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, redline: Callable[..., Result], words: list[str], complaint: str) -> None:
+        result = redline("train", *words)
+        assert result.exit_code == 2
+        assert complaint in result.stderr.replace("\n", " ")
+        assert "Traceback" not in result.stderr
+
+
+class TestLoader:
+    def test_the_document_tells_rates_verdict_and_workers(self, redline: Callable[..., Result]) -> None:
+        result = redline("loader", "resnet18", "--json")
+        assert result.exit_code == 0
+        told = document(result)
+        wanted = {"loader_per_s", "model_per_s", "together_per_s", "data_wait_share", "verdict", "best_workers"}
+        assert wanted <= set(told)
+        assert (told["verdict"], told["best_workers"]) == ("data-bound", 2)
+
+    def test_the_table_ends_with_what_to_do(self, redline: Callable[..., Result]) -> None:
+        shown = redline("loader", "resnet18").stdout
+        assert "model alone" in shown
+        assert "2 workers end it" in shown
+        assert "next: train with --workers 2" in shown
+
+    def test_training_can_measure_it_too(self, redline: Callable[..., Result]) -> None:
+        told = document(redline("train", "resnet18", "--epochs", "1", "--diagnose", "--json"))
+        assert told["loader"]["best_workers"] == 2
+
+
+@pytest.mark.slow
+def test_a_training_killed_in_an_epoch_ends_with_the_same_epochs_recorded_once(own_history: Path) -> None:
+    """A real worker and a SIGKILL of the desk; a whole training beside it says what the epochs must be."""
+    words = ["train", f"{TINY}:make", "--device", "cpu", "--threads", "1", "--image-size", "16", "--batch", "16"]
+    words += ["--train-samples", "512", "--val-samples", "64", "--epochs", "5", "--json"]
+    began = subprocess.Popen(
+        [sys.executable, "-m", "redline", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not _epochs(own_history) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(began.pid, signal.SIGKILL)
+    began.wait()
+    assert _epochs(own_history)
+    told, whole = document(invoke(*words, "--resume")), document(invoke(*words))
+    assert told["record_id"] != whole["record_id"]
+    assert [epoch["epoch"] for epoch in told["epochs"]] == [1, 2, 3, 4, 5]
+    assert _losses(told) == _losses(whole)
+    with History.open(own_history) as history:
+        record = history.load(told["record_id"])
+    assert [epoch.number for epoch in record.epochs] == [1, 2, 3, 4, 5]
+    rounds = [block.round for block in record.blocks]
+    assert len(rounds) == len(set(rounds)) >= 4
+
+
+def _epochs(place: Path) -> int:
+    if not place.exists():
+        return 0
+    with History.open(place, only_to_read=True) as history:
+        return max((len(history.load(row.id).epochs) for row in history.rows()), default=0)
+
+
+def _losses(told: Any) -> list[tuple[float, float, float]]:
+    return [(epoch["train_loss"], epoch["val_loss"], epoch["val_accuracy"]) for epoch in told["epochs"]]

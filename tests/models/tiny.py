@@ -1,0 +1,109 @@
+"""A network so small that an epoch takes a moment, and loaders of the user's own: sound ones, slow ones, broken ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+SIZE, CLASSES = 16, 10
+
+
+def make() -> tuple[nn.Module, Tensor]:
+    """Two convolutions and a linear layer."""
+    layers = [nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES)), torch.randn(
+        2, 3, SIZE, SIZE
+    )
+
+
+def _sets(count: int = 96) -> tuple[TensorDataset, TensorDataset]:
+    draw = torch.Generator().manual_seed(0)
+    parts = [
+        TensorDataset(
+            torch.randn(each, 3, SIZE, SIZE, generator=draw), torch.randint(0, CLASSES, (each,), generator=draw)
+        )
+        for each in (count, 32)
+    ]
+    return parts[0], parts[1]
+
+
+def loaders(batch: int = 16) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """As people write them: shuffled by torch's global state."""
+    train, validation = _sets()
+    return DataLoader(train, batch_size=batch, shuffle=True), DataLoader(validation, batch_size=batch)
+
+
+class Failing(Dataset[tuple[Tensor, int]]):
+    """Sound for some samples; then something happens."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index >= 32:
+            if self._how == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._how == "hang":
+                time.sleep(600)
+            raise ValueError(f"sample {index} is spoilt")
+        return torch.randn(3, SIZE, SIZE), index % CLASSES
+
+
+def _failing(how: str) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "multiprocessing_context": "fork"}
+    return DataLoader(Failing(how), **options), DataLoader(_sets()[1], **options)
+
+
+def dying() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    return _failing("die")
+
+
+def hanging() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    return _failing("hang")
+
+
+def raising() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    return _failing("raise")
+
+
+def one_loader() -> DataLoader[Any]:
+    return loaders()[0]
+
+
+def used_up() -> tuple[Iterator[Any], Iterator[Any]]:
+    return iter(loaders()[0]), iter(loaders()[1])
+
+
+class WithDropout(nn.Sequential):
+    """Draws from the global random state in every step."""
+
+
+def dropping() -> tuple[nn.Module, Tensor]:
+    model, inputs = make()
+    return WithDropout(*model.children(), nn.Dropout(0.0), nn.Dropout(0.5)), inputs  # type: ignore[union-attr]
+
+
+def exploding() -> tuple[nn.Module, Tensor]:
+    """Its loss is no number after a few steps."""
+
+    class Exploding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.steps = make()[0], 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.steps += self.training
+            logits: Tensor = self.inner(images)
+            return logits * float("nan") if self.steps > 4 else logits
+
+    return Exploding(), torch.randn(2, 3, SIZE, SIZE)

@@ -1,0 +1,190 @@
+"""Trainings before a fake bench: every epoch once in the journal, whatever happens; workers found as they truly are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from redline.analyze.training import loader_finding, training_of
+from redline.launch.door import Session
+from redline.protocol import OnProgress, Reply, Request, TrainEpoch
+from redline.record import Block, Failure, RunRecord
+from redline.search.observer import NoJournal
+from redline.search.train import After, train_spec
+from redline.spec import DataSpec, RunSpec, TrainSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+
+def spec_of(*, workers: int = 0, **train: Any) -> RunSpec:
+    data = DataSpec(name="synthetic-learnable", workers=workers)
+    return RunSpec(
+        workload=WorkloadSpec(model="resnet18", task="train", batch=128),
+        device="cuda:0",
+        train=TrainSpec(data=data, **{"epochs": 3, **train}),
+    )
+
+
+class Kept(NoJournal):
+    """Remembers what a history would hold after each call."""
+
+    def __init__(self) -> None:
+        self.heads: list[RunRecord] = []
+        self.blocks: list[int] = []
+
+    def begin(self, record: RunRecord) -> None:
+        self.heads.append(record)
+
+    def append(self, record_id: str, block: Block) -> None:
+        self.blocks.append(block.round)
+
+    def finish(self, record: RunRecord) -> None:
+        self.heads.append(record)
+
+    @property
+    def stored(self) -> RunRecord:
+        """As a history would load it."""
+        blocks = tuple(block for block in self.heads[-1].blocks if block.round in self.blocks)
+        return msgspec.structs.replace(self.heads[-1], blocks=blocks)
+
+
+class Killed(BaseException):
+    """The desk is gone."""
+
+
+class KilledIn:
+    """A door whose sessions end the desk when a certain epoch is asked for, or once it is answered."""
+
+    def __init__(self, door: FakeDoor, epoch: int, *, answered: bool) -> None:
+        self._door, self._epoch, self._answered = door, epoch, answered
+
+    def open(self, spec: RunSpec | None = None) -> Session:
+        session = self._door.open(spec)
+        plain = session.ask
+
+        def ask(request: Request, on_progress: OnProgress | None = None) -> Reply:
+            is_it = isinstance(request, TrainEpoch) and request.number == self._epoch
+            if is_it and not self._answered:
+                raise Killed
+            reply = plain(request, on_progress)
+            if is_it:
+                raise Killed
+            return reply
+
+        session.ask = ask  # type: ignore[method-assign]
+        return session
+
+    def close(self) -> None: ...
+
+
+def door(**truth: Any) -> FakeDoor:
+    return FakeDoor(Landscape(**{"step_s": 0.01, **truth}))
+
+
+class TestEpochs:
+    def test_each_is_in_the_journal_before_the_next_is_asked_for(self) -> None:
+        journal = Kept()
+        record = train_spec(spec_of(), door(), journal)
+        assert [len(head.epochs) for head in journal.heads] == [0, 1, 2, 3, 3]
+        assert journal.blocks == [1, 2, 3]
+        assert (record.stopped, [epoch.number for epoch in record.epochs]) == ("target", [1, 2, 3])
+
+    def test_a_target_ends_the_training_and_its_time_is_told(self) -> None:
+        record = train_spec(spec_of(epochs=10, target_accuracy=0.7), door(), NoJournal())
+        row = training_of(record)
+        assert len(record.epochs) == 2
+        assert row.time_to_target_s == pytest.approx(sum(epoch.seconds for epoch in record.epochs))
+        assert (row.best_accuracy or 0.0) >= 0.7
+        missed = training_of(train_spec(spec_of(epochs=1, target_accuracy=0.7), door(), NoJournal()))
+        assert missed.time_to_target_s is None
+
+    def test_time_that_is_over_cuts_it(self) -> None:
+        record = train_spec(spec_of(max_seconds=0.2), door(), NoJournal())
+        row = training_of(record)
+        assert (record.stopped, row.state, len(record.epochs)) == ("ceiling", "cut", 1)
+        whole = training_of(train_spec(spec_of(), door(), NoJournal()))
+        assert row.epoch_s == pytest.approx(whole.epoch_s, rel=0.01)  # as long as the whole would have taken
+
+    def test_a_failure_keeps_the_epochs_before_it(self) -> None:
+        broken = Failure(stage="epoch", kind="crash", message="a worker of the loader died")
+        journal = Kept()
+        record = train_spec(spec_of(), door(failure=broken, fails_after_epochs=1), journal)
+        assert (record.failure, record.stopped, len(record.epochs)) == (broken, "failed", 1)
+        assert journal.stored.epochs == record.epochs
+
+
+class TestResuming:
+    @pytest.mark.parametrize("answered", [False, True], ids=["in an epoch", "after its checkpoint"])
+    def test_a_killed_training_ends_with_the_same_epochs_each_once(self, answered: bool, tmp_path: Path) -> None:
+        whole = train_spec(spec_of(epochs=4), door(), NoJournal())
+        bench, journal = door(), Kept()
+        with pytest.raises(Killed):
+            train_spec(spec_of(epochs=4), KilledIn(bench, 3, answered=answered), journal, checkpoints=tmp_path)
+        cut_off = journal.stored
+        assert [epoch.number for epoch in cut_off.epochs] == [1, 2]
+        record = train_spec(spec_of(epochs=4), bench, journal, checkpoints=tmp_path, going_on=cut_off)
+        assert record.id == cut_off.id
+        assert record.epochs == whole.epochs
+        assert sorted(journal.blocks) == sorted(set(journal.blocks))
+        assert set(journal.blocks) >= {1, 2, 4}  # the steps of an epoch that only the checkpoint has are lost
+        assert record.stopped == "target"
+
+    def test_without_its_checkpoint_it_starts_over_and_still_records_each_epoch_once(self) -> None:
+        bench, journal = door(), Kept()
+        with pytest.raises(Killed):
+            train_spec(spec_of(), KilledIn(bench, 3, answered=False), journal)
+        record = train_spec(spec_of(), bench, journal, going_on=journal.stored)
+        assert [epoch.number for epoch in record.epochs] == [1, 2, 3]
+        assert journal.blocks == [1, 2, 3]
+
+    def test_the_checkpoint_goes_once_the_training_is_done(self, tmp_path: Path) -> None:
+        kept = []
+
+        class Looking(Kept):
+            def begin(self, record: RunRecord) -> None:
+                (tmp_path / f"{record.id}.pt").touch()
+                kept.append(record.id)
+
+        train_spec(spec_of(), door(), Looking(), checkpoints=tmp_path)
+        assert kept
+        assert not list(tmp_path.iterdir())
+
+
+class TestWorkers:
+    @pytest.mark.parametrize(("load_s", "needed"), [(0.035, 4), (0.06, 6), (0.005, 0)])
+    def test_the_fewest_workers_that_end_the_waiting_are_found(self, load_s: float, needed: int) -> None:
+        """A step takes 10 ms; with w workers a batch comes every load/w, and waiting up to a tenth is not data-bound."""
+        bench = door(load_s=load_s, cores=16)
+        record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
+        found = loader_finding(record)
+        assert found is not None
+        assert found.best_workers == needed
+        assert found.ends_it
+        assert found.verdict == ("data-bound" if needed else "not data-bound")
+        assert found.model_per_s == pytest.approx(128 / 0.01, rel=0.01)
+        assert found.loader_per_s == pytest.approx(128 / load_s, rel=0.01)
+        assert not record.epochs
+
+    def test_where_none_suffices_the_fastest_is_told(self) -> None:
+        bench = door(load_s=0.5, cores=8)
+        record = train_spec(spec_of(), bench, NoJournal(), after=After(feeds=True, epochs=False))
+        found = loader_finding(record)
+        assert found is not None
+        assert (found.best_workers, found.ends_it, found.verdict) == (8, False, "data-bound")
+        assert found.data_wait_share > 0.9
+
+    def test_prefetching_is_measured_both_ways(self) -> None:
+        record = train_spec(spec_of(), door(load_s=0.01), NoJournal(), after=After(feeds=True, epochs=False))
+        found = loader_finding(record)
+        assert found is not None
+        assert found.without_prefetch_per_s == pytest.approx(found.together_per_s / 2, rel=0.02)
+
+
+def test_waiting_for_data_is_the_bound_of_a_training() -> None:
+    slow = training_of(train_spec(spec_of(), door(load_s=0.03), NoJournal()))
+    assert slow.bound.label == "data"
+    assert slow.data_wait_share == pytest.approx(2 / 3)
+    assert training_of(train_spec(spec_of(), door(), NoJournal())).bound.label != "data"

@@ -1,0 +1,85 @@
+"""Trainings that take a moment: a tiny network on a few small pictures, on one thread, in this very process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from redline.bench.session import BenchSession
+from redline.protocol import Close, EpochReply, FailureReply, Prepare, PreparedReply, Progress, TrainEpoch
+from redline.record import Failure, Prepared
+from redline.spec import DataSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
+from redline.training import Epoch
+
+TINY = Path(__file__).parent / "models" / "tiny.py"
+SMALL: dict[str, Any] = {"name": "synthetic-learnable", "train_samples": 512, "val_samples": 256}
+
+
+def spec_of(
+    model: str = f"{TINY}:make",
+    *,
+    recipe: str = "baseline",
+    data: dict[str, Any] | None = None,
+    workload: dict[str, Any] | None = None,
+    seed: int = 0,
+    **train: Any,
+) -> RunSpec:
+    settings = {"epochs": 1, "learning_rate": 0.01, **train}
+    chosen = {**({} if ":" in str((data or {}).get("name")) else SMALL), **(data or {})}
+    asked = {"batch": None if ":" in chosen["name"] else 16, "image_size": 16, "optimizer": "adamw", **(workload or {})}
+    return RunSpec(
+        workload=WorkloadSpec(model=model, task="train", **asked),
+        recipe=Recipe.parse(recipe),
+        device="cpu",
+        threads=1,
+        seed=seed,
+        train=TrainSpec(data=DataSpec(**chosen), **settings),
+    )
+
+
+class Trained:
+    """An open training."""
+
+    def __init__(self, session: BenchSession, prepared: Prepared, restored: tuple[Epoch, ...], spec: RunSpec) -> None:
+        self.session, self.prepared, self.restored, self._spec = session, prepared, restored, spec
+
+    def epoch(self, number: int) -> EpochReply:
+        reply = self.session.handle(TrainEpoch(number=number))
+        assert isinstance(reply, EpochReply), reply
+        return reply
+
+    def failure(self, number: int = 1) -> Failure:
+        reply = self.session.handle(TrainEpoch(number=number))
+        assert isinstance(reply, FailureReply), reply
+        return reply.failure
+
+    def all(self) -> list[Epoch]:
+        assert self._spec.train is not None
+        first = len(self.restored) + 1
+        return [self.epoch(number).epoch for number in range(first, self._spec.train.epochs + 1)]
+
+
+@contextmanager
+def training(spec: RunSpec, checkpoint: Path | None = None, told: list[Progress] | None = None) -> Iterator[Trained]:
+    session = BenchSession(on_progress=lambda progress: told.append(progress) if told is not None else None)
+    reply = session.handle(Prepare(spec=spec, checkpoint=None if checkpoint is None else str(checkpoint)))
+    try:
+        assert isinstance(reply, PreparedReply), reply
+        yield Trained(session, reply.prepared, reply.epochs, spec)
+    finally:
+        session.handle(Close())
+
+
+def refused(spec: RunSpec, checkpoint: Path | None = None) -> Failure:
+    """Why a training cannot be prepared."""
+    session = BenchSession(on_progress=lambda progress: None)
+    reply = session.handle(Prepare(spec=spec, checkpoint=None if checkpoint is None else str(checkpoint)))
+    session.handle(Close())
+    assert isinstance(reply, FailureReply), reply
+    return reply.failure
+
+
+def losses(epochs: list[Epoch]) -> list[tuple[float | None, float | None, float | None]]:
+    return [(epoch.train_loss, epoch.val_loss, epoch.val_accuracy) for epoch in epochs]
