@@ -253,7 +253,7 @@ def _results(
 
 
 def _batch_told(found: BatchFinding, results: QuickResults) -> str:
-    knee = f"; {found.knee_batch} already has 90 % of the speed" if found.knee_batch else ""
+    knee = f"; {found.knee.batch} already has {found.knee.share:.0%} of the speed" if found.knee else ""
     return f"{results.batch} ({len(found.trials)} tried, {found.ooms} did not fit{knee})"
 
 
