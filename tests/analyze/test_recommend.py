@@ -154,4 +154,4 @@ class TestCurves:
     def test_no_knee_without_the_points_for_it(self, batches: list[int]) -> None:
         records = sweep_records(recipe="baseline", batches=batches)
         (curve,) = curves_of(records, summarize(records))
-        assert curve.knee_batch is None
+        assert curve.knee is None

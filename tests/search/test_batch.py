@@ -6,17 +6,19 @@ import math
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from worlds.memory import MemoryOf, convolutional, curve, largest_batch
 
-from redline.analyze.batch import BatchFinding, BatchTrial, supported_knee
+from redline.analyze.batch import BatchFinding, BatchTrial, Knee, supported_knee
+from redline.analyze.summary import ThroughputInterval
 from redline.api.batch import find_batch
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
 from redline.note import Note
 from redline.record import Failure, RunRecord
-from redline.report.batch import found_report
+from redline.report.batch import found_report, trial_header, trial_line
 from redline.report.terminal import as_text
 from redline.search.batch import MAX_TRIALS, trial_spec
 from redline.search.observer import NoJournal
@@ -155,11 +157,50 @@ class TestKnee:
         assert isinstance(told, Note)
         assert "do not follow one curve" in str(told)
 
+    def test_it_is_a_batch_that_was_measured_and_reaches_what_it_says(self) -> None:
+        """The fit may be wrong where nothing was measured: three points off one curve must not make a fourth."""
+        rates = {8: 1000.0, 64: 4200.0, 256: 8200.0, 1024: 10_000.0, 4096: 10_200.0}
+        found = supported_knee([BatchTrial(batch=each, fits=True, throughput_per_s=rates[each]) for each in rates])
+        assert isinstance(found, Knee)
+        assert found.batch == 1024, "256 has 82 % of it"
+        assert found.above == 256
+        assert found.share >= 0.895
+
+    def test_a_batch_that_nothing_much_larger_confirms_is_not_claimed(self) -> None:
+        rates = {8: 4000.0, 64: 8300.0, 80: 9900.0}
+        told = supported_knee([BatchTrial(batch=each, fits=True, throughput_per_s=rates[each]) for each in rates])
+        assert isinstance(told, Note)
+        assert "none much larger was measured" in str(told)
+
+    def test_a_noisy_maximum_is_not_the_limit(self) -> None:
+        """A rate that is 6 % too high counts for what its interval surely has, and for nothing without one."""
+        trials = [
+            BatchTrial(batch=each, fits=True, throughput_per_s=each / (0.002 + 1e-4 * each))
+            for each in (8, 20, 192, 600, 1000, 1500)
+        ]
+        surely = ThroughputInterval(low=9800.0, high=11_000.0, half_width=0.06)
+        for interval in (surely, None):
+            high = BatchTrial(batch=2000, fits=True, throughput_per_s=10_500.0, throughput_interval=interval)
+            found = supported_knee([*trials, high])
+            assert isinstance(found, Knee)
+            assert found.batch == 192
+
     def test_none_is_claimed_below_the_smallest_that_ran(self) -> None:
         """Training is never tried below 2: speed that is flat from there on says nothing of 1."""
         landscape = Landscape(step_s=step_times(0.0, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
         found = find(landscape, task="train")
         assert found.knee_batch == min(trial.batch for trial in found.trials) == 2
+
+    def test_every_row_carries_its_interval_and_its_trust(self) -> None:
+        landscape = Landscape(step_s=step_times(0.002, 1e-4), memory_bytes=curve(lambda batch: 64 * MIB * batch))
+        found = find(landscape)
+        assert found.knee is not None
+        assert found.knee.batch in {trial.batch for trial in found.trials}
+        assert all(trial.throughput_interval and trial.trust for trial in found.trials if trial.fits)
+        assert " ± " in trial_header()
+        assert "%" in str(trial_line(next(trial for trial in found.trials if trial.fits)))
+        noisy = msgspec.structs.replace(found.trials[0], trust=("noisy",))
+        assert str(trial_line(noisy)).endswith("noisy")
 
 
 class TestLatencyTarget:

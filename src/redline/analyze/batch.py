@@ -18,9 +18,9 @@ from redline.analyze.blocks import (
     retries_while_timed,
 )
 from redline.analyze.command_line import command_line
-from redline.analyze.knee import Saturation, StepTime, saturation
+from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import RunSummary, ThroughputInterval, summarize
 from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Failure, RunRecord
@@ -36,6 +36,9 @@ FEWEST_BATCHES = 3
 """Two points always lie on a line: a knee drawn through them would claim what nobody saw."""
 LARGEST_MISFIT = 0.2
 """Points further than this from t = a + c·b are not described by it."""
+BEYOND = 1.5
+"""A batch this many times the knee must have been measured, unless one curve describes all of several batches well: else
+nobody saw that more brings little."""
 
 
 class BatchTrial(Frozen):
@@ -46,6 +49,10 @@ class BatchTrial(Frozen):
     peak_reserved_bytes: int | None = None
     """What the allocator took; None on a CPU."""
     throughput_per_s: float | None = None
+    throughput_interval: ThroughputInterval | None = None
+    """At 95 %, within its process."""
+    trust: tuple[str, ...] = ()
+    """The labels of its verdict."""
     items_per_step: int | None = None
     """What throughput counts, where that is not the batch."""
     latency_p95_s: float | None = None
@@ -72,6 +79,20 @@ class BatchTrial(Frozen):
         return self.failure is not None and self.failure.kind == "oom"
 
 
+class Knee(Frozen):
+    """The smallest measured batch whose throughput reaches `SATURATED` of what larger batches reach at most."""
+
+    batch: int
+    throughput_per_s: float
+    """As measured at this batch."""
+    share: float
+    """Of the limit."""
+    limit_per_s: float
+    """What throughput nears as the batch grows: by the fit, or what was surely measured, whichever is more."""
+    above: int | None = None
+    """The largest measured batch below it, which does not reach as much: the knee is above this one."""
+
+
 class BatchFinding(Frozen):
     """All that a search for one recipe found."""
 
@@ -88,7 +109,8 @@ class BatchFinding(Frozen):
     """The largest that ran in a process of its own; None where none did."""
     max_batch_below: int | None = None
     """The largest there is lies below this, by the trials and by their secant; None where nothing bounds it."""
-    knee_batch: int | None = None
+    knee: Knee | None = None
+    """None where the measured batches do not show one; a note then says why."""
     slo_p95_s: float | None = None
     slo_batch: int | None = None
     """The best batch whose p95 is within the target, with 95 % confidence."""
@@ -98,6 +120,10 @@ class BatchFinding(Frozen):
     notes: tuple[Note, ...] = ()
     at_length: str | None = None
     """The command that measures the largest batch at length; None where there is none to be typed."""
+
+    @property
+    def knee_batch(self) -> int | None:
+        return self.knee.batch if self.knee else None
 
 
 def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
@@ -113,6 +139,8 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
         fits=True,
         peak_reserved_bytes=peak(record, "peak_reserved_bytes"),
         throughput_per_s=row.throughput_per_s,
+        throughput_interval=row.throughput_interval,
+        trust=row.verdict.labels,
         items_per_step=row.items_per_step,
         latency_p50_s=row.latency_s.p50 if row.latency_s else None,
         latency_p95_s=row.latency_s.p95 if row.latency_s else None,
@@ -160,8 +188,8 @@ def items_of_one(trials: Sequence[BatchTrial]) -> float:
     return (largest.items_per_step or largest.batch) / largest.batch if largest else 1.0
 
 
-def knee_of(trials: Sequence[BatchTrial]) -> float | None:
-    """The saturation point; where small batches wait for the host, not before the device's work outgrows that wait."""
+def expected_knee(trials: Sequence[BatchTrial]) -> float | None:
+    """Where the fit puts the knee; where small batches wait for the host, not before the device outgrows that wait."""
     curve = curve_of(trials)
     if curve is None:
         return None
@@ -170,22 +198,41 @@ def knee_of(trials: Sequence[BatchTrial]) -> float | None:
     return curve.knee(host_s=host_s)
 
 
-def supported_knee(trials: Sequence[BatchTrial]) -> float | Note:
-    """The knee where the points support one; else why there is none."""
-    batches = sorted({trial.batch for trial in trials if trial.fits})
-    curve, knee = curve_of(trials), knee_of(trials)
-    if len(batches) < FEWEST_BATCHES:
+def supported_knee(trials: Sequence[BatchTrial]) -> Knee | Note:
+    """The knee where measured batches show one; else why there is none."""
+    rates = {trial.batch: trial.throughput_per_s for trial in trials if trial.fits and trial.throughput_per_s}
+    curve = curve_of(trials)
+    if len(rates) < FEWEST_BATCHES:
         return _no_knee(f"fewer than {FEWEST_BATCHES} batches ran")
     if len({trial.batch for trial in device_bound(trials)}) < 2:
         return _no_knee("fewer than two batches were limited by the device alone")
-    if curve is None or knee is None:
+    if curve is None:
         return _no_knee("a step took no longer for more items")
     if curve.misfit > LARGEST_MISFIT:
         return _no_knee(f"the times do not follow one curve: some are {curve.misfit:.0%} off it")
-    if knee > batches[-1]:
-        reached = curve.reached(batches[-1])
-        return _no_knee(f"throughput still grows at batch {batches[-1]}, at {reached:.0%} of its limit")
-    return knee
+    limit = max(curve.limit_per_s * items_of_one(trials), *map(_surely_reached, trials))
+    # Rounded as it is printed: a row that says 90 % does not deny a knee at 90 %.
+    enough = [batch for batch, rate in rates.items() if round(rate / limit, 2) >= SATURATED]
+    largest = max(rates)
+    if not enough:
+        return _no_knee(f"throughput still grows at {largest}, at {rates[largest] / limit:.0%} of its limit")
+    batch = min(enough)
+    if largest < BEYOND * batch and not (curve.misfit <= WELL_DESCRIBED and len(rates) > FEWEST_BATCHES):
+        return _no_knee(
+            f"batch {batch} reaches {rates[batch] / limit:.0%} of its limit, but none much larger was measured"
+        )
+    return Knee(
+        batch=batch,
+        throughput_per_s=rates[batch],
+        share=rates[batch] / limit,
+        limit_per_s=limit,
+        above=max((each for each in rates if each < batch), default=None),
+    )
+
+
+def _surely_reached(trial: BatchTrial) -> float:
+    """The lower end of its interval: the highest of several noisy rates is too high. Nothing where there is none."""
+    return trial.throughput_interval.low if trial.throughput_interval else 0.0
 
 
 def _no_knee(why: str) -> Note:
@@ -216,7 +263,6 @@ def finding(
     rows: list[RunSummary] = summarize(records)
     first = rows[0]
     largest = max((trial.batch for trial in trials if trial.fits), default=None)
-    smallest = min((trial.batch for trial in trials if trial.fits), default=1)
     knee = supported_knee(trials)
     best = best_under(trials, slo_p95_s) if slo_p95_s is not None else None
     return BatchFinding(
@@ -230,8 +276,7 @@ def finding(
         limit_bytes=next((trial.limit_bytes for trial in trials if trial.limit_bytes), None),
         max_batch=largest,
         max_batch_below=math.ceil(upper) if math.isfinite(upper) else None,
-        # What no batch was small enough to show is not claimed for one that nobody tried.
-        knee_batch=None if isinstance(knee, Note) else max(math.ceil(knee), smallest),
+        knee=None if isinstance(knee, Note) else knee,
         slo_p95_s=slo_p95_s,
         slo_batch=best.batch if best else None,
         ooms=sum(trial.is_oom for trial in trials),
@@ -245,7 +290,7 @@ def finding(
 def _notes(
     trials: Sequence[BatchTrial],
     largest: int | None,
-    knee: float | Note,
+    knee: Knee | Note,
     slo_p95_s: float | None,
     best: BatchTrial | None,
 ) -> Iterator[Note]:

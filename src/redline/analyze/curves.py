@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from redline.analyze.batch import BatchTrial, curve_of, items_of_one, supported_knee
+from redline.analyze.batch import BatchTrial, Knee, supported_knee
 from redline.analyze.blocks import needed_bytes, retries_while_timed
 from redline.analyze.summary import RunSummary
 from redline.identity import Subject, batch_of, is_capture, subjects_of
@@ -22,9 +21,8 @@ class Curve(Frozen):
     points: tuple[BatchTrial, ...]
     rows: tuple[RunSummary, ...]
     """The row behind each point."""
-    knee_batch: int | None = None
-    limit_per_s: float | None = None
-    """What throughput nears as the batch grows, where the knee is known."""
+    knee: Knee | None = None
+    """None where the measured batches do not show one."""
 
     @property
     def measured(self) -> list[RunSummary]:
@@ -54,14 +52,13 @@ def standing(record: RunRecord) -> tuple[bool, bool, bool, float, str]:
 def _curve(subject: Subject, recipe: str, points: dict[int, tuple[RunRecord, RunSummary]]) -> Curve:
     ordered = [points[batch] for batch in sorted(points)]
     trials = tuple(_point(batch, *points[batch]) for batch in sorted(points))
-    knee, limit = _knee(trials)
+    knee = supported_knee(trials)
     return Curve(
         subject=subject,
         recipe=recipe,
         points=trials,
         rows=tuple(row for _, row in ordered),
-        knee_batch=knee,
-        limit_per_s=limit,
+        knee=None if isinstance(knee, Note) else knee,
     )
 
 
@@ -73,6 +70,8 @@ def _point(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
         batch=batch,
         fits=True,
         throughput_per_s=row.throughput_per_s,
+        throughput_interval=row.throughput_interval,
+        trust=row.verdict.labels,
         items_per_step=row.items_per_step,
         latency_p50_s=row.latency_s.p50 if row.latency_s else None,
         latency_p95_s=row.latency_s.p95 if row.latency_s else None,
@@ -81,11 +80,3 @@ def _point(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
         allocator_retries=retries_while_timed(record),
         record_id=record.id,
     )
-
-
-def _knee(points: Sequence[BatchTrial]) -> tuple[int | None, float | None]:
-    curve, knee = curve_of(points), supported_knee(points)
-    smallest = min((point.batch for point in points if point.fits), default=0)
-    if curve is None or isinstance(knee, Note) or knee < smallest:
-        return None, None
-    return math.ceil(knee), curve.limit_per_s * items_of_one(points)

@@ -15,9 +15,18 @@ from redline.analyze.knee import SATURATED
 from redline.errors import SpecError
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import make_table
-from redline.units import format_bytes, format_seconds, significant
+from redline.units import format_bytes, format_seconds, format_share, significant
 
-_COLUMNS = (("batch", 7), ("items/s", 10), ("p50", 10), ("p95", 10), ("memory", 10), ("share", 6), ("items/s/GiB", 12))
+_COLUMNS = (
+    ("batch", 7),
+    ("items/s", 10),
+    ("±", 7),
+    ("p50", 10),
+    ("p95", 10),
+    ("memory", 10),
+    ("share", 6),
+    ("items/s/GiB", 12),
+)
 
 
 def batch_json(findings: Sequence[BatchFinding]) -> JsonDocument:
@@ -42,6 +51,7 @@ def _answers(found: BatchFinding) -> dict[str, Any]:
         "max_batch": found.max_batch,
         "max_batch_below": found.max_batch_below,
         "knee_batch": found.knee_batch,
+        "knee": found.knee,
         "slo_batch": found.slo_batch,
         "slo_p95_s": found.slo_p95_s,
         "limit_bytes": found.limit_bytes,
@@ -79,6 +89,7 @@ def trial_line(trial: BatchTrial) -> Text:
     rate = trial.throughput_per_s
     cells = (
         significant(rate, max(3, len(str(round(rate))))),
+        format_share(trial.throughput_interval.half_width if trial.throughput_interval else None),
         format_seconds(trial.latency_p50_s),
         format_seconds(trial.latency_p95_s),
         format_bytes(trial.needed_bytes),
@@ -133,7 +144,7 @@ def _slo_header(found: BatchFinding) -> list[str]:
 
 
 def _remark(trial: BatchTrial) -> str:
-    remarks = []
+    remarks = [label for label in trial.trust if label != "valid"]
     if trial.bound == "host":
         remarks.append("host-bound")
     if trial.allocator_retries:
@@ -149,9 +160,9 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
     best = max(running, key=lambda found: found.max_batch or 0)
     if best.slo_p95_s is not None:
         return _next_under_target(running)
-    if best.knee_batch is not None:
+    if best.knee is not None:
         return (
-            f"next: with {best.recipe}, batch {best.knee_batch} already has {SATURATED:.0%} of the speed; "
+            f"next: with {best.recipe}, batch {best.knee.batch} already has {best.knee.share:.0%} of the speed; "
             f"more only pays if you need it"
         )
     if best.at_length is None:
@@ -233,9 +244,8 @@ def _draw(
         grid = np.geomspace(batches[0], batches[-1], 100)
         items = items_of_one(found.trials)
         speed.plot(grid, [items * batch / curve.seconds(batch) for batch in grid], "--", color=colour, alpha=0.6)
-        if found.knee_batch is not None:
-            at_knee = items * found.knee_batch / curve.seconds(found.knee_batch)
-            speed.plot([found.knee_batch], [at_knee], "o", color=colour, markersize=10, alpha=0.5)
+    if found.knee is not None:
+        speed.plot([found.knee.batch], [found.knee.throughput_per_s], "o", color=colour, markersize=10, alpha=0.5)
 
 
 def _label(axes: Any, what: str, title: str) -> None:

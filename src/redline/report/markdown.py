@@ -158,16 +158,22 @@ def _remarks(rows: Sequence[RunSummary]) -> Iterator[str]:
 
 
 def _knees(contents: Contents) -> Iterator[str]:
-    known = [curve for curve in contents.curves if curve.knee_batch is not None]
+    known = [(curve, curve.knee) for curve in contents.curves if curve.knee is not None]
     if not known:
         return
     yield "## Where larger batches stop paying"
     yield ""
     rows = [
-        [cell(str(curve.subject)), cell(curve.recipe), str(curve.knee_batch), significant(curve.limit_per_s or 0.0, 4)]
-        for curve in known
+        [
+            cell(str(curve.subject)),
+            cell(curve.recipe),
+            str(knee.batch),
+            f"{knee.share:.0%}",
+            significant(knee.limit_per_s, 4),
+        ]
+        for curve, knee in known
     ]
-    yield from table(["subject", "recipe", "knee (90 %)", "limit, items/s"], rows, left=2)
+    yield from table(["subject", "recipe", "knee", "of the limit", "limit, items/s"], rows, left=2)
 
 
 def _cold_starts(contents: Contents) -> Iterator[str]:

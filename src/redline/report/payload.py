@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from redline.analyze.blocks import latency_blocks
-from redline.analyze.knee import SATURATED
 from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
 from redline.identity import is_capture
@@ -146,13 +145,14 @@ def as_json(payload: dict[str, Any]) -> str:
 
 def _knees(contents: Contents) -> Iterator[dict[str, Any]]:
     for curve in contents.curves:
-        if curve.knee_batch is not None and curve.limit_per_s is not None:
+        if curve.knee is not None:
             yield {
                 "subject": str(curve.subject),
                 "recipe": curve.recipe,
-                "batch": curve.knee_batch,
-                "throughput_per_s": short(SATURATED * curve.limit_per_s),
-                "limit_per_s": short(curve.limit_per_s),
+                "batch": curve.knee.batch,
+                "throughput_per_s": short(curve.knee.throughput_per_s),
+                "share": short(curve.knee.share),
+                "limit_per_s": short(curve.knee.limit_per_s),
             }
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from redline.analyze.batch import BatchFinding
 from redline.analyze.curves import Curve
-from redline.analyze.knee import SATURATED
 from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
 from redline.analyze.training import TrainingSummary
@@ -61,15 +60,13 @@ def _against_batch(
         name = f"{curve.recipe} (numerics ✗)" if wrong else curve.recipe
         label = " · ".join([*apart[curve.subject], name])
         axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=_label(label), markersize=5)
-        if knee and curve.knee_batch is not None and curve.limit_per_s is not None:
-            axes.plot(
-                [curve.knee_batch], [SATURATED * curve.limit_per_s], "*", color=colour, markersize=15, mec="black"
-            )
+        if knee and curve.knee is not None:
+            axes.plot([curve.knee.batch], [curve.knee.throughput_per_s], "*", color=colour, markersize=15, mec="black")
     _batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
     axes.set_ylim(bottom=0)
     axes.set_ylabel(unit)
     more = f"; {len(lines) - MOST_LINES} more curves are not shown" if len(lines) > MOST_LINES else ""
-    starred = "; a star marks the knee" if knee and any(curve.knee_batch for curve in shown) else ""
+    starred = "; a star marks the knee" if knee and any(curve.knee for curve in shown) else ""
     common = [part for part in _parts(shown[0].subject) if part not in apart[shown[0].subject]]
     where = f"{_label(' · '.join(common), 70)}: " if common else ""
     axes.set_title(f"{where}{title}{starred}{more}", fontsize=10.5, loc="left")
@@ -217,10 +214,9 @@ def batch_figure(finding: BatchFinding) -> Any:
     )
     batches, speeds = [trial.batch for trial in fitting], [trial.throughput_per_s for trial in fitting]
     figure.add_scatter(x=batches, y=speeds, mode="lines+markers", name=_text(finding.recipe), line_color=COLOURS[0])
-    if finding.knee_batch is not None and finding.saturation is not None:
-        at_knee = SATURATED * finding.saturation.limit_per_s
+    if (knee := finding.knee) is not None:
         star = {"symbol": "star", "size": 15, "color": COLOURS[1]}
-        figure.add_scatter(x=[finding.knee_batch], y=[at_knee], mode="markers", name="knee", marker=star)
+        figure.add_scatter(x=[knee.batch], y=[knee.throughput_per_s], mode="markers", name="knee", marker=star)
     figure.update_xaxes(type="log", tickvals=batches, ticktext=[str(batch) for batch in batches])
     figure.update_yaxes(rangemode="tozero")
     return figure

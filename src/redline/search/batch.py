@@ -19,8 +19,8 @@ from redline.analyze.batch import (
     Purpose,
     curve_of,
     device_bound,
+    expected_knee,
     finding,
-    knee_of,
     trial_of,
     within_target,
 )
@@ -35,7 +35,9 @@ from redline.spec import MOST_ITEMS, MeasureSpec, RunSpec
 MAX_TRIALS = 8
 """For the largest batch and the knee together."""
 KNEE_NEIGHBOURHOOD = 1.5
-"""A point this close, as a factor, says enough about its surroundings."""
+"""A point this close, as a factor, says enough about the shape of the curve."""
+KNEE_MARGIN, KNEE_WITHIN = 1.03, 1.15
+"""The knee is a batch that was measured: just above where the fit expects it, and not further above than this."""
 SLO_SAMPLES = 400
 SLO_SECONDS = 8.0
 SLO_WITHIN = 0.03
@@ -198,22 +200,33 @@ def _is_hopeless(trial: BatchTrial) -> bool:
 
 
 def _missing_for_knee(search: BatchSearch) -> int | None:
-    """The batch whose step time would tell most about the curve; None when it is known well enough."""
+    """The batch whose step time would tell most about the knee; None when it is known well enough."""
     points = device_bound(search.trials)
     if len({trial.batch for trial in points}) < 2:
-        wanted = [search.largest * 0.8, search.largest * 0.5]
-    else:
-        curve, knee = curve_of(search.trials), knee_of(search.trials)
-        if curve is None or knee is None:
-            return None
-        # The fixed part shows best where it is half of the step; the knee itself is what will be claimed.
-        wanted = [curve.fixed_s / curve.per_item_s, knee]
-    smallest = 2 if search.spec.workload.task == "train" else 1
-    for batch in (round(min(max(value, smallest), search.largest)) for value in wanted):
+        return _untried(search, points, [search.largest * 0.8, search.largest * 0.5])
+    curve, knee = curve_of(search.trials), expected_knee(search.trials)
+    if curve is None or knee is None:
+        return None
+    # The fixed part shows best where it is half of the step.
+    shape = _untried(search, points, [curve.fixed_s / curve.per_item_s])
+    if shape is not None:
+        return shape
+    at = max(round(knee * KNEE_MARGIN), _smallest(search))
+    is_measured = any(at / KNEE_MARGIN <= trial.batch <= KNEE_WITHIN * at for trial in search.trials if trial.fits)
+    return None if is_measured or at > search.largest or search.was_tried(at) else at
+
+
+def _untried(search: BatchSearch, points: Sequence[BatchTrial], wanted: Sequence[float]) -> int | None:
+    """The first of these batches about which no point says enough."""
+    for batch in (round(min(max(value, _smallest(search)), search.largest)) for value in wanted):
         is_known = any(max(trial.batch / batch, batch / trial.batch) <= KNEE_NEIGHBOURHOOD for trial in points)
         if not is_known and not search.was_tried(batch):
             return batch
     return None
+
+
+def _smallest(search: BatchSearch) -> int:
+    return 2 if search.spec.workload.task == "train" else 1
 
 
 def _nearest(search: BatchSearch, slo_p95_s: float) -> BatchTrial:

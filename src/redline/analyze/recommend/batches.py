@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from redline.analyze.curves import Curve
-from redline.analyze.knee import SATURATED
 from redline.analyze.recommend.evidence import (
     CLEARLY_FASTER,
     Advice,
@@ -75,8 +74,8 @@ def _for_throughput(evidence: Evidence, curve: Curve, of_all: RunSummary) -> Adv
     fastest = max(rows, key=per_s)
     if per_s(of_all) > CLEARLY_FASTER * per_s(fastest):
         return _not_of_batches(evidence, curve, fastest, of_all)
-    knee = curve.knee_batch
-    best = fastest if knee is None else next((row for row in rows if (row.batch or 0) >= knee), None)
+    knee = curve.knee
+    best = fastest if knee is None else next((row for row in rows if (row.batch or 0) >= knee.batch), None)
     if best is None:
         return _below_the_knee(evidence, curve, fastest)
     told = f"For throughput {do(curve.subject)} at batch {best.batch}: {rate(best)}, {latency_text(best)}"
@@ -93,9 +92,9 @@ def _for_throughput(evidence: Evidence, curve: Curve, of_all: RunSummary) -> Adv
 
 
 def _knee(curve: Curve, item: str | None) -> Iterator[str]:
-    if curve.knee_batch is not None and curve.limit_per_s is not None:
-        limit = rate_text(curve.limit_per_s, item)
-        yield f"the knee lies at batch {curve.knee_batch}: {SATURATED:.0%} of the {limit} that larger batches near"
+    if curve.knee is not None:
+        limit = rate_text(curve.knee.limit_per_s, item)
+        yield f"the knee is at batch {curve.knee.batch}: {curve.knee.share:.0%} of the {limit} that larger batches near"
 
 
 def _faster_but(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Iterator[str]:
@@ -108,11 +107,12 @@ def _faster_but(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Iterat
 
 def _below_the_knee(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Advice:
     """A knee that only rows show which may not be recommended: far below it is no place to send anyone."""
+    assert curve.knee is not None
     told = (
-        f"For throughput {work(curve.subject)} wants batch {curve.knee_batch} or more, and nothing that was measured "
+        f"For throughput {work(curve.subject)} wants batch {curve.knee.batch} or more, and nothing that was measured "
         "there may be recommended yet"
     )
-    again = evidence.command("run", fastest, batch=curve.knee_batch)
+    again = evidence.command("run", fastest, batch=curve.knee.batch)
     details = [
         *_knee(curve, fastest.item),
         *_faster_but(evidence, curve, fastest),

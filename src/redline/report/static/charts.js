@@ -56,7 +56,7 @@ const CHARTS = {
       drawn.traces.push({
         type: "scatter", mode: "markers", label: "knee", meta: "guide", x: knees.map((knee) => knee.batch), y: knees.map((knee) => knee.throughput_per_s),
         marker: { symbol: "star", size: 16, color: knees.map((knee) => style(shown.get(`${knee.subject}\u0000${knee.recipe}`)[0]).colour), line: { width: 1.5, color: colour("ink") } },
-        hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.batch}</b><br>${plain(knee.recipe, 70)}<br>90 % of the ${figure(knee.limit_per_s, 5)} per second that larger batches near<br>by the fit t = a + c·b`),
+        hoverinfo: "text", hovertext: knees.map((knee) => `<b>knee at batch ${knee.batch}</b><br>${plain(knee.recipe, 70)}<br>${Math.round(100 * knee.share)} % of the ${figure(knee.limit_per_s, 5)} per second that larger batches near`),
       });
     }
     const items = distinct(drawn.lines.map((line) => line[0].item || "items"));
