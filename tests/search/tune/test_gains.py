@@ -12,8 +12,8 @@ from reported import ceilings_of, race_records
 from redline.analyze.summary import summarize
 from redline.record import RunRecord
 from redline.report.contents import contents_of
-from redline.search.tune.gains import ALL, OTHERS, TOGETHER, TWICE, headroom_of, waterfall
-from redline.search.tune.result import SwitchGain, TuneFinding, Winner
+from redline.search.tune.gains import ALL, OTHERS, TOGETHER, TWICE, gain_path_of, waterfall
+from redline.search.tune.result import SwitchGain, TuneSummary, Winner
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)
@@ -21,10 +21,10 @@ ROWS = summarize(RECORDS, ceilings_of)
 
 def finding(
     record: RunRecord = RECORDS[2], *, ratio: float = 4.0, gains: tuple[float, ...] = (2.5, 1.6)
-) -> TuneFinding:
+) -> TuneSummary:
     recipe = str(record.spec.recipe)
     winner = Winner(recipe=recipe, batch=32, ratio=ratio, low=3.9, high=4.1, record_id=record.id)
-    return TuneFinding(
+    return TuneSummary(
         name="mine",
         state="done",
         model="resnet50",
@@ -50,13 +50,13 @@ def finding(
     )
 
 
-def with_interval(found: TuneFinding, low: float | None, high: float | None, **changes: Any) -> TuneFinding:
+def with_interval(found: TuneSummary, low: float | None, high: float | None, **changes: Any) -> TuneSummary:
     assert found.winner is not None
     return msgspec.structs.replace(found, winner=msgspec.structs.replace(found.winner, low=low, high=high, **changes))
 
 
 def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
-    found = headroom_of(finding(), ROWS)
+    found = gain_path_of(finding(), ROWS)
     assert found is not None
     row = ROWS[2]
     assert row.batch is not None
@@ -71,7 +71,7 @@ def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
 
 @pytest.mark.parametrize(("gains", "name"), [((2.0, 1.6), TOGETHER), ((3.0, 2.0), TWICE), ((2.5,), OTHERS), ((), ALL)])
 def test_what_single_steps_do_not_explain_is_a_bar_of_its_own(gains: tuple[float, ...], name: str) -> None:
-    found = headroom_of(finding(gains=gains), ROWS)
+    found = gain_path_of(finding(gains=gains), ROWS)
     assert found is not None
     assert found.switches[-1].name == name
     assert math.prod(step.gain for step in found.switches) == pytest.approx(4.0)
@@ -97,7 +97,7 @@ def test_a_gain_that_may_be_none_is_not_told_as_one(low: float, high: float, ver
         f"next best: fp16+compile, 3.05× ({low:.2f}–{high:.2f}) over fresh processes, measured in turns: {verdict}",
     )
     assert (told.recipe, told.record_id, told.ratio) == ("baseline", RECORDS[0].id, None)
-    (way,) = contents.headrooms
+    (way,) = contents.gain_paths
     assert way.verdict == f"valid, {verdict}"
 
 
@@ -112,7 +112,7 @@ def test_what_one_process_showed_is_told_as_that() -> None:
     assert told.details[0].startswith("3.05×, seen in one process only")
     assert told.details[0].endswith(": inconclusive")
     assert told.ratio is None, "no figure at the top of the page"
-    assert contents.headrooms[0].verdict == "valid, inconclusive, seen in one process only"
+    assert contents.gain_paths[0].verdict == "valid, inconclusive, seen in one process only"
     hardly = with_interval(finding(ratio=1.03), None, None)
     assert contents_of(RECORDS, tunes=[hardly]).headline.startswith("Stay with baseline")
 
@@ -182,12 +182,12 @@ def test_costs_of_another_batch_are_not_told() -> None:
 
 
 def test_without_ceilings_there_is_no_roofline() -> None:
-    found = headroom_of(finding(), summarize(RECORDS))
+    found = gain_path_of(finding(), summarize(RECORDS))
     assert found is not None
     assert found.roofline_s is None
 
 
 def test_there_is_no_way_without_a_winner_or_to_the_baseline_itself() -> None:
-    assert headroom_of(msgspec.structs.replace(finding(), winner=None), ROWS) is None
-    assert headroom_of(finding(RECORDS[0], ratio=1.0), ROWS) is None
-    assert headroom_of(finding(), ROWS[:1]) is None
+    assert gain_path_of(msgspec.structs.replace(finding(), winner=None), ROWS) is None
+    assert gain_path_of(finding(RECORDS[0], ratio=1.0), ROWS) is None
+    assert gain_path_of(finding(), ROWS[:1]) is None
