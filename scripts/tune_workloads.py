@@ -8,6 +8,7 @@ keywords), and for training a loss of the output; `redline tune scripts/tune_wor
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 from collections.abc import Callable
@@ -92,7 +93,7 @@ class UNet(nn.Module):
 
         widths = [width, 2 * width, 4 * width, 8 * width]
         self.down = nn.ModuleList(twice(a, b) for a, b in zip([3, *widths[:-1]], widths, strict=True))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in itertools.pairwise(widths))
         self.join = nn.ModuleList(twice(2 * a, a) for a in widths[:-1])
         self.head = nn.Conv2d(width, 4, 1)
 
@@ -347,7 +348,7 @@ def _timed(step: Callable[[], Any], steps: int = 200) -> float:
         step()
     events[-1].record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)) / 1e3
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events)) / 1e3
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class TestTune:
         assert told["ranking"][0].keys() >= {"recipe", "ratio", "verdict", "numerics"}
         assert {each["switch"] for each in told["switches"]} == {"fp16", "channels-last"}
         assert all(each["low"] <= each["gain"] <= each["high"] for each in told["switches"])
-        assert any(each["code"] == "numerics" for each in told["rejected"])
+        assert any(each["code"] == "above-tolerance" for each in told["rejected"])
         assert all(each.keys() == {"recipe", "switch", "scope", "code", "text"} for each in told["rejected"])
         assert told["headroom"] is None
         assert "fp16+channels-last" in told["snippet"]

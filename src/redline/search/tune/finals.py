@@ -61,7 +61,7 @@ def simplify(tuner: Tuner) -> None:
         return
     switches = tuner.space.switches_of(chosen)
     simpler = switches - useless
-    if simpler in tuner.broken() or not tuner.space.is_valid(simpler):
+    if simpler in tuner.broken() or tuner.lessons().rules_out(simpler) or not tuner.space.is_valid(simpler):
         return
     finals = replicates_of(tuner.tune.finals, tuner.records)
     if len(_with_both(finals, chosen, tuner.space.text(simpler))) >= tuner.asked.replicates:
@@ -246,8 +246,9 @@ def _is_settled(pair: Pair | None) -> bool:
 
 def _ablated(tuner: Tuner, chosen: str) -> list[Switches]:
     """Without one switch each, leaving out what is known to break."""
-    broken = set(tuner.broken())
-    return [without for _, without in tuner.space.less_one(tuner.space.switches_of(chosen)) if without not in broken]
+    broken, lessons = set(tuner.broken()), tuner.lessons()
+    less_one = [without for _, without in tuner.space.less_one(tuner.space.switches_of(chosen))]
+    return [without for without in less_one if without not in broken and not lessons.rules_out(without)]
 
 
 def _gain_is_settled(tuner: Tuner, chosen: str, without: Switches) -> bool:

@@ -155,7 +155,7 @@ def gain_path_of(finding: TuneSummary, rows: Sequence[RunSummary]) -> GainPath |
     The gain of each step was measured by leaving it out of the winner. Switches that help each other then count the help
     twice, and switches that do the same work hide it: what is left to the whole ratio is a bar of its own.
     """
-    winner = finding.winner
+    winner = finding.leader
     row = next((row for row in rows if winner is not None and row.record_id == winner.record_id), None)
     winner_s = _step_s(row, finding.objective) if row is not None else None
     if (

@@ -373,7 +373,7 @@ def _rejected(tune: TuneRecord, records: Records, ranking: Sequence[Ranked], win
             recipe=recipe,
             switch="+".join(lesson.switches) or None if lesson is not None else None,
             scope=lesson.scope if lesson is not None else "recipe",
-            code=why.about if why.code == "failed" or why.about == "numerics" else why.code,
+            code=why.about if why.code == "failed" else why.code,
             text=str(why),
         )
     return list(found.values())

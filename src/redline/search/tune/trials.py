@@ -123,9 +123,10 @@ class Trials:
         record = self._tuner.records[baseline.record_id] if baseline is not None else None
         if record is None:
             return False
-        needed, limit = needed_bytes(record), limit_bytes(record)
+        context = record.prepared.memory.context_bytes if record.prepared is not None else None
+        needed, limit = (needed_bytes(record) or 0) + (context or 0), limit_bytes(record)
         held = len(self._flights) + 1 + (self._anchor is not None)
-        fits_device = not needed or not limit or MEMORY_MARGIN * needed * held <= limit
+        fits_device = not limit or MEMORY_MARGIN * needed * held <= limit
         return fits_device and self._tuner.host_has_room_for(peak(record, "peak_rss_bytes"))
 
     def start(self, switches: Switches, why: str) -> None:

@@ -15,7 +15,7 @@ import psutil
 
 from redline.launch.door import Door
 from redline.note import Note
-from redline.record import BlockKind, RunRecord
+from redline.record import BlockKind, Failure, RunRecord
 from redline.search.observer import Journal, Observer
 from redline.search.tune.lessons import Lessons, quantizing_of, unproven
 from redline.search.tune.model import Estimate, estimates
@@ -185,17 +185,20 @@ class Tuner:
         tune = self.tune
         if self._lessons is None or self._lessons[0] != (tune.lessons, tune.probes, tune.trials):
             ran = [self.space.switches_of(probe.recipe) for probe in tune.probes if probe.runs]
-            accused = [(switches, self._named(switches)) for switches in self.broken()]
+            broken = [(switches, self._failure_of(switches)) for switches in self.broken()]
+            accused = [
+                (switches, frozenset(failure.switches) & switches if failure is not None else frozenset())
+                for switches, failure in broken
+                if failure is None or failure.kind != "oom"
+            ]
             found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.variants)
             self._lessons = ((tune.lessons, tune.probes, tune.trials), found)
         return self._lessons[1]
 
-    def _named(self, switches: Switches) -> Switches:
-        """Of a recipe that broke, the switches that the bench suspects."""
+    def _failure_of(self, switches: Switches) -> Failure | None:
         text = self.space.text(switches)
         record = next((self.records.get(each.record_id) for each in self.tune.trials if each.recipe == text), None)
-        failure = record.failure if record is not None else None
-        return frozenset(failure.switches) & switches if failure is not None else frozenset()
+        return record.failure if record is not None else None
 
     def baseline(self) -> Estimate | None:
         return self.seen().get(BASELINE)
