@@ -26,7 +26,7 @@ from worlds.recipes import SPACES, RecipeTruth, switches_of
 from worlds.tuning import loss_of, simulated_space, simulated_spec, tune_simulated
 
 from redline.protocol import Measure, Prepare, PreparedReply
-from redline.search.tune.trials import trial_measure
+from redline.search.tune.tuner import trial_measure
 from redline.spec import Recipe, RunSpec
 from redline.testing.fake import FakeDoor
 from redline.units import parse_seconds

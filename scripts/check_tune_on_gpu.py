@@ -1,10 +1,11 @@
-"""`redline tune` against the best recipes a careful hand found, on the GPU at hand.
+"""`redline tune` against plain loops that a careful hand wrote, on the GPU at hand.
 
-    python scripts/check_tune_on_gpu.py [--budget 5m] [--only NAME]… [--out FOLDER]
+    python scripts/check_tune_on_gpu.py [--budget 60s] [--only NAME…] [--out FOLDER] [--no-snippets]
 
-For each workload: the by-hand recipe as a plain loop, `redline.tune`, and the snippet of the winner run alone, all in
-this one call. The winner must be at least 0.95 times as fast as the hand's recipe, and its snippet within 5 % of what
-tune measured. The reports go to the folder.
+For each workload of `tune_workloads.py`: the by-hand loop, `redline.tune`, and the snippet of the winner run alone, all in
+this one call. The winner must have an interval and reach at least 0.95 times the hand's speed, its snippet must run within
+5 % of what tune measured, and failed trials may take a tenth of the budget. A short table comes last; each search's report
+and JSON go to the folder.
 """
 
 from __future__ import annotations
@@ -18,134 +19,114 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tune_workloads import WORKLOADS, Workload
+
 import redline
 from redline.api.workspace import Workspace
 from redline.cli.progress import LiveTune
 from redline.launch import Door, open_door
 from redline.spec import LaunchSpec
+from redline.units import parse_seconds
 
-WORKLOADS: dict[str, dict[str, Any]] = {
-    "resnet50": {"model": "resnet50", "batch": 32},
-    "vit_b_16": {"model": "vit_b_16", "batch": 32},
-    "resnet50-train": {"model": "resnet50", "task": "train", "batch": 32},
-    "resnet18-cifar-train": {"model": "resnet18", "task": "train", "batch": 256, "image_size": 32, "classes": 10},
-}
-AT_LEAST, WITHIN = 0.95, 0.05
-
-BY_HAND = """
-import statistics, sys
-import torch, torchvision
-name = sys.argv[1]
-torch.backends.cudnn.benchmark = True
-
-def graphed(work):
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(5):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-def infer(name):
-    images = torch.randn(32, 3, 224, 224, device="cuda", dtype=torch.float16)
-    model = torchvision.models.get_model(name).cuda().half().eval()
-    if name == "resnet50":
-        model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
-        model = torch.compile(model, mode="reduce-overhead", dynamic=False)
-        return lambda: model(images)
-    return graphed(lambda: model(images))
-
-def train(name):
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    batch, size, classes = (256, 32, 10) if "cifar" in name else (32, 224, 1000)
-    model = torchvision.models.get_model(name.split("-")[0], num_classes=classes).cuda()
-    model = model.to(memory_format=torch.channels_last)
-    images = torch.randn(batch, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
-    targets = torch.randint(0, classes, (batch,), device="cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    fast = torch.compile(model, dynamic=False)
-    def step():
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(fast(images), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return graphed(step)
-
-def seconds_per_step(step):
-    for _ in range(20):
-        step()
-    torch.cuda.synchronize()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(301)]
-    for event in events[:-1]:
-        event.record()
-        step()
-    events[-1].record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:])) / 1e3
-
-if "train" in name:
-    print(seconds_per_step(train(name)))
-else:
-    with torch.inference_mode():
-        print(seconds_per_step(infer(name)))
-"""
+FILE = Path(__file__).with_name("tune_workloads.py")
+AT_LEAST, WITHIN, MOST_FAILED = 0.95, 0.05, 0.1
+Row = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="5m")
-    parser.add_argument("--only", choices=WORKLOADS, action="append", help="again for more; all when left out")
+    parser.add_argument("--budget", default="60s")
+    parser.add_argument("--only", choices=WORKLOADS, nargs="+", metavar="NAME", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--out", type=Path, default=Path("tune"))
+    parser.add_argument("--no-snippets", action="store_true", help="do not run the winners' code alone")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    lines = []
+    rows: list[Row] = []
     with contextlib.closing(open_door(LaunchSpec())) as door:
         for name in given.only or WORKLOADS:
-            lines.append(checked(name, given.budget, given.out, door))
-            print(lines[-1], flush=True)
-    summary = "\n".join(lines)
-    (given.out / "tune_on_gpu.txt").write_text(summary + "\n")
-    print(f"\n== summary\n{summary}")
+            started = time.perf_counter()
+            rows.append(checked(name, given.budget, given.out, door, with_snippet=not given.no_snippets))
+            print(f"{name}: {time.perf_counter() - started:.0f} s in all\n{told(rows[-1])}", flush=True)
+            (given.out / "tune_on_gpu.json").write_text(json.dumps(rows, indent=1))
+    table = "\n".join([HEADER, *map(told, rows)])
+    (given.out / "tune_on_gpu.txt").write_text(table + "\n")
+    fine = sum(row["fine"] for row in rows)
+    print(f"\n== budget {given.budget}: {fine} of {len(rows)} fine\n{table}")
 
 
-def checked(name: str, budget: str, out: Path, door: Door) -> str:
+def checked(name: str, budget: str, out: Path, door: Door, *, with_snippet: bool) -> Row:
     workload = WORKLOADS[name]
-    started = time.perf_counter()
-    by_hand = workload["batch"] / float(python("-c", BY_HAND, name))
-    hand_s = time.perf_counter() - started
-    print(f"{name}: {by_hand:,.0f}/s by hand, {hand_s:.0f} s", flush=True)
+    hand = {variant: by_hand(name, variant) for variant in workload.by_hand}
+    print(f"{name}: by hand {', '.join(f'{variant} {rate:,.0f}/s' for variant, rate in hand.items())}", flush=True)
     with LiveTune() as observer:
-        result = redline.tune(
-            **workload, device="cuda", budget=budget, workspace=Workspace(observer=observer, door=door)
-        )
-    print(str(result).partition("without Redline")[0], flush=True)
+        workspace = Workspace(observer=observer, door=door)
+        result = redline.tune(**workload.settings(str(FILE)), device="cuda", budget=budget, workspace=workspace)
+    print(str(result), flush=True)
     document = result.document()
     (out / f"{name}.txt").write_text(str(result))
     (out / f"{name}.json").write_text(json.dumps(document, indent=1))
-    snippet = out / f"{name}_snippet.py"
-    snippet.write_text(document["snippet"])
-    alone = float(python(str(snippet)).split()[0])
-    return verdict(name, document, by_hand, hand_s, alone)
+    alone = run_snippet(document["snippet"], out / f"{name}_snippet.py") if with_snippet else None
+    return row_of(name, workload, document, max(hand.values()), alone, parse_seconds(budget))
 
 
-def python(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout.splitlines()[-1]
+def by_hand(name: str, variant: str) -> float:
+    """Items per second; 0 where the loop does not run."""
+    done = subprocess.run([sys.executable, str(FILE), name, variant], capture_output=True, text=True)
+    if done.returncode:
+        print(f"{name}: the {variant} loop by hand fails: {done.stderr.strip().splitlines()[-1]}", flush=True)
+        return 0.0
+    return WORKLOADS[name].batch / float(done.stdout.splitlines()[-1])
 
 
-def verdict(name: str, document: dict[str, Any], by_hand: float, hand_s: float, alone: float) -> str:
-    winner = document["winner"]
-    found = winner["throughput_per_s"]
-    fine = found >= AT_LEAST * by_hand and abs(alone / found - 1) <= WITHIN
+def run_snippet(code: str | None, file: Path) -> float | None:
+    """Items per second of the winner's own code."""
+    if code is None:
+        return None
+    file.write_text(code)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    if done.returncode:
+        print(f"{file.name} fails: {done.stderr.strip().splitlines()[-1]}", flush=True)
+        return 0.0
+    return float(done.stdout.splitlines()[-1].split()[0])
+
+
+def row_of(
+    name: str, workload: Workload, document: dict[str, Any], by_hand: float, alone: float | None, budget_s: float
+) -> Row:
+    winner, spent = document["winner"], document["spent"]
+    found = winner["throughput_per_s"] if winner else document["leader"]["throughput_per_s"]
+    is_fast = found >= AT_LEAST * by_hand
+    runs_alone = alone is None or abs(alone / found - 1) <= WITHIN
+    failed = spent["failed"] / budget_s
+    return {
+        "name": name,
+        "task": workload.task,
+        "by_hand": by_hand,
+        "found": found,
+        "of_hand": found / by_hand if by_hand else None,
+        "recipe": winner["recipe"] if winner else None,
+        "ratio": [winner["low"], winner["ratio"], winner["high"]] if winner else None,
+        "failed": failed,
+        "snippet": alone / found if alone is not None else None,
+        "seconds": document["seconds"],
+        "spent": spent,
+        "fine": bool(winner and is_fast and runs_alone and failed <= MOST_FAILED),
+    }
+
+
+HEADER = (
+    f"    {'workload':<18} {'by hand':>9} {'tune':>9} {'of hand':>8} {'vs baseline':>20} {'failed':>7} "
+    f"{'snippet':>8} {'s':>5}  recipe"
+)
+
+
+def told(row: Row) -> str:
+    ratio = "no winner" if row["ratio"] is None else "{1:.2f}x ({0:.2f}-{2:.2f})".format(*row["ratio"])
+    of_hand = f"{row['of_hand']:.2f}" if row["of_hand"] else "–"
+    snippet = "–" if row["snippet"] is None else f"{row['snippet']:.2f}"
     return (
-        f"{'ok ' if fine else 'NOT'} {name:<21} {winner['recipe']}: {found:,.0f}/s, {winner['ratio']:.2f}x baseline, "
-        f"{found / by_hand:.3f} of by hand ({by_hand:,.0f}/s, {hand_s:.0f} s), snippet alone {alone:,.0f}/s "
-        f"({alone / found:.3f}), {document['seconds']:.0f} s"
+        f"{'ok ' if row['fine'] else 'NOT'} {row['name']:<18} {row['by_hand']:>9,.0f} {row['found']:>9,.0f} {of_hand:>8} "
+        f"{ratio:>20} {row['failed']:>6.0%} {snippet:>8} {row['seconds']:>5.0f}  {row['recipe'] or '–'}"
     )
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from random import Random
 
 from redline.note import note
 from redline.protocol import Relief, SwitchChoice
-from redline.record import Failure, Numerics
+from redline.record import Capabilities, Failure, FailureScope, Numerics
 from redline.spec import RunSpec
 from redline.testing.landscape import EXACT, Landscape
 
@@ -29,7 +29,28 @@ WRONG = Numerics(
     tolerance=4e-3,
     reason=note("above-tolerance", "error 0.7 is above the tolerance 0.004"),
 )
+_GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
 _LEAVE_PROGRAM = frozenset({"graphs", "cudnn-benchmark", "fused-optimizer"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Switches that break every recipe they are all in."""
+
+    part: Switches
+    stage: str = "compile"
+    """Where it breaks: `build` at once, `compile` after compiling."""
+    after_s: float = 0.0
+    """What it takes longer than a recipe that runs, before it breaks."""
+    is_named: bool = False
+    """The bench knows which switches caused it."""
+
+    @property
+    def failure(self) -> Failure:
+        told = tuple(sorted(self.part)) if self.is_named else ()
+        scope: FailureScope = "recipe" if not told else "switch" if len(told) == 1 else "pair"
+        message = f"{'+'.join(sorted(self.part))} breaks this model"
+        return Failure(stage=self.stage, kind="compile", message=message, switches=told, scope=scope)
 
 
 @dataclass
@@ -44,7 +65,7 @@ class RecipeTruth:
     host_effects: dict[str, float]
     pairs: dict[Switches, float]
     quirk: Callable[[Switches], float]
-    failing: tuple[Switches, ...]
+    failing: tuple[Fault, ...]
     wrong: tuple[Switches, ...]
     cold_compile_s: float
     warm_compile_s: float
@@ -70,17 +91,24 @@ class RecipeTruth:
     def is_wrong(self, switches: Switches) -> bool:
         return any(part <= switches for part in self.wrong)
 
-    def fails(self, switches: Switches) -> bool:
-        return any(part <= switches for part in self.failing)
+    def fault_of(self, switches: Switches) -> Fault | None:
+        """The one that strikes first."""
+        faults = [fault for fault in self.failing if fault.part <= switches]
+        return min(faults, key=lambda fault: (fault.stage != "build", fault.after_s), default=None)
+
+    def failure_of(self, switches: Switches) -> Failure | None:
+        fault = self.fault_of(switches)
+        return fault.failure if fault is not None else None
 
     def is_usable(self, switches: Switches) -> bool:
-        return not self.fails(switches) and not self.is_wrong(switches)
+        return self.fault_of(switches) is None and not self.is_wrong(switches)
 
     def first_call_s(self, switches: Switches) -> float:
         """Every call is a process that calls it first: some of what it waits for is there from the second on."""
         once_s = sum(self.first_use_s.get(switch, 0.0) for switch in switches - self._used)
         self._used |= switches
-        return once_s + self._compile_s(switches)
+        fault = self.fault_of(switches)
+        return once_s + self._compile_s(switches) + (fault.after_s if fault is not None else 0.0)
 
     def _compile_s(self, switches: Switches) -> float:
         """The second compilation of one graph finds it in the cache."""
@@ -102,9 +130,10 @@ class RecipeTruth:
             step_s=lambda spec: self.step_s(switches_of(spec)),
             issue_share=lambda spec: min(self.host_time_s(switches_of(spec)) / self.step_s(switches_of(spec)), 0.98),
             compile_s=lambda spec: self.first_call_s(switches_of(spec)),
-            failure=lambda spec: _FAILURE if self.fails(switches_of(spec)) else None,
+            failure=lambda spec: self.failure_of(switches_of(spec)),
             numerics=lambda spec: WRONG if self.is_wrong(switches_of(spec)) else EXACT,
             build_s=self.build_s,
+            slowdown_per_sibling=0.1,
             choices=self.choices,
             device_kind="cpu" if self.on_cpu else "cuda",
             noise_sigma=scale * chance.uniform(0.003, 0.015),
@@ -182,6 +211,51 @@ SPACES: dict[str, Callable[[Random], RecipeTruth]] = {
 }
 
 
+def always_failing(chance: Random) -> RecipeTruth:
+    """A switch in all its variants, and another one, fail wherever they stand, at once."""
+    truth, others = gpu_inference(chance), [f"stranger:{letter}" for letter in "abcd"]
+    choices = (*truth.choices, *_family(tuple(others), "stranger"))
+    truth = replace(truth, choices=choices, effects={**truth.effects, **dict.fromkeys(others, -0.1)})
+    broken = [*others, chance.choice(("channels-last", "cudnn-benchmark", "fold-bn"))]
+    return _with_faults(truth, [Fault(frozenset({switch}), "build") for switch in broken])
+
+
+def failing_pairs(chance: Random) -> RecipeTruth:
+    """Three pairs of switches fail together, each alone does not."""
+    truth = gpu_inference(chance)
+    pairs = [(one, other) for one, other in combinations(truth.choices, 2) if one.family != other.family]
+    chosen = chance.sample(pairs, 3)
+    return _with_faults(truth, [Fault(frozenset({one.switch, other.switch}), "build") for one, other in chosen])
+
+
+def failing_with_compile(chance: Random) -> RecipeTruth:
+    """Two switches that no compiler accepts, which shows when it has compiled."""
+    truth = chance.choice((gpu_inference, gpu_training))(chance)
+    compilers = [choice.switch for choice in truth.choices if choice.family == "compiler"]
+    others = [choice.switch for choice in truth.choices if choice.family in ("precision", "layout", "graphs", "tf32")]
+    parts = [frozenset({other, compiler}) for other in chance.sample(others, 2) for compiler in compilers]
+    return _with_faults(truth, [Fault(part, "compile") for part in parts])
+
+
+def failing_slowly(chance: Random) -> RecipeTruth:
+    """One switch, or one pair, that breaks only after fifteen to thirty seconds."""
+    truth = chance.choice((gpu_inference, gpu_training))(chance)
+    part = frozenset(choice.switch for choice in chance.sample(truth.choices, chance.choice((1, 2))))
+    return _with_faults(truth, [Fault(part, "compile", after_s=chance.uniform(15.0, 30.0))])
+
+
+FAILURES: dict[str, Callable[[Random], RecipeTruth]] = {
+    "always failing": always_failing,
+    "failing pairs": failing_pairs,
+    "failing with compile": failing_with_compile,
+    "failing slowly": failing_slowly,
+}
+
+
+def _with_faults(truth: RecipeTruth, faults: list[Fault]) -> RecipeTruth:
+    return replace(truth, failing=tuple(faults), wrong=())
+
+
 def _drawn(chance: Random, choices: list[SwitchChoice], *, on_cpu: bool) -> RecipeTruth:
     by_family = {choice.family: _family_effect(chance, choice.family, on_cpu) for choice in choices}
     effects = {choice.switch: by_family[choice.family] + chance.gauss(0.0, 0.1) for choice in choices}
@@ -206,7 +280,7 @@ def _drawn(chance: Random, choices: list[SwitchChoice], *, on_cpu: bool) -> Reci
         host_effects=host,
         pairs=pairs,
         quirk=lambda switches: Random(f"{salt} {sorted(switches)}").gauss(0.0, 0.004),
-        failing=tuple(_parts(chance, choices, 0.5)),
+        failing=tuple(map(Fault, _parts(chance, choices, 0.5))),
         wrong=tuple(_parts(chance, choices, 0.4)),
         cold_compile_s=chance.uniform(8.0, 40.0),
         warm_compile_s=chance.uniform(3.0, 8.0),
@@ -238,7 +312,7 @@ def _parts(chance: Random, choices: list[SwitchChoice], share: float) -> list[Sw
 
 
 def _is_graphed(choice: SwitchChoice) -> bool:
-    return choice.relieves == "host" or choice.switch in ("compile:reduce-overhead", "compile:max-autotune")
+    return choice.capabilities.records_graph
 
 
 def _compilers(*, freeze: bool) -> list[SwitchChoice]:
@@ -261,9 +335,9 @@ def _choice(
         family=family,
         relieves=relieves,
         excludes=excludes,
+        capabilities=Capabilities(
+            compiles=family in ("compiler", "runtime"), records_graph=relieves == "host" or switch in _GRAPHED
+        ),
         leaves_program=switch in _LEAVE_PROGRAM,
         is_slow_to_prepare=is_slow,
     )
-
-
-_FAILURE = Failure(stage="compile", kind="compile", message="these switches do not go together")

@@ -7,9 +7,9 @@ import random
 from redline.search.observer import NoJournal, Observer
 from redline.search.tune.loop import search
 from redline.search.tune.record import TuneRecord, TuneSpec
-from redline.search.tune.result import finding_of
+from redline.search.tune.result import summary_of
 from redline.search.tune.space import Space, space_for
-from redline.search.tune.trials import NoLedger, Tuner
+from redline.search.tune.tuner import NoLedger, Tuner
 from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from worlds.recipes import RecipeTruth
@@ -23,7 +23,7 @@ def simulated_space(truth: RecipeTruth) -> Space:
     return space_for(TuneSpec(spec=simulated_spec(truth)), truth.choices)[0]
 
 
-def tune_simulated(truth: RecipeTruth, seed: int, budget_s: float) -> Tuner:
+def tune_simulated(truth: RecipeTruth, seed: int, budget_s: float, jobs: int = 1) -> Tuner:
     """The search when it has ended."""
     door = FakeDoor(truth.landscape(random.Random(seed)))
     tuner = Tuner(
@@ -36,16 +36,19 @@ def tune_simulated(truth: RecipeTruth, seed: int, budget_s: float) -> Tuner:
         clock=lambda: door.clock_s,
         budget_s=budget_s,
         order=random.Random(seed),
+        jobs=jobs,
     )
     search(tuner)
     return tuner
 
 
 def loss_of(tuner: Tuner, truth: RecipeTruth) -> float:
-    """How much slower than the true best its winner really is. A winner that gives wrong numbers is a bug."""
-    winner = finding_of(tuner.tune, tuner.records).winner
-    assert winner is not None
-    chosen = tuner.space.switches_of(winner.recipe)
-    assert truth.is_usable(chosen), winner.recipe
+    """How much slower than the true best its answer really is; without a winner that is the baseline.
+
+    A winner that gives wrong numbers is a bug.
+    """
+    winner = summary_of(tuner.tune, tuner.records).winner
+    chosen = tuner.space.switches_of(winner.recipe if winner is not None else "baseline")
+    assert truth.is_usable(chosen), winner
     best_s = min(truth.step_s(switches) for switches in tuner.space.recipes if truth.is_usable(switches))
     return truth.step_s(chosen) / best_s - 1

@@ -67,18 +67,17 @@ def test_a_wrong_step_is_rejected_with_the_reason_though_it_would_win(tmp_path: 
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.LazyLinear(4)).eval()
     images = torch.randn(4, 3, 32, 32)
     model(images)
-    found = tuned(model, images, ["shortcut", "channels-last"], tmp_path).finding
+    found = tuned(model, images, ["shortcut", "channels-last"], tmp_path).summary
     assert found.winner is not None
     assert "shortcut" not in found.winner.recipe
     assert not any("shortcut" in row.recipe for row in found.ranking)
-    (reason,) = [each.reason for each in found.rejected if each.recipe == "shortcut"]
-    assert (reason.code, reason.about) == ("above-tolerance", "numerics")
+    (rejected,) = [each for each in found.rejected if each.recipe == "shortcut"]
+    assert (rejected.code, rejected.switch, rejected.scope) == ("above-tolerance", "shortcut", "switch")
 
 
 def test_an_overflow_in_half_precision_is_rejected_with_the_reason(tmp_path: Path) -> None:
     result = tuned(Overflowing().eval(), torch.randn(8, 256), ["fp16"], tmp_path)
-    assert result.recipe == "baseline"
-    (rejected,) = result.finding.rejected
-    assert rejected.recipe == "fp16"
-    assert rejected.reason.code == "not-finite"
+    assert result.winner is None
+    (rejected,) = result.summary.rejected
+    assert (rejected.recipe, rejected.code) == ("fp16", "not-finite")
     assert "not finite" in str(result), "the report says it too"

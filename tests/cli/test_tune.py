@@ -147,8 +147,8 @@ class TestTune:
         assert told["ranking"][0].keys() >= {"recipe", "ratio", "verdict", "numerics"}
         assert {each["switch"] for each in told["switches"]} == {"fp16", "channels-last"}
         assert all(each["low"] <= each["gain"] <= each["high"] for each in told["switches"])
-        assert any(each["reason"]["about"] == "numerics" for each in told["rejected"])
-        assert all(each.keys() == {"recipe", "reason"} for each in told["rejected"])
+        assert any(each["code"] == "above-tolerance" for each in told["rejected"])
+        assert all(each.keys() == {"recipe", "switch", "scope", "code", "text"} for each in told["rejected"])
         assert told["headroom"] is None
         assert "fp16+channels-last" in told["snippet"]
         assert told["seconds"] >= 0
@@ -156,21 +156,21 @@ class TestTune:
     def test_ctrl_c_prints_the_best_so_far_and_resume_goes_on(
         self, redline: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real, count = Trials.attempt, 0
+        real, count = Trials.start, 0
 
-        def interrupted(self: Trials, steps: Any) -> None:
+        def interrupted(self: Trials, switches: Any, why: str) -> None:
             nonlocal count
             count += 1
             if count == 3:
                 raise KeyboardInterrupt
-            real(self, steps)
+            real(self, switches, why)
 
-        monkeypatch.setattr(Trials, "attempt", interrupted)
+        monkeypatch.setattr(Trials, "start", interrupted)
         stopped = redline("tune", "resnet50", "--budget", "30m")
         assert stopped.exit_code == 130
         assert "best so far: " in stopped.stdout
         assert "--resume goes on" in stopped.stdout
-        monkeypatch.setattr(Trials, "attempt", real)
+        monkeypatch.setattr(Trials, "start", real)
         told = document(redline("tune", "resnet50", "--budget", "30m", "--resume", "--json"))
         assert told["state"] == "done"
         assert told["winner"]["recipe"] == "fp16+channels-last"

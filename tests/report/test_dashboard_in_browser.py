@@ -18,12 +18,12 @@ from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
 from redline.report.export import COLUMNS, export_csv
-from redline.search.tune.gains import Headroom, HeadroomStep
+from redline.search.tune.gains import Gain, GainPath
 
 pytestmark = pytest.mark.browser
 
 ALL_CHARTS = {
-    "headroom",
+    "gains",
     "recipes",
     "throughput",
     "latency",
@@ -35,12 +35,12 @@ ALL_CHARTS = {
     "roofline",
     "telemetry",
 }
-HEADROOM = Headroom(
+PATH_TO_THE_FASTEST = GainPath(
     title="resnet50",
     baseline="baseline",
     baseline_s=0.012,
     winner="fp16+compile",
-    switches=(HeadroomStep(name="fp16", gain=2.5, low=2.4, high=2.6), HeadroomStep(name="compile", gain=1.6)),
+    switches=(Gain(name="fp16", gain=2.5, low=2.4, high=2.6), Gain(name="compile", gain=1.6)),
     roofline_s=0.001,
 )
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>'\"|`a\nb"
@@ -48,15 +48,17 @@ EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='ow
 
 def page_of(folder: Path, records: Sequence[RunRecord], **more: Any) -> Path:
     page = folder / "dashboard.html"
-    headrooms = more.pop("headrooms", ())
-    contents = dataclasses.replace(contents_of(records, **more), headrooms=headrooms)
+    gain_paths = more.pop("gain_paths", ())
+    contents = dataclasses.replace(contents_of(records, **more), gain_paths=gain_paths)
     page.write_text(dashboard(contents), encoding="utf-8")
     return page
 
 
 @pytest.fixture(scope="module")
 def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return page_of(tmp_path_factory.mktemp("full"), everything(), headrooms=[HEADROOM], ceilings_of=ceilings_of)
+    return page_of(
+        tmp_path_factory.mktemp("full"), everything(), gain_paths=[PATH_TO_THE_FASTEST], ceilings_of=ceilings_of
+    )
 
 
 def draw_all(browser: Any) -> None:
@@ -122,19 +124,19 @@ def test_every_chart_has_data_and_the_console_stays_silent(
 def test_several_searches_are_chosen_between_and_filtered(browser: Any, tmp_path: Path) -> None:
     records = race_records() + race_records(model="vit_b_16")
     ways = [
-        msgspec.structs.replace(HEADROOM, title=model, record_id=records[place].id, baseline_s=seconds)
+        msgspec.structs.replace(PATH_TO_THE_FASTEST, title=model, record_id=records[place].id, baseline_s=seconds)
         for model, place, seconds in (("resnet50", 2, 0.012), ("vit_b_16", 5, 0.024))
     ]
-    browser.open(page_of(tmp_path, records, headrooms=ways))
+    browser.open(page_of(tmp_path, records, gain_paths=ways))
     draw_all(browser)
-    highest = "return Math.max(...document.querySelector('#chart-headroom .plot').data[0].y)"
+    highest = "return Math.max(...document.querySelector('#chart-gains .plot').data[0].y)"
     assert browser.ask(highest) == pytest.approx(12)
-    pick(browser, "headroom", "search", "1")
+    pick(browser, "gains", "search", "1")
     browser.until(f"{highest} > 20")
     choose(browser, "model", "resnet50")
-    browser.ask("document.getElementById('chart-headroom').scrollIntoView()")
+    browser.ask("document.getElementById('chart-gains').scrollIntoView()")
     browser.until(f"{highest} < 20")
-    assert browser.ask("return document.querySelector('#chart-headroom select[data-pick=search]').hidden")
+    assert browser.ask("return document.querySelector('#chart-gains select[data-pick=search]').hidden")
     assert browser.console() == []
 
 
@@ -251,7 +253,7 @@ def test_the_download_is_results_csv_of_what_the_filters_leave(browser: Any, tmp
 def test_every_hover_text_carries_the_verdict(browser: Any, full_page: Path) -> None:
     browser.open(full_page)
     draw_all(browser)
-    for chart in ALL_CHARTS - {"headroom"}:
+    for chart in ALL_CHARTS - {"gains"}:
         told = browser.ask(
             "const plot = document.querySelector(`#chart-${arguments[0]} .plot`);"
             "return plot.data.filter(t => t.hoverinfo === 'text' && t.meta !== 'guide').flatMap(t => [...t.hovertext]).filter(Boolean)",

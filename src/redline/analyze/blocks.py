@@ -26,12 +26,12 @@ CLEARLY = 4.0
 """The two sorts must differ by this many times their scatter."""
 
 
-def timed_blocks(record: RunRecord, kind: BlockKind) -> list[Block]:
+def timed_blocks(record: RunRecord, kind: BlockKind, *, rescaled: bool = True) -> list[Block]:
     """The blocks of this kind that figures are computed from, rescaled to match the solo blocks."""
     solo, contended = _sorts(record, kind)
     if not contended:
         return solo
-    factor = math.exp(-(shift(record, kind) or 0.0))
+    factor = math.exp(-(shift(record, kind) or 0.0)) if rescaled else 1.0
     return contended if factor == 1.0 else [_rescaled(block, factor) for block in contended]
 
 
@@ -56,10 +56,14 @@ def shift(record: RunRecord, kind: BlockKind = "throughput") -> float | None:
     return None
 
 
-def round_medians_s(record: RunRecord, kind: BlockKind = "throughput") -> dict[int, float]:
+def has_solo_blocks(record: RunRecord) -> bool:
+    return any(block.solo for block in record.blocks)
+
+
+def round_medians_s(record: RunRecord, kind: BlockKind = "throughput", *, rescaled: bool = True) -> dict[int, float]:
     """The median step of each round, rescaled to the solo blocks: what ratios are computed from."""
     rounds: dict[int, list[float]] = {}
-    for block in timed_blocks(record, kind):
+    for block in timed_blocks(record, kind, rescaled=rescaled):
         rounds.setdefault(block.round, []).extend(block.samples)
     return {number: middle for number, samples in rounds.items() if (middle := median(samples)) > 0}
 

@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import fmean, variance
 from typing import Literal
 
-from redline.analyze.blocks import round_medians_s
+from redline.analyze.blocks import has_solo_blocks, round_medians_s
 from redline.analyze.statistics import PairedLog, paired_log, student_t
 from redline.record import BlockKind, RunRecord
 from redline.spec import Frozen, RunSpec
@@ -163,7 +163,9 @@ def kind_measured(record: RunRecord, kind: BlockKind) -> BlockKind:
 
 def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput") -> PairedLog | None:
     """Of two records measured in turns, by their common rounds; of two that followed each other, by their middles."""
-    rounds = [round_medians_s(record, kind_measured(record, kind)) for record in (first, other)]
+    # Where only one of them was timed before others ran, both are compared as they were in turns.
+    alike = has_solo_blocks(first) == has_solo_blocks(other)
+    rounds = [round_medians_s(record, kind_measured(record, kind), rescaled=alike) for record in (first, other)]
     if first.group is not None and first.group == other.group:
         return paired_log(*rounds)
     if not all(len(times) > 0 for times in rounds):

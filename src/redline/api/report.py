@@ -13,7 +13,7 @@ from redline.note import Note, note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.folder import ReportFiles, write_folder
-from redline.search.tune.result import TuneFinding
+from redline.search.tune.result import TuneSummary
 from redline.store import History
 from redline.store.codec import read_exported
 
@@ -25,7 +25,7 @@ class Chosen:
         self.title = title
         self.records: list[RunRecord] = []
         self.notes: list[Note] = []
-        self.tunes: list[TuneFinding] = []
+        self.tunes: list[TuneSummary] = []
         """The searches that all of their records are here of, newest last."""
 
     def left_out(self, record_id: str, error: RecordError) -> None:
@@ -85,7 +85,7 @@ def report_records(
     title: str = "",
     notes: Sequence[Note] = (),
     profiles: Sequence[Profile] | None = None,
-    tunes: Sequence[TuneFinding] = (),
+    tunes: Sequence[TuneSummary] = (),
     workspace: Workspace | None = None,
 ) -> ReportFiles:
     """`profiles`: those at hand already; None reads the traces that the records name. `tunes`: the searches among them."""
@@ -118,7 +118,7 @@ def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history
 def _tune(name: str, workspace: Workspace) -> Chosen:
     chosen = Chosen(title=f"tune {name}")
     found = kept_tune(name, workspace=workspace, on_unreadable=chosen.left_out)
-    chosen.tunes.append(found.finding)
+    chosen.tunes.append(found.summary)
     chosen.add(found.records.values())
     return chosen
 
@@ -137,7 +137,7 @@ def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> Non
     for search in reversed(list(kept_searches(history, chosen.left_out_search))):
         if search.record_ids and all(record_id in records for record_id in search.record_ids):
             own = {record_id: records[record_id] for record_id in search.record_ids}
-            chosen.tunes.append(TuneResult(search, own, known).finding)
+            chosen.tunes.append(TuneResult(search, own, known).summary)
 
 
 def _sweep(name: str, history: History) -> Chosen:

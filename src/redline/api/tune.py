@@ -18,7 +18,7 @@ from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, RecordError, SpecError, UsageError
 from redline.identity import question_key
 from redline.note import Note, note
-from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoice, SwitchChoices
+from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoices
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import as_text
@@ -35,10 +35,10 @@ from redline.search.tune.record import (
     encode_tune,
     question_of,
 )
-from redline.search.tune.result import TuneFinding, Winner, finding_of
+from redline.search.tune.result import TuneSummary, Winner, summary_of
 from redline.search.tune.space import space_for
-from redline.search.tune.trials import Clock, Tuner
-from redline.spec import Recipe, RunSpec
+from redline.search.tune.tuner import Clock, Tuner, usual_jobs
+from redline.spec import Recipe
 from redline.store import History, TuneLedger, TuneRow
 from redline.units import parse_seconds
 
@@ -57,26 +57,26 @@ class TuneResult:
         self.records = dict(records)
         self.inputs = inputs
         """The example inputs the search was given."""
-        self.finding: TuneFinding = finding_of(tune, self.records, ceilings_of)
+        self.summary: TuneSummary = summary_of(tune, self.records, ceilings_of)
 
     def __str__(self) -> str:
-        return as_text(tune_report(self.finding))
+        return as_text(tune_report(self.summary))
 
     @property
     def winner(self) -> Winner | None:
-        return self.finding.winner
+        return self.summary.winner
 
     @property
     def recipe(self) -> str:
-        """The winner's; raises where there is none."""
+        """The winner's; raises where nothing is surely faster than the baseline."""
         if self.winner is None:
-            raise UsageError("the search found no recipe that may be recommended; its `finding.rejected` says why")
+            raise UsageError("the search found no recipe that is surely faster than the baseline; print it to see why")
         return self.winner.recipe
 
     @property
     def snippet(self) -> str | None:
         """The winner as plain PyTorch."""
-        return self.finding.snippet
+        return self.summary.snippet
 
     @property
     def plain(self) -> PlainRecipe:
@@ -116,7 +116,7 @@ class TuneResult:
         return document
 
     def to_json(self) -> JsonDocument:
-        return json_document("tune", self.finding)
+        return json_document("tune", self.summary)
 
 
 @takes_settings
@@ -132,6 +132,7 @@ def tune(
     tolerance: float | str | None = None,
     allow_quantized: bool = False,
     check: Any | None = None,
+    jobs: int | None = None,
     recipes: str | Iterable[str] = (),
     switches: Iterable[str] = (),
     without: Iterable[str] = (),
@@ -149,8 +150,8 @@ def tune(
     relative error, or a factor on the error of rounding such as "2x". `recipes` are tried first, `switches` restricts
     which switches may be used, `without` excludes some. `check` is a metric of your own (a function of the model,
     higher is better): it is run on all that go to the last race and on the winner, and what loses more than 1 % of the
-    baseline's is not recommended; quantized recipes never are without one. A mistake is raised before anything is
-    measured.
+    baseline's is not recommended; quantized recipes never are without one. `jobs` recipes are prepared at the same time
+    (by default as many as processors allow); only one is ever timed. A mistake is raised before anything is measured.
     """
     tunes_batch = batch == "auto"
     if isinstance(batch, str) and not tunes_batch:
@@ -178,19 +179,29 @@ def tune(
             replicates=replicates,
         )
         budget_s = parse_seconds(budget) if isinstance(budget, str) else budget
-        result = _tune_spec(asked, working, budget_s=budget_s, name=name, resume=resume, clock=clock)
+        if jobs is not None and jobs < 1:
+            raise SpecError(f"jobs must be 1 or more, got {jobs}")
+        result = _tune_spec(asked, working, budget_s=budget_s, jobs=jobs, name=name, resume=resume, clock=clock)
     result.inputs = inputs
     return result
 
 
 def _tune_spec(
-    asked: TuneSpec, workspace: Workspace, *, budget_s: float, name: str | None, resume: bool, clock: Clock
+    asked: TuneSpec,
+    workspace: Workspace,
+    *,
+    budget_s: float,
+    jobs: int | None,
+    name: str | None,
+    resume: bool,
+    clock: Clock,
 ) -> TuneResult:
     """Search, or continue a search."""
     if not budget_s > 0:
         raise SpecError(f"budget must be above 0, got {budget_s}")
     if asked.tunes_batch:
         require_batches([asked.spec])
+    started_s = clock()
     called = name or default_name(asked)
     history = workspace.history
     ledger = history.tunes()
@@ -199,14 +210,20 @@ def _tune_spec(
         (spec,) = workspace.checked([asked.spec])
         asked = msgspec.structs.replace(asked, spec=spec)
         kept = _resumed(kept, asked) if kept is not None else None
-        choices = switch_choices(spec, workspace)
-        space, refused = space_for(asked, choices)
+        offered = workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch)
+        space, refused = space_for(asked, offered.choices)
         for seed in asked.seeds:
             space.checked(seed)
-        quantizing = tuple(choice.switch for choice in choices if choice.capabilities.quantizes)
+        quantizing = tuple(choice.switch for choice in offered.choices if choice.capabilities.quantizes)
         record = kept or TuneRecord(
-            name=called, tune=asked, created_at=time.time(), refused=tuple(refused), quantizing=quantizing
+            name=called,
+            tune=asked,
+            created_at=time.time(),
+            refused=tuple(refused),
+            quantizing=quantizing,
+            facts=offered.facts,
         )
+        before_s = clock() - started_s  # waiting for the device is not charged
         with workspace.lock(spec.device):
             tuner = Tuner(
                 tune=record,
@@ -219,6 +236,8 @@ def _tune_spec(
                 budget_s=budget_s,
                 order=random.Random(spec.seed),
                 records=history.load_many(record.record_ids) if kept else {},
+                jobs=jobs or usual_jobs(spec),
+                before_s=before_s,
             )
             search(tuner)
             result = _result(tuner, workspace)
@@ -263,11 +282,6 @@ def kept_searches(
                 yield decode_tune(body)
         except RecordError as error:
             on_unreadable(row.name, error)
-
-
-def switch_choices(spec: RunSpec, workspace: Workspace) -> tuple[SwitchChoice, ...]:
-    """What the bench says can be tried on this workload."""
-    return workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch).choices
 
 
 def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, Note | None]:

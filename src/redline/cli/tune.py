@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from redline.cli.options import (
     HOW,
     ISOLATED,
+    OUTPUT,
     WHAT,
     WORKLOAD,
     Exit,
@@ -57,20 +59,26 @@ def tune(
     ] = None,
     without: Annotated[str | None, opt(group=HOW, help="Leave these switches out, such as compile.")] = None,
     replicates: Replicates = 3,
+    jobs: Annotated[
+        int | None, opt(group=HOW, help="Recipes prepared at the same time. Default: as many as processors allow.")
+    ] = None,
     resume: Annotated[bool, opt("--resume", group=HOW, help="Continue the same search where it stopped.")] = False,
     name: Annotated[str | None, opt(group=HOW, help="Name of the search. Default: derived from what is asked.")] = None,
     given: Given,
+    snippet: Annotated[
+        Path | None, opt(group=OUTPUT, metavar="FILE", help="Write the winner as plain PyTorch code to this file.")
+    ] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Find the fastest recipe that keeps the numerics, prove it, say what each switch brings, and print the code.
+    """Find the fastest recipe that keeps the numerics, prove it, say what each switch brings, and write the code.
 
     Every recipe's numerics are checked before it is timed. Ctrl-C keeps what is known and prints the best so far. A
     --check that raises an error under a recipe rejects that recipe, and the exit code is 5.
 
     \b
     Examples:
-      redline tune resnet50 --batch 32 --budget 5m
+      redline tune resnet50 --batch 32 --budget 5m --snippet fast.py
       redline tune my_model.py:build --task train --without graphs
       redline tune resnet50 --batch 32 --resume --budget 10m
     """
@@ -78,7 +86,7 @@ def tune(
     from redline.api.tune import tune as tune_model
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveTune, tell_report
-    from redline.report.folder import check_folder
+    from redline.report.folder import check_file, check_folder, write_text
     from redline.report.terminal import make_console
     from redline.report.tune import tune_report
     from redline.spec import MOST_REPLICATES, require_range
@@ -86,6 +94,8 @@ def tune(
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     if report is not None:
         check_folder(report)
+    if snippet is not None:
+        check_file(snippet)
     if str(given.get("batch", "")).isdecimal():
         given["batch"] = int(given["batch"])
     listed: dict[str, Any] = {
@@ -101,17 +111,19 @@ def tune(
             allow_quantized=allow_quantized,
             replicates=replicates,
             resume=resume,
-            **only_set(slo_p95=slo_p95, tolerance=tolerance, check=check, recipes=recipe, name=name),
+            **only_set(slo_p95=slo_p95, tolerance=tolerance, check=check, recipes=recipe, name=name, jobs=jobs),
             **listed,
             **given,
             workspace=workspace,
         )
         observer.stop()
-        print_json(result.to_json()) if json else make_console().print(tune_report(result.finding))
+        if snippet is not None and result.snippet is not None:
+            write_text(snippet, result.snippet)
+        print_json(result.to_json()) if json else make_console().print(tune_report(result.summary, snippet))
         if report is not None:
-            tunes = [result.finding]
+            tunes = [result.summary]
             tell_report(report_records(list(result.records.values()), report, tunes=tunes, workspace=workspace))
-    if result.finding.state == "interrupted":
+    if result.summary.state == "interrupted":
         return Exit.INTERRUPTED
-    is_sound = result.winner is not None and not any(metric.failure for metric in result.finding.metrics)
+    is_sound = result.summary.leader is not None and not any(metric.failure for metric in result.summary.metrics)
     return Exit.DONE if is_sound else Exit.FAILED_ROW

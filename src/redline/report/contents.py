@@ -19,8 +19,8 @@ from redline.identity import Subject, is_capture, subjects_of
 from redline.note import Note, note
 from redline.record import Environment, RunRecord
 from redline.report.roofline import RooflineChart, roofline_charts
-from redline.search.tune.gains import Headroom, headroom_of, with_winners
-from redline.search.tune.result import TuneFinding
+from redline.search.tune.gains import GainPath, gain_path_of, with_winners
+from redline.search.tune.result import TuneSummary
 from redline.spec import BASELINE, Frozen
 from redline.trace.decode import read_trace
 from redline.units import format_bytes
@@ -43,7 +43,8 @@ class Contents:
     profiles: Sequence[Profile]
     notes: Sequence[Note]
     """What the reader must know about the report itself: records that could not be read, traces that are gone."""
-    headrooms: Sequence[Headroom]
+    searches: Sequence[TuneSummary]
+    gain_paths: Sequence[GainPath]
     """The ways to the fastest recipes, where someone looked for them; the best known first."""
     rooflines: Sequence[RooflineChart]
     across: bool = False
@@ -62,7 +63,7 @@ def contents_of(
     finding: str = "",
     notes: Sequence[Note] = (),
     profiles: Sequence[Profile] | None = None,
-    tunes: Sequence[TuneFinding] = (),
+    tunes: Sequence[TuneSummary] = (),
     ceilings_of: CeilingsOf | None = None,
     across: bool = False,
 ) -> Contents:
@@ -94,9 +95,10 @@ def contents_of(
         advice=advice,
         profiles=profiles,
         notes=_first(told),
-        headrooms=sorted(
-            [found for tune in tunes if (found := headroom_of(tune, rows)) is not None],
-            key=lambda headroom: -len(headroom.switches),
+        searches=tunes,
+        gain_paths=sorted(
+            [found for tune in tunes if (found := gain_path_of(tune, rows)) is not None],
+            key=lambda path: -len(path.switches),
         ),
         rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
         across=across,

@@ -19,6 +19,7 @@ from redline import __version__
 from redline.analyze.profile import Profile
 from redline.analyze.recommend import Advice, rate, recommendable
 from redline.analyze.summary import RunSummary
+from redline.report import tune
 from redline.report.contents import METHOD, Contents, places_of
 from redline.report.payload import as_json, payload_of
 from redline.spec import Frozen
@@ -156,10 +157,10 @@ def _phases(payload: Payload) -> bool:
 
 SECTIONS = (
     Section(
-        "headroom",
-        "Headroom",
-        "From the baseline to the fastest recipe, what each step took off, and what is left to the roofline.",
-        _filled("headrooms"),
+        "gains",
+        "From the baseline to the fastest recipe",
+        "What each switch took off the time of a step, and the headroom that is left to the roofline.",
+        _filled("gain_paths"),
         wide=True,
     ),
     Section(
@@ -259,6 +260,7 @@ def dashboard(contents: Contents) -> str:
         tiles=tiles_of(contents),
         advice=cards_of(contents),
         places=places_of(contents.records),
+        told=tune,
         method=METHOD,
         version=__version__,
         policy=_policy(script, library),

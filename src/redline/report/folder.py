@@ -40,6 +40,20 @@ def check_folder(folder: Path) -> None:
         raise SpecError(f"cannot write the report to {folder}: {error.strerror}") from None
 
 
+def check_file(path: Path) -> None:
+    """Whether a file could be written there, likewise."""
+    if path.is_dir():
+        raise SpecError(f"cannot write to {path}: it is a folder")
+    check_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot write to {path}: {error.strerror}") from None
+
+
 def write_folder(contents: Contents, folder: Path) -> ReportFiles:
     check_folder(folder)
     rows = list(contents.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -14,7 +15,9 @@ from redline.identity import Subject, is_capture
 from redline.report.cells import bound_word
 from redline.report.contents import METHOD, Contents, Line, folded, places_of
 from redline.report.terminal import cell, escaped, table
+from redline.report.tune import answer, compile_told, facts_told, ratio_told, reasons, remark, spent_told
 from redline.search.tune.gains import waterfall
+from redline.search.tune.result import TuneSummary
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 MOST_ROWS = 400
@@ -31,7 +34,8 @@ def markdown(contents: Contents, pictures: Mapping[str, str]) -> str:
         _results(contents),
         _knees(contents),
         _cold_starts(contents),
-        _headroom(contents),
+        _searches(contents),
+        _gains(contents),
         _profiles(contents),
         _environment(contents),
         ["## Method", "", *(f"- {line}" for line in METHOD)],
@@ -197,18 +201,62 @@ def _cold_starts(contents: Contents) -> Iterator[str]:
     yield from table(headers, rows[-MOST_ROWS:], left=2)
 
 
-def _headroom(contents: Contents) -> Iterator[str]:
-    if contents.headrooms:
-        yield "## Headroom"
-    for headroom in contents.headrooms:
+def _searches(contents: Contents) -> Iterator[str]:
+    if contents.searches:
+        yield "## Searches for the fastest recipe"
+    for found in contents.searches:
         yield ""
-        yield f"### {escaped(headroom.title, 200)}"
+        yield f"### {escaped(f'{found.model} · {found.task} · batch {found.batch} · {found.objective}', 200)}"
+        yield ""
+        yield f"**{escaped(answer(found), 400)}**"
+        yield ""
+        yield from (f"- {escaped(line, 400)}" for line in [*_about_the_step(found), *reasons(found)])
+        yield f"- {escaped(spent_told(found), 400)}"
+        yield ""
+        rows = [
+            [
+                cell(row.recipe),
+                cell(remark(found, row)),
+                ratio_told(row),
+                row.verdict,
+                error_text(row.numerics, with_steps=True),
+                compile_told(row).replace("<", "&lt;"),
+            ]
+            for row in found.ranking[:MOST_ROWS]
+        ]
+        yield from table(["recipe", "", "vs baseline", "verdict", "rel. error", "compile s"], rows, left=2)
+        if found.snippet is not None:
+            yield ""
+            yield "The winner without Redline:"
+            yield ""
+            yield from _code(found.snippet)
+
+
+def _about_the_step(found: TuneSummary) -> list[str]:
+    return [f"a step of the model: {'; '.join(facts_told(found.facts))}"] if found.facts is not None else []
+
+
+def _code(text: str) -> Iterator[str]:
+    """A block of code whose fence is longer than any inside it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield f"{fence}python"
+    yield text.rstrip()
+    yield fence
+
+
+def _gains(contents: Contents) -> Iterator[str]:
+    if contents.gain_paths:
+        yield "## From the baseline to the fastest recipe"
+    for path in contents.gain_paths:
+        yield ""
+        yield f"### {escaped(path.title, 200)}"
         yield ""
         rows = [
             [cell(bar.label), cell(bar.told), f"{format_seconds(bar.from_s)} → {format_seconds(bar.to_s)}"]
-            for bar in waterfall(headroom)
+            for bar in waterfall(path)
         ]
-        yield from table(["step", "gain", "time of a step"], rows, left=2)
+        yield from table(["switch", "gain", "time of a step"], rows, left=2)
 
 
 def _profiles(contents: Contents) -> Iterator[str]:

@@ -130,8 +130,8 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "telemetry": list(_telemetry(contents.records)),
         "profiles": list(_profiles(contents)),
         "rooflines": msgspec.to_builtins(contents.rooflines),
-        "headrooms": list(_headrooms(contents)),
         "trainings": list(_trainings(contents)),
+        "gain_paths": list(_gain_paths(contents)),
     }
 
 
@@ -228,9 +228,9 @@ def _profile(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _headrooms(contents: Contents) -> Iterator[dict[str, Any]]:
+def _gain_paths(contents: Contents) -> Iterator[dict[str, Any]]:
     numbers = {record.id: number for number, record in enumerate(contents.records)}
-    for found in contents.headrooms:
+    for found in contents.gain_paths:
         bars = msgspec.to_builtins(waterfall(found))
         yield {"row": numbers.get(found.record_id), "title": found.title, "bars": bars}
 

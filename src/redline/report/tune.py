@@ -1,9 +1,8 @@
-"""A search for the fastest recipe in a terminal and as a document."""
+"""A search for the fastest recipe in a terminal and as a document: the answer first, then what it rests on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,34 +11,76 @@ from rich.text import Text
 from redline.report.cells import error_cell
 from redline.report.race import VERDICT_STYLE
 from redline.report.terminal import make_table
-from redline.search.tune.result import Ranked, TuneFinding, Winner
+from redline.search.tune.record import Spent
+from redline.search.tune.result import Ranked, TuneSummary, Winner
 from redline.spec import BASELINE
-from redline.units import significant
+from redline.units import format_seconds, format_share, significant
+from redline.work import Facts
 
 SHOWN = 12
 """Rows of the ranking a person is shown; the document has all."""
+LAYERS = 3
+"""Kinds of layers a person is told of."""
+SCOPES = {"switch": "in any recipe", "pair": "together", "recipe": "this recipe only"}
 
 
-def tune_report(found: TuneFinding) -> RenderableType:
-    """Ranking, winner, what each switch brings, what was rejected and why, the code, the next step."""
-    parts: list[RenderableType] = []
+def tune_report(found: TuneSummary, snippet_file: Path | None = None) -> RenderableType:
+    """The answer, the ranking, what each switch brings, what was ruled out and why, what was spent, the next step."""
+    parts: list[RenderableType] = [Text(answer(found), style="bold green" if found.winner is not None else "bold")]
+    if snippet_file is not None and found.snippet is not None:
+        parts.append(Text(f"code without Redline: {snippet_file}", style="green"))
+    parts += _checked(found)
     if found.ranking:
         parts.append(_ranking(found))
         if len(found.ranking) > SHOWN:
             parts.append(Text(f"  and {len(found.ranking) - SHOWN} slower ones (--json lists all)", style="dim"))
-    parts += [_winner(found, found.winner)] if found.winner is not None else []
-    parts += _checked(found)
     if found.switches:
-        parts.append(_steps(found))
-    parts += _reasons(found)
-    parts += [Text(f"  note: {note}", style="yellow") for note in found.notes]
-    parts.append(Text(_spent(found), style="dim"))
-    if found.snippet is not None:
-        parts += [Text("without Redline:", style="dim"), Text(found.snippet.rstrip())]
-    return Group(*parts, Text(_next_step(found), style="bold"))
+        parts.append(_gains(found))
+    parts += [Text(f"  {line}", style="red") for line in reasons(found)]
+    # What was left out because it was asked for needs no line each.
+    others = [row for row in found.refused if row.reason.code not in ("not-asked-for", "excluded")]
+    parts += [Text(f"  not tried: {row.switch}: {row.reason}", style="dim") for row in others]
+    parts += [Text(f"  note: {each}", style="yellow") for each in found.notes]
+    if found.facts is not None:
+        parts.append(Text(f"a step of the model: {'; '.join(facts_told(found.facts))}", style="dim"))
+    parts.append(Text(spent_told(found), style="dim"))
+    return Group(*parts, Text(_next_step(found, snippet_file), style="bold"))
 
 
-def _ranking(found: TuneFinding) -> Table:
+def answer(found: TuneSummary) -> str:
+    """The result of the search in one sentence."""
+    leader = found.leader
+    if leader is None:
+        return "no answer: the baseline itself does not run here"
+    if found.winner is not None:
+        told = f"{'winner' if found.has_answer else 'best so far'}: {_told(found, found.winner)}"
+        return told + (f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else "")
+    if leader.recipe == BASELINE:
+        tried = "nothing that was tried" if found.trials > 1 else "nothing else was tried: nothing"
+        return f"no winner: {tried} is faster than the baseline"
+    so_far = "" if found.has_answer else "best so far, but not certain: "
+    return f"{so_far or 'no winner: '}nothing is surely faster than the baseline; the fastest seen is {_told(found, leader)}"
+
+
+def _told(found: TuneSummary, leader: Winner) -> str:
+    told = f"{leader.recipe}, {leader.ratio:.2f}× the baseline"
+    told += f" ({leader.low:.2f}–{leader.high:.2f})" if leader.low and leader.high else ", seen in one process only"
+    rate = leader.throughput_per_s
+    if rate is not None:
+        told += f", {significant(rate, max(3, len(str(round(rate)))))} {leader.item or 'item'}/s"
+    return told + (f" at batch {leader.batch}" if leader.batch else "")
+
+
+def _checked(found: TuneSummary) -> list[Text]:
+    """What the user's check said of the winner."""
+    recipe = found.winner.recipe if found.winner is not None else None
+    metric = next((metric for metric in found.metrics if metric.recipe == recipe), None)
+    if metric is None or metric.value is None or metric.baseline is None:
+        return []
+    return [Text(f"  your check: {metric.value:.4g}, {metric.baseline:.4g} with the baseline", style="green")]
+
+
+def _ranking(found: TuneSummary) -> Table:
     where = f"{found.device_name} ({found.device})" if found.device_name else found.device
     batch = f"batch {found.batch}" if found.batch else ""
     title = " · ".join(part for part in (found.model, found.task, batch, where, found.objective) if part)
@@ -50,51 +91,35 @@ def _ranking(found: TuneFinding) -> Table:
     table.add_column("", overflow="fold")
     for row in found.ranking[:SHOWN]:
         is_winner = found.winner is not None and row.recipe == found.winner.recipe
-        remark = _standing(found) if is_winner else str(row.note or ("host-bound" if row.bound == "host" else ""))
         table.add_row(
             Text(row.recipe, style="bold" if is_winner else ""),
-            _ratio(row),
+            ratio_told(row),
             Text(row.verdict, style=VERDICT_STYLE[row.verdict]),
             error_cell(row.numerics, with_steps=True),
-            "–" if row.compile_s is None else f"{row.compile_s:.1f}",
-            Text(remark, style="green" if is_winner else "dim"),
+            compile_told(row),
+            Text(remark(found, row), style="green" if is_winner else "dim"),
         )
     return table
 
 
-def _ratio(row: Ranked) -> str:
+def remark(found: TuneSummary, row: Ranked) -> str:
+    if found.winner is not None and row.recipe == found.winner.recipe:
+        return "winner" if found.has_answer else "best so far"
+    return str(row.note or ("host-bound" if row.bound == "host" else ""))
+
+
+def ratio_told(row: Ranked) -> str:
     if row.recipe == BASELINE:
         return "–"
     return f"{row.ratio:.2f}×" + (f" ({row.low:.2f}–{row.high:.2f})" if row.low and row.high else "")
 
 
-def _winner(found: TuneFinding, winner: Winner) -> Text:
-    rate = winner.throughput_per_s
-    told = f"{_standing(found)}: {winner.recipe}"
-    if winner.recipe != BASELINE:
-        told += f", {winner.ratio:.2f}× the baseline"
-        told += f" ({winner.low:.2f}–{winner.high:.2f})" if winner.low and winner.high else ", seen in one process only"
-    if rate is not None:
-        told += f", {significant(rate, max(3, len(str(round(rate)))))} {winner.item or 'item'}/s"
-    told += f" at batch {winner.batch}" if winner.batch else ""
-    told += f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else ""
-    return Text(told, style="bold green")
+def compile_told(row: Ranked) -> str:
+    """`<`: others were prepared at the same time, so that alone it takes less."""
+    return "–" if row.compile_s is None else f"{'<' if row.compile_is_contended else ''}{row.compile_s:.1f}"
 
 
-def _checked(found: TuneFinding) -> list[Text]:
-    """What the user's check said of the winner."""
-    recipe = found.winner.recipe if found.winner is not None else None
-    metric = next((metric for metric in found.metrics if metric.recipe == recipe), None)
-    if metric is None or metric.value is None or metric.baseline is None:
-        return []
-    return [Text(f"  your check: {metric.value:.4g}, {metric.baseline:.4g} with the baseline", style="green")]
-
-
-def _standing(found: TuneFinding) -> str:
-    return "winner" if found.has_answer else "best so far"
-
-
-def _steps(found: TuneFinding) -> Table:
+def _gains(found: TuneSummary) -> Table:
     table = make_table(Text("what each switch brings (time without it over time with it)", style="dim"))
     table.add_column("switch", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
@@ -104,33 +129,56 @@ def _steps(found: TuneFinding) -> Table:
     return table
 
 
-def _reasons(found: TuneFinding) -> list[RenderableType]:
-    told: list[RenderableType] = [
-        Text(f"  rejected: {row.recipe}: {row.reason}", style="red") for row in found.rejected
-    ]
-    return told + [Text(f"  not tried: {row.switch}: {row.reason}", style="dim") for row in _apart(found)]
+def reasons(found: TuneSummary) -> list[str]:
+    """What was ruled out and why, once for all recipes it ruled out."""
+    told: dict[str, str] = {}
+    for row in found.rejected:
+        if row.scope == "recipe" or row.switch is None:
+            told[row.recipe] = f"rejected: {row.recipe}: {row.text}"
+        else:
+            told.setdefault(f"{row.scope} {row.switch}", f"ruled out: {row.switch} {SCOPES[row.scope]}: {row.text}")
+    return list(told.values())
 
 
-def _apart(found: TuneFinding) -> Sequence[Any]:
-    """What was left out because it was asked for needs no line each."""
-    return [row for row in found.refused if row.reason.code not in ("not-asked-for", "excluded")]
+def facts_told(facts: Facts) -> list[str]:
+    """The few facts about a step that decide which switches can help."""
+    layers = sorted(facts.layers.items(), key=lambda item: -item[1].share)[:LAYERS]
+    told = [f"{layer.calls} {kind} ({format_share(layer.share)} of the forward pass)" for kind, layer in layers]
+    if facts.step_s is not None and facts.host_s is not None:
+        told.append(f"the host issues it in {format_seconds(facts.host_s)} of {format_seconds(facts.step_s)}")
+    if facts.reads:
+        told.append(f"Python waits for values of tensors ({facts.reads[0]})")
+    told += ["its operators depend on the values of its inputs"] if facts.branches else []
+    told += ["its shapes depend on the values of its inputs"] if facts.varies_shapes else []
+    told += [f"it writes to {facts.mutates[0]}"] if facts.mutates else []
+    return told or ["nothing that stands out"]
 
 
-def _spent(found: TuneFinding) -> str:
-    return f"{found.trials} recipe{'s' if found.trials != 1 else ''} tried in {found.seconds:.0f} s, {found.compile_seconds:.0f} s of that compiling"
+def spent_told(found: TuneSummary) -> str:
+    spent = found.spent
+    parts = [f"{name} {getattr(spent, name):.0f} s" for name in SPENT if getattr(spent, name) >= 0.5]
+    total_s = sum(getattr(spent, name) for name in SPENT)
+    tried = f"{found.trials} recipe{'s' if found.trials != 1 else ''} tried, {found.compile_seconds:.0f} s of compiling"
+    return f"spent {total_s:.0f} s ({', '.join(parts)}), {spent.left:.0f} s left; {tried}"
 
 
-def _next_step(found: TuneFinding) -> str:
+SPENT = tuple(name for name in Spent.__struct_fields__ if name not in ("reserved", "left"))
+"""What adds up to all seconds of a search."""
+
+
+def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
     if found.state in ("running", "interrupted"):
         return "next: the same command with --resume goes on"
+    if found.leader is None:
+        return "next: make the baseline run; 'redline run' shows where it breaks"
     if not found.has_answer:
         return "next: the same command with --resume and more --budget goes on"
     if found.winner is None:
-        return "next: nothing may be recommended; the reasons are above"
-    if found.winner.recipe == BASELINE:
-        return "next: nothing here beats the baseline; try another batch, or --allow-quantized with a --check"
+        return "next: stay with the baseline; try another batch, or --allow-quantized with a --check"
     use = f"redline.recipe({found.winner.recipe!r}).apply(model, *example_inputs)"
     if found.task == "train":
         use = f"redline.recipe({found.winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
-    told = f"next: {use}, or the code above"
+    told = f"next: {use}"
+    if found.snippet is not None and snippet_file is None:
+        told += ", or the same command with --resume --snippet FILE for the code"
     return f"{told}; '{found.explained_by}' explains the rest" if found.explained_by else told

@@ -12,12 +12,12 @@ from worlds.tuning import loss_of, tune_simulated
 
 from redline.protocol import SwitchChoice
 from redline.search.tune.costs import Candidate, Costs, first_of
-from redline.search.tune.estimates import Estimate
 from redline.search.tune.finals import ablation_s, choose_finalists, race_s
+from redline.search.tune.model import Estimate
 from redline.search.tune.record import Trial, TuneSpec
-from redline.search.tune.result import finding_of
+from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
-from redline.search.tune.trials import Tuner
+from redline.search.tune.tuner import Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 
 GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
@@ -203,7 +203,7 @@ class TestShortSearches:
     def test_what_there_was_no_time_to_tell_is_named(self) -> None:
         short, long = (tune_simulated(like_an_h200(), 1, budget_s) for budget_s in (150.0, 1800.0))
         (noted,) = (each for each in short.tune.notes if each.code == "gains-unknown")
-        found = finding_of(short.tune, short.records)
+        found = summary_of(short.tune, short.records)
         assert found.winner is not None
         told = {gain.switch for gain in found.switches}
         untold = set(str(noted).partition(": ")[2].partition(";")[0].split(", "))

@@ -12,19 +12,20 @@ from reported import ceilings_of, race_records
 from redline.analyze.summary import summarize
 from redline.record import RunRecord
 from redline.report.contents import contents_of
-from redline.search.tune.gains import ALL, OTHERS, TOGETHER, TWICE, headroom_of, waterfall
-from redline.search.tune.result import SwitchGain, TuneFinding, Winner
+from redline.search.tune.gains import ALL, OTHERS, TOGETHER, TWICE, gain_path_of, waterfall
+from redline.search.tune.result import TuneSummary, Winner
+from redline.search.tune.winner import SwitchGain
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)
 
 
-def finding(
+def summary(
     record: RunRecord = RECORDS[2], *, ratio: float = 4.0, gains: tuple[float, ...] = (2.5, 1.6)
-) -> TuneFinding:
+) -> TuneSummary:
     recipe = str(record.spec.recipe)
     winner = Winner(recipe=recipe, batch=32, ratio=ratio, low=3.9, high=4.1, record_id=record.id)
-    return TuneFinding(
+    return TuneSummary(
         name="mine",
         state="done",
         model="resnet50",
@@ -32,7 +33,8 @@ def finding(
         device="cuda:0",
         device_name="fake cuda device",
         objective="throughput",
-        winner=winner,
+        winner=winner if winner.is_certain else None,
+        leader=winner,
         ranking=(),
         switches=tuple(
             SwitchGain(switch=step, gain=gain, low=None, high=None)
@@ -50,13 +52,18 @@ def finding(
     )
 
 
-def with_interval(found: TuneFinding, low: float | None, high: float | None, **changes: Any) -> TuneFinding:
-    assert found.winner is not None
-    return msgspec.structs.replace(found, winner=msgspec.structs.replace(found.winner, low=low, high=high, **changes))
+def with_leader(found: TuneSummary, **changes: Any) -> TuneSummary:
+    assert found.leader is not None
+    leader = msgspec.structs.replace(found.leader, **changes)
+    return msgspec.structs.replace(found, leader=leader, winner=leader if leader.is_certain else None)
+
+
+def with_interval(found: TuneSummary, low: float | None, high: float | None, **changes: Any) -> TuneSummary:
+    return with_leader(found, low=low, high=high, **changes)
 
 
 def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
-    found = headroom_of(finding(), ROWS)
+    found = gain_path_of(summary(), ROWS)
     assert found is not None
     row = ROWS[2]
     assert row.batch is not None
@@ -71,14 +78,14 @@ def test_it_ends_at_the_winners_own_time_and_at_its_roofline() -> None:
 
 @pytest.mark.parametrize(("gains", "name"), [((2.0, 1.6), TOGETHER), ((3.0, 2.0), TWICE), ((2.5,), OTHERS), ((), ALL)])
 def test_what_single_steps_do_not_explain_is_a_bar_of_its_own(gains: tuple[float, ...], name: str) -> None:
-    found = headroom_of(finding(gains=gains), ROWS)
+    found = gain_path_of(summary(gains=gains), ROWS)
     assert found is not None
     assert found.switches[-1].name == name
     assert math.prod(step.gain for step in found.switches) == pytest.approx(4.0)
 
 
 def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> None:
-    contents = contents_of(RECORDS, tunes=[finding(ratio=3.5)])
+    contents = contents_of(RECORDS, tunes=[summary(ratio=3.5)])
     (told,) = [each for each in contents.advice if each.kind == "recipe"]
     assert contents.headline == told.headline
     assert told.headline == "fp16+compile runs resnet50 3.50× as fast as baseline on fake cuda device"
@@ -89,7 +96,7 @@ def test_the_report_recommends_the_winner_with_the_searchs_own_interval() -> Non
 
 @pytest.mark.parametrize(("low", "high", "verdict"), [(0.18, 52.23, "inconclusive"), (0.99, 1.02, "same")])
 def test_a_gain_that_may_be_none_is_not_told_as_one(low: float, high: float, verdict: str) -> None:
-    contents = contents_of(RECORDS, tunes=[with_interval(finding(ratio=3.05), low, high)])
+    contents = contents_of(RECORDS, tunes=[with_interval(summary(ratio=3.05), low, high)])
     (told,) = [each for each in contents.advice if each.kind == "recipe"]
     assert told.headline == "Stay with baseline for resnet50: nothing that was tried is clearly faster"
     assert contents.headline == told.headline
@@ -97,12 +104,12 @@ def test_a_gain_that_may_be_none_is_not_told_as_one(low: float, high: float, ver
         f"next best: fp16+compile, 3.05× ({low:.2f}–{high:.2f}) over fresh processes, measured in turns: {verdict}",
     )
     assert (told.recipe, told.record_id, told.ratio) == ("baseline", RECORDS[0].id, None)
-    (way,) = contents.headrooms
+    (way,) = contents.gain_paths
     assert way.verdict == f"valid, {verdict}"
 
 
 def test_what_one_process_showed_is_told_as_that() -> None:
-    alone = with_interval(finding(ratio=3.05), None, None)
+    alone = with_interval(summary(ratio=3.05), None, None)
     contents = contents_of(RECORDS, tunes=[alone])
     (told,) = [each for each in contents.advice if each.kind == "recipe"]
     assert contents.headline == (
@@ -112,13 +119,13 @@ def test_what_one_process_showed_is_told_as_that() -> None:
     assert told.details[0].startswith("3.05×, seen in one process only")
     assert told.details[0].endswith(": inconclusive")
     assert told.ratio is None, "no figure at the top of the page"
-    assert contents.headrooms[0].verdict == "valid, inconclusive, seen in one process only"
-    hardly = with_interval(finding(ratio=1.03), None, None)
+    assert contents.gain_paths[0].verdict == "valid, inconclusive, seen in one process only"
+    hardly = with_interval(summary(ratio=1.03), None, None)
     assert contents_of(RECORDS, tunes=[hardly]).headline.startswith("Stay with baseline")
 
 
 def test_what_is_decided_stands_before_what_is_not() -> None:
-    mine = finding(ratio=3.5)
+    mine = summary(ratio=3.5)
     unsure = with_interval(msgspec.structs.replace(mine, name="at 1"), 0.5, 9.0, batch=1)
     contents = contents_of(RECORDS, tunes=[unsure, mine])
     told = [each for each in contents.advice if each.kind == "recipe"]
@@ -130,8 +137,8 @@ def test_what_is_decided_stands_before_what_is_not() -> None:
 def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None:
     other = race_records(model="vit_b_16")
     records = [*RECORDS, *other]
-    mine = finding(ratio=3.5)
-    older = msgspec.structs.replace(mine, name="older", winner=msgspec.structs.replace(mine.winner, ratio=2.0))
+    mine = summary(ratio=3.5)
+    older = with_leader(msgspec.structs.replace(mine, name="older"), ratio=2.0)
     contents = contents_of(records, tunes=[older, mine])
     told = {each.subject.model: each for each in contents.advice if each.kind == "recipe"}
     assert told["resnet50"].ratio == 3.5
@@ -142,52 +149,50 @@ def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None
     (ended,) = [each for each in contents_of(RECORDS, tunes=[older, cut]).advice if each.kind == "recipe"]
     assert ended.ratio == 2.0
     assert "measured in turns: " in told["vit_b_16"].details[0], "as its records alone suggest"
-    at_one = msgspec.structs.replace(mine, name="at 1", winner=msgspec.structs.replace(mine.winner, batch=1))
+    at_one = with_leader(msgspec.structs.replace(mine, name="at 1"), batch=1)
     several = [each for each in contents_of(records, tunes=[mine, at_one]).advice if each.kind == "recipe"]
     assert [each.batch for each in several if each.subject.model == "resnet50"] == [32, 1]
     assert several[0].headline.endswith("at batch 32")
 
 
 def test_a_search_without_a_winner_takes_back_what_its_records_suggest() -> None:
-    contents = contents_of(RECORDS, tunes=[msgspec.structs.replace(finding(), winner=None)])
+    contents = contents_of(RECORDS, tunes=[msgspec.structs.replace(summary(), winner=None, leader=None)])
     assert not [each for each in contents.advice if each.kind == "recipe"]
 
 
 def test_a_search_that_was_cut_short_does_not_speak_before_one_that_ended() -> None:
-    short = msgspec.structs.replace(finding(RECORDS[0], ratio=1.0), name="short", state="interrupted")
-    told = [each for each in contents_of(RECORDS, tunes=[finding(ratio=3.5), short]).advice if each.kind == "recipe"]
+    short = msgspec.structs.replace(summary(RECORDS[0], ratio=1.0), name="short", state="interrupted")
+    told = [each for each in contents_of(RECORDS, tunes=[summary(ratio=3.5), short]).advice if each.kind == "recipe"]
     assert [each.ratio for each in told] == [3.5]
     alone = [each for each in contents_of(RECORDS, tunes=[short]).advice if each.kind == "recipe"]
     assert not alone, "nothing was tried that could have beaten the baseline"
 
 
 def test_what_others_measured_is_recommended_beside_a_search_that_found_nothing() -> None:
-    nothing = msgspec.structs.replace(finding(), winner=None, record_ids=(RECORDS[0].id,))
+    nothing = msgspec.structs.replace(summary(), winner=None, leader=None, record_ids=(RECORDS[0].id,))
     (told,) = [each for each in contents_of(RECORDS, tunes=[nothing]).advice if each.kind == "recipe"]
     assert told.recipe == "fp16+compile"
 
 
 def test_a_winner_without_a_baseline_has_no_ratio() -> None:
-    (told,) = [each for each in contents_of(RECORDS, tunes=[finding(ratio=math.nan)]).advice if each.kind == "recipe"]
+    (told,) = [each for each in contents_of(RECORDS, tunes=[summary(ratio=math.nan)]).advice if each.kind == "recipe"]
     assert told.ratio is None
     assert "nan" not in told.headline + " ".join(told.details)
 
 
 def test_costs_of_another_batch_are_not_told() -> None:
-    found = finding()
-    assert found.winner is not None
-    elsewhere = msgspec.structs.replace(found, winner=msgspec.structs.replace(found.winner, batch=512))
+    elsewhere = with_leader(summary(), batch=512)
     (told,) = [each for each in contents_of(RECORDS, tunes=[elsewhere]).advice if each.kind == "recipe"]
     assert not [line for line in told.details if line.startswith("memory:")]
 
 
 def test_without_ceilings_there_is_no_roofline() -> None:
-    found = headroom_of(finding(), summarize(RECORDS))
+    found = gain_path_of(summary(), summarize(RECORDS))
     assert found is not None
     assert found.roofline_s is None
 
 
 def test_there_is_no_way_without_a_winner_or_to_the_baseline_itself() -> None:
-    assert headroom_of(msgspec.structs.replace(finding(), winner=None), ROWS) is None
-    assert headroom_of(finding(RECORDS[0], ratio=1.0), ROWS) is None
-    assert headroom_of(finding(), ROWS[:1]) is None
+    assert gain_path_of(msgspec.structs.replace(summary(), winner=None, leader=None), ROWS) is None
+    assert gain_path_of(summary(RECORDS[0], ratio=1.0), ROWS) is None
+    assert gain_path_of(summary(), ROWS[:1]) is None

@@ -13,8 +13,7 @@ from redline.protocol import SwitchChoice, SwitchNeed
 from redline.record import Capabilities
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal
-from redline.search.tune.estimates import Estimate
-from redline.search.tune.model import Beliefs, Blame
+from redline.search.tune.model import Beliefs, Estimate
 from redline.search.tune.record import TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches, space_for
 from redline.search.tune.winner import complexity
@@ -76,28 +75,28 @@ class TestSpace:
 
     def test_is_restricted_by_name_or_by_step(self) -> None:
         space, _ = space_for(asked(switches=("fp16", "compile")), CHOICES)
-        assert set(space.by_step) == {"fp16", "compile", "compile:reduce-overhead"}
+        assert set(space.by_switch) == {"fp16", "compile", "compile:reduce-overhead"}
         space, _ = space_for(asked(without=("compile:reduce-overhead", "graphs")), CHOICES)
-        assert set(space.by_step) == {"fp16", "amp", "tf32", "compile"}
+        assert set(space.by_switch) == {"fp16", "amp", "tf32", "compile"}
         with pytest.raises(UsageError, match="unknown switch 'fp61'; did you mean fp16"):
             space_for(asked(switches=("fp61",)), CHOICES)
 
     def test_quantizing_steps_come_when_allowed(self) -> None:
         space, _ = space_for(asked(allow_quantized=True), CHOICES)
-        assert "int8" in space.by_step
+        assert "int8" in space.by_switch
 
     def test_what_only_spares_memory_comes_where_the_batch_may_grow(self) -> None:
         sparing = SwitchChoice(switch="checkpointing", family="checkpointing", relieves="memory")
         space, refused = space_for(asked(), (*CHOICES, sparing))
         assert {each.switch: each.reason.code for each in refused}["checkpointing"] == "caution"
-        assert "checkpointing" not in space.by_step
+        assert "checkpointing" not in space.by_switch
         space, _ = space_for(asked(tunes_batch=True), (*CHOICES, sparing))
-        assert "checkpointing" in space.by_step
+        assert "checkpointing" in space.by_switch
 
     def test_a_persons_own_variant_of_a_step_is_one_more_choice(self) -> None:
         space, _ = space_for(asked(seeds=("fp16+compile:max-autotune,fullgraph=true",)), CHOICES)
         own = "compile:max-autotune,fullgraph=true"
-        assert space.by_step[own].family == "compiler"
+        assert space.by_switch[own].family == "compiler"
         assert space.text(frozenset({own, "fp16"})) == f"fp16+{own}"
 
     def test_recipes_read_in_one_order(self) -> None:
@@ -174,25 +173,6 @@ class TestBeliefs:
     def test_nothing_overflows_on_extreme_times(self, beliefs: Beliefs) -> None:
         found = promises(beliefs, seen(baseline=1e-6, fp16=1e3, graphs=1e-7))
         assert np.isfinite(list(found.values())).all()
-
-
-class TestBlame:
-    def test_nothing_broken_nobody_blamed(self) -> None:
-        assert Blame([switches("fp16")], []).chance(switches("fp16+compile")) == 1.0
-
-    def test_who_was_there_each_time_is_the_one(self) -> None:
-        broken = [switches("fp16+graphs"), switches("bf16+graphs"), switches("compile+graphs")]
-        blame = Blame([BASELINE], broken)
-        assert blame.chance(switches("tf32+graphs")) < 0.05
-        assert blame.chance(switches("fp16+compile")) > 0.8
-
-    def test_what_works_elsewhere_is_cleared(self) -> None:
-        blame = Blame([switches("fp16+compile"), switches("graphs")], [switches("fp16+compile+graphs")])
-        assert blame.chance(switches("fp16+compile+tf32")) == 1.0
-        assert blame.chance(switches("compile+graphs")) == pytest.approx(0.5)
-
-    def test_more_of_a_broken_recipe_is_broken(self) -> None:
-        assert Blame([], [switches("fp16")]).chance(switches("fp16+compile")) < 0.01
 
 
 def test_a_space_too_large_to_hold_keeps_the_short_recipes() -> None:

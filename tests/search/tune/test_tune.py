@@ -102,7 +102,7 @@ class TestFindings:
         assert winner.throughput_per_s == pytest.approx(32 / 0.01 * truth, rel=0.06)
 
     def test_what_each_step_brings(self, tune: Callable[..., TuneResult]) -> None:
-        gains = {each.switch: each for each in tune().finding.switches}
+        gains = {each.switch: each for each in tune().summary.switches}
         assert set(gains) == {"fp16", "channels-last", "compile", "graphs", "cudnn-benchmark"}
         # Without graphs Python is in the way again, whatever the device could do.
         truths = {
@@ -116,7 +116,7 @@ class TestFindings:
             assert low - 0.01 <= truth <= high + 0.01, switch
 
     def test_the_ranking_and_what_was_never_tried(self, tune: Callable[..., TuneResult]) -> None:
-        found = tune().finding
+        found = tune().summary
         assert found.ranking[0].recipe == BEST
         assert [each.ratio for each in found.ranking] == sorted((each.ratio for each in found.ranking), reverse=True)
         told = {each.switch: str(each.reason) for each in found.refused}
@@ -135,7 +135,7 @@ class TestFindings:
             return max(host_s(spec), device_s(spec)) * (1.5 if is_disturbed else 1.0)
 
         doors.append(FakeDoor(landscape(step_s=step_s)))
-        found = tuned(doors[0], history).finding
+        found = tuned(doors[0], history).summary
         assert found.winner is not None
         assert found.ranking[0].recipe == found.winner.recipe
         assert all(each.ratio <= found.winner.ratio for each in found.ranking)
@@ -154,14 +154,18 @@ class TestFindings:
     def test_nothing_better_than_the_baseline(self, tune: Callable[..., TuneResult]) -> None:
         worse = landscape(step_s=lambda spec: 0.01 * (1 + 0.3 * len(switches_of(spec))), issue_share=0.1)
         result = tune(worse)
-        assert result.winner is not None
-        assert (result.winner.recipe, result.winner.ratio) == ("baseline", 1.0)
-        assert result.finding.switches == ()
+        assert result.winner is None
+        assert result.summary.leader is not None
+        assert (result.summary.leader.recipe, result.summary.leader.ratio) == ("baseline", 1.0)
+        assert result.summary.switches == ()
+        assert result.summary.snippet is None
+        with pytest.raises(UsageError, match="surely faster"):
+            _ = result.recipe
 
     def test_is_a_function_of_what_is_stored(self, tune: Callable[..., TuneResult], history: History) -> None:
         result = tune(name="study")
         again = kept_tune("study", workspace=Workspace(history=history))
-        assert again.finding == result.finding
+        assert again.summary == result.summary
         assert decode_tune(encode_tune(result.tune)) == result.tune
         with pytest.raises(UsageError, match=r"no tune .nosuch.*study"):
             kept_tune("nosuch", workspace=Workspace(history=history))
@@ -187,7 +191,7 @@ class TestNumbers:
         result = tune(wrong)
         assert result.winner is not None
         assert "bf16" in result.recipe
-        rejected = {each.recipe: str(each.reason) for each in result.finding.rejected}
+        rejected = {each.recipe: each.text for each in result.summary.rejected}
         assert rejected
         assert all("fp16" in recipe and reason.startswith("numerics: error 0.7") for recipe, reason in rejected.items())
         for record in result.records.values():
@@ -213,17 +217,15 @@ class TestNumbers:
         exact = msgspec.structs.replace(EXACT, method="outputs", rel_l2=0.0)
         far = msgspec.structs.replace(exact, rel_l2=0.1)
         truth = landscape(numerics=lambda spec: far if "fp16" in switches_of(spec) else exact)
-        found = tune(truth, tolerance=1e-3, observer=Listening()).finding
+        found = tune(truth, tolerance=1e-3, observer=Listening()).summary
         assert Listening.said["baseline"] == "error 0 is within the tolerance 0.001 that was asked for"
-        assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {
-            str(r.reason) for r in found.rejected
-        }
+        assert "numerics: error 0.1 is above the tolerance 0.001 that was asked for" in {r.text for r in found.rejected}
 
     def test_failures_are_rejected_with_their_reason(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="compile", message="no compiler here")
         result = tune(landscape(failure=lambda spec: broken if "compile" in switches_of(spec) else None))
         assert result.recipe == "fp16+channels-last+graphs+cudnn-benchmark"
-        assert any("no compiler here" in str(each.reason) for each in result.finding.rejected)
+        assert any("no compiler here" in each.text for each in result.summary.rejected)
 
     def test_a_pair_that_breaks_costs_neither_of_its_steps_alone(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="compile", kind="unsupported", message="not together")
@@ -238,33 +240,131 @@ class TestNumbers:
 
         result = tune(landscape(numerics=numerics))
         assert "fp16" not in result.recipe.split("+")
-        assert any(each.reason.about == "numerics" for each in result.finding.rejected)
+        assert any(each.code == "above-tolerance" for each in result.summary.rejected)
 
     def test_a_baseline_that_does_not_run_ends_it(self, tune: Callable[..., TuneResult]) -> None:
         broken = Failure(stage="build", kind="user", message="this factory raised")
         result = tune(landscape(failure=broken))
         assert result.winner is None
-        assert result.finding.rejected[0].recipe == "baseline"
-        assert result.finding.notes[0].code == "nothing-runs"
+        assert result.summary.rejected[0].recipe == "baseline"
+        assert result.summary.notes[0].code == "nothing-runs"
         with pytest.raises(UsageError, match="no recipe"):
             _ = result.recipe
 
 
+class TestFailuresTeach:
+    """What broke is named with its scope, and never tried again."""
+
+    @staticmethod
+    def breaking(part: str, kind: str = "compile", **told: Any) -> Landscape:
+        broken = Failure(stage="build", kind=kind, message="it breaks", **told)  # type: ignore[arg-type]
+        guilty = frozenset(part.split("+"))
+        return landscape(failure=lambda spec: broken if guilty <= switches_of(spec) else None)
+
+    @staticmethod
+    def failed(result: TuneResult) -> list[str]:
+        return [each.recipe for each in result.tune.trials if result.records[each.record_id].failure is not None]
+
+    def test_a_switch_that_the_bench_names_is_tried_once(self, tune: Callable[..., TuneResult]) -> None:
+        result = tune(self.breaking("graphs", switches=("graphs",), scope="switch"))
+        assert len(self.failed(result)) == 1
+        assert result.tune.probes == ()
+        (rejected,) = result.summary.rejected
+        assert (rejected.switch, rejected.scope, rejected.code) == ("graphs", "switch", "compile")
+        assert "graphs" not in result.recipe
+
+    @pytest.mark.parametrize(("part", "scope"), [("graphs", "switch"), ("fp16+graphs", "pair")])
+    def test_what_nobody_names_is_found_by_leaving_out_halves(
+        self, tune: Callable[..., TuneResult], part: str, scope: str
+    ) -> None:
+        result = tune(self.breaking(part))
+        (lesson,) = result.tune.lessons
+        assert (set(lesson.switches), lesson.scope) == (set(part.split("+")), scope)
+        assert len(self.failed(result)) == 1
+        assert result.tune.spent.failed < 0.1 * 1800
+        assert not set(part.split("+")) <= set(result.recipe.split("+"))
+
+    def test_one_that_ran_out_of_memory_may_do_with_another_switch(self, tune: Callable[..., TuneResult]) -> None:
+        oom = Failure(stage="build", kind="oom", message="no room")
+        hungry = landscape(failure=lambda spec: oom if switches_of(spec) == {"fp16", "channels-last"} else None)
+        result = tune(hungry)
+        assert result.recipe == BEST
+        (lesson,) = result.tune.lessons
+        assert (lesson.scope, lesson.reason.about) == ("recipe", "oom")
+
+    def test_is_remembered_after_a_resume(self, history: History) -> None:
+        truth = self.breaking("graphs", switches=("graphs",), scope="switch")
+        short = tuned(FakeDoor(truth), history, budget=60.0)
+        again = tuned(FakeDoor(truth), history, budget="30m", resume=True)
+        assert len(self.failed(short)) == len(self.failed(again)) == 1
+
+
+class TestSpending:
+    def test_adds_up_to_the_seconds_of_the_search(self, tune: Callable[..., TuneResult]) -> None:
+        broken = Failure(stage="build", kind="crash", message="gone")
+        truth = landscape(failure=lambda spec: broken if "cudnn-benchmark" in switches_of(spec) else None)
+        for budget_s in (60.0, 600.0):
+            found = tune(truth, budget=budget_s, name=f"b{budget_s}").summary
+            parts = msgspec.structs.asdict(found.spent)
+            left, _ = parts.pop("left"), parts.pop("reserved")
+            assert sum(parts.values()) == pytest.approx(found.seconds, abs=0.1)
+            assert left == pytest.approx(max(budget_s - found.seconds, 0), abs=0.1)
+            assert parts["baseline"] > 0
+            assert parts["race"] > 0
+
+    def test_what_was_kept_for_the_race_is_told_with_what_was_not_tried(self, tune: Callable[..., TuneResult]) -> None:
+        found = tune(budget=40.0).summary
+        assert found.untried
+        assert found.untried[0].cost_s > 0
+        assert found.spent.reserved > 0
+
+
+class TestJobs:
+    def test_recipes_prepared_side_by_side_are_the_same_search_in_less_time(self, history: History) -> None:
+        alone = tuned(FakeDoor(landscape()), history, name="alone")
+        together = tuned(FakeDoor(landscape()), history, name="together", jobs=6)
+        assert alone.recipe == together.recipe == BEST
+        assert together.tune.spent.trials < 0.7 * alone.tune.spent.trials
+        assert any(row.compile_is_contended for row in together.summary.ranking)
+        assert not any(row.compile_is_contended for row in alone.summary.ranking)
+
+    def test_one_minute_tries_a_compiler_and_ends_with_an_interval(self, tune: Callable[..., TuneResult]) -> None:
+        winner = tune(budget=60.0, jobs=6).winner
+        assert winner is not None
+        assert winner.low is not None
+        assert winner.low > 3
+        assert "compile" in winner.recipe
+
+    def test_who_is_not_ready_in_time_is_given_up_for_the_race(self, tune: Callable[..., TuneResult]) -> None:
+        slow = landscape(compile_s=lambda spec: 300.0 if "compile" in switches_of(spec) else 0.0)
+        result = tune(slow, budget=80.0, jobs=6)
+        assert result.winner is not None
+        assert "compile" not in result.recipe
+        assert result.summary.seconds <= 80.0 * 1.1
+
+    def test_what_does_not_fit_beside_others_is_tried_alone(self, history: History) -> None:
+        from test_race import Crowded
+
+        result = tuned(Crowded(landscape(), room=2), history, jobs=6)
+        assert result.winner is not None
+        assert result.winner.recipe == BEST
+
+
 class TestQuantized:
     def test_is_not_tried_unless_allowed(self, tune: Callable[..., TuneResult]) -> None:
-        found = tune().finding
+        found = tune().summary
         assert not any("int8" in each.recipe for each in found.ranking)
 
     def test_is_shown_but_not_recommended_without_a_check(self, tune: Callable[..., TuneResult]) -> None:
         result = tune(allow_quantized=True)
         assert result.recipe == BEST
-        shown = [each for each in result.finding.ranking if "int8" in each.recipe]
+        shown = [each for each in result.summary.ranking if "int8" in each.recipe]
         assert shown
         assert len(shown) <= 2
         assert all(
             each.note is not None and each.note.code == "no-check" for each in shown if each.ratio > result.winner.ratio
         )
-        assert any(each.reason.code == "no-check" for each in result.finding.rejected)
+        assert any(each.code == "no-check" for each in result.summary.rejected)
 
     @pytest.mark.parametrize("asked", ["int8", "int8:weight-only", "int8:dynamic"])
     def test_whatever_the_options_it_is_given(self, tune: Callable[..., TuneResult], asked: str) -> None:
@@ -276,8 +376,8 @@ class TestQuantized:
             choices=choices, step_s=lambda spec: 0.004 if spec.recipe.switches else 0.01, issue_share=lambda spec: 0.1
         )
         result = tune(truth, allow_quantized=True, recipes=asked, switches=["int8"])
-        assert result.recipe == "baseline"
-        assert any(each.recipe == asked and each.reason.code == "no-check" for each in result.finding.rejected)
+        assert result.winner is None
+        assert any(each.recipe == asked and each.code == "no-check" for each in result.summary.rejected)
         proven = tune(truth, allow_quantized=True, recipes=asked, switches=["int8"], check="metrics:top1")
         assert proven.recipe.startswith("int8")
         assert proven.recipe in {metric.recipe for metric in proven.tune.metrics}
@@ -291,7 +391,7 @@ class TestQuantized:
         falls = landscape(metric=lambda spec: 0.5 if "int8" in switches_of(spec) else 0.76)
         result = tune(falls, allow_quantized=True, check="metrics:top1")
         assert result.recipe == BEST
-        assert any("fell from 0.76 to 0.5" in str(each.reason) for each in result.finding.rejected)
+        assert any("fell from 0.76 to 0.5" in each.text for each in result.summary.rejected)
 
 
 class TestCheck:
@@ -305,14 +405,14 @@ class TestCheck:
         assert raced <= set(asked)
         assert result.recipe in asked
         assert len(asked) == len(set(asked)), "once each"
-        assert result.finding.metrics == result.tune.metrics
+        assert result.summary.metrics == result.tune.metrics
         assert "your check: 1, 1 with the baseline" in str(result)
 
     def test_what_falls_does_not_win_though_its_numerics_hold(self, tune: Callable[..., TuneResult]) -> None:
         falls = landscape(metric=lambda spec: 0.5 if "fp16" in switches_of(spec) else 0.76)
         result = tune(falls, check="metrics:top1")
         assert "fp16" not in result.recipe.split("+")
-        assert any("fell from 0.76 to 0.5" in str(each.reason) for each in result.finding.rejected)
+        assert any("fell from 0.76 to 0.5" in each.text for each in result.summary.rejected)
         assert next(metric for metric in result.tune.metrics if metric.recipe == result.recipe).value == 0.76
 
     def test_the_winner_of_all_is_checked_though_the_budget_is_over(self, tune: Callable[..., TuneResult]) -> None:
@@ -329,7 +429,7 @@ class TestCheck:
         )
         assert "fp16" not in result.recipe.split("+")
         told = "your check raised an error: check top1 raised TypeError: half (metrics.py:3 in top1)"
-        assert any(str(each.reason) == told for each in result.finding.rejected)
+        assert any(each.text == told for each in result.summary.rejected)
 
     def test_an_error_on_the_model_as_it_is_ends_it_before_anything_is_measured(
         self, tune: Callable[..., TuneResult]
@@ -362,7 +462,7 @@ class TestCheck:
         for settings in ({}, {"check": "metrics:top1"}):
             result = tune(truth, allow_quantized=True, recipes="int8", name=f"slow {len(settings)}", **settings)
             assert result.recipe == "fp16"
-            reason = next(str(each.reason) for each in result.finding.rejected if each.recipe == "int8")
+            reason = next(each.text for each in result.summary.rejected if each.recipe == "int8")
             assert reason.startswith("slower: 0.50× the baseline, where fp16 has 2.0")
 
 
@@ -370,7 +470,7 @@ class TestBudget:
     def test_is_kept(self, tune: Callable[..., TuneResult]) -> None:
         for budget_s in (30, 60, 120):
             result = tune(budget=float(budget_s), name=f"b{budget_s}")
-            assert result.finding.seconds <= 1.15 * budget_s
+            assert result.summary.seconds <= 1.15 * budget_s
             assert result.winner is not None
             assert result.winner.ratio > 2
 
@@ -389,15 +489,14 @@ class TestBudget:
         assert result.winner is not None
         assert result.winner.low is not None
         assert result.winner.low > 1.05
-        assert result.finding.seconds < 200
+        assert result.summary.seconds < 200
 
     def test_one_that_holds_the_baseline_alone_concludes_nothing(self, history: History) -> None:
         result = tuned(FakeDoor(landscape()), history, budget=3.0)
         assert {trial.recipe for trial in result.tune.trials} == {"baseline"}
-        assert result.finding.state == "out-of-budget"
-        assert "the budget ended before any other recipe could be tried: raise --budget" in map(
-            str, result.finding.notes
-        )
+        assert result.summary.state == "out-of-budget"
+        (untried,) = [each for each in result.summary.notes if each.code == "untried"]
+        assert str(untried).startswith("no time to try any other recipe: ")
         told = str(result)
         assert "winner" not in told
         assert "beats the baseline" not in told
@@ -406,34 +505,34 @@ class TestBudget:
     @pytest.mark.parametrize("budget_s", [3.0, 25.0, 60.0, 90.0])
     def test_what_ended_for_want_of_it_goes_on_with_more(self, history: History, budget_s: float) -> None:
         short = tuned(FakeDoor(landscape()), history, budget=budget_s)
-        assert short.finding.state == "out-of-budget"
-        assert any("budget ended" in str(each) for each in short.finding.notes)
+        assert short.summary.state == "out-of-budget"
+        assert any(each.code in ("untried", "short-race", "gains-unknown") for each in short.summary.notes)
         result = tuned(FakeDoor(landscape(seed=1)), history, budget="1h", resume=True)
-        assert result.finding.state == "done"
+        assert result.summary.state == "done"
         assert result.recipe == BEST
         assert result.winner is not None
         assert result.winner.low is not None
-        assert {gain.switch for gain in result.finding.switches} == set(BEST.split("+"))
-        assert result.finding.notes == (), "what it had to say of its end was of the first one"
+        assert {gain.switch for gain in result.summary.switches} == set(BEST.split("+"))
+        assert result.summary.notes == (), "what it had to say of its end was of the first one"
         assert len(result.tune.trials) > len(short.tune.trials)
 
     def test_nothing_is_missed_where_nothing_else_can_be_tried(self, history: History) -> None:
         result = tuned(FakeDoor(landscape(choices=())), history, budget=3.0)
-        assert result.finding.state == "done"
+        assert result.summary.state == "done"
         assert "nothing here beats the baseline" in str(result)
 
     def test_a_batch_for_which_it_was_too_short_is_found_with_more(self, history: History) -> None:
         truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
         short = tuned(FakeDoor(truth), history, batch="auto", budget=80.0)
-        assert (short.finding.state, short.tune.batch_replicates) == ("out-of-budget", ())
+        assert (short.summary.state, short.tune.batch_replicates) == ("out-of-budget", ())
         result = tuned(FakeDoor(truth), history, batch="auto", budget="1h", resume=True)
-        assert (result.finding.state, result.recipe) == ("done", BEST)
+        assert (result.summary.state, result.recipe) == ("done", BEST)
         assert len(result.tune.batch_replicates) == 3
         assert result.winner is not None
         assert (result.winner.batch or 0) > 32
 
     def test_more_than_enough_is_not_used_up(self, tune: Callable[..., TuneResult]) -> None:
-        assert tune(budget="2h").finding.seconds < 600
+        assert tune(budget="2h").summary.seconds < 600
 
     def test_slow_steps_are_only_for_those_who_have_the_time(self, history: History) -> None:
         slow = SwitchChoice(switch="compile:max-autotune", family="compiler", relieves="both", is_slow_to_prepare=True)
@@ -446,7 +545,7 @@ class TestBudget:
         )
         short = tuned(FakeDoor(truth), history, budget="5m", name="short")
         assert slow.switch not in short.recipe
-        assert short.finding.seconds < 300
+        assert short.summary.seconds < 300
         assert slow.switch in tuned(FakeDoor(truth), history, budget="2h", name="long").recipe
 
 
@@ -461,7 +560,7 @@ class TestWishes:
 
     def test_a_latency_target_rules_out_what_is_late(self, tune: Callable[..., TuneResult]) -> None:
         result = tune(slo_p95="2.6ms")
-        late = [each for each in result.finding.ranking if each.note and each.note.code == "too-late"]
+        late = [each for each in result.summary.ranking if each.note and each.note.code == "too-late"]
         assert late
         assert result.winner is not None
         assert all(each.ratio < result.winner.ratio for each in late)
@@ -531,7 +630,7 @@ class TestWishes:
         timed = [record for record in own if (record.spec.workload.batch or 32) == winner.batch and record.blocks]
         assert result.records[winner.record_id] in timed
         assert winner.throughput_per_s == pytest.approx((winner.batch or 0) / truth.step_s(timed[0].spec), rel=0.02)
-        apart = [each for each in result.finding.notes if each.code == "batch-not-raced"]
+        apart = [each for each in result.summary.notes if each.code == "batch-not-raced"]
         assert bool(apart) == (bool(tune.batches) and not tune.batch_replicates)
         assert all("the budget ended before they were compared there" in str(each) for each in apart)
         assert f"batch {tune.batches[0].batch}" in str(apart[0]) if apart else winner.batch != 32 or not tune.batches
@@ -542,7 +641,7 @@ class TestWishes:
         truth = landscape(memory_bytes=lambda spec: 2**26 * (spec.workload.batch or 32), memory_limit_bytes=2**34)
         result = tuned(FakeDoor(truth), history, batch="auto", budget="5m")
         assert result.tune.batch_replicates
-        assert result.finding.seconds <= 330
+        assert result.summary.seconds <= 330
 
     def test_who_moves_most_at_its_batch_wins(self, history: History) -> None:
         """Channels last is faster at the first batch, and takes so much memory that it cannot grow."""
@@ -558,12 +657,12 @@ class TestWishes:
             choices=choices, step_s=step_s, issue_share=0.1, memory_bytes=memory_bytes, memory_limit_bytes=2**34
         )
         result = tuned(FakeDoor(truth), history, batch="auto", budget="1h")
-        winner = result.winner
+        winner = result.summary.leader
         assert winner is not None
         assert (winner.recipe, winner.ratio) == ("baseline", 1.0)
         assert winner.batch is not None
         assert winner.batch > 300
-        assert any(each.code == "other-winner" and "channels-last won" in str(each) for each in result.finding.notes)
+        assert any(each.code == "other-winner" and "channels-last won" in str(each) for each in result.summary.notes)
 
     @pytest.mark.parametrize(
         ("wish", "words"),
@@ -619,19 +718,19 @@ class TestCtrlC:
     def test_keeps_what_is_known_and_resume_goes_on(self, history: History, event: str, times: int) -> None:
         first = FakeDoor(landscape())
         stopped = tuned(first, history, observer=Interrupting(event, times))
-        assert stopped.finding.state == "interrupted"
+        assert stopped.summary.state == "interrupted"
         assert stopped.winner is not None
-        assert kept_tune(stopped.tune.name, workspace=Workspace(history=history)).finding == stopped.finding
+        assert kept_tune(stopped.tune.name, workspace=Workspace(history=history)).summary == stopped.summary
         second = FakeDoor(landscape(seed=1))
         result = tuned(second, history, resume=True)
-        assert result.finding.state == "done"
+        assert result.summary.state == "done"
         assert result.recipe == BEST
         known = [trial.recipe for trial in stopped.tune.trials]
         assert [trial.recipe for trial in result.tune.trials[: len(known)]] == known
         # Only what it goes on from is opened again; nothing else that was known is tried a second time.
         later = [trial.recipe for trial in result.tune.trials[len(known) :]]
         assert len(set(known) & set(later)) <= 1
-        assert result.finding.trials == len({*known, *later}), "and counted once"
+        assert result.summary.trials == len({*known, *later}), "and counted once"
 
     @pytest.mark.parametrize("times", [2, 3, 5])
     def test_the_code_is_that_of_the_winner_now(self, history: History, times: int) -> None:
@@ -646,7 +745,7 @@ class TestCtrlC:
 
     def test_before_anything_was_timed(self, history: History) -> None:
         stopped = tuned(FakeDoor(landscape()), history, observer=Interrupting("trial", 1))
-        assert (stopped.finding.state, stopped.winner) == ("interrupted", None)
+        assert (stopped.summary.state, stopped.winner) == ("interrupted", None)
         assert tuned(FakeDoor(landscape()), history, resume=True).recipe == BEST
 
     def test_a_search_that_is_done_is_only_told_again(self, history: History) -> None:
@@ -654,7 +753,7 @@ class TestCtrlC:
         door = FakeDoor(landscape())
         again = tuned(door, history, resume=True)
         assert door.clock_s == 0
-        assert again.finding.winner == done.finding.winner
+        assert again.summary.winner == done.summary.winner
 
     def test_goes_on_after_recipes_that_would_no_longer_be_tried(self, history: History) -> None:
         """A rule that came later, or a device that tells of more: what was learned without it is no reason to stop."""

@@ -7,17 +7,17 @@ from itertools import pairwise
 import pytest
 
 from redline.errors import SpecError
-from redline.search.tune.gains import Headroom, HeadroomStep, waterfall
+from redline.search.tune.gains import Gain, GainPath, waterfall
 
-WAY = Headroom(
+WAY = GainPath(
     title="resnet50",
     baseline="baseline",
     baseline_s=0.012,
     winner="fp16+compile",
     switches=(
-        HeadroomStep(name="fp16", gain=2.0, low=1.9, high=2.1, verdict="valid"),
-        HeadroomStep(name="slower", gain=0.8),
-        HeadroomStep(name="compile", gain=1.5),
+        Gain(name="fp16", gain=2.0, low=1.9, high=2.1, verdict="valid"),
+        Gain(name="slower", gain=0.8),
+        Gain(name="compile", gain=1.5),
     ),
     roofline_s=0.001,
 )
@@ -37,11 +37,11 @@ def test_each_bar_begins_where_the_one_before_ended() -> None:
 
 
 def test_without_a_roofline_the_way_ends_with_the_winner() -> None:
-    bars = waterfall(Headroom(title="", baseline="a", baseline_s=1.0, winner="a"))
+    bars = waterfall(GainPath(title="", baseline="a", baseline_s=1.0, winner="a"))
     assert [bar.kind for bar in bars] == ["total", "total"]
 
 
 @pytest.mark.parametrize("gain", [0.0, -1.0])
 def test_a_gain_is_above_zero(gain: float) -> None:
     with pytest.raises(SpecError, match="gain must be above 0"):
-        HeadroomStep(name="x", gain=gain)
+        Gain(name="x", gain=gain)

@@ -223,11 +223,11 @@ const CHARTS = {
       utilisation: ["utilisation", "%", 100, [["utilisation", "solid"]]],
     }),
 
-  headroom(rows, section, redraw) {
+  gains(rows, section, redraw) {
     const shown = new Set(rows.map((row) => row.number));
-    const searches = PAYLOAD.headrooms.filter((each) => !known(each.row) || shown.has(each.row));
+    const searches = PAYLOAD.gain_paths.filter((each) => !known(each.row) || shown.has(each.row));
     if (!searches.length) return null;
-    const key = (each) => String(PAYLOAD.headrooms.indexOf(each));
+    const key = (each) => String(PAYLOAD.gain_paths.indexOf(each));
     const chosen = pick(section, "search", searches.map((each) => [key(each), each.title]), redraw);
     const { title, bars } = searches.find((each) => key(each) === chosen);
     const colours = { total: paletteColour(0), gain: paletteColour(2), loss: paletteColour(1), headroom: colour("muted") };

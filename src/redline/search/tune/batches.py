@@ -13,7 +13,7 @@ from redline.search.tune.costs import Costs
 from redline.search.tune.finals import final_spec, replicate_s
 from redline.search.tune.record import BatchChoice
 from redline.search.tune.space import BASELINE, Switches
-from redline.search.tune.trials import Tuner
+from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import complexity, replicates_of, winner_of
 from redline.spec import MeasureSpec
 

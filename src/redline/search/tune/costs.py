@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from redline.search.tune.space import Switches, prepare_s
-from redline.search.tune.trials import Tuner
+from redline.search.tune.tuner import Tuner
 
 FIRST_TRIAL_S = 4.0
 WARM_SHARE = 0.25
@@ -28,13 +28,15 @@ class Costs:
     """
 
     def __init__(self, tuner: Tuner) -> None:
-        self._choices = tuner.space.by_step
+        self._choices = tuner.space.by_switch
         self._known: dict[Switches, float] = {}
         self._paid_first: set[Switches] = set()
         """Those that were the first with one of their switches."""
         self._cold: set[Switches] = set()
         """Those that were the first to have their program compiled."""
         self._compiled: set[Switches] = set()
+        self.longest_failed_s = 0.0
+        """What a recipe took that then broke."""
         met: set[str] = set()
         unsure: set[Switches] = set()
         for trial in tuner.tune.trials:
@@ -45,6 +47,8 @@ class Costs:
                 self._paid_first |= {switches} if switches - met else set()
                 self._cold |= {switches} if program not in self._compiled else set()
                 met |= switches
+            if switches not in tuner.seen():
+                self.longest_failed_s = max(self.longest_failed_s, trial.cost_s)
             if record is not None and record.prepared is not None:
                 self._compiled.add(program)
             elif self._kind(switches):
@@ -56,6 +60,10 @@ class Costs:
         """To open this recipe, now for the first time or again, to check it and to time it."""
         is_warm = self._program(switches) in self._compiled
         return self._warm_s(switches) if is_warm or not self._kind(switches) else self._cold_s(switches)
+
+    def again_s(self, switches: Switches) -> float:
+        """To open this recipe again once it has been tried."""
+        return self._warm_s(switches)
 
     def anew_s(self, switches: Switches) -> float:
         """At a batch it was never opened at: whatever it compiles is compiled again."""

@@ -9,14 +9,13 @@ import msgspec
 
 from redline.analyze.race import TIME_BAND, Pair, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
 from redline.record import RunRecord
-from redline.search.race import Race
+from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
-from redline.search.tune.estimates import rejection
+from redline.search.tune.lessons import rejection
 from redline.search.tune.model import PROCESS_SD
-from redline.search.tune.result import gains_of
 from redline.search.tune.space import BASELINE, Switches
-from redline.search.tune.trials import Tuner
-from redline.search.tune.winner import NEAR_ENOUGH, log_over, replicates_of, winner_of
+from redline.search.tune.tuner import Tuner
+from redline.search.tune.winner import NEAR_ENOUGH, gains_of, log_over, replicates_of, winner_of
 from redline.spec import MeasureSpec, RunSpec
 
 BEHIND_AFTER_ONE = 0.03
@@ -62,7 +61,7 @@ def simplify(tuner: Tuner) -> None:
         return
     switches = tuner.space.switches_of(chosen)
     simpler = switches - useless
-    if simpler in tuner.broken() or not tuner.space.is_valid(simpler):
+    if simpler in tuner.broken() or tuner.lessons().rules_out(simpler) or not tuner.space.is_valid(simpler):
         return
     finals = replicates_of(tuner.tune.finals, tuner.records)
     if len(_with_both(finals, chosen, tuner.space.text(simpler))) >= tuner.asked.replicates:
@@ -127,7 +126,7 @@ def _to_leave_out(tuner: Tuner, chosen: str) -> list[Switches]:
     return sorted(filter(is_open, _ablated(tuner, chosen)), key=Costs(tuner).expected_s)
 
 
-def untold_steps(tuner: Tuner) -> list[str]:
+def untold_switches(tuner: Tuner) -> list[str]:
     """Switches of the winner that there was no time to leave out once."""
     chosen = winner_of(tuner.tune, tuner.records)
     if chosen is None:
@@ -247,8 +246,9 @@ def _is_settled(pair: Pair | None) -> bool:
 
 def _ablated(tuner: Tuner, chosen: str) -> list[Switches]:
     """Without one switch each, leaving out what is known to break."""
-    broken = set(tuner.broken())
-    return [without for _, without in tuner.space.less_one(tuner.space.switches_of(chosen)) if without not in broken]
+    broken, lessons = set(tuner.broken()), tuner.lessons()
+    less_one = [without for _, without in tuner.space.less_one(tuner.space.switches_of(chosen))]
+    return [without for without in less_one if without not in broken and not lessons.rules_out(without)]
 
 
 def _gain_is_settled(tuner: Tuner, chosen: str, without: Switches) -> bool:
@@ -302,6 +302,16 @@ def race_s(tuner: Tuner, costs: Costs) -> float:
     """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
     replicate_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
     return min(tuner.asked.replicates * replicate_s, FINALISTS_RACE_SHARE * tuner.budget_s)
+
+
+def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None) -> float:
+    """For the fewest replicates that give an interval, of the baseline and the fastest; or of one that may become it."""
+    leader = tuner.leader()
+    if candidate is None:
+        candidate = tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE
+    if candidate == BASELINE:
+        return 0.0
+    return FEWEST_REPLICATES * (costs.again_s(BASELINE) + costs.again_s(candidate))
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:

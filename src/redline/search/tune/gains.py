@@ -17,12 +17,12 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import farthest
 from redline.errors import SpecError
 from redline.identity import Subject
-from redline.search.tune.result import ONE_PROCESS_DOUBT, TuneFinding, Winner
+from redline.search.tune.result import ONE_PROCESS_DOUBT, TuneSummary, Winner
 from redline.spec import BASELINE, Frozen
 
 
-class HeadroomStep(Frozen):
-    """One change on the way."""
+class Gain(Frozen):
+    """What one change brought on the way."""
 
     name: str
     gain: float
@@ -37,13 +37,15 @@ class HeadroomStep(Frozen):
             raise SpecError(f"gain must be above 0, got {self.gain}")
 
 
-class Headroom(Frozen):
+class GainPath(Frozen):
+    """The way from the baseline to the fastest recipe."""
+
     title: str
     baseline: str
     baseline_s: float
-    """A switch of the baseline, in seconds."""
+    """A step of the baseline, in seconds."""
     winner: str
-    switches: tuple[HeadroomStep, ...] = ()
+    switches: tuple[Gain, ...] = ()
     low: float | None = None
     high: float | None = None
     """The 95 % interval of the whole gain, where there is one."""
@@ -77,11 +79,11 @@ class Bar(Frozen):
     """What the bar says, in words."""
 
 
-def waterfall(headroom: Headroom) -> list[Bar]:
+def waterfall(path: GainPath) -> list[Bar]:
     """Baseline, the gain of each switch, the winner, and what is left to the roofline."""
-    before_s = headroom.baseline_s
-    bars = [Bar(label=headroom.baseline, from_s=0.0, to_s=before_s, kind="total", told="baseline")]
-    for switch in headroom.switches:
+    before_s = path.baseline_s
+    bars = [Bar(label=path.baseline, from_s=0.0, to_s=before_s, kind="total", told="baseline")]
+    for switch in path.switches:
         after_s = before_s / switch.gain
         verdict = f", {switch.verdict}" if switch.verdict else ""
         kind = "gain" if after_s <= before_s else "loss"
@@ -95,16 +97,16 @@ def waterfall(headroom: Headroom) -> list[Bar]:
             )
         )
         before_s = after_s
-    whole = f"{headroom.baseline_s / before_s:.2f}×{_between(headroom.low, headroom.high)} in all"
-    told = f"{whole}, {headroom.verdict}" if headroom.verdict else whole
-    bars.append(Bar(label=headroom.winner, from_s=0.0, to_s=before_s, kind="total", told=told))
-    if headroom.roofline_s is not None:
-        left = before_s / headroom.roofline_s
+    whole = f"{path.baseline_s / before_s:.2f}×{_between(path.low, path.high)} in all"
+    told = f"{whole}, {path.verdict}" if path.verdict else whole
+    bars.append(Bar(label=path.winner, from_s=0.0, to_s=before_s, kind="total", told=told))
+    if path.roofline_s is not None:
+        left = before_s / path.roofline_s
         bars.append(
             Bar(
                 label="roofline",
                 from_s=before_s,
-                to_s=headroom.roofline_s,
+                to_s=path.roofline_s,
                 kind="headroom",
                 told=f"{left:.1f}× left at most",
             )
@@ -129,7 +131,7 @@ def certainty_of(winner: Winner) -> Certainty:
     return "one process" if math.log(winner.ratio) > ONE_PROCESS_DOUBT else "undecided"
 
 
-def winner_verdict(finding: TuneFinding, winner: Winner) -> RaceVerdict:
+def winner_verdict(finding: TuneSummary, winner: Winner) -> RaceVerdict:
     """By its own interval; where it has none, as the ranking has it."""
     if winner.low is not None and winner.high is not None:
         return verdict_of(winner.low, winner.high)
@@ -147,13 +149,13 @@ ALL = "all switches"
 WORTH_A_BAR = 0.01
 
 
-def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | None:
+def gain_path_of(finding: TuneSummary, rows: Sequence[RunSummary]) -> GainPath | None:
     """None where there is no winner but the baseline itself, or its time is not known.
 
     The gain of each step was measured by leaving it out of the winner. Switches that help each other then count the help
     twice, and switches that do the same work hide it: what is left to the whole ratio is a bar of its own.
     """
-    winner = finding.winner
+    winner = finding.leader
     row = next((row for row in rows if winner is not None and row.record_id == winner.record_id), None)
     winner_s = _step_s(row, finding.objective) if row is not None else None
     if (
@@ -165,7 +167,7 @@ def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | 
     ):
         return None
     limit_s = row.roofline.attainable_s if row.roofline is not None and row.roofline.error is None else None
-    return Headroom(
+    return GainPath(
         title=f"{finding.model} · {finding.task} · batch {winner.batch} · {finding.objective}",
         baseline=BASELINE,
         baseline_s=winner_s * winner.ratio,
@@ -179,24 +181,22 @@ def headroom_of(finding: TuneFinding, rows: Sequence[RunSummary]) -> Headroom | 
     )
 
 
-def _doubts(finding: TuneFinding, winner: Winner) -> list[str]:
+def _doubts(finding: TuneSummary, winner: Winner) -> list[str]:
     """What the ratio leaves open, beside what is to be said of the winner's own time."""
     verdict = winner_verdict(finding, winner)
     only = ["seen in one process only"] if winner.low is None else []
     return [*([verdict] if verdict != "faster" else []), *only]
 
 
-def _steps(finding: TuneFinding, winner: Winner) -> list[HeadroomStep]:
-    switches = [
-        HeadroomStep(name=each.switch, gain=each.gain, low=each.low, high=each.high) for each in finding.switches
-    ]
+def _steps(finding: TuneSummary, winner: Winner) -> list[Gain]:
+    switches = [Gain(name=each.switch, gain=each.gain, low=each.low, high=each.high) for each in finding.switches]
     rest = winner.ratio / math.prod(switch.gain for switch in switches)
     if abs(math.log(rest)) <= WORTH_A_BAR:
         return switches
-    return [*switches, HeadroomStep(name=_name_of_rest(rest, switches, winner), gain=rest)]
+    return [*switches, Gain(name=_name_of_rest(rest, switches, winner), gain=rest)]
 
 
-def _name_of_rest(rest: float, switches: Sequence[HeadroomStep], winner: Winner) -> str:
+def _name_of_rest(rest: float, switches: Sequence[Gain], winner: Winner) -> str:
     if not switches:
         return ALL
     if not {switch.name for switch in switches} >= set(winner.recipe.split("+")):
@@ -212,7 +212,7 @@ def _step_s(row: RunSummary, objective: str) -> float | None:
 
 def with_winners(
     advice: Sequence[Advice],
-    tunes: Sequence[TuneFinding],
+    tunes: Sequence[TuneSummary],
     subjects: Mapping[str, Subject],
     rows: Mapping[str, RunSummary],
 ) -> list[Advice]:
@@ -221,11 +221,11 @@ def with_winners(
     `tunes`: newest last; of several that asked the same about one subject and batch, one that ended speaks before one
     that was cut short, then the newest. `subjects` and `rows`: by record.
     """
-    searched: dict[Subject, dict[tuple[int | None, str], TuneFinding]] = {}
+    searched: dict[Subject, dict[tuple[int | None, str], TuneSummary]] = {}
     for tune in sorted(tunes, key=lambda tune: tune.has_answer):
         subject = next((subjects[record_id] for record_id in tune.record_ids if record_id in subjects), None)
         if subject is not None:
-            batch = tune.winner.batch if tune.winner else None
+            batch = tune.leader.batch if tune.leader else None
             searched.setdefault(subject, {})[batch, tune.objective] = tune
     suggested = {each.subject: each for each in advice if each.kind == "recipe"}
     about = list(dict.fromkeys([*(each.subject for each in advice), *searched]))
@@ -240,8 +240,8 @@ def with_winners(
     return told
 
 
-def _winners(subject: Subject, tunes: Sequence[TuneFinding], rows: Mapping[str, RunSummary]) -> list[Advice]:
-    found = [(tune, tune.winner) for tune in tunes if tune.winner is not None]
+def _winners(subject: Subject, tunes: Sequence[TuneSummary], rows: Mapping[str, RunSummary]) -> list[Advice]:
+    found = [(tune, tune.leader) for tune in tunes if tune.leader is not None]
     several = len({winner.batch for _, winner in found}) > 1
     found = [(tune, winner) for tune, winner in found if winner.recipe != BASELINE or tune.state == "done"]
     # The first is the headline of the page: what is decided goes before what is not.
@@ -250,7 +250,7 @@ def _winners(subject: Subject, tunes: Sequence[TuneFinding], rows: Mapping[str, 
 
 
 def _advice(
-    subject: Subject, tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary], *, name_batch: bool
+    subject: Subject, tune: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary], *, name_batch: bool
 ) -> Advice:
     where = f" at batch {winner.batch}" if name_batch else ""
     if _may_be_no_faster(winner):
@@ -275,7 +275,7 @@ def _may_be_no_faster(winner: Winner) -> bool:
     return has_ratio and certainty_of(winner) == "undecided"
 
 
-def _stay(subject: Subject, tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary], where: str) -> Advice:
+def _stay(subject: Subject, tune: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary], where: str) -> Advice:
     first = next((row for row in _there(tune, winner, rows) if row.recipe == BASELINE), None)
     return Advice(
         subject=subject,
@@ -288,7 +288,7 @@ def _stay(subject: Subject, tune: TuneFinding, winner: Winner, rows: Mapping[str
     )
 
 
-def _headline(finding: TuneFinding, winner: Winner, where: str) -> str:
+def _headline(finding: TuneSummary, winner: Winner, where: str) -> str:
     if winner.recipe == BASELINE:
         return f"Nothing that was tried beats the baseline of {finding.model}{where}"
     if not math.isfinite(winner.ratio):
@@ -304,7 +304,7 @@ def _headline(finding: TuneFinding, winner: Winner, where: str) -> str:
     return f"{winner.recipe} {does} {finding.model} {faster}"
 
 
-def _details(finding: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
+def _details(finding: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
     lines = [_proof(finding, winner, rows)]
     for switch in finding.switches:
         between = f" ({switch.low:.2f}–{switch.high:.2f})" if switch.low is not None and switch.high is not None else ""
@@ -312,7 +312,7 @@ def _details(finding: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary
     return lines
 
 
-def _proof(finding: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> str:
+def _proof(finding: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> str:
     verdict = winner_verdict(finding, winner)
     doubt = f": {verdict}" if verdict != "faster" and winner.recipe != BASELINE else ""
     if not math.isfinite(winner.ratio) or winner.low is None or winner.high is None:
@@ -323,7 +323,7 @@ def _proof(finding: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary])
     return f"{winner.ratio:.2f}× ({winner.low:.2f}–{winner.high:.2f}) over fresh processes, measured in turns{doubt}"
 
 
-def _costs(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
+def _costs(tune: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> list[str]:
     """By its first trial, which compiled from cold, and the longest check of its answers; nothing of another batch."""
     there = _there(tune, winner, rows)
     best = next((row for row in there if row.recipe == winner.recipe), None)
@@ -334,7 +334,7 @@ def _costs(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) ->
     return list(costs(msgspec.structs.replace(best, numerics=checked), first))
 
 
-def _there(tune: TuneFinding, winner: Winner, rows: Mapping[str, RunSummary]) -> list[RunSummary]:
+def _there(tune: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary]) -> list[RunSummary]:
     """What may be recommended of all that was measured at the winner's batch."""
     own = [rows[record_id] for record_id in tune.record_ids if record_id in rows]
     return [row for row in own if row.batch == winner.batch and may_recommend(row)]

@@ -1,4 +1,7 @@
-"""What is believed about recipes that were not tried, from those that were.
+"""What each recipe of a search takes, and what is believed about those that were not tried.
+
+A trial is measured in turns with the fastest recipe so far, so its time is that one's time by their ratio: what drifts
+over the minutes of a search cancels. The chain begins with the baseline's own time.
 
 A switch multiplies the time of the device by its effect; switches of a family have something in common; two switches together
 may do more or less than both alone; every such effect is Gaussian in the logarithm, so what is known about all recipes
@@ -10,15 +13,21 @@ to be shorter, and switches that relieve the device cannot show what they are wo
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import NormalDist, fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.search.tune.estimates import Estimate
+from redline.analyze.blocks import round_medians_s
+from redline.analyze.bound import HOST_BOUND_SHARE, host_share
+from redline.analyze.race import kind_measured, log_ratio
+from redline.note import Note
+from redline.record import BlockKind, RunRecord
+from redline.search.tune.lessons import rejection
+from redline.search.tune.record import TuneRecord
 from redline.search.tune.space import Space, Switches, expectation, pair_expectation, shared_sd
 
 Floats = NDArray[np.float64]
@@ -45,12 +54,82 @@ START_SD = 1.5
 _QUANTILES = 48
 _LARGEST_Z = 60.0
 
+Records = Mapping[str, RunRecord]
+
+SMALLEST_ERROR = 0.002
+"""Two or three rounds may agree by chance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One recipe. Logarithms of seconds per step."""
+
+    recipe: str
+    record_id: str
+    log_s: float
+    error: float
+    """Standard error within the processes that were measured."""
+    host_log_s: float | None
+    """Time to issue a step; None where nothing is issued ahead of the device."""
+    is_host_bound: bool
+    cost_s: float
+    too_late: Note | None = None
+    """Why it does not keep the latency target."""
+
+
+def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
+    """Every recipe that was timed and kept its numbers, by its text; the last look at it counts."""
+    kind = tune.tune.kind
+    on_scale: dict[str, tuple[float, float]] = {}
+    found: dict[str, Estimate] = {}
+    for trial in tune.trials:
+        record = records.get(trial.record_id)
+        if record is None or record.failure is not None or not record.blocks:
+            continue
+        known = found.get(trial.recipe)
+        time = _time_of(record, records.get(trial.anchor_id or ""), on_scale, kind)
+        if known is not None and trial.anchor_id is None:
+            time = (known.log_s, known.error)  # opened again to go on from: the scale is the one it gave
+        on_scale[record.id] = time
+        why = rejection(record, tune)
+        if why is None or why.code == "too-late":
+            found[trial.recipe] = _estimate(trial.recipe, record, time, trial.cost_s, why)
+    return found
+
+
+def _time_of(
+    record: RunRecord, anchor: RunRecord | None, on_scale: Mapping[str, tuple[float, float]], kind: BlockKind
+) -> tuple[float, float]:
+    """The logarithm of a step's seconds on the scale of the search, and its standard error."""
+    log = log_ratio(record, anchor, kind) if anchor is not None and anchor.id in on_scale else None
+    if log is not None and anchor is not None:
+        log_s, error = on_scale[anchor.id]
+        return log_s + log.mean, math.hypot(max(log.error, SMALLEST_ERROR), error)
+    times = [math.log(seconds) for seconds in round_medians_s(record, kind_measured(record, kind)).values()]
+    return fmean(times), 0.0
+
+
+def _estimate(recipe: str, record: RunRecord, time: tuple[float, float], cost_s: float, late: Note | None) -> Estimate:
+    share = host_share(record)
+    if share is not None and record.prepared is not None and record.prepared.step_synchronises:
+        share = None  # issuing then includes the device's own time
+    return Estimate(
+        recipe=recipe,
+        record_id=record.id,
+        log_s=time[0],
+        error=time[1],
+        host_log_s=None if share is None else time[0] + math.log(max(share, 1e-3)),
+        is_host_bound=share is not None and share > HOST_BOUND_SHARE,
+        cost_s=cost_s,
+        too_late=late,
+    )
+
 
 @dataclass(frozen=True)
 class Gaussian:
     """One process: what switches and families may do, and what was seen."""
 
-    step_variances: Floats
+    switch_variances: Floats
     family_variances: Floats
     pair_variance: float
     prior: Floats
@@ -58,7 +137,7 @@ class Gaussian:
 
     def kernel(self, one: Floats, other: Floats, one_families: Floats, other_families: Floats) -> Floats:
         common = one @ other.T
-        added = (one * self.step_variances) @ other.T + (one_families * self.family_variances) @ other_families.T
+        added = (one * self.switch_variances) @ other.T + (one_families * self.family_variances) @ other_families.T
         product: Floats = START_SD**2 + added + self.pair_variance * common * (common - 1) / 2
         return product
 
@@ -69,14 +148,16 @@ class Beliefs:
     def __init__(self, space: Space, *, on_cpu: bool, host_is_seen: bool = True) -> None:
         self.space = space
         self.recipes = list(space.recipes)
-        self.index = {recipe: place for place, recipe in enumerate(self.recipes)}
+        self.index = {recipe: row for row, recipe in enumerate(self.recipes)}
         self.host_is_seen = host_is_seen and not on_cpu
         switches = [choice.switch for choice in space.choices]
         families = list(space.families)
-        self._steps = np.array([[switch in recipe for switch in switches] for recipe in self.recipes], dtype=np.float64)
-        self._steps = self._steps.reshape(len(self.recipes), len(switches))
+        self._switches = np.array(
+            [[switch in recipe for switch in switches] for recipe in self.recipes], dtype=np.float64
+        )
+        self._switches = self._switches.reshape(len(self.recipes), len(switches))
         belongs = np.array([[choice.family == name for name in families] for choice in space.choices], dtype=np.float64)
-        self._families: Floats = self._steps @ belongs.reshape(len(switches), len(families))
+        self._families: Floats = self._switches @ belongs.reshape(len(switches), len(families))
         expected = [expectation(choice, on_cpu=on_cpu) for choice in space.choices]
         self._device = np.array([each.device for each in expected])
         self._host = np.array([each.host for each in expected])
@@ -95,7 +176,7 @@ class Beliefs:
         for (at, one), (other_at, other) in combinations(enumerate(self.space.choices), 2):
             beyond = pair_expectation(one, other)
             if beyond:
-                means += beyond * self._steps[:, at] * self._steps[:, other_at]
+                means += beyond * self._switches[:, at] * self._switches[:, other_at]
         return means
 
     def promises(self, seen: Mapping[Switches, Estimate], fastest: float) -> Floats:
@@ -120,12 +201,23 @@ class Beliefs:
                 gains += weight * share * np.maximum(fastest - times, 0.0).mean(axis=1)
         return gains
 
+    def expected(self, seen: Mapping[Switches, Estimate]) -> Floats:
+        """The logarithm of every recipe's time as it is believed now: what stands in for those being prepared."""
+        device = np.zeros(len(self.recipes))
+        for weight, mean, _ in self._believe_device(seen):
+            device += weight * mean
+        hosts = {recipe: estimate for recipe, estimate in seen.items() if estimate.host_log_s is not None}
+        if not self.host_is_seen or not hosts:
+            return device
+        times: Floats = np.maximum(device, self._believe_host(hosts)[0])
+        return times
+
     def _surprises(self, seen: Mapping[Switches, Estimate]) -> Floats:
         """The chance that a recipe holds a strong pair: one of those never yet seen together may be."""
-        shown = self._steps[[self.index[recipe] for recipe, each in seen.items() if not each.is_host_bound]]
+        shown = self._switches[[self.index[recipe] for recipe, each in seen.items() if not each.is_host_bound]]
         unseen = (shown.T @ shown == 0).astype(np.float64)
         np.fill_diagonal(unseen, 0.0)
-        counts = ((self._steps @ unseen) * self._steps).sum(axis=1) / 2
+        counts = ((self._switches @ unseen) * self._switches).sum(axis=1) / 2
         chances: Floats = 1 - (1 - SURPRISE_RATE) ** counts
         return chances
 
@@ -133,66 +225,66 @@ class Beliefs:
         """Weight, mean and standard deviation of the logarithm under each amount of meddling."""
         free = [(self.index[recipe], each) for recipe, each in seen.items() if not each.is_host_bound]
         bound = [(self.index[recipe], each) for recipe, each in seen.items() if each.is_host_bound]
-        places = np.array([at for at, _ in free], dtype=np.intp)
+        rows = np.array([at for at, _ in free], dtype=np.intp)
         values = np.array([each.log_s for _, each in free])
         noises = np.array([each.error**2 + PROCESS_SD**2 + RESIDUAL_SD**2 for _, each in free])
-        prior = self._steps @ self._device + self._pairs
-        prior = prior + (values.mean() - prior[places].mean() if free else min(each.log_s for _, each in bound))
+        prior = self._switches @ self._device + self._pairs
+        prior = prior + (values.mean() - prior[rows].mean() if free else min(each.log_s for _, each in bound))
         processes = [Gaussian(self._device_variances, self._family_variances, sd**2, prior) for sd in PAIR_SDS]
-        weights = self._weights(processes, places, values, noises)
+        weights = self._weights(processes, rows, values, noises)
         believed = []
         for weight, process in zip(weights, processes, strict=True):
             if weight < NEGLIGIBLE:
                 continue
-            sites = self._censored(process, places, values, noises, bound)
-            together = [np.concatenate([old, new]) for old, new in zip((places, values, noises), sites, strict=True)]
+            sites = self._censored(process, rows, values, noises, bound)
+            together = [np.concatenate([old, new]) for old, new in zip((rows, values, noises), sites, strict=True)]
             mean, sd = self._posterior(process, together[0].astype(np.intp), together[1], together[2])
             believed.append((float(weight), mean, sd))
         return believed
 
-    def _weights(self, processes: list[Gaussian], places: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
-        fits = np.array([self._log_likelihood(process, places, values, noises) for process in processes])
+    def _weights(self, processes: list[Gaussian], rows: NDArray[np.intp], values: Floats, noises: Floats) -> Floats:
+        fits = np.array([self._log_likelihood(process, rows, values, noises) for process in processes])
         scores = fits - np.array(PAIR_SD_DOUBTS)
         weights: Floats = np.exp(scores - scores.max())
         normed: Floats = weights / weights.sum()
         return normed
 
     def _believe_host(self, seen: Mapping[Switches, Estimate]) -> tuple[Floats, Floats]:
-        places = np.array([self.index[recipe] for recipe in seen], dtype=np.intp)
+        rows = np.array([self.index[recipe] for recipe in seen], dtype=np.intp)
         values = np.array([each.host_log_s for each in seen.values()], dtype=np.float64)
-        prior = self._steps @ self._host
-        prior = prior - prior[places].mean() + values.mean()
+        prior = self._switches @ self._host
+        prior = prior - prior[rows].mean() + values.mean()
         process = Gaussian(self._host_variances, self._family_variances * 0.1, HOST_PAIR_SD**2, prior)
-        return self._posterior(process, places, values, np.full(len(values), HOST_ERROR**2))
+        return self._posterior(process, rows, values, np.full(len(values), HOST_ERROR**2))
 
-    def _log_likelihood(self, process: Gaussian, places: NDArray[np.intp], values: Floats, noises: Floats) -> float:
+    def _log_likelihood(self, process: Gaussian, rows: NDArray[np.intp], values: Floats, noises: Floats) -> float:
         if not len(values):
             return 0.0
-        factor = np.linalg.cholesky(self._among(process, places) + np.diag(noises))
-        scaled = np.linalg.solve(factor, values - process.prior[places])
+        factor = np.linalg.cholesky(self._among(process, rows) + np.diag(noises))
+        scaled = np.linalg.solve(factor, values - process.prior[rows])
         return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
 
-    def _among(self, process: Gaussian, places: NDArray[np.intp]) -> Floats:
-        switches, families = self._steps[places], self._families[places]
+    def _among(self, process: Gaussian, rows: NDArray[np.intp]) -> Floats:
+        switches, families = self._switches[rows], self._families[rows]
         return process.kernel(switches, switches, families, families)
 
     def _posterior(
-        self, process: Gaussian, places: NDArray[np.intp], values: Floats, noises: Floats
+        self, process: Gaussian, rows: NDArray[np.intp], values: Floats, noises: Floats
     ) -> tuple[Floats, Floats]:
         own = self._own_variances(process)
         if not len(values):
             return process.prior, np.sqrt(own)
-        across = process.kernel(self._steps, self._steps[places], self._families, self._families[places])
-        inverse = np.linalg.inv(self._among(process, places) + np.diag(noises))
-        mean = process.prior + across @ (inverse @ (values - process.prior[places]))
+        across = process.kernel(self._switches, self._switches[rows], self._families, self._families[rows])
+        inverse = np.linalg.inv(self._among(process, rows) + np.diag(noises))
+        mean = process.prior + across @ (inverse @ (values - process.prior[rows]))
         variance = own - np.einsum("ij,jk,ik->i", across, inverse, across)
         return mean, np.sqrt(np.maximum(variance, RESIDUAL_SD**2))
 
     def _own_variances(self, process: Gaussian) -> Floats:
-        count = self._steps.sum(axis=1)
+        count = self._switches.sum(axis=1)
         own: Floats = (
             START_SD**2
-            + self._steps @ process.step_variances
+            + self._switches @ process.switch_variances
             + self._families @ process.family_variances
             + process.pair_variance * count * (count - 1) / 2
         )
@@ -201,7 +293,7 @@ class Beliefs:
     def _censored(
         self,
         process: Gaussian,
-        places: NDArray[np.intp],
+        rows: NDArray[np.intp],
         values: Floats,
         noises: Floats,
         bound: list[tuple[int, Estimate]],
@@ -210,14 +302,14 @@ class Beliefs:
 
         From what the others predict for it, the part below the bound, by its mean and variance.
         """
-        mean, sd = self._posterior(process, places, values, noises)
+        mean, sd = self._posterior(process, rows, values, noises)
         found = []
-        for place, estimate in bound:
-            below, width = _truncated(mean[place], sd[place], estimate.log_s)
-            precision = 1 / width**2 - 1 / sd[place] ** 2
+        for row, estimate in bound:
+            below, width = _truncated(mean[row], sd[row], estimate.log_s)
+            precision = 1 / width**2 - 1 / sd[row] ** 2
             if precision > 1e-3:
-                value = (below / width**2 - mean[place] / sd[place] ** 2) / precision
-                found.append((float(place), value, 1 / precision))
+                value = (below / width**2 - mean[row] / sd[row] ** 2) / precision
+                found.append((float(row), value, 1 / precision))
         columns = np.array(found, dtype=np.float64).reshape(len(found), 3)
         return columns[:, 0], columns[:, 1], columns[:, 2]
 
@@ -234,53 +326,6 @@ def _truncated(mean: float, sd: float, above: float) -> tuple[float, float]:
 
 def _normal_quantiles(count: int) -> tuple[Floats, Floats]:
     """Two columns of standard normal values, evenly spread and independent of each other; always the same."""
-    from statistics import NormalDist
-
     levels = (np.arange(count) + 0.5) / count
     values = np.array([NormalDist().inv_cdf(float(level)) for level in levels])
     return values, np.random.default_rng(0).permutation(values)
-
-
-SAME_AGAIN = 0.005
-"""Chance that a recipe with all switches of a broken one works after all."""
-PAIR_WEIGHT = 0.3
-"""Of a pair being to blame, against one switch by itself."""
-THERE_AGAIN = 20.0
-"""By so much each further broken recipe speaks against those that were in it too."""
-MOST_TOLD = 12
-"""More breakages than this say nothing new."""
-
-
-class Blame:
-    """What broke, set against what worked."""
-
-    def __init__(self, sound: Iterable[Switches], broken: Iterable[Switches]) -> None:
-        self._broken = list(broken)
-        cleared = {part for recipe in sound for part in _parts(recipe)}
-        suspects = [[part for part in _parts(recipe) if part not in cleared] for recipe in self._broken]
-        present = Counter(part for parts in suspects for part in parts)
-        self._guilt: dict[Switches, float] = {}
-        for parts in suspects:
-            weights = {part: _weight(part, present[part]) for part in parts}
-            whole = sum(weights.values())
-            for part, weight in weights.items():
-                self._guilt[part] = max(self._guilt.get(part, 0.0), weight / whole)
-
-    def chance(self, recipe: Switches) -> float:
-        """That this recipe runs and keeps its numbers."""
-        if any(broken <= recipe for broken in self._broken):
-            return SAME_AGAIN
-        chance = 1.0
-        for part, guilt in self._guilt.items():
-            if part <= recipe:
-                chance *= 1 - guilt
-        return chance
-
-
-def _parts(recipe: Switches) -> list[Switches]:
-    switches = sorted(recipe)
-    return [frozenset(part) for size in (1, 2) for part in combinations(switches, size)]
-
-
-def _weight(part: Switches, times: int) -> float:
-    return (1.0 if len(part) == 1 else PAIR_WEIGHT) * THERE_AGAIN ** (min(times, MOST_TOLD) - 1)

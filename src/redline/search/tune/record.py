@@ -1,6 +1,6 @@
 """A search for the fastest recipe, as it is kept: what was asked, which records it made, how far it came.
 
-All that is said about it (`redline.analyze.tune.finding`) can be made again from this and those records.
+All that is said about it (`redline.search.tune.result`) can be made again from this and those records.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import msgspec
 from redline.errors import RecordError, SpecError
 from redline.identity import different_fields, given
 from redline.note import Note, notes_from_texts
-from redline.record import BlockKind
+from redline.record import BlockKind, FailureScope
 from redline.spec import Frozen, RunSpec
+from redline.work import Facts
 
 Objective = Literal["throughput", "latency"]
 TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
@@ -96,6 +97,51 @@ class Trial(Frozen):
     """From opening the worker to the last block."""
 
 
+class Lesson(Frozen):
+    """What a failure taught: recipes with all of these switches are not tried again on this workload."""
+
+    switches: tuple[str, ...]
+    scope: FailureScope
+    reason: Note
+    recipe: str
+    """In which it was seen."""
+
+
+class Probe(Frozen):
+    """A recipe that was only prepared, to find out what broke another."""
+
+    recipe: str
+    runs: bool
+    """And keeps its numerics."""
+
+
+class Untried(Frozen):
+    """A recipe that promised something and for which no time was left."""
+
+    recipe: str
+    gain: float
+    """Expected, as a share of the fastest time."""
+    cost_s: float
+
+
+class Spent(Frozen):
+    """Seconds of a search, by what they went into; over all sessions that worked on it."""
+
+    baseline: float = 0.0
+    trials: float = 0.0
+    race: float = 0.0
+    ablation: float = 0.0
+    batch: float = 0.0
+    failed: float = 0.0
+    """Trials that broke or gave wrong numbers, and finding out why."""
+    other: float = 0.0
+    """Starting up, the facts, a check of the user's, deciding."""
+    reserved: float = 0.0
+    """Kept for the race when no more recipes were tried."""
+    left: float = 0.0
+    """Of the last session's budget."""
+
+
 class Refused(Frozen):
     """A switch that was never tried, and why."""
 
@@ -141,6 +187,15 @@ class TuneRecord(Frozen):
     batch_replicates: tuple[tuple[str, ...], ...] = ()
     """Replicates of the winner with the baseline at the batch that was found."""
     metrics: tuple[Metric, ...] = ()
+    lessons: tuple[Lesson, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    untried: tuple[Untried, ...] = ()
+    """Those that promised most when the time for trials was over."""
+    facts: Facts | None = None
+    """What one step of the workload was seen doing before the search."""
+    spent: Spent = Spent()
+    budget_s: float = 0.0
+    """Of the last session."""
     snippet: str | None = None
     notes: tuple[Note, ...] = ()
     seconds: float = 0.0

@@ -7,15 +7,17 @@ import statistics
 from collections.abc import Sequence
 
 from redline.analyze.command_line import command_line
-from redline.analyze.race import Pair, RaceVerdict, pair_of, pair_with_spread, process_spread, verdict_of
+from redline.analyze.race import Pair, RaceVerdict, pair_of, verdict_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.trust import farthest
 from redline.note import Note, note
-from redline.record import Numerics, RunRecord
-from redline.search.tune.estimates import Estimate, Records, estimates, metric_of, rejection, unproven
-from redline.search.tune.record import Metric, Refused, TuneRecord, TuneState
+from redline.record import FailureScope, Numerics, RunRecord
+from redline.search.tune.lessons import metric_of, rejection, unproven
+from redline.search.tune.model import Estimate, Records, estimates
+from redline.search.tune.record import Metric, Refused, Spent, TuneRecord, TuneState, Untried
 from redline.search.tune.winner import (
-    met_last,
+    SwitchGain,
+    gains_of,
     rejected_in_finals,
     replicates_of,
     winner_and_its_replicates,
@@ -23,13 +25,14 @@ from redline.search.tune.winner import (
 )
 from redline.spec import BASELINE, Frozen, Task
 from redline.units import significant
+from redline.work import Facts
 
 ONE_PROCESS_DOUBT = 0.04
 """What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
 
 
 class Winner(Frozen):
-    """`ratio` is time of the baseline over time of the winner, at the winner's batch."""
+    """A recipe against the baseline: `ratio` is the baseline's time over its own, at its batch."""
 
     recipe: str
     batch: int | None
@@ -41,7 +44,14 @@ class Winner(Frozen):
     item: str | None = None
     compile_s: float | None = None
     """The first time it was compiled in this search."""
+    compile_is_contended: bool = False
+    """Others were prepared at the same time: alone it would have taken less."""
     record_id: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """Surely faster than the baseline: the interval over processes lies above 1."""
+        return self.recipe != BASELINE and self.low is not None and self.low > 1
 
 
 class Ranked(Frozen):
@@ -53,26 +63,25 @@ class Ranked(Frozen):
     """None where it was seen in one process only."""
     high: float | None = None
     compile_s: float | None = None
+    compile_is_contended: bool = False
     bound: str = "unknown"
     note: Note | None = None
     """Why it was not recommended, though it was timed."""
 
 
-class SwitchGain(Frozen):
-    """Time without the switch over time with it: above 1 it helps."""
-
-    switch: str
-    gain: float
-    low: float | None
-    high: float | None
-
-
 class Rejected(Frozen):
+    """A recipe that may not be recommended, and what that taught."""
+
     recipe: str
-    reason: Note
+    switch: str | None
+    """What caused it, joined by `+`; None where that is not known."""
+    scope: FailureScope
+    """What is not tried again: the switch in any recipe, the pair, or only the recipe."""
+    code: str
+    text: str
 
 
-class TuneFinding(Frozen):
+class TuneSummary(Frozen):
     name: str
     state: TuneState
     model: str
@@ -81,6 +90,9 @@ class TuneFinding(Frozen):
     device_name: str | None
     objective: str
     winner: Winner | None
+    """None where nothing is surely faster than the baseline."""
+    leader: Winner | None
+    """The fastest that may be recommended, certain or not; the baseline where nothing was faster."""
     ranking: tuple[Ranked, ...]
     switches: tuple[SwitchGain, ...]
     rejected: tuple[Rejected, ...]
@@ -101,24 +113,29 @@ class TuneFinding(Frozen):
     """Everything that was measured for it."""
     explained_by: str | None = None
     """The command that profiles the winner; None where there is none to be typed."""
+    facts: Facts | None = None
+    """What a step of the workload was seen doing before the search."""
+    spent: Spent = Spent()
+    untried: tuple[Untried, ...] = ()
+    """Recipes that promised something and for which no time was left."""
 
     @property
     def has_answer(self) -> bool:
         """That nothing beats the baseline is known only when all that promised something was tried."""
-        beats_baseline = self.winner is not None and self.winner.recipe != BASELINE
-        return self.state == "done" or (self.state == "out-of-budget" and beats_baseline)
+        return self.state == "done" or (self.state == "out-of-budget" and self.winner is not None)
 
 
-def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneFinding:
+def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | None = None) -> TuneSummary:
     """All of it. With the device's ceilings, also how far the winner is from them."""
     known = estimates(tune, records)
     chosen, replicates = winner_and_its_replicates(tune, records)
     rows = {row.record_id: row for row in summarize(_all(tune, records), ceilings_of)}
-    winner = _winner(chosen, replicates, tune, records, rows, known)
-    ranking = tuple(_ranking(tune, records, rows, known, winner))
-    roofline = rows[winner.record_id].roofline if winner is not None else None
+    leader = _against(chosen, replicates, tune, records, rows, known)
+    winner = leader if leader is not None and leader.is_certain else None
+    ranking = tuple(_ranking(tune, records, rows, known, leader))
+    roofline = rows[leader.record_id].roofline if leader is not None else None
     first = next(iter(rows.values()), None)
-    return TuneFinding(
+    return TuneSummary(
         name=tune.name,
         state=tune.state,
         model=tune.tune.spec.workload.model,
@@ -127,9 +144,10 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         device_name=next((row.device_name for row in rows.values() if row.device_name), None),
         objective=tune.tune.objective,
         winner=winner,
+        leader=leader,
         ranking=ranking,
         switches=tuple(gains_of(chosen, tune, records)),
-        rejected=tuple(_rejected(tune, records, ranking, winner)),
+        rejected=tuple(_rejected(tune, records, ranking, leader)),
         metrics=tune.metrics,
         refused=tune.refused,
         headroom=roofline.headroom if roofline is not None else None,
@@ -141,13 +159,16 @@ def finding_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
         notes=(
             *tune.notes,
             *_check_notes(winner, tune),
-            *_batch_notes(winner, tune, records),
+            *_batch_notes(leader, tune, records),
             *_contention_notes(winner, rows),
         ),
         record_ids=tuple(tune.record_ids),
         explained_by=command_line("profile", tune.tune.spec, batch=winner.batch, recipes=[winner.recipe])
         if winner is not None
         else None,
+        facts=tune.facts,
+        spent=tune.spent,
+        untried=tune.untried,
     )
 
 
@@ -208,7 +229,7 @@ def _why_not(first: str | None, winner: Winner, tune: TuneRecord, records: Recor
     return f"it fails there ({lost})" if lost else f"{winner.recipe} is as fast there, or faster"
 
 
-def _winner(
+def _against(
     chosen: str | None,
     replicates: Sequence[Sequence[RunRecord]],
     tune: TuneRecord,
@@ -229,6 +250,7 @@ def _winner(
     counted = next((each for each in own if each.prepared is not None and each.prepared.work is not None), None)
     record = counted or (own[0] if own else records[known[chosen].record_id])
     row = rows[record.id]
+    compile_s, is_contended = _first_compile_s(chosen, tune, records)
     rates = [rate for each in own or [record] if (rate := rows[each.id].throughput_per_s) is not None]
     return Winner(
         recipe=chosen,
@@ -238,7 +260,8 @@ def _winner(
         high=pair.high,
         throughput_per_s=sorted(rates)[len(rates) // 2] if rates else None,
         item=row.item,
-        compile_s=_first_compile_s(chosen, tune, records),
+        compile_s=compile_s,
+        compile_is_contended=is_contended,
         record_id=record.id,
     )
 
@@ -306,6 +329,7 @@ def _ranking(
     ranked = []
     for recipe, record_id in shown.items():
         pair, row = _against_baseline(recipe, replicates, tune, known), rows[record_id]
+        compile_s, is_contended = _first_compile_s(recipe, tune, records)
         late = known[recipe].too_late if recipe in known else None
         lost = note("rejected-in-final", "rejected in the final comparison") if recipe in broke_later else None
         ranked.append(
@@ -316,7 +340,8 @@ def _ranking(
                 high=pair.high,
                 verdict=pair.verdict,
                 numerics=farthest(checks[recipe]),
-                compile_s=_first_compile_s(recipe, tune, records),
+                compile_s=compile_s,
+                compile_is_contended=is_contended,
                 bound=row.bound.label,
                 note=late or _why_not_recommended(recipe, pair.ratio, tune, winner) or lost,
             )
@@ -333,44 +358,38 @@ def _why_not_recommended(recipe: str, ratio: float, tune: TuneRecord, winner: Wi
     return note("slower", f"slower: {ratio:.2f}× the baseline, where {winner.recipe} has {winner.ratio:.2f}×")
 
 
-def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[SwitchGain]:
-    if chosen is None:
-        return []
-    finals, ablations = replicates_of(tune.finals, records), replicates_of(tune.ablations, records)
-    spread = process_spread([replicate for replicate in finals if _has_survivors(replicate, finals)], tune.tune.kind)
-    words = chosen.split("+") if chosen != BASELINE else []
-    gains = []
-    for switch in words:
-        without = "+".join(word for word in words if word != switch) or BASELINE
-        pair = pair_with_spread([*finals, *ablations], without, chosen, spread, tune.tune.kind)
-        if pair is not None:
-            gains.append(SwitchGain(switch=switch, gain=pair.ratio, low=pair.low, high=pair.high))
-    return sorted(gains, key=lambda each: -each.gain)
-
-
-def _has_survivors(replicate: Sequence[RunRecord], replicates: Sequence[Sequence[RunRecord]]) -> bool:
-    return set(met_last(replicates)) <= {str(record.spec.recipe) for record in replicate}
-
-
 def _rejected(tune: TuneRecord, records: Records, ranking: Sequence[Ranked], winner: Winner | None) -> list[Rejected]:
+    """Each recipe once, with what its failure taught."""
     ratios = {row.recipe: row.ratio for row in ranking}
-    reasons: dict[str, Note] = {}
+    taught = {lesson.recipe: lesson for lesson in tune.lessons}
+    found: dict[str, Rejected] = {}
     for record in _all(tune, records):
         recipe = str(record.spec.recipe)
-        ratio = ratios.get(recipe, math.inf)
-        why = rejection(record, tune) or _why_not_recommended(recipe, ratio, tune, winner)
-        if why is not None:
-            reasons.setdefault(recipe, why)
-    return [Rejected(recipe=recipe, reason=reason) for recipe, reason in reasons.items()]
+        why = rejection(record, tune) or _why_not_recommended(recipe, ratios.get(recipe, math.inf), tune, winner)
+        if why is None or recipe in found:
+            continue
+        lesson = taught.get(recipe) or record.failure
+        found[recipe] = Rejected(
+            recipe=recipe,
+            switch="+".join(lesson.switches) or None if lesson is not None else None,
+            scope=lesson.scope if lesson is not None else "recipe",
+            code=why.about if why.code == "failed" else why.code,
+            text=str(why),
+        )
+    return list(found.values())
 
 
 def _all(tune: TuneRecord, records: Records) -> list[RunRecord]:
     return [records[each] for each in dict.fromkeys(tune.record_ids) if each in records]
 
 
-def _first_compile_s(recipe: str, tune: TuneRecord, records: Records) -> float | None:
-    found = (_compile_s(record) for record in _all(tune, records) if str(record.spec.recipe) == recipe)
-    return next((seconds for seconds in found if seconds is not None), None)
+def _first_compile_s(recipe: str, tune: TuneRecord, records: Records) -> tuple[float | None, bool]:
+    """And whether others were prepared at the same time, so that it took longer than alone."""
+    own = (record for record in _all(tune, records) if str(record.spec.recipe) == recipe and _compile_s(record))
+    record = next(own, None)
+    if record is None or record.prepared is None:
+        return None, False
+    return record.prepared.cold_start.compile_s, record.prepared.cold_start.contended
 
 
 def _compile_s(record: RunRecord) -> float | None:

@@ -5,6 +5,8 @@ Only where to look first: every figure is a wide prior that a few trials overrul
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -144,13 +146,20 @@ class Space:
     choices: tuple[SwitchChoice, ...]
 
     @cached_property
-    def by_step(self) -> dict[str, SwitchChoice]:
+    def by_switch(self) -> dict[str, SwitchChoice]:
         return {choice.switch: choice for choice in self.choices}
 
     @cached_property
     def families(self) -> dict[str, tuple[SwitchChoice, ...]]:
-        names = sorted({choice.family for choice in self.choices}, key=_reading_place)
+        names = sorted({choice.family for choice in self.choices}, key=_reading_index)
         return {name: tuple(choice for choice in self.choices if choice.family == name) for name in names}
+
+    @cached_property
+    def variants(self) -> dict[str, str]:
+        """Of switches that can be had in several variants, what all of them share: `sdpa:*` for `sdpa:flash`."""
+        names = Counter(choice.switch.partition(":")[0] for choice in self.choices)
+        of_each = {choice.switch: choice.switch.partition(":")[0] for choice in self.choices}
+        return {switch: f"{name}:*" for switch, name in of_each.items() if names[name] > 1}
 
     @cached_property
     def _needs(self) -> dict[str, tuple[SwitchNeed, ...]]:
@@ -167,7 +176,7 @@ class Space:
         return tuple(found[:MOST_RECIPES])
 
     def text(self, switches: Switches) -> str:
-        order = {choice.switch: place for place, choice in enumerate(_in_reading_order(self.families))}
+        order = {choice.switch: index for index, choice in enumerate(_in_reading_order(self.families))}
         return "+".join(sorted(switches, key=lambda switch: order[switch])) or "baseline"
 
     def checked(self, text: str) -> Switches:
@@ -181,29 +190,36 @@ class Space:
     def switches_of(self, text: str) -> Switches:
         """The recipe of a text. What was tried before may lack what its switches need: that is how it was learned."""
         switches = frozenset(str(switch) for switch in Recipe.parse(text).switches)
-        unknown = sorted(switches - self.by_step.keys())
+        unknown = sorted(switches - self.by_switch.keys())
         if unknown:
-            raise UnknownName("switch", unknown[0], self.by_step, hint="not among those that can be tried here")
+            raise UnknownName("switch", unknown[0], self.by_switch, hint="not among those that can be tried here")
         if not self._fit_together(switches):
             raise SpecError(f"recipe {text}: its switches exclude each other")
         return switches
+
+    def completed(self, switches: Switches) -> Switches:
+        """With what its switches need beside each other, where one more switch of the space is enough."""
+        if self._lacking(switches) is None:
+            return switches
+        larger = (switches | {choice.switch} for choice in self.choices)
+        return next((each for each in larger if self.is_valid(each)), switches)
 
     def is_valid(self, switches: Switches) -> bool:
         return self._fit_together(switches) and self._lacking(switches) is None
 
     def _fit_together(self, switches: Switches) -> bool:
-        chosen = [self.by_step[switch] for switch in sorted(switches)]
-        return all(self._fits(chosen[:place], choice) for place, choice in enumerate(chosen))
+        chosen = [self.by_switch[switch] for switch in sorted(switches)]
+        return all(self._fits(chosen[:index], choice) for index, choice in enumerate(chosen))
 
     def less_one(self, switches: Switches) -> list[tuple[str, Switches]]:
         """Each switch, and the recipe without it, where that is one."""
         return [
             (switch, switches - {switch})
-            for switch in sorted(switches, key=self.text_place)
+            for switch in sorted(switches, key=self.index_of)
             if self.is_valid(switches - {switch})
         ]
 
-    def text_place(self, switch: str) -> int:
+    def index_of(self, switch: str) -> int:
         return [choice.switch for choice in _in_reading_order(self.families)].index(switch)
 
     def _with_exactly(self, count: int) -> Iterator[Switches]:
@@ -217,16 +233,16 @@ class Space:
             if self._lacking(switches) is None:
                 yield switches
             return
-        for place, family in enumerate(families[: len(families) - more + 1]):
+        for index, family in enumerate(families[: len(families) - more + 1]):
             for choice in family:
                 if self._fits(chosen, choice):
-                    yield from self._grown([*chosen, choice], families[place + 1 :], more - 1)
+                    yield from self._grown([*chosen, choice], families[index + 1 :], more - 1)
 
     def _lacking(self, switches: Switches) -> str | None:
         """Why some switch cannot do without one that is not there; None where all have what they need."""
         if not self._needs.keys() & switches:
             return None
-        names = {name for switch in switches for name in _names(self.by_step[switch])}
+        names = {name for switch in switches for name in _names(self.by_switch[switch])}
         needs = ((switch, need) for switch in sorted(switches) for need in self._needs.get(switch, ()))
         return next((f"{switch}: {need.reason}" for switch, need in needs if not need.is_met(names)), None)
 
@@ -283,6 +299,38 @@ def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list
     return own
 
 
+def safe_recipes(space: Space, *, on_cpu: bool, host_share: float | None) -> list[Switches]:
+    """What a careful hand tries first, the quickest to prepare first.
+
+    Half precision and the layout; the same recorded as a graph where the host would be in the way of it; the same through a
+    compiler. Of each family the switch of which experience expects most. `host_share`: the time to issue a step of the
+    baseline over the time of the step; None where it is not known.
+    """
+
+    def expected(choice: SwitchChoice, *, with_host: bool) -> float:
+        own = expectation(choice, on_cpu=on_cpu)
+        return own.device + (own.host if with_host else 0.0)
+
+    def best(choices: Iterable[SwitchChoice], *, with_host: bool) -> Switches:
+        usable = [each for each in choices if not each.is_slow_to_prepare and not each.capabilities.quantizes]
+        helpful = [each for each in usable if expected(each, with_host=with_host) < 0]
+        chosen = min(helpful, key=lambda each: expected(each, with_host=with_host), default=None)
+        return frozenset({chosen.switch}) if chosen is not None else BASELINE
+
+    plain = BASELINE
+    for family in ("precision", "layout"):
+        plain |= best(space.families.get(family, ()), with_host=False)
+    device = sum(expectation(space.by_switch[switch], on_cpu=on_cpu).device for switch in plain)
+    is_host_bound = not on_cpu and host_share is not None and host_share > math.exp(device)
+    graph = best((each for each in space.choices if each.relieves == "host"), with_host=True)
+    compiler = best((each for each in space.choices if each.capabilities.compiles), with_host=is_host_bound)
+    graphed = [plain | graph] if is_host_bound else []
+    compiled = [plain | compiler | graph, plain | compiler] if is_host_bound else [plain | compiler]
+    ladder = [plain, *graphed, next((each for each in compiled if space.is_valid(space.completed(each))), BASELINE)]
+    completed = [space.completed(each) for each in ladder]
+    return [each for each in dict.fromkeys(completed) if each and space.is_valid(each)]
+
+
 def _names(choice: SwitchChoice) -> set[str]:
     return {choice.switch, choice.switch.partition(":")[0]}
 
@@ -291,5 +339,5 @@ def _in_reading_order(families: dict[str, tuple[SwitchChoice, ...]]) -> list[Swi
     return [choice for family in families.values() for choice in family]
 
 
-def _reading_place(family: str) -> tuple[float, str]:
+def _reading_index(family: str) -> tuple[float, str]:
     return (READING_ORDER.index(family) if family in READING_ORDER else len(READING_ORDER) - 1.5, family)

@@ -1,173 +1,26 @@
-"""The state of a search while it runs: what was tried, what it may still spend, and where it is kept."""
+"""Trials: recipes prepared side by side, then timed one at a time in turns with the fastest so far; and what broke."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
 
 import msgspec
 
+from redline.analyze.blocks import limit_bytes, needed_bytes, peak
 from redline.analyze.race import log_ratio
-from redline.launch.door import Door
-from redline.note import Note
+from redline.note import Note, note
 from redline.record import BlockKind, RunRecord
-from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, StopRule
-from redline.search.observer import Journal, Observer
-from redline.search.tune.estimates import (
-    Estimate,
-    accepts,
-    estimates,
-    numerics_reason,
-    quantizing_of,
-    rejection,
-    unproven,
-)
-from redline.search.tune.record import Trial, TuneRecord, TuneSpec
-from redline.search.tune.space import BASELINE, Space, Switches
-from redline.spec import MeasureSpec, Recipe, RunSpec
-
-Clock = Callable[[], float]
-"""Seconds that pass; a simulated bench has a clock of its own."""
-
-SHORTEST_PREPARE_S = 30.0
-"""However little is left of the budget, a worker that has begun may take this long."""
-
-
-class TuneLedger(Protocol):
-    """Where the search itself is kept: `redline.store.TuneLedger`, or nothing."""
-
-    def save(self, record: TuneRecord) -> None: ...
-
-
-class NoLedger:
-    """Keeps nothing."""
-
-    def save(self, record: TuneRecord) -> None: ...
-
-
-@dataclass
-class Tuner:
-    """One search."""
-
-    tune: TuneRecord
-    space: Space
-    door: Door
-    journal: Journal
-    ledger: TuneLedger
-    observer: Observer
-    clock: Clock
-    budget_s: float
-    order: random.Random
-    records: dict[str, RunRecord] = field(default_factory=dict)
-    spent_before_s: float = 0.0
-    """By sessions before this one."""
-    started_s: float = 0.0
-    kept_back_s: float = 0.0
-    """Of the budget, for what comes last."""
-    is_short: bool = False
-    """More was left to do than this session's budget held."""
-    replicate_scale: float = 1.0
-    """What replicates took over what they were expected to take."""
-    _seen: tuple[tuple[Trial, ...], dict[Switches, Estimate]] | None = None
-
-    def __post_init__(self) -> None:
-        self.started_s = self.clock()
-        self.spent_before_s = self.tune.seconds
-
-    @property
-    def asked(self) -> TuneSpec:
-        return self.tune.tune
-
-    @cached_property
-    def on_cpu(self) -> bool:
-        return self.asked.spec.device.partition(":")[0] == "cpu"
-
-    @property
-    def only(self) -> BlockKind | None:
-        """A latency target needs both kinds of block."""
-        return None if self.asked.slo_p95_s is not None else self.asked.kind
-
-    @property
-    def left_s(self) -> float:
-        return self.budget_s - self.kept_back_s - (self.clock() - self.started_s)
-
-    def keep(self, **changes: Any) -> None:
-        """Whatever is known is on disk before the next worker is opened."""
-        seconds = self.spent_before_s + self.clock() - self.started_s
-        self.tune = msgspec.structs.replace(self.tune, seconds=seconds, **changes)
-        self.ledger.save(self.tune)
-
-    def ran_short(self, why: Note) -> None:
-        """The budget ended before something that is worth having."""
-        self.is_short = True
-        self.keep(notes=(*self.tune.notes, why))
-
-    def seen(self) -> dict[Switches, Estimate]:
-        """What was timed and kept its numbers, by its switches."""
-        trials = self.tune.trials
-        if self._seen is None or self._seen[0] is not trials:
-            found = {self.space.switches_of(text): each for text, each in estimates(self.tune, self.records).items()}
-            self._seen = (trials, found)
-        return self._seen[1]
-
-    def broken(self) -> list[Switches]:
-        """What failed or lost its numbers."""
-        return [switches for switches in self.tried() if switches not in self.seen()]
-
-    def tried(self) -> set[Switches]:
-        return {self.space.switches_of(trial.recipe) for trial in self.tune.trials}
-
-    def leader(self) -> Estimate | None:
-        """The fastest that may be recommended so far."""
-        known = [each for each in self.seen().values() if self.may_win(each)]
-        return min(known, key=lambda each: each.log_s, default=None)
-
-    def may_win(self, each: Estimate) -> bool:
-        return each.too_late is None and unproven(each.recipe, self.tune) is None
-
-    def is_only_shown(self, switches: Switches) -> bool:
-        """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
-        quantizing = quantizing_of(switches, self.tune)
-        if self.asked.check is None:
-            return bool(quantizing)
-        fallen = [metric.recipe for metric in self.tune.metrics if unproven(metric.recipe, self.tune) is not None]
-        return any(switch in self.space.switches_of(recipe) for recipe in fallen for switch in quantizing)
-
-    def fastest_log_s(self) -> float:
-        """Of all that may still win."""
-        return min(each.log_s for switches, each in self.seen().items() if not self.is_only_shown(switches))
-
-    def baseline(self) -> Estimate | None:
-        return self.seen().get(BASELINE)
-
-    def trial_spec(self, switches: Switches) -> RunSpec:
-        return self.spec_of(switches, trial_measure(on_cpu=self.on_cpu))
-
-    def spec_of(self, switches: Switches, measure: MeasureSpec, batch: int | None = None) -> RunSpec:
-        spec = self.asked.spec
-        patience_s = max(self.left_s, SHORTEST_PREPARE_S)
-        launch = msgspec.structs.replace(
-            spec.launch, prepare_timeout_s=min(spec.launch.prepare_timeout_s, round(patience_s, 1))
-        )
-        workload = spec.workload if batch is None else msgspec.structs.replace(spec.workload, batch=batch)
-        recipe = Recipe.parse(self.space.text(switches))
-        return msgspec.structs.replace(spec, recipe=recipe, measure=measure, launch=launch, workload=workload)
-
-
-def trial_measure(*, on_cpu: bool) -> MeasureSpec:
-    """Short looks: what matters is which recipes are worth a longer one."""
-    return msgspec.structs.replace(
-        MeasureSpec.for_effort("quick"),
-        block_seconds=0.25 if on_cpu else 0.1,
-        warmup_max_seconds=3.0,
-        max_seconds=5.0,
-    )
-
+from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
+from redline.search.observer import NoJournal, Observer
+from redline.search.tune.costs import Costs
+from redline.search.tune.lessons import EXACTLY, accepts, find_cause, numerics_reason, rejection, scope_of
+from redline.search.tune.record import Lesson, Probe, Trial
+from redline.search.tune.space import BASELINE, Switches
+from redline.search.tune.tuner import Purpose, Tuner
 
 FEWEST_ROUNDS = 3
 MOST_ROUNDS = 8
@@ -175,6 +28,13 @@ CONTENT_ERROR = 0.004
 CLEARLY = 2.5
 """Standard errors by which a recipe must be behind before it is given up early."""
 BEHIND = 0.02
+LOOK_S = 0.05
+"""How long each worker that prepares is waited for in turn."""
+MEMORY_MARGIN = 1.5
+"""A recipe may need so many times the memory of the baseline."""
+SHORTEST_PROBE_S = 2.0
+MOST_PROBES = 5
+"""To find out what broke one recipe."""
 
 
 @dataclass
@@ -206,12 +66,30 @@ class UntilPlaced(StopRule):
         return is_behind or (log.error <= CONTENT_ERROR and rounds > FEWEST_ROUNDS)
 
 
+@dataclass
+class Flight:
+    """A recipe on its way: its worker prepares."""
+
+    switches: Switches
+    pending: Pending
+    started_s: float
+    still_s: float = 0.0
+    """While others were timed."""
+    waited_s: float = 0.0
+    """Its share of the time that was spent waiting for workers to prepare."""
+
+
 class Trials:
     """Context manager: the worker of the fastest recipe so far lives as long as it does."""
 
     def __init__(self, tuner: Tuner) -> None:
         self._tuner = tuner
         self._anchor: Entry | None = None
+        self._flights: list[Flight] = []
+        self._crowded_out: list[Switches] = []
+        """Ran out of memory beside others; tried again when nobody is there."""
+        self._has_been_crowded = False
+        self._positions = itertools.count(len(tuner.tune.trials))
         self._group = Group(
             tuner.door,
             tuner.journal,
@@ -231,51 +109,134 @@ class Trials:
         self._group.__exit__(kind, error, trace)
         self._tuner.records.update((record.id, record) for record in self._group.done.values())
 
-    def attempt(self, switches: Switches) -> None:
-        """Open, check the numbers, and only then time; the trial is kept, whatever became of it."""
-        tuner, text = self._tuner, self._tuner.space.text(switches)
-        started_s, position = tuner.clock(), len(tuner.tune.trials)
-        entry = self._open(switches, position)
+    @property
+    def in_flight(self) -> list[Switches]:
+        return [flight.switches for flight in self._flights] + self._crowded_out
+
+    def has_room(self) -> bool:
+        """Whether one more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
+        if not self._flights:
+            return True
+        if self._has_been_crowded or self._crowded_out or len(self._flights) >= self._tuner.jobs:
+            return False
+        baseline = self._tuner.baseline()
+        record = self._tuner.records[baseline.record_id] if baseline is not None else None
+        if record is None:
+            return False
+        context = record.prepared.memory.context_bytes if record.prepared is not None else None
+        needed, limit = (needed_bytes(record) or 0) + (context or 0), limit_bytes(record)
+        held = len(self._flights) + 1 + (self._anchor is not None)
+        fits_device = not limit or MEMORY_MARGIN * needed * held <= limit
+        return fits_device and self._tuner.host_has_room_for(peak(record, "peak_rss_bytes"))
+
+    def start(self, switches: Switches, why: str) -> None:
+        """Have a worker prepare this recipe."""
+        tuner, position = self._tuner, next(self._positions)
+        tuner.observer.attempting(tuner.space.text(switches), position + 1, why)
+        pending = self._group.start(tuner.trial_spec(switches), position)
+        self._flights.append(Flight(switches, pending, tuner.clock()))
+
+    def attempt(self, switches: Switches, why: str) -> None:
+        """Prepare and time one recipe."""
+        self.start(switches, why)
+        while switches in self.in_flight:
+            self.finish_one()
+
+    def finish_one(self, keep_s: float = -math.inf) -> None:
+        """Wait for the first that is prepared, check its numerics, and only then time it.
+
+        The trial is kept, whatever became of it. When no more than `keep_s` of the budget is left, all that is still on its
+        way is given up.
+        """
+        if not self._flights:
+            self._let_go()  # alone it may still fit
+            self.start(self._crowded_out.pop(0), "again, alone")
+        flight = self._first_ready(keep_s)
+        if flight is None:
+            self._give_up()
+            return
+        self._flights.remove(flight)
+        tuner, position = self._tuner, flight.pending.record.position
+        ready_s = tuner.clock()
+        entry = self._group.admit(flight.pending)
+        if entry is None and position in self._group.crowded:
+            self._has_been_crowded = True
+            self._crowded_out.append(flight.switches)
+            tuner.charge_as_failed(flight.waited_s)
+            return
         anchor_id = None
         if entry is not None and self._is_right(entry):
             anchor_id = self._anchor.record.id if self._anchor is not None else None
-            self._measure(entry)
-        cost_s = tuner.clock() - started_s
+            self._measure(entry, flight)
         record = self._group.done[position] if entry is None else entry.record
-        trial = Trial(recipe=text, record_id=record.id, anchor_id=anchor_id, cost_s=cost_s)
-        tuner.records[record.id] = record
+        cost_s = tuner.clock() - flight.started_s - flight.still_s
+        self._keep(flight, record, anchor_id, cost_s, timed_s=tuner.clock() - ready_s)
         said = self._settle(entry) if entry is not None else rejection(record, tuner.tune)
-        tuner.keep(trials=(*tuner.tune.trials, trial))
-        tuner.observer.attempted(text, str(said or ""))
+        tuner.observer.attempted(tuner.space.text(flight.switches), str(said or ""))
         self._tell_leader()
+        if flight.switches != BASELINE:
+            self._learn(flight.switches, record)
 
-    def _open(self, switches: Switches, position: int) -> Entry | None:
-        spec = self._tuner.trial_spec(switches)
-        entry = self._group.open(spec, position)
-        if entry is None and position in self._group.crowded:
-            self._let_go()  # alone it may still fit
-            entry = self._group.open(spec, position)
-        return entry
+    def _first_ready(self, keep_s: float) -> Flight | None:
+        tuner = self._tuner
+        tuner.charge("other")
+        purpose: Purpose = "baseline" if self._flights[0].switches == BASELINE else "trials"
+        while True:
+            for flight in self._flights:
+                before_s = tuner.clock()
+                is_ready = self._group.is_ready(flight.pending, LOOK_S)
+                for each in self._flights:
+                    each.waited_s += (tuner.clock() - before_s) / len(self._flights)
+                tuner.charge(purpose)
+                if is_ready:
+                    return flight
+            if tuner.left_s <= keep_s:
+                return None
+
+    def _give_up(self) -> None:
+        tuner = self._tuner
+        for flight in self._flights:
+            self._group.cancel(flight.pending)
+            tuner.charge_as_failed(flight.waited_s)
+            tuner.observer.attempted(tuner.space.text(flight.switches), "given up: no time left to prepare it")
+        tuner.given_up |= set(self.in_flight)
+        self._flights.clear()
+        self._crowded_out.clear()
 
     def _is_right(self, entry: Entry) -> bool:
         prepared = entry.record.prepared
         return prepared is not None and accepts(prepared.numerics, self._tuner.asked.tolerance)
 
-    def _measure(self, entry: Entry) -> None:
-        is_first = self._anchor is None
-        if is_first:
+    def _measure(self, entry: Entry, flight: Flight) -> None:
+        tuner, is_first = self._tuner, self._anchor is None
+        started_s = tuner.clock()
+        # A process that was prepared beside others on a GPU is no longer as it would be alone.
+        if is_first or flight.pending.contended:
             self._group.keep_still(entry)
         else:
             self._group.measure_solo(entry)
-        self._group.measure(UntilPlaced(entry, self._tuner.asked.kind), solo=is_first)
+        self._group.measure(UntilPlaced(entry, tuner.asked.kind), solo=is_first)
+        for other in self._flights:
+            other.still_s += tuner.clock() - started_s
         if self._anchor is not None and not self._anchor.is_sound:
             self._let_go()
 
-    def _settle(self, entry: Entry) -> str:
-        """The faster of the two stays open; what is to be said of the other."""
+    def _keep(self, flight: Flight, record: RunRecord, anchor_id: str | None, cost_s: float, timed_s: float) -> None:
         tuner = self._tuner
+        tuner.records[record.id] = record
         if self._anchor is not None:
             tuner.records[self._anchor.record.id] = self._anchor.record
+        is_broken = rejection(record, tuner.tune) is not None and not record.blocks
+        tuner.charge("baseline" if flight.switches == BASELINE else "failed" if is_broken else "trials", timed_s)
+        if is_broken:
+            tuner.charge_as_failed(flight.waited_s)
+        text = tuner.space.text(flight.switches)
+        trial = Trial(recipe=text, record_id=record.id, anchor_id=anchor_id, cost_s=cost_s)
+        tuner.keep(trials=(*tuner.tune.trials, trial))
+
+    def _settle(self, entry: Entry) -> Note:
+        """The faster of the two stays open; what is to be said of the newer."""
+        tuner = self._tuner
         why, prepared = rejection(entry.record, tuner.tune), entry.record.prepared
         log = log_ratio(self._anchor.record, entry.record, tuner.asked.kind) if self._anchor is not None else None
         is_faster = self._anchor is None or (log is not None and log.mean > 0)
@@ -286,11 +247,11 @@ class Trials:
         else:
             self._close(entry)
         if why is not None:
-            return str(why)
+            return why
         if log is not None:
-            return f"{math.exp(log.mean):.3f}× the fastest so far"
+            return note("note", f"{math.exp(log.mean):.3f}× the fastest so far")
         assert prepared is not None
-        return str(numerics_reason(prepared.numerics, tuner.asked.tolerance))
+        return numerics_reason(prepared.numerics, tuner.asked.tolerance)
 
     def _tell_leader(self) -> None:
         leader, baseline = self._tuner.leader(), self._tuner.baseline()
@@ -305,3 +266,73 @@ class Trials:
     def _close(self, entry: Entry) -> None:
         entry.stopped = entry.stopped or ("target" if entry.record.blocks else "interrupted")
         self._tuner.records[entry.record.id] = self._group.close(entry)
+
+    # What failures teach
+
+    def _learn(self, switches: Switches, record: RunRecord) -> None:
+        """Rule out what broke: the part that the bench names, or the one that leaving out halves finds."""
+        tuner = self._tuner
+        why = rejection(record, tuner.tune)
+        if why is None or why.code == "too-late":
+            return
+        failure = record.failure
+        named = frozenset(failure.switches) if failure is not None else frozenset[str]()
+        if failure is not None and failure.scope != "recipe" and named and named <= switches:
+            part = named
+        elif why.about in EXACTLY:
+            part = switches
+        else:
+            part = find_cause(switches, _Inquiry(tuner, switches).runs, self._in_order(switches, named))
+        scope = "recipe" if why.about in EXACTLY else scope_of(part)
+        text = tuner.space.text(switches)
+        tuner.learn(Lesson(switches=tuple(sorted(part)), scope=scope, reason=why, recipe=text))
+
+    def _in_order(self, switches: Switches, named: Switches) -> list[str]:
+        """What is known to run first, then what is quick to prepare; what the bench suspects comes last."""
+        tuner = self._tuner
+        known = {switch for recipe in tuner.seen() for switch in recipe}
+        compiles = {choice.switch for choice in tuner.space.choices if choice.capabilities.compiles}
+        return sorted(switches, key=lambda switch: (switch in named, switch in compiles, switch not in known, switch))
+
+
+class _Inquiry:
+    """What broke a recipe? Asks workers that only prepare, as long as that is cheap."""
+
+    def __init__(self, tuner: Tuner, broken: Switches) -> None:
+        self._tuner = tuner
+        self._broken = broken
+        self._took_s = tuner.tune.trials[-1].cost_s
+        self._left = MOST_PROBES
+
+    def runs(self, part: Switches) -> bool | None:
+        tuner, lessons = self._tuner, self._tuner.lessons()
+        sound = [*tuner.seen(), *(tuner.space.switches_of(each.recipe) for each in tuner.tune.probes if each.runs)]
+        if any(part <= recipe for recipe in sound):
+            return True
+        if part >= self._broken or lessons.rules_out(part):
+            return False
+        if not tuner.space.is_valid(part):
+            return True  # it cannot be asked; what breaks is then looked for among larger parts
+        expected_s = max(Costs(tuner).expected_s(part), self._took_s)  # what breaks as well takes as long
+        if self._left == 0 or expected_s > min(tuner.allowance_s, tuner.left_s):
+            return None
+        self._left -= 1
+        return self._ask(part)
+
+    def _ask(self, part: Switches) -> bool | None:
+        tuner = self._tuner
+        tuner.observer.stage(f"what broke {tuner.space.text(self._broken)}: is it {tuner.space.text(part)}?")
+        with (
+            tuner.spending("failed"),
+            Group(tuner.door, NoJournal(), Observer(), tuner.order, is_shared=False) as group,
+        ):
+            spec = tuner.trial_spec(part)
+            limit_s = max(round(tuner.allowance_s, 1), SHORTEST_PROBE_S)
+            launch = msgspec.structs.replace(spec.launch, prepare_timeout_s=limit_s)
+            entry = group.open(msgspec.structs.replace(spec, launch=launch), 0)
+            record = entry.record if entry is not None else group.done[0]
+        why = rejection(record, tuner.tune)
+        if why is not None and why.about in EXACTLY:
+            return None  # beside the others; alone it may do
+        tuner.keep(probes=(*tuner.tune.probes, Probe(recipe=tuner.space.text(part), runs=why is None)))
+        return why is None

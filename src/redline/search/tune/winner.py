@@ -1,18 +1,28 @@
-"""Who wins: the fastest that may be recommended, and of those next to it the simplest."""
+"""Who wins: the fastest that may be recommended, of those next to it the simplest; and what its switches bring."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from redline.analyze.race import pair_of
+from redline.analyze.race import pair_of, pair_with_spread, process_spread
 from redline.record import RunRecord
-from redline.search.tune.estimates import Records, estimates, rejection, unproven
+from redline.search.tune.lessons import rejection, unproven
+from redline.search.tune.model import Records, estimates
 from redline.search.tune.record import TuneRecord
-from redline.spec import BASELINE, Recipe
+from redline.spec import BASELINE, Frozen, Recipe
 
 NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""
+
+
+class SwitchGain(Frozen):
+    """Time without the switch over time with it: above 1 it helps."""
+
+    switch: str
+    gain: float
+    low: float | None
+    high: float | None
 
 
 def winner_of(tune: TuneRecord, records: Records) -> str | None:
@@ -89,5 +99,24 @@ def winner_and_its_replicates(tune: TuneRecord, records: Records) -> tuple[str |
 
 
 def recommended(tune: TuneRecord, records: Records) -> str | None:
-    """The recipe that the finding names as the winner."""
+    """The recipe that the summary names as its leader."""
     return winner_and_its_replicates(tune, records)[0]
+
+
+def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[SwitchGain]:
+    if chosen is None:
+        return []
+    finals, ablations = replicates_of(tune.finals, records), replicates_of(tune.ablations, records)
+    spread = process_spread([replicate for replicate in finals if _has_survivors(replicate, finals)], tune.tune.kind)
+    words = chosen.split("+") if chosen != BASELINE else []
+    gains = []
+    for switch in words:
+        without = "+".join(word for word in words if word != switch) or BASELINE
+        pair = pair_with_spread([*finals, *ablations], without, chosen, spread, tune.tune.kind)
+        if pair is not None:
+            gains.append(SwitchGain(switch=switch, gain=pair.ratio, low=pair.low, high=pair.high))
+    return sorted(gains, key=lambda each: -each.gain)
+
+
+def _has_survivors(replicate: Sequence[RunRecord], replicates: Sequence[Sequence[RunRecord]]) -> bool:
+    return set(met_last(replicates)) <= {str(record.spec.recipe) for record in replicate}

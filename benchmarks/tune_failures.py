@@ -1,0 +1,85 @@
+"""What the tuner loses on recipes that break, on simulated spaces whose faults are known.
+
+    python benchmarks/tune_failures.py [--spaces 20] [--budget 5m] [--jobs 1]
+
+Worlds (`worlds.recipes.FAILURES`): switches that fail wherever they stand, in all their variants; pairs that fail together;
+switches that no compiler accepts, which shows after compiling; and faults that take fifteen to thirty seconds to show. The
+bench names no culprit in any of them. Target: a tenth of the budget at most goes into recipes that fail and into finding out
+why, and nothing that is ruled out is tried again.
+
+`lost` is how much slower the winner truly is than the best recipe that runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from random import Random
+from statistics import mean, median
+
+from worlds.recipes import FAILURES, RecipeTruth
+from worlds.tuning import loss_of, tune_simulated
+
+from redline.search.tune.tuner import FAILED_SHARE, Tuner
+from redline.units import parse_seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--spaces", type=int, default=20, help="of each kind")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budget", default="5m", help="simulated")
+    parser.add_argument("--jobs", type=int, default=1, help="recipes prepared at the same time")
+    given = parser.parse_args()
+    budget_s = parse_seconds(given.budget)
+    print(
+        f"{'world':<22}{'trials':>8}{'failed':>8}{'probes':>8}{'wasted':>8}{'p90':>8}{'worst':>8}"
+        f"{'again':>7}{'lost: median':>14}{'p90':>8}"
+    )
+    wasted: list[float] = []
+    for name, draw in FAILURES.items():
+        rows = []
+        for number in range(given.spaces):
+            truth = draw(Random(given.seed * 1000 + number))
+            rows.append(row_of(tune_simulated(truth, number, budget_s, jobs=given.jobs), truth, budget_s))
+        wasted += [row["wasted"] for row in rows]
+        columns = {column: [row[column] for row in rows] for column in rows[0]}
+        print(
+            f"{name:<22}{mean(columns['trials']):>8.1f}{mean(columns['failed']):>8.1f}{mean(columns['probes']):>8.1f}"
+            f"{mean(columns['wasted']):>8.1%}{p90(columns['wasted']):>8.1%}{max(columns['wasted']):>8.1%}"
+            f"{sum(columns['again']):>7.0f}{median(columns['loss']):>14.1%}{p90(columns['loss']):>8.1%}",
+            flush=True,
+        )
+    verdict = "met" if mean(wasted) <= FAILED_SHARE else "MISSED"
+    print(f"all: {mean(wasted):.1%} of the budget wasted on average; target {FAILED_SHARE:.0%}: {verdict}")
+
+
+def row_of(tuner: Tuner, truth: RecipeTruth, budget_s: float) -> dict[str, float]:
+    records = [tuner.records[trial.record_id] for trial in tuner.tune.trials]
+    return {
+        "trials": len(records),
+        "failed": sum(record.failure is not None for record in records),
+        "probes": len(tuner.tune.probes),
+        "wasted": tuner.tune.spent.failed / budget_s,
+        "again": tried_again(tuner),
+        "loss": loss_of(tuner, truth),
+    }
+
+
+def tried_again(tuner: Tuner) -> int:
+    """Trials of recipes that an earlier lesson had ruled out."""
+    learned: list[frozenset[str]] = []
+    lessons = {lesson.recipe: frozenset(lesson.switches) for lesson in tuner.tune.lessons}
+    count = 0
+    for trial in tuner.tune.trials:
+        switches = tuner.space.switches_of(trial.recipe)
+        count += any(part <= switches for part in learned)
+        learned += [lessons[trial.recipe]] if trial.recipe in lessons else []
+    return count
+
+
+def p90(values: list[float]) -> float:
+    return sorted(values)[min(int(0.9 * len(values)), len(values) - 1)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Why a recipe may not be recommended, and what that teaches: which part of it broke, and what is never tried again.
+
+The bench often names the switch that broke, and says whether it breaks in any recipe. Where it does not, the part is found by
+leaving out halves: a worker that only prepares says whether the rest runs. What is still open then is a matter of odds: switches
+that were in broken recipes and in no sound one are suspects, and a recipe that holds them must be worth the risk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import median
+
+from redline.analyze.blocks import timed_blocks
+from redline.analyze.race import kind_measured
+from redline.analyze.statistics import percentile
+from redline.note import Note, note
+from redline.record import FailureScope, Numerics, RunRecord
+from redline.search.tune.record import LARGEST_TOLERANCE, NUMERICS_FACTOR, Lesson, Metric, Tolerance, TuneRecord
+from redline.search.tune.space import Switches
+from redline.units import format_seconds
+
+CHECK_LOSS = 0.01
+"""Share of the baseline's metric that a recipe may lose."""
+
+
+def rejection(record: RunRecord, tune: TuneRecord) -> Note | None:
+    """Why this recipe must not be recommended; None where it may be."""
+    if record.failure is not None:
+        return note("failed", f"{record.failure.kind}: {record.failure.told}", about=record.failure.kind)
+    if record.prepared is not None and not accepts(record.prepared.numerics, tune.tune.tolerance):
+        found = numerics_reason(record.prepared.numerics, tune.tune.tolerance)
+        return note(found.code, f"numerics: {found}", about="numerics")
+    return too_late(record, tune.tune.slo_p95_s)
+
+
+def accepts(numerics: Numerics, tolerance: Tolerance) -> bool:
+    limit = limit_of(numerics, tolerance)
+    if limit is None or not numerics.is_compared:
+        return not numerics.is_wrong
+    sound = numerics.finite and not numerics.degenerate
+    return sound and numerics.rel_l2 is not None and numerics.rel_l2 <= limit
+
+
+def limit_of(numerics: Numerics, tolerance: Tolerance) -> float | None:
+    """The largest relative error that passes; None: as the bench judged."""
+    if tolerance.absolute is not None:
+        return min(tolerance.absolute, LARGEST_TOLERANCE)
+    if tolerance.factor is not None and numerics.tolerance is not None:
+        return min(numerics.tolerance * tolerance.factor / NUMERICS_FACTOR, LARGEST_TOLERANCE)
+    return None
+
+
+def numerics_reason(numerics: Numerics, tolerance: Tolerance) -> Note:
+    limit = limit_of(numerics, tolerance)
+    if (
+        limit is None
+        or not numerics.is_compared
+        or not numerics.finite
+        or numerics.degenerate
+        or numerics.rel_l2 is None
+    ):
+        return numerics.reason or note("above-tolerance", "the outputs are too far from strict fp32")
+    text = f"the tolerance {limit:.2g} that was asked for"
+    if numerics.rel_l2 <= limit:
+        return note("within-tolerance", f"error {numerics.rel_l2:.2g} is within {text}")
+    return note("above-tolerance", f"error {numerics.rel_l2:.2g} is above {text}")
+
+
+def too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
+    """Why it misses the latency target; with too few samples for a p95, the median must miss it."""
+    if slo_p95_s is None or not record.blocks:
+        return None
+    kind = kind_measured(record, "latency")
+    samples = [sample for block in timed_blocks(record, kind) for sample in block.samples]
+    if not samples:
+        return None
+    p95_s = percentile(samples, 0.95)
+    told = p95_s if p95_s is not None else median(samples)
+    if told <= slo_p95_s:
+        return None
+    figure = "p95" if p95_s is not None else "p50"
+    text = f"latency: {figure} {format_seconds(told)} is over the target {format_seconds(slo_p95_s)}"
+    return note("too-late", text, about="latency")
+
+
+def quantizing_of(switches: Iterable[str], tune: TuneRecord) -> set[str]:
+    """Those that change the weights themselves: a switch is what its name says, whatever its options."""
+    names = {switch.partition(":")[0] for switch in tune.quantizing}
+    return {switch for switch in switches if switch.partition(":")[0] in names}
+
+
+def metric_of(recipe: str, tune: TuneRecord) -> Metric | None:
+    """What the user's check said about a recipe; None where it was not run on it."""
+    return next((metric for metric in tune.metrics if metric.recipe == recipe), None)
+
+
+def unproven(recipe: str, tune: TuneRecord) -> Note | None:
+    """Why a recipe must not be recommended, however fast it is: the user's check says so, or it is quantized without one.
+
+    None for what the check approves, and for what is not quantized and not checked yet.
+    """
+    quantized = ", ".join(sorted(quantizing_of(recipe.split("+"), tune)))
+    metric = metric_of(recipe, tune)
+    if metric is None and not quantized:
+        return None
+    if tune.tune.check is None:
+        text = "accuracy of a quantized model cannot be judged on random weights; give a check of your own (--check)"
+        return note("no-check", f"{quantized}: {text}")
+    if metric is None:
+        return note("check-not-run", f"{quantized}: your check has not been run on it")
+    if metric.failure is not None or metric.value is None or metric.baseline is None:
+        return note("check-error", f"your check raised an error: {metric.failure or 'it gave no number'}")
+    if metric.value < metric.baseline - CHECK_LOSS * abs(metric.baseline):
+        return note("check-failed", f"your check fell from {metric.baseline:.4g} to {metric.value:.4g}")
+    return None
+
+
+PAIR_WEIGHT = 0.3
+"""Of a pair being to blame, against one switch by itself."""
+SIBLING_WEIGHT = 0.5
+"""Of all variants of a switch (`sdpa:flash`, `sdpa:math`) being to blame alike."""
+THERE_AGAIN = 20.0
+"""By so much each further broken recipe speaks against those that were in it too."""
+MOST_TOLD = 12
+"""More breakages than this say nothing new."""
+EXACTLY = ("oom", "timeout")
+"""Kinds of failure that another switch may cure: only the recipe itself is ruled out."""
+
+Probe = Callable[[Switches], bool | None]
+"""Whether a recipe runs and keeps its numerics; None: not known, and too dear to find out."""
+
+
+class Lessons:
+    """What is ruled out, and what is suspected."""
+
+    def __init__(
+        self,
+        lessons: Iterable[Lesson],
+        sound: Iterable[Switches],
+        suspects: Iterable[tuple[Switches, Switches]] = (),
+        variants: Mapping[str, str] | None = None,
+    ) -> None:
+        """`suspects`: recipes that broke, each with the switches that the bench suspects (none: all of them).
+
+        `variants`: by switch, what it shares with its siblings (`sdpa:*` for `sdpa:flash`): they often break alike.
+        """
+        self._variants = variants or {}
+        self._ruled_out = [(frozenset(each.switches), each.reason.about in EXACTLY) for each in lessons]
+        cleared = {part for recipe in sound for part in self._parts(recipe)}
+        accused = [
+            [part for part in self._parts(recipe) if part not in cleared and (not named or part & self._with(named))]
+            for recipe, named in suspects
+            if not self._is_explained(recipe)
+        ]
+        present = Counter(part for parts in accused for part in parts)
+        self._guilt: dict[Switches, float] = {}
+        for parts in accused:
+            weights = {part: self._weight(part, present[part]) for part in parts}
+            whole = sum(weights.values())
+            for part, weight in weights.items():
+                self._guilt[part] = max(self._guilt.get(part, 0.0), weight / whole)
+
+    def rules_out(self, recipe: Switches) -> bool:
+        return any(recipe == part if exactly else part <= recipe for part, exactly in self._ruled_out)
+
+    def chance(self, recipe: Switches) -> float:
+        """That this recipe runs and keeps its numerics."""
+        if self.rules_out(recipe):
+            return 0.0
+        chance, whole = 1.0, self._with(recipe)
+        for part, guilt in self._guilt.items():
+            if part <= whole:
+                chance *= 1 - guilt
+        return chance
+
+    def _is_explained(self, recipe: Switches) -> bool:
+        """A smaller part of it is known to break: the rest of the recipe is under no suspicion for it."""
+        return any(part < recipe for part, exactly in self._ruled_out if not exactly)
+
+    def _with(self, switches: Switches) -> Switches:
+        return switches | {self._variants[switch] for switch in switches if switch in self._variants}
+
+    def _parts(self, recipe: Switches) -> list[Switches]:
+        """What may be to blame: a switch or all variants of it, alone or beside another one."""
+        names = sorted(self._with(recipe))
+        parts = [frozenset(part) for size in (1, 2) for part in combinations(names, size)]
+        return [part for part in parts if not any(self._variants.get(switch) in part for switch in part)]
+
+    def _weight(self, part: Switches, times: int) -> float:
+        shared = set(self._variants.values())
+        own = math.prod(SIBLING_WEIGHT if switch in shared else 1.0 for switch in part)
+        return own * (PAIR_WEIGHT if len(part) == 2 else 1.0) * THERE_AGAIN ** (min(times, MOST_TOLD) - 1)
+
+
+def find_cause(broken: Switches, runs: Probe, order: Sequence[str]) -> Switches:
+    """The smallest part of a broken recipe that was seen to break; the recipe itself where nothing smaller was.
+
+    Adding switches in this order, halving finds the first with which it breaks: that one is needed for it. It stays in,
+    and the same again finds the next one, until those that are needed break by themselves. Put last what is suspected or
+    takes long to prepare: what stands before it is tried without it.
+    """
+    cause, needed = broken, list[str]()
+    while True:
+        rest = [switch for switch in order if switch in cause and switch not in needed]
+        if needed:
+            alone = runs(frozenset(needed))
+            if alone is None:
+                return cause
+            if not alone:
+                return frozenset(needed)
+        if not rest:
+            return cause
+        low, high = 0, len(rest)
+        while high - low > 1:
+            middle = (low + high) // 2
+            part = frozenset([*needed, *rest[:middle]])
+            answer = runs(part)
+            if answer is None:
+                return cause
+            low, high = (middle, high) if answer else (low, middle)
+            cause = cause if answer else part
+        needed.append(rest[high - 1])
+        if high == 1:
+            return cause
+
+
+def scope_of(part: Switches) -> FailureScope:
+    """What is ruled out when this part breaks."""
+    return "switch" if len(part) == 1 else "pair" if len(part) == 2 else "recipe"

@@ -1,0 +1,261 @@
+"""The state of a search while it runs: what was tried, what it may still spend, and where it is kept."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import msgspec
+import psutil
+
+from redline.launch.door import Door
+from redline.note import Note
+from redline.record import BlockKind, Failure, RunRecord
+from redline.search.observer import Journal, Observer
+from redline.search.tune.lessons import Lessons, quantizing_of, unproven
+from redline.search.tune.model import Estimate, estimates
+from redline.search.tune.record import Lesson, Trial, TuneRecord, TuneSpec
+from redline.search.tune.space import BASELINE, Space, Switches
+from redline.spec import MeasureSpec, Recipe, RunSpec
+
+Clock = Callable[[], float]
+"""Seconds that pass; a simulated bench has a clock of its own."""
+
+Purpose = Literal["baseline", "trials", "race", "ablation", "batch", "failed", "other"]
+
+SHORTEST_PREPARE_S = 30.0
+"""However little is left of the budget, a worker that has begun may take this long."""
+PROCESSORS_PER_GPU_JOB = 2
+PROCESSORS_PER_CPU_JOB = 4
+MOST_JOBS = 8
+FAILED_SHARE = 0.1
+"""Of the budget: what finding out why recipes break, and trying suspects, may take."""
+
+
+class TuneLedger(Protocol):
+    """Where the search itself is kept: `redline.store.TuneLedger`, or nothing."""
+
+    def save(self, record: TuneRecord) -> None: ...
+
+
+class NoLedger:
+    """Keeps nothing."""
+
+    def save(self, record: TuneRecord) -> None: ...
+
+
+@dataclass
+class Tuner:
+    """One search."""
+
+    tune: TuneRecord
+    space: Space
+    door: Door
+    journal: Journal
+    ledger: TuneLedger
+    observer: Observer
+    clock: Clock
+    budget_s: float
+    order: random.Random
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    jobs: int = 1
+    """Recipes that may be prepared at the same time."""
+    spent_before_s: float = 0.0
+    """By sessions before this one."""
+    before_s: float = 0.0
+    """Spent in this session before the search began."""
+    kept_back_s: float = 0.0
+    """Of the budget, for what comes last."""
+    is_short: bool = False
+    """More was left to do than this session's budget held."""
+    given_up: set[Switches] = field(default_factory=set)
+    """Took too long to prepare in this session."""
+    replicate_scale: float = 1.0
+    """What replicates took over what they were expected to take."""
+    _failed_before_s: float = 0.0
+    _charged_s: float = 0.0
+    """Of the clock, up to where all seconds are charged to a purpose."""
+    _seen: tuple[tuple[Trial, ...], dict[Switches, Estimate]] | None = None
+    _lessons: tuple[tuple[object, ...], Lessons] | None = None
+
+    def __post_init__(self) -> None:
+        self.started_s = self._charged_s = self.clock() - self.before_s
+        self.spent_before_s = self.tune.seconds
+        self._failed_before_s = self.tune.spent.failed
+
+    @property
+    def asked(self) -> TuneSpec:
+        return self.tune.tune
+
+    @cached_property
+    def on_cpu(self) -> bool:
+        return self.asked.spec.device.partition(":")[0] == "cpu"
+
+    @property
+    def only(self) -> BlockKind | None:
+        """A latency target needs both kinds of block."""
+        return None if self.asked.slo_p95_s is not None else self.asked.kind
+
+    # Time
+
+    @property
+    def elapsed_s(self) -> float:
+        """In this session."""
+        return self.clock() - self.started_s
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - self.kept_back_s - self.elapsed_s
+
+    @property
+    def allowance_s(self) -> float:
+        """What may still be spent on failures in this session."""
+        return FAILED_SHARE * self.budget_s - (self.tune.spent.failed - self._failed_before_s)
+
+    @contextmanager
+    def spending(self, purpose: Purpose) -> Iterator[None]:
+        """Charge the seconds inside to a purpose; what was charged to another one inside stays there."""
+        self.charge("other")
+        try:
+            yield
+        finally:
+            self.charge(purpose)
+
+    def charge(self, purpose: Purpose, seconds: float | None = None) -> None:
+        """Charge seconds, or else all that passed since the last charge, to a purpose."""
+        passed_s = self.clock() - self._charged_s
+        seconds = passed_s if seconds is None else min(seconds, passed_s)
+        self._charged_s += seconds
+        spent = self.tune.spent
+        changed = {purpose: getattr(spent, purpose) + seconds, "left": max(self.budget_s - self.elapsed_s, 0.0)}
+        self.tune = msgspec.structs.replace(self.tune, spent=msgspec.structs.replace(spent, **changed))
+
+    def charge_as_failed(self, seconds: float) -> None:
+        """Seconds that were charged to trials went into one that failed."""
+        spent = self.tune.spent
+        moved_s = min(seconds, spent.trials)
+        changed = msgspec.structs.replace(spent, trials=spent.trials - moved_s, failed=spent.failed + moved_s)
+        self.tune = msgspec.structs.replace(self.tune, spent=changed)
+
+    def host_has_room_for(self, worker_bytes: int | None) -> bool:
+        """Whether the host's memory holds one more worker."""
+        return worker_bytes is None or psutil.virtual_memory().available > 2 * worker_bytes
+
+    # What is kept
+
+    def keep(self, **changes: Any) -> None:
+        """Whatever is known is on disk before the next worker is opened."""
+        seconds = self.spent_before_s + self.elapsed_s
+        self.tune = msgspec.structs.replace(self.tune, seconds=seconds, budget_s=self.budget_s, **changes)
+        self.ledger.save(self.tune)
+
+    def ran_short(self, note: Note) -> None:
+        """The budget ended before something that is worth having."""
+        self.is_short = True
+        self.keep(notes=(*self.tune.notes, note))
+
+    def learn(self, lesson: Lesson) -> None:
+        if lesson not in self.tune.lessons:
+            self.keep(lessons=(*self.tune.lessons, lesson))
+
+    # What is known
+
+    def seen(self) -> dict[Switches, Estimate]:
+        """What was timed and kept its numbers, by its switches."""
+        trials = self.tune.trials
+        if self._seen is None or self._seen[0] is not trials:
+            found = {self.space.switches_of(text): each for text, each in estimates(self.tune, self.records).items()}
+            self._seen = (trials, found)
+        return self._seen[1]
+
+    def tried(self) -> set[Switches]:
+        return {self.space.switches_of(trial.recipe) for trial in self.tune.trials}
+
+    def broken(self) -> list[Switches]:
+        """What failed or lost its numbers."""
+        return [switches for switches in self.tried() if switches not in self.seen()]
+
+    def lessons(self) -> Lessons:
+        """What is ruled out and what is suspected by now."""
+        tune = self.tune
+        if self._lessons is None or self._lessons[0] != (tune.lessons, tune.probes, tune.trials):
+            ran = [self.space.switches_of(probe.recipe) for probe in tune.probes if probe.runs]
+            broken = [(switches, self._failure_of(switches)) for switches in self.broken()]
+            accused = [
+                (switches, frozenset(failure.switches) & switches if failure is not None else frozenset())
+                for switches, failure in broken
+                if failure is None or failure.kind != "oom"
+            ]
+            found = Lessons(tune.lessons, [*self.seen(), *ran], accused, self.space.variants)
+            self._lessons = ((tune.lessons, tune.probes, tune.trials), found)
+        return self._lessons[1]
+
+    def _failure_of(self, switches: Switches) -> Failure | None:
+        text = self.space.text(switches)
+        record = next((self.records.get(each.record_id) for each in self.tune.trials if each.recipe == text), None)
+        return record.failure if record is not None else None
+
+    def baseline(self) -> Estimate | None:
+        return self.seen().get(BASELINE)
+
+    def leader(self) -> Estimate | None:
+        """The fastest that may be recommended so far."""
+        known = [each for each in self.seen().values() if self.may_win(each)]
+        return min(known, key=lambda each: each.log_s, default=None)
+
+    def may_win(self, each: Estimate) -> bool:
+        return each.too_late is None and unproven(each.recipe, self.tune) is None
+
+    def is_only_shown(self, switches: Switches) -> bool:
+        """Quantized without a check, or in a way that a check has found wanting: shown, never recommended."""
+        quantizing = quantizing_of(switches, self.tune)
+        if self.asked.check is None:
+            return bool(quantizing)
+        fallen = [metric.recipe for metric in self.tune.metrics if unproven(metric.recipe, self.tune) is not None]
+        return any(switch in self.space.switches_of(recipe) for recipe in fallen for switch in quantizing)
+
+    def fastest_log_s(self) -> float:
+        """Of all that may still win."""
+        return min(each.log_s for switches, each in self.seen().items() if not self.is_only_shown(switches))
+
+    # What is asked of the bench
+
+    def trial_spec(self, switches: Switches) -> RunSpec:
+        return self.spec_of(switches, trial_measure(on_cpu=self.on_cpu))
+
+    def spec_of(self, switches: Switches, measure: MeasureSpec, batch: int | None = None) -> RunSpec:
+        spec = self.asked.spec
+        patience_s = max(self.left_s, SHORTEST_PREPARE_S)
+        launch = msgspec.structs.replace(
+            spec.launch, prepare_timeout_s=min(spec.launch.prepare_timeout_s, round(patience_s, 1))
+        )
+        workload = spec.workload if batch is None else msgspec.structs.replace(spec.workload, batch=batch)
+        recipe = Recipe.parse(self.space.text(switches))
+        return msgspec.structs.replace(spec, recipe=recipe, measure=measure, launch=launch, workload=workload)
+
+
+def usual_jobs(spec: RunSpec) -> int:
+    """Recipes that may be prepared at the same time on this machine.
+
+    A worker that prepares for a GPU keeps about two processors busy, one for a CPU computes on all of them in between.
+    """
+    if spec.launch.door not in ("fork", "spawn"):
+        return 1
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    each = PROCESSORS_PER_CPU_JOB if spec.device.partition(":")[0] == "cpu" else PROCESSORS_PER_GPU_JOB
+    return min(max(processors // each, 1), MOST_JOBS)
+
+
+def trial_measure(*, on_cpu: bool) -> MeasureSpec:
+    """Short looks: what matters is which recipes are worth a longer one."""
+    return msgspec.structs.replace(
+        MeasureSpec.for_effort("quick"),
+        block_seconds=0.25 if on_cpu else 0.1,
+        warmup_max_seconds=3.0,
+        max_seconds=5.0,
+    )
