@@ -17,7 +17,6 @@ from reported import race_records
 
 from redline.record import RunRecord
 from redline.store import History
-from redline.store.writer import is_gone, this_process
 
 
 @pytest.fixture
@@ -94,18 +93,6 @@ def test_a_run_whose_desk_was_killed_is_cut_off_and_one_that_lives_is_running() 
     with History.open() as history, history._database.reading() as connection:
         noted = connection.exec_driver_sql("SELECT count(*) FROM meta WHERE name LIKE 'writer%'").scalar()
     assert noted == 1, "what is done is noted no more"
-
-
-@pytest.mark.parametrize("place", ["another-machine/pid:[1]", "x y/"])
-def test_of_another_machine_nothing_is_said(place: str) -> None:
-    assert not is_gone(f"{place} 4194303 1")
-
-
-def test_a_number_that_went_to_another_process_is_not_the_writer() -> None:
-    writer = this_process()
-    assert writer is not None
-    assert not is_gone(writer)
-    assert is_gone(writer.rpartition(" ")[0] + " 1")
 
 
 def test_a_closed_stdout_is_nobodys_mistake() -> None:

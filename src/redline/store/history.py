@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import msgspec
 
 from redline.errors import RecordError, StoreError
+from redline.processes import is_gone
 from redline.record import Block, RunRecord
 from redline.store import queries
 from redline.store.ceilings import CeilingShelf
@@ -20,7 +21,7 @@ from redline.store.codec import Row, Status, unpack, with_found_trace, with_stor
 from redline.store.database import Database, OnNote
 from redline.store.ledgers import SweepLedger, TuneLedger
 from redline.store.location import folder_of_files, resolve
-from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord, is_gone
+from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
