@@ -123,7 +123,7 @@ def test_a_group_is_ended_whole() -> None:
 def daemonise(write: int) -> None:
     """Leaves parent, group and session, and tells its number."""
     middle = in_child(
-        lambda: (os.setsid(), in_child(lambda: (os.write(write, f"{os.getpid()} ".encode()), time.sleep(600))))
+        lambda: (os.setsid(), in_child(lambda: (os.write(write, f"{os.getpid():20}".encode()), time.sleep(600))))
     )
     os.waitpid(middle, 0)
 
@@ -137,18 +137,15 @@ def test_strays_are_ended_with_all_they_started_and_the_spared_are_not() -> None
         spared = in_child(lambda: time.sleep(600))
         daemonise(write)
         stray = in_child(lambda: (daemonise(write), time.sleep(600)))
-        while len(psutil.Process().children(recursive=True)) < 4:
-            time.sleep(0.01)
+        daemons = [int(os.read(read, 20)), int(os.read(read, 20))]
         end_strays(spared={spared})
         left = psutil.Process().children(recursive=True)
         assert [process.pid for process in left] == [spared], (left, stray)
+        assert not any(map(is_alive, daemons))
         end_strays()
         assert psutil.Process().children() == []
 
     assert os.waitstatus_to_exitcode(os.waitpid(in_child(house), 0)[1]) == 0
-    daemons = [int(word) for word in os.read(read, 100).split()]
-    assert len(daemons) == 2
-    assert wait_until(lambda: not any(map(is_alive, daemons)))
 
 
 class TestGuardian:

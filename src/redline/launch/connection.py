@@ -129,6 +129,7 @@ class WorkerSession:
         if self._dead is not None:
             return
         self.resume()
+        trim_log(self._log)
         self._stage = _stage_of(request)
         self._limit_s = self._timeout_of(request)
         self._deadline = time.monotonic() + self._limit_s
