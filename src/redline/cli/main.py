@@ -116,7 +116,9 @@ app.command(
 
 
 def _complain(message: str) -> None:
-    print(f"redline: {message}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
+    """What a terminal would obey, in a name that the message quotes, is shown as a question mark."""
+    shown = "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in message)
+    print(f"redline: {shown}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 
 # typer carries its own copy of click or uses the installed one, by its version; the ancestor is the same either way.
@@ -138,6 +140,10 @@ def main() -> None:
 
 def _run() -> int:
     """The exit code of the command."""
+    for word in sys.argv[1:]:
+        if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
+            _complain(f"{word!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
+            return Exit.USAGE
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
