@@ -14,7 +14,7 @@ import redline.analyze.summary
 import redline.protocol
 import redline.record  # noqa: F401  (their messages and records are specs too)
 from redline.errors import SpecError
-from redline.spec import Frozen, LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec
+from redline.spec import MOST_SECONDS, Frozen, LaunchSpec, MeasureSpec, Recipe, RunSpec, Switch, WorkloadSpec
 from redline.spec_table import load_specs, specs_from_table
 
 
@@ -187,6 +187,16 @@ class TestRanges:
             (MeasureSpec, "max_seconds", 0.0, "max_seconds must be above 0"),
             (MeasureSpec, "max_seconds", float("nan"), "max_seconds must be above 0"),
             (MeasureSpec, "block_seconds", -1.0, "block_seconds must be above 0"),
+            (MeasureSpec, "max_seconds", float("inf"), "max_seconds must be 10000000 seconds or less, got inf"),
+            (MeasureSpec, "warmup_window_seconds", 1e10, "warmup_window_seconds must be 10000000 seconds or less"),
+            (MeasureSpec, "settle_seconds", float("nan"), "settle_seconds must not be negative, got nan"),
+            (LaunchSpec, "prepare_timeout_s", float("inf"), "prepare_timeout_s must be 10000000 seconds or less"),
+            (LaunchSpec, "measure_timeout_s", 1e10, "measure_timeout_s must be 10000000 seconds or less"),
+            (LaunchSpec, "close_timeout_s", 10000000.1, "close_timeout_s must be 10000000 seconds or less"),
+            (LaunchSpec, "close_timeout_s", 0, "close_timeout_s must be above 0, got 0"),
+            (WorkloadSpec, "model", "caf\udce9", "is not Unicode in this locale"),
+            (WorkloadSpec, "model", "a\0b", "has a NUL character in it"),
+            (RunSpec, "device", "cuda\udce9", "is not Unicode in this locale"),
             (MeasureSpec, "target_half_width", 0.0, "target_half_width must be above 0"),
             (MeasureSpec, "min_samples", 0, "min_samples must be 1 or more"),
             (MeasureSpec, "min_rounds", 0, "min_rounds must be 1 or more"),
@@ -196,7 +206,7 @@ class TestRanges:
             (LaunchSpec, "door", "window", "door must be one of inline, fork, spawn, fake, got 'window'"),
             (LaunchSpec, "prepare_timeout_s", 0.0, "prepare_timeout_s must be above 0"),
             (LaunchSpec, "measure_timeout_s", -1.0, "measure_timeout_s must be above 0"),
-            (LaunchSpec, "memory_limit_bytes", 0, "memory_limit_bytes must be above 0"),
+            (LaunchSpec, "memory_limit_bytes", 0, "memory_limit_bytes must be 1 or more, got 0"),
             (LaunchSpec, "command_prefix", ("numactl",), "command_prefix needs the spawn door, got door 'fork'"),
         ],
     )
@@ -435,6 +445,65 @@ class TestFiles:
     def test_a_number_that_no_message_carries_is_refused(self, write: Any, name: str) -> None:
         with pytest.raises(SpecError, match=f"{name} must be .* or less, got 99999999999999999999"):
             load_specs(write(f'model = "resnet18"\n{name} = 99999999999999999999'))
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_a_number_of_thousands_of_digits_is_one_short_line(self, sign: int) -> None:
+        for kind, name in ((WorkloadSpec, "batch"), (RunSpec, "seed")):
+            required = {"model": "m"} if kind is WorkloadSpec else {"workload": WorkloadSpec(model="m")}
+            with pytest.raises(SpecError, match=rf"^{name} must be .*, got a number of more than 30 digits$"):
+                kind(**required, **{name: sign * 10**5000})
+        with pytest.raises(SpecError, match=r"prepare_timeout_s must be .*, got a number of more than 30 digits"):
+            LaunchSpec(prepare_timeout_s=sign * 10**5000)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f'model = "resnet18"\nbatch = {"9" * 5000}',
+            f"x = {'[' * 3000}{']' * 3000}",
+            f"x = {'{a = ' * 3000}1{'}' * 3000}",
+        ],
+        ids=["a number of 5 000 digits", "lists in lists", "tables in tables"],
+    )
+    def test_what_python_itself_cannot_read_is_one_line(self, write: Any, text: str) -> None:
+        path = write(text)
+        with pytest.raises(SpecError) as error:
+            load_specs(path)
+        assert str(error.value).startswith(f"{path} is not TOML: ")
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("most", [MOST_SECONDS, 1])
+    def test_the_longest_time_that_is_taken_is_taken(self, most: int) -> None:
+        assert LaunchSpec(prepare_timeout_s=most).prepare_timeout_s == most
+
+    CODE = (
+        'model = "a"\nartifact = "model.pkl"',
+        'model = "a"\n[launch]\ndoor = "spawn"\ncommand_prefix = ["rm", "-rf"]',
+        'model = "a"\ncheck_inputs = "pickle:evil.pkl"',
+        'model = "/tmp/evil.py:build"',
+        '[[run]]\nmodel = ["a", "evil.py:build"]',
+    )
+
+    @pytest.mark.parametrize("text", CODE)
+    def test_a_file_of_somebody_else_that_runs_code_needs_trust(
+        self, write: Any, text: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write(text)
+        mine = load_specs(path)
+        monkeypatch.setattr("redline.spec_table._owner", lambda descriptor: 12345)
+        with pytest.raises(SpecError, match=r"belongs to another user \(id 12345\) and runs code .* with --trust$"):
+            load_specs(path)
+        assert load_specs(path, trust=True) == mine
+
+    def test_one_that_runs_none_needs_no_trust(self, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write('model = "resnet18"\nrecipe = "fp16"')
+        monkeypatch.setattr("redline.spec_table._owner", lambda descriptor: 12345)
+        assert len(load_specs(path)) == 1
+
+    def test_the_administrators_files_are_trusted(self, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write(self.CODE[0])
+        monkeypatch.setattr("os.getuid", lambda: 12345)
+        monkeypatch.setattr("redline.spec_table._owner", lambda descriptor: 0)
+        assert len(load_specs(path)) == 1
 
     def test_flags_alone_make_the_same_specs(self, write: Any) -> None:
         table = {"model": "resnet18", "batch": 4, "recipe": ["fp16", "bf16"], "device": "cpu"}

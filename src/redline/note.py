@@ -24,6 +24,7 @@ Code = Literal[
     "not-steady",
     "not-waited-for",
     "shared-gpu",
+    "shared-cpu",
     "not-isolated",
     "contended",
     "one-process",

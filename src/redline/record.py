@@ -11,7 +11,7 @@ import msgspec
 
 from redline.errors import RecordError, SpecError
 from redline.note import Note, notes_from_texts
-from redline.spec import Frozen, Recipe, RunSpec
+from redline.spec import Count, Figure, Frozen, Items, Moment, Recipe, RunSpec, Seconds
 from redline.training import DataInfo, Epoch, Fed
 from redline.work import WorkCount
 
@@ -96,12 +96,12 @@ class DeviceInfo(Frozen):
     name: str = ""
     uuid: str | None = None
     driver: str | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
     capability: str | None = None
     """Compute capability, or the gfx architecture on AMD."""
-    multiprocessors: int | None = None
-    power_limit_w: float | None = None
-    max_clock_hz: float | None = None
+    multiprocessors: Count | None = None
+    power_limit_w: Figure | None = None
+    max_clock_hz: Figure | None = None
     ecc: bool | None = None
     mig: bool | None = None
 
@@ -115,13 +115,13 @@ class Environment(Frozen):
     python: str = ""
     redline: str = ""
     cpu: str = ""
-    physical_cores: int | None = None
-    logical_cores: int | None = None
+    physical_cores: Count | None = None
+    logical_cores: Count | None = None
     affinity: tuple[int, ...] = ()
     governor: str | None = None
-    memory_bytes: int | None = None
-    threads: int | None = None
-    interop_threads: int | None = None
+    memory_bytes: Count | None = None
+    threads: Count | None = None
+    interop_threads: Count | None = None
     versions: dict[str, str] = {}
     """torch, torchvision, cuda, hip, cudnn, triton: those that are there."""
     flags: dict[str, str] = {}
@@ -140,15 +140,15 @@ _SECONDS = ("import_s", "start_s", "build_s", "first_call_s", "compile_s")
 class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in _SECONDS}):
     """What happened before the steady state. Documents call the whole `cold_start_s` and its parts without the unit."""
 
-    import_s: float | None = None
+    import_s: Seconds | None = None
     """Importing torch; in a forked worker, what the fork server paid once."""
-    start_s: float | None = None
+    start_s: Seconds | None = None
     """From the request to a worker that answers."""
-    build_s: float | None = None
+    build_s: Seconds | None = None
     """Model made and moved to the device."""
-    first_call_s: float | None = None
+    first_call_s: Seconds | None = None
     """The first step under the recipe, compiling included."""
-    compile_s: float | None = None
+    compile_s: Seconds | None = None
     """The compiler's share of it, where the recipe compiles."""
     compile_cache: Literal["cold", "warm", "mixed"] | None = None
     contended: bool = False
@@ -205,35 +205,35 @@ class Numerics(Frozen):
 class Memory(Frozen):
     """Never one word for all. None where the device has no such figure."""
 
-    peak_allocated_bytes: int | None = None
+    peak_allocated_bytes: Count | None = None
     """What the model's tensors took."""
-    peak_reserved_bytes: int | None = None
+    peak_reserved_bytes: Count | None = None
     """What the allocator took from the device: this must fit."""
     context_bytes: int | None = None
     """The driver's view minus reserved: context and libraries."""
-    peak_rss_bytes: int | None = None
-    peak_private_bytes: int | None = None
+    peak_rss_bytes: Count | None = None
+    peak_private_bytes: Count | None = None
     """CPU: the most the worker has held for itself since it began; what a memory limit counts."""
-    allocator_retries: int | None = None
-    resident_bytes: int | None = None
+    allocator_retries: Count | None = None
+    resident_bytes: Count | None = None
     """Held between two steps: weights, optimizer state, inputs."""
-    limit_bytes: int | None = None
+    limit_bytes: Count | None = None
     """The most there was to be had: the cap that was asked for, or what was free."""
-    needed_bytes: int | None = None
+    needed_bytes: Count | None = None
     """The least with which a step still ran, where that was tried; the allocator likes to take more."""
 
 
 class TelemetrySample(Frozen):
     """One look at the device while a block ran."""
 
-    at_s: float
+    at_s: Seconds
     """Seconds since the block began."""
-    utilisation: float | None = None
-    memory_used_bytes: int | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    clock_hz: float | None = None
-    memory_clock_hz: float | None = None
+    utilisation: Figure | None = None
+    memory_used_bytes: Count | None = None
+    power_w: Figure | None = None
+    temperature_c: Figure | None = None
+    clock_hz: Figure | None = None
+    memory_clock_hz: Figure | None = None
     throttle: tuple[str, ...] = ()
     """Reasons the driver gives for a lowered clock."""
     foreign: tuple[str, ...] = ()
@@ -244,12 +244,12 @@ class WorkloadInfo(Frozen):
     source: str
     """torchvision, builtin, timm, hf, user or live."""
     class_name: str
-    parameters: int
-    items_per_step: int
+    parameters: Count
+    items_per_step: Items
     """What throughput counts: the batch, the items that were declared, or 1 where the batch is unknown."""
     item: str = "item"
     """What is counted: img, seq, item, or step where the batch is unknown."""
-    batch: int | None = None
+    batch: Items | None = None
     """None: unknown."""
     batch_from: BatchOrigin = "unknown"
     input_shapes: tuple[str, ...] = ()
@@ -268,8 +268,8 @@ class WorkloadInfo(Frozen):
 class Warmup(Frozen):
     """The way to the steady state, kept whole."""
 
-    samples: tuple[float, ...] = ()
-    seconds: float = 0.0
+    samples: tuple[Seconds, ...] = ()
+    seconds: Seconds = 0.0
     steady: bool = False
     reason: Note | None = None
 
@@ -307,22 +307,28 @@ class Block(Frozen):
 
     kind: BlockKind
     clock: Literal["host", "device"]
-    samples: tuple[float, ...]
+    samples: tuple[Seconds, ...]
     """Seconds per step; with the device clock from one step's end to the next, waiting included."""
-    settling: tuple[float, ...] = ()
+    settling: tuple[Seconds, ...] = ()
     """Steps of the block's first moments, kept apart."""
-    issue_s: tuple[float, ...] = ()
+    issue_s: tuple[Seconds, ...] = ()
     """Host seconds to issue each step, settling steps first; empty where nothing runs asynchronously."""
-    phases: dict[str, tuple[float, ...]] = {}
+    phases: dict[str, tuple[Seconds, ...]] = {}
     """Training: seconds per step in forward, backward and optimizer, one per sample."""
-    wall_s: float = 0.0
-    started_at: float = 0.0
-    round: int = 0
+    wall_s: Seconds = 0.0
+    cpu_s: Seconds | None = None
+    """CPU seconds of the worker meanwhile, all its threads together."""
+    waited_s: Seconds | None = None
+    """Seconds that its threads were ready to run and had no processor; None where the system does not tell."""
+    others_cpu_s: Seconds | None = None
+    """CPU seconds of everything else on the machine meanwhile."""
+    started_at: Moment = 0.0
+    round: Items = 0
     """Blocks of sibling sessions with the same round were measured next to each other."""
     solo: bool = False
     """Timed before any sibling session ran, where siblings were to come; the others are contended."""
     memory: Memory = Memory()
-    energy_j: float | None = None
+    energy_j: Figure | None = None
     telemetry: tuple[TelemetrySample, ...] = ()
     unit: Literal["s"] = "s"
 
@@ -332,9 +338,9 @@ class TraceRef(Frozen):
 
     path: str
     """Empty where the file is not in the folder of the history that the record came from; it is not opened then."""
-    steps: int
-    capture_s: float
-    bytes: int
+    steps: Count
+    capture_s: Seconds
+    bytes: Count
 
 
 class Closed(Frozen):
@@ -354,10 +360,10 @@ class RunRecord(Frozen):
     benchmark_version: str = BENCHMARK_VERSION
     key: str | None = None
     """None when the bench broke before it could say what it measures."""
-    created_at: float = 0.0
+    created_at: Moment = 0.0
     group: str | None = None
     """Records measured interleaved share it; the first of a group is what the others are set against."""
-    position: int = 0
+    position: Items = 0
     prepared: Prepared | None = None
     blocks: tuple[Block, ...] = ()
     epochs: tuple[Epoch, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, dataclass_transform, get_args
+from typing import Annotated, Any, Literal, dataclass_transform, get_args
 
 import msgspec
 
@@ -28,6 +28,10 @@ MOST_PIXELS = 2**16
 """Per side."""
 MOST_THREADS = 2**12
 MOST_BYTES = 2**60
+MOST_SECONDS = 10**7
+"""Four months: no measurement takes longer, and no clock of the system fails to count so far."""
+MOST_CELLS = 20_000
+"""Of a grid, which would take weeks; a slip of the pen soon makes millions."""
 MOST_REPLICATES = 1000
 MOST_DEPTH = 1000
 """Of modules within modules, which Python itself does not follow further."""
@@ -35,6 +39,17 @@ MOST_ROWS = 1_000_000
 """Of a listing or a table, steps under a profiler: more than anybody reads."""
 SEEDS = (-(2**63), 2**64 - 2)
 """What torch takes, and one less: other inputs are drawn from the next seed."""
+
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""Of a measurement: not negative, a number, and less than a lifetime. Checked wherever a record or a message is read."""
+LAST_MOMENT = 253_400_000_000.0
+"""In the year 9999, which is as far as dates are written, in any time zone."""
+Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
+"""Seconds since the epoch."""
+Figure = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Items = Annotated[int, msgspec.Meta(ge=0, le=MOST_ITEMS)]
 
 
 def require_choice(name: str, value: str, choices: Any) -> None:
@@ -47,9 +62,30 @@ def require_range(name: str, value: int | None, low: int, high: int) -> None:
     if value is None:
         return
     if value < low:
-        raise SpecError(f"{name} must be {low} or more, got {value}")
+        raise SpecError(f"{name} must be {low} or more, got {shown_number(value)}")
     if value > high:
-        raise SpecError(f"{name} must be {high} or less, got {value}")
+        raise SpecError(f"{name} must be {high} or less, got {shown_number(value)}")
+
+
+def require_seconds(name: str, value: float, *, zero_too: bool = False) -> None:
+    if not (value >= 0 if zero_too else value > 0):
+        raise SpecError(f"{name} must {'not be negative' if zero_too else 'be above 0'}, got {shown_number(value)}")
+    if value > MOST_SECONDS:
+        raise SpecError(f"{name} must be {MOST_SECONDS} seconds or less, got {shown_number(value)}")
+
+
+def shown_number(value: float) -> str:
+    """As text; Python writes out no number of thousands of digits."""
+    is_long = isinstance(value, int) and abs(value) >= 10**30
+    return "a number of more than 30 digits" if is_long else str(value)
+
+
+def require_unicode(name: str, text: str) -> None:
+    """A name typed in another encoding reaches Python as half a surrogate pair, which no message can carry."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise SpecError(f"{name} {text!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
+    if "\0" in text:
+        raise SpecError(f"{name} {text!r} has a NUL character in it")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -89,6 +125,7 @@ class Recipe(Frozen):
     @classmethod
     def parse(cls, text: str) -> Recipe:
         """Read `fp16+channels-last+compile:max-autotune,fullgraph=true`; `baseline` is strict fp32, eager."""
+        require_unicode("recipe", text)
         words = [word.strip() for word in text.split("+")]
         if not all(words):
             raise SpecError(f"recipe {text!r} has an empty switch: write switches joined by '+', or 'baseline'")
@@ -149,8 +186,7 @@ class WorkloadSpec(Frozen):
             raise SpecError(f"check_inputs is for inference, not for {self.task}: training compares its loss path")
         if not self.model.strip():
             raise SpecError("model must not be empty")
-        if not self.model.isascii() and any("\ud800" <= character <= "\udfff" for character in self.model):
-            raise SpecError(f"model {self.model!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
+        require_unicode("model", self.model)
 
 
 class DataSpec(Frozen):
@@ -259,20 +295,15 @@ class MeasureSpec(Frozen):
 
     def __post_init__(self) -> None:
         require_choice("effort", self.effort, Effort)
-        for name in (
-            "target_half_width",
-            "cpu_target_half_width",
-            "max_seconds",
-            "block_seconds",
-            "warmup_max_seconds",
-        ):
+        for name in ("target_half_width", "cpu_target_half_width"):
             if not getattr(self, name) > 0:
                 raise SpecError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("max_seconds", "block_seconds", "warmup_max_seconds"):
+            require_seconds(name, getattr(self, name))
         for name in ("min_samples", "tail_samples", "min_rounds", "warmup_window", "loss_path_steps"):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
-        for name in ("settle_seconds", "warmup_min_seconds", "warmup_min_steps"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("settle_seconds", "warmup_min_seconds", "warmup_window_seconds"):
+            require_seconds(name, getattr(self, name), zero_too=True)
         require_range("warmup_min_steps", self.warmup_min_steps, 0, MOST_ITEMS)
 
     @classmethod
@@ -320,10 +351,8 @@ class LaunchSpec(Frozen):
 
     def __post_init__(self) -> None:
         require_choice("door", self.door, DoorName)
-        for name in ("prepare_timeout_s", "measure_timeout_s", "close_timeout_s", "memory_limit_bytes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise SpecError(f"{name} must be above 0, got {value}")
+        for name in ("prepare_timeout_s", "measure_timeout_s", "close_timeout_s"):
+            require_seconds(name, getattr(self, name))
         require_range("memory_limit_bytes", self.memory_limit_bytes, 1, MOST_BYTES)
         if self.command_prefix and self.door != "spawn":
             raise SpecError(f"command_prefix needs the spawn door, got door {self.door!r}")
@@ -347,6 +376,7 @@ class RunSpec(Frozen):
     def __post_init__(self) -> None:
         if self.train is not None and self.workload.task != "train":
             raise SpecError(f"epochs on data are for task 'train', got {self.workload.task!r}")
+        require_unicode("device", self.device)
         require_range("threads", self.threads, 1, MOST_THREADS)
         require_range("seed", self.seed, *SEEDS)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_origin
@@ -27,21 +28,59 @@ from redline.spec import (
 from redline.units import parse_bytes
 
 
-def load_specs(path: Path, overrides: Mapping[str, Any] | None = None) -> list[RunSpec]:
-    """Read a TOML file: shared settings at the top, one `[[run]]` table per thing to measure.
+def read_toml(path: Path, *, trust: bool = False) -> dict[str, Any]:
+    """A TOML file as a table; any mistake in it is one line.
 
-    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both, also inside
-    the tables `measure` and `launch`; `recipe` may be text or a list of texts, and `model` a name or a list of names,
-    each combination being one spec.
+    A file may name code: a model of its own, a pickle, a command in front of the worker. One that belongs to somebody
+    else is refused then, unless `trust` says that it was read.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            owner = _owner(file.fileno())
+            document = tomllib.loads(file.read().decode())
     except FileNotFoundError:
         raise SpecError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not TOML, a number of thousands of digits, tables without end
         raise SpecError(f"{path} is not TOML: {error}") from None
+    code = next(_code_named(document), None)
+    if code is not None and not trust and owner not in (os.getuid(), 0):
+        raise SpecError(
+            f"{path} belongs to another user (id {owner}) and runs code ({code}): read it, then say so with --trust"
+        )
+    return document
+
+
+def _owner(descriptor: int) -> int:
+    return os.fstat(descriptor).st_uid
+
+
+def _code_named(table: Any) -> Iterator[str]:
+    """What in a table is run: pickles, commands, functions and models from files."""
+    if isinstance(table, list):
+        for part in table:
+            yield from _code_named(part)
+    if not isinstance(table, dict):
+        return
+    for name, value in table.items():
+        texts = value if isinstance(value, list) else [value]
+        if name in ("artifact", "command_prefix", "check_inputs"):
+            yield name
+        elif name == "model" and any(".py:" in text for text in texts if isinstance(text, str)):
+            yield "a model from a file"
+        else:
+            yield from _code_named(value)
+
+
+def load_specs(path: Path, overrides: Mapping[str, Any] | None = None, *, trust: bool = False) -> list[RunSpec]:
+    """Read a TOML file: shared settings at the top, one `[[run]]` table per thing to measure.
+
+    A value under `[[run]]` overrides the same one at the top, and `overrides` (the flags) override both, also inside
+    the tables `measure` and `launch`; `recipe` may be text or a list of texts, and `model` a name or a list of names,
+    each combination being one spec. `trust`: see `read_toml`.
+    """
+    document = read_toml(path, trust=trust)
     runs = document.pop("run", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each run as a [[run]] table")

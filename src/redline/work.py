@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from redline.note import Note
-from redline.spec import Frozen
+from redline.spec import Count, Figure, Frozen, Moment, Seconds
 
 OperatorKind = Literal[
     "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "other"
@@ -31,10 +31,10 @@ class OperatorWork(Frozen):
     number_format: str
     """What it computes in: fp32, tf32, fp16, bf16, fp8, int8 …"""
     phase: WorkPhase
-    calls: int
-    flops: int
+    calls: Count
+    flops: Count
     """Of one call."""
-    bytes: int
+    bytes: Count
     """Of one call: every distinct input and output once. A lower bound, as if nothing were fused or cached."""
 
 
@@ -44,31 +44,31 @@ class ModuleWork(Frozen):
     path: str
     """As `named_modules` tells it; the model itself is the empty path."""
     type: str
-    params: int
-    calls: int
+    params: Count
+    calls: Count
     number_format: str
     """Of most of its products."""
-    flops: int
+    flops: Count
     """Products of the forward pass."""
-    backward_flops: int
-    other_flops: int
+    backward_flops: Count
+    other_flops: Count
     """Norms, elementwise work and reductions, forward and backward."""
-    bytes: int
-    backward_bytes: int
+    bytes: Count
+    backward_bytes: Count
 
 
 class Uncounted(Frozen):
     """An operator whose FLOPs nobody knows how to count; its bytes are counted."""
 
     name: str
-    calls: int
+    calls: Count
 
 
 class WorkCount(Frozen):
     """FLOPs and bytes of one step. Two byte counts, never mixed: per operator and compulsory."""
 
-    params: int
-    compulsory_bytes: int
+    params: Count
+    compulsory_bytes: Count
     """What perfect fusion must still move: weights, inputs and outputs of the whole model once.
 
     Training reads and writes weights and optimizer state instead of writing outputs.
@@ -80,7 +80,7 @@ class WorkCount(Frozen):
     for_these_inputs: str | None = None
     """Set where control flow depends on data: counted in one real forward, and why."""
     notes: tuple[Note, ...] = ()
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """What counting took."""
 
     @property
@@ -132,7 +132,7 @@ LayerKind = Literal["convolution", "linear", "attention", "batch-norm", "norm", 
 class LayerShare(Frozen):
     """All layers of one kind that ran in the forward pass."""
 
-    calls: int
+    calls: Count
     share: float
     """Of the time that the operators of the forward pass took."""
 
@@ -140,7 +140,7 @@ class LayerShare(Frozen):
 class OperatorShare(Frozen):
     name: str
     kind: OperatorKind
-    calls: int
+    calls: Count
     share: float
     """Of the time that all operators of the step took."""
 
@@ -186,7 +186,7 @@ class Facts(Frozen):
     """Seconds the host needs to issue one step; None where nothing runs ahead of the host."""
     device_s: float | None = None
     """Seconds of one step in which the device has work, by the sum of its operators."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """What finding all this out took."""
 
 
@@ -200,18 +200,18 @@ class Ceilings(Frozen):
     torch: str | None
     threads: int | None
     """Of a CPU, whose limits they set; None elsewhere."""
-    flops_per_s: dict[str, float]
+    flops_per_s: dict[str, Figure]
     """Matrix products by number format; a format the device does not have is missing."""
-    copy_bytes_per_s: float
+    copy_bytes_per_s: Figure
     """Read and written bytes together, of buffers that no cache holds."""
-    launch_s: float
+    launch_s: Seconds
     """From one tiny operator to the next, issued from Python without waiting."""
     cache_bytes: int | None = None
     """The last cache in front of memory; None where the device does not tell."""
     shapes: dict[str, str] = {}
     """Which matrix product reached the figure."""
-    measured_at: float = 0.0
-    seconds: float = 0.0
+    measured_at: Moment = 0.0
+    seconds: Seconds = 0.0
     notes: tuple[Note, ...] = ()
     schema: int = CEILINGS_SCHEMA
 

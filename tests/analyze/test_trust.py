@@ -154,3 +154,56 @@ def test_several_labels_may_hold_and_valid_is_none_of_them(
 def test_notes_of_the_record_are_passed_on(make_record: Any) -> None:
     own = note("note", "a note")
     assert own in verdict(msgspec.structs.replace(make_record(), notes=(own,))).notes
+
+
+class TestSharedCpu:
+    def record(self, make_record: Any, make_block: Any, device: str = "cpu", cores: int | None = 2, **use: Any) -> Any:
+        prepared = Environment(device=DeviceInfo(kind=device, name="some CPU"), logical_cores=cores)
+        record = make_record(device=device, blocks=(make_block(wall_s=1.0, **use), make_block(wall_s=1.0, **use)))
+        return msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, environment=prepared))
+
+    @pytest.mark.parametrize(
+        ("waited_s", "others_cpu_s", "labels"),
+        [
+            (0.0, 0.0, ("valid",)),
+            (0.05, 1.0, ("valid",)),  # 5 % of 0.95 + 0.05: not more
+            (0.0501, 1.0, ("shared-cpu",)),
+            (0.95, 0.95, ("shared-cpu",)),
+            (0.95, 0.0, ("valid",)),  # its threads waited for each other
+            (0.95, 0.05, ("valid",)),
+            (0.95, 0.0501, ("shared-cpu",)),
+        ],
+    )
+    def test_by_the_time_it_waited_while_others_ran(
+        self, make_record: Any, make_block: Any, waited_s: float, others_cpu_s: float, labels: tuple[str, ...]
+    ) -> None:
+        record = self.record(make_record, make_block, cpu_s=0.95, waited_s=waited_s, others_cpu_s=others_cpu_s)
+        assert verdict(record).labels == labels
+
+    def test_the_reason_says_how_much(self, make_record: Any, make_block: Any) -> None:
+        record = self.record(make_record, make_block, cpu_s=1.0, waited_s=1.0, others_cpu_s=1.0)
+        (reason,) = verdict(record).reasons
+        assert (reason.code, reason.about) == ("shared-cpu", "timing")
+        assert str(reason) == "other processes kept the CPU busy: 50 % of its time the worker waited for a processor"
+
+    @pytest.mark.parametrize(
+        ("cores", "others_cpu_s", "labels"),
+        [
+            (2, 0.95, ("valid",)),  # of 2 s it used 1, and others 95 % of the other
+            (2, 0.951, ("shared-cpu",)),
+            (4, 0.951, ("valid",)),
+            (None, 0.951, ("shared-cpu",)),
+        ],
+    )
+    def test_where_the_system_does_not_tell_by_how_little_was_left(
+        self, make_record: Any, make_block: Any, cores: int | None, others_cpu_s: float, labels: tuple[str, ...]
+    ) -> None:
+        record = self.record(make_record, make_block, cores=cores, cpu_s=1.0, waited_s=None, others_cpu_s=others_cpu_s)
+        assert verdict(record).labels == labels
+
+    def test_a_gpu_is_not_judged_by_its_host(self, make_record: Any, make_block: Any) -> None:
+        record = self.record(make_record, make_block, device="cuda", cpu_s=1.0, waited_s=1.0, others_cpu_s=1.0)
+        assert verdict(record).labels == ("valid",)
+
+    def test_older_records_say_nothing_about_it(self, make_record: Any, make_block: Any) -> None:
+        assert verdict(self.record(make_record, make_block)).labels == ("valid",)

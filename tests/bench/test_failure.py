@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
-from redline.bench.device.failure import failure_from, is_out_of_memory, kind_of, one_line
+from redline.bench.device.failure import failure_from, is_out_of_memory, kind_of, one_line, user_line
 from redline.errors import BenchError, MissingExtra, SpecError, UnknownName
 
 OUT_OF_MEMORY = {
@@ -191,3 +193,67 @@ def test_more_idle_than_asked_for_is_fragmentation_and_the_cure_is_told() -> Non
 )
 def test_what_is_really_short_of_memory_is_not_fragmented(said: str) -> None:
     assert failure_from(RuntimeError(said), "measure").notes == ()
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even this")
+
+
+def test_an_exception_that_cannot_be_printed_keeps_its_type() -> None:
+    for stage in ("build", "compile", "measure"):
+        failure = failure_from(Unprintable(), stage)
+        assert failure.message == "Unprintable: (its message cannot be printed: SystemExit)"
+    assert failure_from(Unprintable(), "build").kind == "user"
+
+
+def test_text_that_no_message_can_carry_is_escaped() -> None:
+    failure = failure_from(raised_by(lambda: Path("caf\udce9").read_text()), "build")
+    assert "caf\\udce9" in failure.message
+    msgspec.msgpack.encode(failure)
+
+
+class TestTheUsersLine:
+    @pytest.fixture
+    def made(self, tmp_path):
+        path = tmp_path / "mine.py"
+        path.write_text(
+            "import json\n\ndef deep(): raise ValueError\n\ndef outer(): deep()\n\ndef far(): json.loads('{')\n"
+        )
+        names: dict = {}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        return path, names
+
+    def test_is_the_innermost_of_their_own(self, made) -> None:
+        path, names = made
+        assert user_line(raised_by(names["outer"])) == f"{path}:3 in deep"
+        assert user_line(raised_by(names["far"])) == f"{path}:7 in far", "not the line of the library it called"
+
+    def test_is_found_under_what_wraps_it(self, made) -> None:
+        path, names = made
+
+        def wrapping() -> None:
+            try:
+                names["deep"]()
+            except ValueError as error:
+                raise BenchError("user", "the factory raised ValueError") from error
+
+        error = raised_by(wrapping)
+        error.__traceback__ = None
+        assert failure_from(error, "build").where == f"{path}:3 in deep"
+
+    def test_is_none_where_nothing_of_theirs_was_involved(self) -> None:
+        assert failure_from(ValueError("made, not raised"), "build").where == ""
+
+    def test_causes_in_a_circle_are_looked_at_once(self) -> None:
+        one, other = ValueError("one"), ValueError("other")
+        one.__cause__, other.__cause__ = other, one
+        assert user_line(one) == ""
+
+    def test_a_working_folder_that_was_removed_is_no_obstacle(self, made, tmp_path, monkeypatch) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        path, names = made
+        assert user_line(raised_by(names["deep"])) == f"{path}:3 in deep"

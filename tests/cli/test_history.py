@@ -15,9 +15,8 @@ import pytest
 from invoking import document, invoke
 from reported import race_records
 
-from redline.record import RunRecord
+from redline.record import Closed, Failure, RunRecord
 from redline.store import History
-from redline.store.writer import is_gone, this_process
 
 
 @pytest.fixture
@@ -96,18 +95,6 @@ def test_a_run_whose_desk_was_killed_is_cut_off_and_one_that_lives_is_running() 
     assert noted == 1, "what is done is noted no more"
 
 
-@pytest.mark.parametrize("place", ["another-machine/pid:[1]", "x y/"])
-def test_of_another_machine_nothing_is_said(place: str) -> None:
-    assert not is_gone(f"{place} 4194303 1")
-
-
-def test_a_number_that_went_to_another_process_is_not_the_writer() -> None:
-    writer = this_process()
-    assert writer is not None
-    assert not is_gone(writer)
-    assert is_gone(writer.rpartition(" ")[0] + " 1")
-
-
 def test_a_closed_stdout_is_nobodys_mistake() -> None:
     """As under cron or a service that wants none of it."""
     done = subprocess.run(
@@ -115,3 +102,51 @@ def test_a_closed_stdout_is_nobodys_mistake() -> None:
     )
     assert "Traceback" not in done.stderr
     assert done.returncode == 0
+
+
+def test_a_hostile_history_cannot_speak_to_the_terminal() -> None:
+    """Escape sequences in names, messages and what was printed: listed, shown, reported and complained about."""
+    hostile = "\x1b]0;owned\x07\x1b[31m\x9b31mred"
+    first = race_records()[0]
+    assert first.prepared is not None
+    device = msgspec.structs.replace(first.prepared.environment.device, name=hostile)
+    environment = msgspec.structs.replace(first.prepared.environment, device=device, versions={"torch": hostile})
+    workload = msgspec.structs.replace(first.prepared.workload, item=hostile, class_name=hostile)
+    prepared = msgspec.structs.replace(first.prepared, environment=environment, workload=workload)
+    failure = Failure(stage=hostile, kind="user", message=hostile, traceback=hostile)
+    closed = Closed(printed=hostile)
+    spec = msgspec.structs.replace(first.spec, workload=msgspec.structs.replace(first.spec.workload, model=hostile))
+    measured = msgspec.structs.replace(first, id="a", spec=spec, prepared=prepared, closed=closed)
+    failed = msgspec.structs.replace(measured, id="b", failure=failure)
+    with History.open() as history:
+        for record in (measured, failed):
+            history.finish(record)
+    for words in (("show",), ("show", "a"), ("show", "b"), ("show", hostile), ("compare", "a", hostile)):
+        told = invoke(*words)
+        assert not set(told.stdout + told.stderr) & set("\x1b\x07\x9b"), words
+    assert "red" in invoke("show", "b").stdout
+
+
+def test_the_unit_is_escaped_in_a_report(tmp_path: Path) -> None:
+    first = race_records()[0]
+    assert first.prepared is not None
+    workload = msgspec.structs.replace(first.prepared.workload, item="a|b<script>")
+    with History.open() as history:
+        history.finish(
+            msgspec.structs.replace(first, prepared=msgspec.structs.replace(first.prepared, workload=workload))
+        )
+    assert invoke("report", "-o", str(tmp_path / "out")).exit_code == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "a\\|b&lt;script&gt;/s" in text
+    assert "<script>" not in text
+
+
+def test_show_tells_how_a_run_failed_and_what_it_printed() -> None:
+    first = race_records()[0]
+    failure = Failure(stage="build", kind="user", message="no such dataset", where="net.py:3 in build")
+    record = msgspec.structs.replace(first, id="a", failure=failure, closed=Closed(printed="loading\nfailing"))
+    with History.open() as history:
+        history.finish(record)
+    shown = invoke("show", "a").stdout
+    assert "user at build: no such dataset (net.py:3 in build)" in shown
+    assert "failing" in shown

@@ -22,7 +22,7 @@ from typer.testing import Result
 
 from redline.api.workspace import Workspace
 from redline.bench.recipe.base import SWITCHES
-from redline.cli.main import COMMANDS
+from redline.cli.main import COMMANDS, Interrupts
 from redline.record import RunRecord
 from redline.report.terminal import PIPE_WIDTH
 from redline.spec import RunSpec
@@ -766,3 +766,54 @@ def test_ctrl_c_before_the_first_block_leaves_no_process_either(tiny: str, own_h
     assert "Traceback" not in stderr
     assert_nothing_left(marker)
     assert all(record.stopped != "target" for record in history(own_history))
+
+
+def test_a_second_ctrl_c_leaves_at_once_without_a_traceback(
+    tmp_path: Path, own_history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker hangs in a block, so that closing it in good order takes its time."""
+    marker = f"redline-interrupted-twice-{os.getpid()}"
+    monkeypatch.setenv("REDLINE_TEST_FOLDER", str(tmp_path))
+    endless = tmp_path / "endless.toml"
+    endless.write_text(
+        TINY.replace("\nmax_seconds = 0.15", "\nmax_seconds = 600").replace("min_rounds = 2", "min_rounds = 100000")
+        + "\n[launch]\nclose_timeout_s = 600\n"
+    )
+    running = start(marker, "run", f"{MISBEHAVING}:hangs_when_told", "-f", str(endless))
+    wait_for_line(running, "block 1")
+    (tmp_path / "hang").touch()
+    while not (tmp_path / "hanging").exists():
+        assert running.poll() is None
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGINT)
+    time.sleep(2 * Interrupts.SAME_S)
+    _, stderr = interrupt(running)
+    assert running.returncode == 130
+    assert stderr.splitlines()[-1] == "redline: interrupted again; left at once"
+    assert "Traceback" not in stderr
+    assert_nothing_left(marker)
+
+
+def test_signals_at_the_same_moment_are_one_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    left: list[int] = []
+    monkeypatch.setattr("redline.cli.main.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("redline.cli.main.os._exit", left.append)
+    monkeypatch.setattr("redline.cli.main.os.write", lambda descriptor, text: None)
+    interrupts = Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts(signal.SIGINT, None)
+    now[0] += Interrupts.SAME_S
+    interrupts(signal.SIGINT, None)
+    assert left == []
+    now[0] += 0.01
+    interrupts(signal.SIGINT, None)
+    assert left == [130]
+
+
+@pytest.mark.parametrize("words", [("--version",), ("run", "resnet18", "--batch", "0"), ("show", "--json")])
+def test_with_every_stream_closed_nothing_is_printed_and_the_code_stands(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "redline", *words]
+    expected = subprocess.run(command, capture_output=True, check=False).returncode
+    closed = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], capture_output=True, check=False)
+    assert (closed.returncode, closed.stdout, closed.stderr) == (expected, b"", b"")

@@ -16,7 +16,7 @@ import pytest
 
 from redline.errors import UsageError
 from redline.launch import open_door
-from redline.launch.connection import WorkerSession
+from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_log
 from redline.launch.lock import device_lock, physical_name
 from redline.protocol import (
     Ask,
@@ -105,6 +105,12 @@ def test_an_inline_bench_leaves_torch_as_it_was() -> None:
         ("raises", "user", "ValueError: this forward"),
         ("factory_raises", "user", "no such dataset"),
         ("leaves_with_seven", "user", "called sys.exit(7)"),
+        ("leaves_saying_bye", "user", "called sys.exit('bye')"),
+        ("exits_at_once", "crash", "the worker exited with status 7"),
+        ("raises_a_stranger", "user", "Stop: no more"),
+        ("raises_unprintable", "user", "Unprintable: (its message cannot be printed: RuntimeError)"),
+        ("raises_undecodable", "user", "ValueError: no file caf\\udce9\0.py"),
+        ("forks_and_goes_on", "user", "the model forked this worker, and the copy came back"),
     ],
 )
 def test_a_broken_worker_is_a_failure_with_its_kind(factory: str, kind: str, words: str) -> None:
@@ -115,7 +121,9 @@ def test_a_broken_worker_is_a_failure_with_its_kind(factory: str, kind: str, wor
     assert failure.stage
 
 
-@pytest.mark.parametrize(("factory", "name"), [("raises", "deed"), ("factory_raises", "factory_raises")])
+@pytest.mark.parametrize(
+    ("factory", "name"), [("raises", "deed"), ("factory_raises", "factory_raises"), ("raises_a_stranger", "deed")]
+)
 def test_a_failure_names_the_line_of_the_users_file(factory: str, name: str) -> None:
     failure = failure_of(prepare(factory))
     file, _, line = failure.where.partition(":")
@@ -138,6 +146,153 @@ def test_what_a_model_prints_is_kept(door: str) -> None:
         opened.close()
     assert printed[-1] == "a line of the model's own"
     assert 1 < len(printed) <= 20
+
+
+def test_a_worker_that_hangs_up_and_does_not_end_is_not_called_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.launch.connection.END_TIMEOUT_S", 0.5)
+    failure = failure_of(prepare("hangs_up"))
+    assert failure.kind == "crash"
+    assert failure.message == (f"the worker hung up at '{failure.stage}' and did not end within 0.5 s; it was stopped")
+
+
+def test_a_model_that_prints_without_end_fills_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is cut between two questions, and within a long one."""
+    monkeypatch.setattr("redline.launch.connection.LOG_LIMIT_BYTES", 1 << 20)
+    spec = spec_of("floods")
+    door = open_door(spec.launch)
+    try:
+        session = door.open(spec)
+        assert isinstance(session, WorkerSession)
+        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
+        written = [session.ask(Measure(kind="throughput", seconds=0.2)) for _ in range(2)]
+        written.append(session.ask(Measure(kind="throughput", seconds=2.5)))
+        steps = [len(reply.block.samples) for reply in written if isinstance(reply, BlockReply)]
+        size = os.fstat(session._log.fileno()).st_size
+        assert min(steps) * 100_000 > 2 << 20, "each floods"
+        assert size < max(steps) * 100_000, "of the longest, not even half is there"
+        assert set(log_tail(session._log)) == {"x"}
+    finally:
+        door.close()
+
+
+def test_only_a_log_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.launch.connection.LOG_LIMIT_BYTES", 100)
+    monkeypatch.setattr("redline.launch.connection.LOG_KEPT_BYTES", 10)
+    with worker_log() as log:
+        os.write(log.fileno(), b"a" * 90 + b"0123456789")
+        trim_log(log)
+        assert os.fstat(log.fileno()).st_size == 100
+        os.write(log.fileno(), b"!")
+        trim_log(log)
+        os.write(log.fileno(), b"?")
+        assert log_tail(log) == "123456789!?"
+
+
+@pytest.mark.parametrize("door", ["fork", "spawn"])
+def test_a_daemon_that_a_model_left_ends_with_its_worker(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = f"redline-daemon-{os.getpid()}-{door}"
+    monkeypatch.setenv("REDLINE_TEST_MARKER", marker)
+    spec = spec_of("leaves_a_daemon", door=door)
+    opened = open_door(spec.launch)
+    try:
+        session = opened.open(spec)
+        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
+        assert "sleep" in [process.name() for process in marked_processes(marker)]
+        session.close()
+        assert "sleep" not in [process.name() for process in marked_processes(marker)]
+    finally:
+        opened.close()
+
+
+def test_daemons_of_one_worker_outlive_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = f"redline-daemon-{os.getpid()}-other"
+    spec, sound = spec_of("leaves_a_daemon"), spec_of("sound")
+    opened = open_door(spec.launch)
+    try:
+        other = opened.open(sound)
+        monkeypatch.setenv("REDLINE_TEST_MARKER", marker)
+        session = opened.open(spec)
+        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
+        other.close()
+        assert "sleep" in [process.name() for process in marked_processes(marker)]
+        session.kill()
+        assert marked_processes(marker) == []
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("door", ["fork", "spawn"])
+def test_the_environment_reaches_the_worker_whatever_is_in_it(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables and a working folder that are not UTF-8, and more of them than a message of a socket holds."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    (folder / "here").touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    monkeypatch.setenv("REDLINE_TEST_BYTES", os.fsdecode(b"caf\xe9"))
+    for name in ("LONG", "LONGER", "LONGEST"):
+        monkeypatch.setenv(f"REDLINE_TEST_{name}", "x" * 100_000)
+    assert isinstance(prepare("knows_its_environment", door=door), PreparedReply)
+
+
+def test_a_working_folder_that_was_removed_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    folder.rmdir()
+    assert isinstance(prepare("sound"), PreparedReply)
+
+
+def stub_torch(folder: Path, code: str) -> dict[str, str]:
+    """An environment in which importing torch runs `code`."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(code)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_a_server_whose_desk_was_killed_during_the_import_ends_at_once(tmp_path: Path) -> None:
+    program = (
+        "from redline.launch.fork import ForkServer\nserver = ForkServer()\n"
+        "print(server._process.pid, flush=True)\ninput()\n"
+    )
+    begun = tmp_path / "begun"
+    environment = stub_torch(tmp_path, f"open({str(begun)!r}, 'w').close()\nimport time\ntime.sleep(600)")
+    desk = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert desk.stdout is not None
+    server = psutil.Process(int(desk.stdout.readline()))
+    while not begun.exists():
+        assert server.status() != psutil.STATUS_ZOMBIE
+        time.sleep(0.01)
+    desk.kill()
+    desk.communicate()
+    psutil.wait_procs([server], timeout=60)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+def test_files_of_the_working_folder_are_not_taken_for_modules(tmp_path: Path) -> None:
+    """Of Python's or of ours; with stdin and stdout closed on top of it."""
+    for name in ("statistics", "msgspec", "psutil", "queue", "torchvision"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the wrong {name}')")
+    program = textwrap.dedent(f"""
+        import os, sys
+        os.close(0), os.close(1)
+        from redline.launch import open_door
+        from redline.protocol import Prepare, PreparedReply
+        from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
+        spec = RunSpec(workload=WorkloadSpec(model={f"{MISBEHAVING}:sound"!r}), device="cpu",
+                       launch=LaunchSpec(door="fork"), measure=MeasureSpec.for_effort("quick"))
+        reply = open_door(spec.launch).open(spec).ask(Prepare(spec=spec))
+        sys.exit(0 if isinstance(reply, PreparedReply) else str(reply))
+    """)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_memory_taken_bit_by_bit_ends_inside_its_limit() -> None:

@@ -100,3 +100,91 @@ def reports_its_process():
 
     subprocess.Popen(["sleep", "600"])
     return _model(lambda: time.sleep(0.01))
+
+
+def leaves_saying_bye():
+    return _model(lambda: sys.exit("bye"))
+
+
+def exits_at_once():
+    return _model(lambda: os._exit(7))
+
+
+class Stop(BaseException):
+    """Not an Exception: code that catches those lets it through."""
+
+
+def raises_a_stranger():
+    def deed():
+        raise Stop("no more")
+
+    return _model(deed)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def raises_unprintable():
+    def deed():
+        raise Unprintable
+
+    return _model(deed)
+
+
+def raises_undecodable():
+    def deed():
+        raise ValueError("no file caf\udce9\0.py")
+
+    return _model(deed)
+
+
+def forks_and_goes_on():
+    return _model(os.fork)
+
+
+def hangs_up():
+    """Closes the connection, as a library that closes what it does not know would, and goes on."""
+
+    def deed():
+        os.closerange(3, 1024)
+        time.sleep(600)
+
+    return _model(deed)
+
+
+def floods():
+    return _model(lambda: os.write(1, b"x" * 100_000))
+
+
+def hangs_when_told():
+    """From the moment that the file `hang` is in the folder REDLINE_TEST_FOLDER; says so by the file `hanging`."""
+    folder = os.environ["REDLINE_TEST_FOLDER"]
+
+    def deed():
+        if os.path.exists(f"{folder}/hang"):
+            open(f"{folder}/hanging", "w").close()
+            time.sleep(3600)
+
+    return _model(deed)
+
+
+def leaves_a_daemon():
+    """A process that has left its parent, its group and its session, as daemons do."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "600"])
+        os._exit(0)
+    os.wait()
+    return _model(lambda: None)
+
+
+def knows_its_environment():
+    """Breaks unless the worker sees what the desk saw."""
+    expected = os.environb[b"REDLINE_TEST_BYTES"]
+    assert expected == b"caf\xe9", expected
+    assert len(os.environb[b"REDLINE_TEST_LONG"]) == 100_000
+    assert os.path.exists("here"), os.listdir(".")
+    return _model(lambda: None)

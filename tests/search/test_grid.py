@@ -20,7 +20,7 @@ from redline.search.grid import (
     preset,
     read_sweep,
 )
-from redline.spec import MeasureSpec, RunSpec
+from redline.spec import MOST_CELLS, MeasureSpec, RunSpec
 from redline.spec_table import layered
 
 
@@ -204,6 +204,29 @@ def test_a_file_that_holds_none_is_told(tmp_path: Path, content: str, words: str
         read_sweep(file)
     with pytest.raises(SpecError, match="no such file"):
         read_sweep(tmp_path / "nowhere.toml")
+
+
+def test_a_grid_of_a_million_cells_is_refused_at_once() -> None:
+    table = {"model": [f"m{n}" for n in range(100)], "batch": list(range(1, 101)), "recipe": ["baseline", "fp16"]}
+    assert len(cells_from_table(table)) == MOST_CELLS
+    with pytest.raises(SpecError, match="the grid has 30000 cells; a sweep takes 20000 at most"):
+        cells_from_table({**table, "recipe": ["baseline", "fp16", "bf16"]})
+
+
+@pytest.mark.parametrize("batch", [10**5000, "9" * 5000, f"1..{'9' * 5000}", -(10**5000)], ids=["a", "b", "c", "d"])
+def test_a_batch_of_thousands_of_digits_is_one_short_line(batch: object) -> None:
+    with pytest.raises(SpecError, match="batch must be") as error:
+        cells_from_table({"model": "m", "batch": batch})
+    assert len(str(error.value)) < 200
+
+
+def test_a_file_of_somebody_else_that_runs_code_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text('[sweep]\nmodel = "evil.py:build"\n')
+    monkeypatch.setattr("redline.spec_table._owner", lambda descriptor: 12345)
+    with pytest.raises(SpecError, match="belongs to another user"):
+        read_sweep(file)
+    assert read_sweep(file, trust=True) == {"model": "evil.py:build"}
 
 
 def test_presets_are_the_documents_studies() -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy import text
 from store_writer import make_block, make_prepared, make_record
 
-from redline.errors import StoreError
+from redline.errors import RecordError, StoreError
 from redline.note import note
 from redline.record import Closed, Failure, Memory, RunRecord, TelemetrySample, TraceRef
+from redline.spec import LAST_MOMENT
 from redline.store import History, Row
+from redline.store.codec import pack_head
 
 HOSTILE = [
     'it\'s "quoted" `so`; DROP TABLE records; --',
@@ -30,7 +33,7 @@ def replace(record: RunRecord, **changes: object) -> RunRecord:
 
 def test_a_record_comes_back_whole(history: History) -> None:
     block = msgspec.structs.replace(
-        make_block(samples=(1e-9, 0.1 + 0.2, 5e-324, 1.7976931348623157e308)),
+        make_block(samples=(1e-9, 0.1 + 0.2, 5e-324, 5e8)),
         settling=(0.5,),
         issue_s=(1e-6,),
         phases={"forward": (0.1, 0.2)},
@@ -48,12 +51,43 @@ def test_a_record_comes_back_whole(history: History) -> None:
     assert history.load(record.id) == replace(done, blocks=(block, make_block(1)))
 
 
-def test_samples_that_are_not_finite_survive(history: History) -> None:
-    record = make_record(blocks=(make_block(samples=(math.nan, math.inf, -math.inf)),))
+@pytest.mark.parametrize("sample", [math.nan, math.inf, -1.0, 1e308])
+def test_what_no_machine_measured_makes_a_record_unreadable(history: History, sample: float) -> None:
+    history.finish(make_record(id="b", blocks=(make_block(samples=(0.5, sample)),)))
+    sound = make_record(id="a")
+    history.finish(sound)
+    with pytest.raises(RecordError, match="record b is damaged: Expected `float`"):
+        history.load("b")
+    told: list[str] = []
+    assert history.find(on_unreadable=lambda record_id, error: told.append(record_id)) == [sound]
+    assert told == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"created_at": 1e308}, r"\$.created_at"),
+        ({"created_at": math.nan}, r"\$.created_at"),
+        ({"position": 10**15}, r"\$.position"),
+        ({"closed": Closed(memory=Memory(peak_rss_bytes=-1))}, r"\$.closed.memory.peak_rss_bytes"),
+    ],
+)
+def test_so_do_numbers_elsewhere(history: History, changes: dict[str, object], where: str) -> None:
+    record = make_record()
     history.finish(record)
-    nan, *infinite = history.load(record.id).blocks[0].samples
-    assert math.isnan(nan)
-    assert infinite == [math.inf, -math.inf]
+    with history._database.writing() as connection:
+        head = pack_head(replace(record, **changes))
+        connection.execute(text("UPDATE records SET head = :head"), {"head": head})
+    with pytest.raises(RecordError, match=where):
+        history.load(record.id)
+
+
+@pytest.mark.parametrize(("stored", "shown"), [(1e308, LAST_MOMENT), (-5.0, 0.0), (math.inf, LAST_MOMENT)])
+def test_a_time_that_no_calendar_has_stops_no_listing(history: History, stored: float, shown: float) -> None:
+    history.finish(make_record())
+    with history._database.writing() as connection:
+        connection.execute(text("UPDATE records SET created_at = :stored"), {"stored": stored})
+    assert [row.created_at for row in history.rows()] == [shown]
 
 
 def test_blocks_keep_their_order(history: History) -> None:
@@ -162,14 +196,12 @@ def test_hostile_names_are_only_names(history: History, name: str) -> None:
 def test_text_that_no_database_takes_is_kept_with_escapes(history: History) -> None:
     """A NUL, or the half of a surrogate pair that a file name which is not UTF-8 leaves."""
     failure = Failure(stage="build", kind="user", message="no file caf\udce9.py\0")
-    record = make_record(model="net\0.py:build", failure=failure, stopped="failed")
+    record = make_record(failure=failure, stopped="failed")
     history.begin(record)
     history.sweep("a\0b").settle("k", record)
-    assert [row.model for row in history.rows(model="net\0.py:build")] == ["net\\x00.py:build"]
     (cell,) = history.sweep("a\0b").cells().values()
     assert cell.failure_message == "no file caf\\udce9.py\\x00"
     loaded = history.load(record.id)
-    assert loaded.spec.workload.model == "net\0.py:build"
     assert loaded.failure is not None
     assert loaded.failure.message == "no file caf\\udce9.py\0"
 

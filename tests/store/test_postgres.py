@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,13 +19,18 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 from store_writer import make_block, make_record
 
+import redline
+from redline.api.workspace import Workspace
 from redline.errors import StoreError, UsageError
+from redline.search.observer import Observer
 from redline.store import History, layout, queries
 from redline.store.database import Database
 from redline.store.ledgers import Lease
 from redline.store.location import resolve
 from redline.store.outbox import Outbox
 from redline.store.writer import Holder, write_holder
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 
 def test_tables_and_statements_compile() -> None:
@@ -231,3 +237,84 @@ class TestHolding:
         with History.open(url) as history:
             cells = history.sweep("study").cells()
         assert {key: cell.record_id for key, cell in cells.items()} == {"a": others.id, "b": late.id}
+
+
+GRID: dict[str, Any] = {
+    "model": "m",
+    "recipes": ["baseline", "fp16", "bf16"],
+    "batches": [1, 2, 4, 8, 16],
+    "name": "study",
+    "launch": {"door": "fake"},
+}
+
+
+def fake_door() -> FakeDoor:
+    return FakeDoor(Landscape(step_s=0.004))
+
+
+class Killing(Observer):
+    """Stops the server after some cells; the sweep has to wait until somebody starts it again."""
+
+    def __init__(self, server: Server, after: int) -> None:
+        self._server = server
+        self._left = after
+        self.notes: list[str] = []
+
+    def settled(self, cell: Any, record: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._server.stop()
+            threading.Timer(2.0, self._server.start).start()
+
+    def noted(self, note: str) -> None:
+        self.notes.append(note)
+
+
+class TestSweeps:
+    def test_a_sweep_outlives_its_server(self, stopped: Server, url: str) -> None:
+        observer = Killing(stopped, after=4)
+        with Workspace(door=fake_door(), history=url, observer=observer) as workspace:
+            result = redline.sweep(**GRID, workspace=workspace)
+        assert {cell.status for cell in result} == {"done"}
+        assert [note.rpartition(" is ")[2] for note in observer.notes] == ["away; waiting up to 300 s", "back"]
+        with History.open(url) as history:
+            assert history.count() == len(result) == 15
+            assert Outbox(history.location).waiting() == []
+
+    def test_one_that_gives_up_waiting_loses_nothing(
+        self, stopped: Server, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("redline.store.database.PATIENCE_S", 0.5)
+        monkeypatch.setattr(stopped, "start", lambda: None)
+        with pytest.raises(StoreError, match="what was measured is kept in"):
+            redline.sweep(
+                **GRID, workspace=Workspace(door=fake_door(), history=url, observer=Killing(stopped, after=4))
+            )
+        monkeypatch.undo()
+        stopped.start()
+        with History.open(url) as history:
+            kept = {cell.record_id for cell in history.sweep("study").cells().values()}
+            assert len(kept) == 5, "four settled, and the one that was measured when it went away"
+        result = redline.sweep(**GRID, workspace=Workspace(door=fake_door(), history=url))
+        assert kept < {cell.record_id for cell in result}
+        with History.open(url) as history:
+            assert history.count() == 15
+
+    def test_a_second_desk_is_kept_out_when_connections_drop(self, server: Server, url: str) -> None:
+        """Nineteen records for fifteen cells were seen when a lock went with its connection."""
+        refused: list[str] = []
+
+        class Dropping(Observer):
+            def settled(self, cell: Any, record: Any) -> None:
+                server.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                    "AND backend_type = 'client backend'"
+                )
+                with pytest.raises(UsageError, match="is being run by process") as error:
+                    redline.sweep(**GRID, workspace=Workspace(door=fake_door(), history=url))
+                refused.append(str(error.value))
+
+        redline.sweep(**GRID, workspace=Workspace(door=fake_door(), history=url, observer=Dropping()))
+        assert len(refused) == 15
+        with History.open(url) as history:
+            assert history.count() == 15

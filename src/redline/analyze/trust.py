@@ -15,12 +15,18 @@ from redline.spec import Frozen
 from redline.training import steady_epochs
 from redline.units import format_share
 
-TrustLabel = Literal["valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated", "invalid"]
+TrustLabel = Literal[
+    "valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "shared-cpu", "not-isolated", "invalid"
+]
 
 NOISY_SPREAD = 0.10
 NOTED_SPREAD = 0.05
 FEWEST_EPOCHS = 3
 """Below it, nothing is said of how much they differ."""
+SHARED_CPU = 0.05
+"""A worker that had to wait for a processor longer than this, of the time it could have run, was slowed by others."""
+NO_PROCESSOR_LEFT = 0.95
+"""Others that took this much of what the worker left to them probably took some of what it wanted."""
 
 CONDEMNING_THROTTLE = {
     "hw_slowdown": "hardware slow-down",
@@ -62,7 +68,14 @@ def verdict(record: RunRecord) -> Verdict:
         return Verdict(labels=("invalid",), reasons=(note("failed", record.failure.message),), notes=record.notes)
     if not any(block.samples for block in record.blocks):
         return Verdict(labels=("invalid",), reasons=(note("not-timed", "no step was timed"),), notes=record.notes)
-    doubts = [*_noise(record), *_throttling(record), *_warmup(record), *_neighbours(record), *_isolation(record)]
+    doubts = [
+        *_noise(record),
+        *_throttling(record),
+        *_warmup(record),
+        *_neighbours(record),
+        *_shared_cpu(record),
+        *_isolation(record),
+    ]
     labels = tuple(dict.fromkeys(label for label, _ in doubts))
     return Verdict(
         labels=labels or ("valid",),
@@ -173,6 +186,25 @@ def _neighbours(record: RunRecord) -> Iterator[Doubt]:
         yield "shared-gpu", note("shared-gpu", f"other processes on the GPU while timing: {seen}", about="timing")
     if record.prepared is not None and (seen := _distinct(record.prepared.environment.neighbours)):
         yield "shared-gpu", note("shared-gpu", f"other processes on the GPU at the start: {seen}", about="start")
+
+
+def _shared_cpu(record: RunRecord) -> Iterator[Doubt]:
+    """On a CPU: whether other processes slowed it. Threads that wait for each other are the recipe's own doing."""
+    blocks = [block for block in record.blocks if block.cpu_s is not None and block.others_cpu_s is not None]
+    if device_kind(record) != "cpu" or not blocks:
+        return
+    ran_s = sum(block.cpu_s or 0.0 for block in blocks)
+    others_s = sum(block.others_cpu_s or 0.0 for block in blocks)
+    if all(block.waited_s is not None for block in blocks):
+        waited_s = min(sum(block.waited_s or 0.0 for block in blocks), others_s)
+    else:  # the system does not tell
+        cores = (record.prepared.environment.logical_cores if record.prepared else None) or 1
+        left_s = sum(cores * block.wall_s for block in blocks) - ran_s
+        waited_s = others_s if others_s > NO_PROCESSOR_LEFT * left_s else 0.0
+    if waited_s > SHARED_CPU * (ran_s + waited_s):
+        share = format_share(waited_s / (ran_s + waited_s))
+        text = f"other processes kept the CPU busy: {share} of its time the worker waited for a processor"
+        yield "shared-cpu", note("shared-cpu", text, about="timing")
 
 
 def _isolation(record: RunRecord) -> Iterator[Doubt]:

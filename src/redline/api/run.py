@@ -54,6 +54,7 @@ def run(
     recipes: str | Iterable[str] = "baseline",
     loss: Any | None = None,
     file: str | Path | None = None,
+    trust: bool = False,
     replicates: int = 1,
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
@@ -61,12 +62,12 @@ def run(
     """Measure a model: by name (or several), or a live module with example inputs.
 
     Several recipes are measured interleaved and compared with the first. `file` is a TOML file with `[[run]]` tables;
-    other arguments override it. With `replicates` all is measured in so many fresh processes, and intervals cover what
+    other arguments override it. One of another user's that names code is refused unless `trust` is set. With `replicates` all is measured in so many fresh processes, and intervals cover what
     differs between them. Records go into the workspace's history.
     """
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     with use(workspace) as opened:
-        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, file=file, **settings)
+        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, file=file, trust=trust, **settings)
         records = measure_specs(specs, working, replicates)
         return RunResult(records, opened.ceilings_of(records))
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
-import cloudpickle
 import msgspec
-import platformdirs
 
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
@@ -93,14 +90,15 @@ def specs_of(
     loss: Any | None = None,
     targets: Any | None = None,
     file: str | Path | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> tuple[list[RunSpec], Workspace]:
     """The specs of a call, and the workspace to run them in: a live model that cannot be pickled needs its own door."""
-    settings = with_named_functions(settings)
+    settings = with_named_functions(workspace, settings)
     if file is not None:
         named = {} if model is None else {"model": model}
         given = {} if recipes == "baseline" else {"recipe": listed(recipes)}
-        return load_specs(Path(file), {**settings, **named, **given}), workspace
+        return load_specs(Path(file), {**settings, **named, **given}, trust=trust), workspace
     described, workspace = described_model(workspace, model, inputs, loss, targets)
     return specs_from_table({"recipe": listed(recipes), **settings, **described}), workspace
 
@@ -127,7 +125,7 @@ def described_model(
         return {"model": model}, workspace
     live = (model, inputs, loss, targets)
     name = f"live:{type(model).__name__}"
-    artifact = pickled(live)
+    artifact = workspace.artifact(live)
     if artifact is not None:
         return {"model": name, "artifact": artifact}, workspace
     # It cannot be pickled: the bench runs in this process, nothing is isolated, and the verdict says so.
@@ -138,16 +136,18 @@ def described_model(
     )
 
 
-def with_named_functions(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_named_functions(workspace: Workspace, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with functions as something a worker can open."""
     given = settings.get("check_inputs")
-    return dict(settings) if given is None else {**settings, "check_inputs": named_function("check_inputs", given)}
+    if given is None:
+        return dict(settings)
+    return {**settings, "check_inputs": named_function(workspace, "check_inputs", given)}
 
 
-def named_function(what: str, given: Any) -> str:
+def named_function(workspace: Workspace, what: str, given: Any) -> str:
     """A function by its name, or as a file that a worker can open."""
     if not isinstance(given, str):
-        artifact = pickled(given)
+        artifact = workspace.artifact(given)
         if artifact is None:
             raise UsageError(f"{what} cannot be pickled: give it as 'file.py:function'")
         return f"pickle:{artifact}"
@@ -157,18 +157,3 @@ def named_function(what: str, given: Any) -> str:
     if place.endswith(".py") and not Path(place).expanduser().is_file():
         raise SpecError(f"{what} {given!r}: no such file: {place}")
     return given
-
-
-def pickled(live: Any) -> str | None:
-    """The live object as a file a worker can open, named by its content; None where it cannot be pickled."""
-    try:
-        body = cloudpickle.dumps(live)
-    except Exception:
-        # Whatever an object's own pickling code raises means the same: it cannot leave this process.
-        return None
-    folder = Path(platformdirs.user_data_path("redline")) / "artifacts"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(body).hexdigest()[:24]}.pkl"
-    if not path.exists():
-        path.write_bytes(body)
-    return str(path)

@@ -66,6 +66,7 @@ def sweep(
     threads: Any = None,
     exclude: Sequence[Mapping[str, Any]] = (),
     file: str | Path | None = None,
+    trust: bool = False,
     preset: str | None = None,
     name: str | None = None,
     replicates: int = 1,
@@ -80,7 +81,7 @@ def sweep(
 
     `batches` is a list or a text such as "1,8" or "16..512" (doubling); `exclude` holds tables such as
     {"model": "vit_b_16", "batch": [64]}. `file` is a TOML file with a [sweep] table, `preset` the name of a built-in
-    one; other arguments override both. With `replicates` every cell is measured so many times, in turns with the others.
+    one; other arguments override both. A file of another user's that names code is refused unless `trust` is set. With `replicates` every cell is measured so many times, in turns with the others.
     A mistake in any cell is raised before the first is measured.
     """
     require_range("replicates", replicates, 1, MOST_REPLICATES)
@@ -94,17 +95,19 @@ def sweep(
     with use(workspace) as opened:
         targets = settings.pop("targets", None)
         described, working = described_model(opened, model, inputs, loss, targets)
-        table = layered(_table_of(file, preset), {**given, **with_named_functions(settings), **described})
+        table = layered(
+            _table_of(file, preset, trust), {**given, **with_named_functions(opened, settings), **described}
+        )
         name = table.pop("name", None) if name is None else name
         table.pop("name", None)
         return _sweep_grid(grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run)
 
 
-def _table_of(file: str | Path | None, preset_name: str | None) -> dict[str, Any]:
+def _table_of(file: str | Path | None, preset_name: str | None, trust: bool) -> dict[str, Any]:
     if file is not None and preset_name is not None:
         raise SpecError("give a file or a preset, not both")
     if file is not None:
-        return read_sweep(Path(file))
+        return read_sweep(Path(file), trust=trust)
     return preset(preset_name) if preset_name is not None else {}
 
 

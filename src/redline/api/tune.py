@@ -172,7 +172,7 @@ def tune(
             slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
             tolerance=_tolerance(tolerance),
             allow_quantized=allow_quantized,
-            check=_check(check, task=spec.workload.task),
+            check=_check(opened, check, task=spec.workload.task),
             switches=tuple(switches),
             without=tuple(without),
             seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
@@ -355,10 +355,10 @@ def _tolerance(given: float | str | None) -> Tolerance:
     return Tolerance.parse(given) if isinstance(given, str) else Tolerance(absolute=float(given))
 
 
-def _check(given: Any | None, *, task: str) -> str | None:
+def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:
     """A check by name, or a function as a file that a worker can open."""
     if given is None:
         return None
     if task != "infer":
         raise UsageError("a check is of a model that answers: it goes with inference")
-    return named_function("check", given)
+    return named_function(workspace, "check", given)

@@ -8,8 +8,9 @@ from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from redline.api.live import held_artifact
 from redline.errors import BenchError, UsageError
 from redline.identity import device_key
 from redline.launch import Door, open_door
@@ -152,6 +153,15 @@ class Workspace:
             opened = History.open(self._location, on_note=lambda note: self.observer.noted(note))
             self._history = self._stack.enter_context(opened)
         return self._history
+
+    def artifact(self, live: Any) -> str | None:
+        """The path of a live object as a file that workers can open until the workspace is closed.
+
+        None where it cannot be pickled.
+        """
+        if self._parent is not None:
+            return self._parent.artifact(live)
+        return self._stack.enter_context(held_artifact(live))
 
     @property
     def traces(self) -> Path:

@@ -1,28 +1,32 @@
 """A small fork server: imports torch once, then forks a fresh isolated worker in milliseconds whenever asked.
 
 `multiprocessing.forkserver` will not do: its children may not start DataLoader workers, it imports the user's
-`__main__` again, and a killed desk leaves a busy worker behind. Started as `python -m redline.bench.forkserver FD`.
+`__main__` again, and a killed desk leaves a busy worker behind. `redline.launch.fork` starts it.
 
 It must stay one thread and must never touch the GPU: a forked copy of either is broken.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from redline.bench.worker import die_with_parent, own_descriptors, serve, volunteer_for_oom
+from redline.bench.worker import own_descriptors, serve, volunteer_for_oom
+from redline.processes import adopt_orphans, die_with_parent, end_strays, kill_group
 
-MAX_MESSAGE = 1 << 20
+DESCRIPTORS = 4
+"""Of a request: the connection, the log, the working folder, and a file with a `ForkRequest`."""
 
 SAFE_IMPORT = {
     # OpenBLAS starts its threads while numpy is imported.
@@ -33,34 +37,59 @@ SAFE_IMPORT = {
 """Set while importing, and put back before the first fork."""
 
 
-def main(control_fd: int, light: bool) -> None:
+class ForkRequest(msgspec.Struct, array_like=True):
+    """What a worker takes over from the desk, as bytes: neither variables nor paths need be Unicode."""
+
+    environ: list[tuple[bytes, bytes]]
+    sys_path: list[bytes]
+    requested_at: float
+
+
+def main(arguments: list[str]) -> None:
+    """Of `arguments`, the second is the descriptor of the desk's line; a last one, `light`, spares the compiler."""
+    control_fd, light = int(arguments[1]), arguments[-1] == "light"
     control = socket.socket(fileno=control_fd)
-    import_s = preload(light)
-    if _threads() > 1 and not light:
-        # Some version's compiler starts a thread or asks the GPU's driver while it is imported: do without it.
-        os.set_inheritable(control_fd, True)
-        os.execv(sys.executable, [sys.executable, "-m", "redline.bench.forkserver", str(control_fd), "light"])
-    _tell(control, {"ready": import_s})
+    with _mortal(control):
+        import_s = preload(light)
+        if _threads() > 1 and not light:
+            # Some version's compiler starts a thread or asks the GPU's driver while it is imported: do without it.
+            os.set_inheritable(control_fd, True)
+            os.execv(sys.executable, [*sys.orig_argv, "light"])
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)
     os.set_blocking(wakeup_read, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write)
-    children: set[int] = set()
+    _tell(control, {"ready": import_s})
+    workers: set[int] = set()
     while True:
         readable, _, _ = select.select([control.fileno(), wakeup_read], [], [])
         if wakeup_read in readable:
             os.read(wakeup_read, 4096)
-            _report_exits(control, children)
+            _report_exits(control, workers)
         if control.fileno() in readable:
-            body, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 2)
+            body, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
             if not body:
                 break  # the desk is gone
-            request = msgspec.msgpack.decode(body)
-            children.add(_fork(control, wakeup_write, descriptors, {**request, "import_s": import_s}))
-    for child in children:
-        _kill_group(child)
+            workers.add(_fork(control, wakeup_write, descriptors, import_s))
+    for worker in workers:
+        kill_group(worker)
+    end_strays()
+    os._exit(0)  # taking torch down in good order takes seconds, and nobody needs it
+
+
+@contextmanager
+def _mortal(control: socket.socket) -> Iterator[None]:
+    """Die the moment the desk hangs up, also inside a long import: the desk says nothing else on this line meanwhile."""
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process that does not handle it
+    if select.select([control], [], [], 0)[0]:
+        os._exit(0)  # it had hung up before
+    yield
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
 
 
 def preload(light: bool) -> float:
@@ -98,7 +127,7 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
 
 
-def _fork(control: socket.socket, wakeup: int, descriptors: list[int], request: dict[str, Any]) -> int:
+def _fork(control: socket.socket, wakeup: int, descriptors: list[int], import_s: float) -> int:
     if _threads() != 1:
         raise RuntimeError(f"the fork server has {_threads()} threads: a fork now would hang its children")
     server = os.getpid()
@@ -108,50 +137,50 @@ def _fork(control: socket.socket, wakeup: int, descriptors: list[int], request: 
             os.close(descriptor)
         _tell(control, {"forked": child})
         return child
-    signal.set_wakeup_fd(-1)
-    os.close(wakeup)
-    control.close()
-    os.setsid()
-    die_with_parent(server)
-    connection, log = descriptors
-    _become_worker(connection, log, request)
-    os._exit(0)
-
-
-def _become_worker(connection_fd: int, log_fd: int, request: dict[str, Any]) -> None:
-    own_descriptors(log_fd)
-    os.close(log_fd)
-    volunteer_for_oom()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.chdir(request["cwd"])
-    sys.path[:] = request["sys_path"]
-    os.environ.clear()
-    os.environ.update(request["environ"])
     status = 1
     try:
-        serve(socket.socket(fileno=connection_fd), import_s=request["import_s"], requested_at=request["requested_at"])
+        signal.set_wakeup_fd(-1)
+        os.close(wakeup)
+        control.close()
+        os.setsid()
+        die_with_parent(server)
+        _become_worker(*descriptors, import_s=import_s)
         status = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # no exit handlers: those belong to the server
 
 
-def _report_exits(control: socket.socket, children: set[int]) -> None:
-    for child in list(children):
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            children.discard(child)
-            _kill_group(child)  # what the worker left behind: loader workers, compile workers
-            _tell(control, {"exited": child, "status": status})
+def _become_worker(connection: int, log: int, folder: int, request: int, *, import_s: float) -> None:
+    own_descriptors(log)
+    volunteer_for_oom()
+    adopt_orphans()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.fchdir(folder)
+    with open(request, "rb") as file:
+        asked = msgspec.msgpack.decode(file.read(), type=ForkRequest)
+    for descriptor in (log, folder):
+        os.close(descriptor)
+    sys.path[:] = [os.fsdecode(entry) for entry in asked.sys_path]
+    os.environb.clear()
+    os.environb.update(asked.environ)
+    serve(socket.socket(fileno=connection), import_s=import_s, requested_at=asked.requested_at)
 
 
-def _kill_group(child: int) -> None:
-    try:
-        os.killpg(child, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+def _report_exits(control: socket.socket, workers: set[int]) -> None:
+    for worker in list(workers):
+        # Looked at before it is collected: until then nobody else can have its number.
+        if os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            continue
+        kill_group(worker)  # what the worker left behind: loader workers, compile workers
+        _, status = os.waitpid(worker, 0)
+        workers.discard(worker)
+        end_strays(spared=workers)
+        _tell(control, {"exited": worker, "status": status})
 
 
 def _tell(control: socket.socket, message: dict[str, Any]) -> None:
@@ -159,7 +188,3 @@ def _tell(control: socket.socket, message: dict[str, Any]) -> None:
         control.send(msgspec.msgpack.encode(message))
     except (BrokenPipeError, ConnectionResetError):
         return  # the desk is gone; the main loop ends on its next look
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), light="light" in sys.argv[2:])

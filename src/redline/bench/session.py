@@ -97,10 +97,15 @@ class BenchSession:
         self._give_back_model: Callable[[], None] = lambda: None
 
     def handle(self, request: Request) -> Reply:
-        """Any exception becomes a `Failure` with the stage it happened in; only Ctrl-C goes through."""
+        """Any exception becomes a `Failure` with the stage it happened in, `sys.exit` too.
+
+        Only Ctrl-C goes through, where the bench runs in the person's own process.
+        """
         try:
             return self._answer(request)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not self._isolated:
+                raise
             failure = failure_from(error, self._stage)
             if not isinstance(request, Ask):
                 self._forget()

@@ -6,44 +6,82 @@ an inherited descriptor, `unix:PATH` to call back at, or `script:FILE` with requ
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
+import select
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
-from redline.protocol import Close, FailureReply, Progress, read_script, receive_request, send
+from redline.errors import BenchError
+from redline.processes import adopt_orphans
+from redline.protocol import Close, FailureReply, Progress, Reply, read_script, receive_request, send
+from redline.record import Failure
 
-_PR_SET_PDEATHSIG = 1
 _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
+COPY_ARRIVES_S = 0.5
+"""After something was forked: how long to wait for a copy that comes back from the same code at about the same time."""
+FORKED = (
+    "the model forked this worker, and the copy came back from the model's code: end the child with os._exit, or start "
+    "it with subprocess or multiprocessing"
+)
 
 
 def serve(connection: socket.socket, *, import_s: float | None, requested_at: float) -> None:
     from redline.bench.session import BenchSession
 
-    def tell(progress: Progress) -> None:
-        _flush()
-        send(connection, progress)
-
+    line = _Line(connection)
     session = BenchSession(
-        on_progress=tell,
+        on_progress=line.send,
         import_s=import_s,
         start_s=time.time() - requested_at,
     )
     while (request := receive_request(connection)) is not None:
-        reply = session.handle(request)
-        _flush()
-        send(connection, reply)
+        line.send(session.handle(request))
         if isinstance(request, Close):
             return
 
 
-def _flush() -> None:
-    """What was printed goes to the log between steps, never within them: a crash then takes little of it along."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+class _Line:
+    """The worker's end of the connection. Only the worker itself speaks on it, and it always says something."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._worker = os.getpid()
+        self._forks = 0
+        self._copies, self._copy_says = os.pipe()
+        os.register_at_fork(after_in_parent=self._count_fork)
+
+    def send(self, message: Reply) -> None:
+        # What was printed goes to the log between steps, never within them: a crash then takes little of it along.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.getpid() != self._worker:
+            # Two answers to one question would be taken for answers to two.
+            os.write(self._copy_says, b".")
+            os._exit(1)
+        if self._has_copies():
+            if isinstance(message, Progress):
+                raise BenchError("user", FORKED)  # now: each further step would fork again, and so would its copies
+            message = FailureReply(failure=Failure(stage="worker", kind="user", message=FORKED))
+        try:
+            send(self._connection, message)
+        except (TypeError, ValueError, OverflowError) as error:
+            said = f"the worker cannot send its {type(message).__name__}: {error!r}"
+            trace = "".join(traceback.format_exception(error))
+            failure = Failure(stage="worker", kind="crash", message=said, traceback=trace)
+            send(self._connection, FailureReply(failure=failure))
+
+    def _count_fork(self) -> None:
+        self._forks += 1
+
+    def _has_copies(self) -> bool:
+        """Whether a forked child has come back from the model's code. Helpers that a library forks never do."""
+        if not self._forks:
+            return False
+        self._forks = 0
+        return bool(select.select([self._copies], [], [], COPY_ARRIVES_S)[0])
 
 
 def follow(script: Path, requested_at: float) -> None:
@@ -55,14 +93,6 @@ def follow(script: Path, requested_at: float) -> None:
         reply = session.handle(request)
         if isinstance(reply, FailureReply):
             sys.exit(f"{reply.failure.kind} at {reply.failure.stage}: {reply.failure.message}")
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent goes, and go at once if it already has."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def volunteer_for_oom() -> None:
@@ -84,23 +114,24 @@ def own_descriptors(log: int) -> None:
 def main(arguments: list[str]) -> None:
     where, requested_at = arguments[0], float(arguments[1])
     volunteer_for_oom()
+    adopt_orphans()
     started = time.perf_counter()
     import torch  # noqa: F401  (timed here, on its own)
     import torchvision  # noqa: F401
 
     import_s = time.perf_counter() - started
-    kind, _, place = where.partition(":")
+    kind, _, address = where.partition(":")
     if kind == "script":
-        follow(Path(place), requested_at)
+        follow(Path(address), requested_at)
         return
-    serve(_connected(kind, place), import_s=import_s, requested_at=requested_at)
+    serve(_connected(kind, address), import_s=import_s, requested_at=requested_at)
 
 
-def _connected(kind: str, place: str) -> socket.socket:
+def _connected(kind: str, address: str) -> socket.socket:
     if kind != "unix":
         return socket.socket(fileno=int(kind))
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(place)
+    connection.connect(address)
     return connection
 
 

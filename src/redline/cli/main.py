@@ -6,7 +6,9 @@ import errno
 import functools
 import io
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated, ParamSpec
 
@@ -120,7 +122,9 @@ app.command(
 
 
 def _complain(message: str) -> None:
-    print(f"redline: {message}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
+    """What a terminal would obey, in a name that the message quotes, is shown as a question mark."""
+    shown = "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in message)
+    print(f"redline: {shown}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 
 # typer carries its own copy of click or uses the installed one, by its version; the ancestor is the same either way.
@@ -131,30 +135,74 @@ ArgumentMistake: type[Exception] = next(
 
 def main() -> None:
     _print_what_can_be()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored, as in the background
+        signal.signal(signal.SIGINT, Interrupts())
+    code = _run()
+    sys.stderr.flush()
+    # Taking the interpreter down in good order keeps the prompt away for half a second. All that was opened is closed by
+    # now, and the fork server ends when it sees this process go.
+    os._exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command."""
+    for word in sys.argv[1:]:
+        if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
+            _complain(f"{word!r} is not Unicode in this locale: set LC_ALL=C.UTF-8, or rename it")
+            return Exit.USAGE
     try:
         code = app(standalone_mode=False)
-        if sys.stdout is not None:  # closed by whoever wants none of it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
-        # Python would try once more to write the rest when it ends, and complain in its own way.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # whoever closes a pipe has read enough
             _complain(f"cannot write to stdout: {error.strerror}")
-        sys.exit(Exit.SLOWER)
+        return Exit.SLOWER
     except ArgumentMistake as error:
         told = error.format_message() if hasattr(error, "format_message") else str(error)
         if "NoArgs" in type(error).__name__:
             sys.stderr.write(f"{told}\n")  # the help itself
         else:
             _complain(" ".join(told.split()) + " ('--help' lists the options)")
-        sys.exit(Exit.USAGE)
-    sys.exit(code if isinstance(code, int) else 0)
+        return Exit.USAGE
+    return code if isinstance(code, int) else 0
+
+
+class Interrupts:
+    """The first Ctrl-C ends the measurement in good order; a second one, while that takes its time, ends the process.
+
+    Workers end with it: those who watch over them see it go.
+    """
+
+    SAME_S = 0.5
+    """Signals so close together are one: a terminal and a wrapper may both pass on what was pressed once."""
+
+    def __init__(self) -> None:
+        self._first_at: float | None = None
+
+    def __call__(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+            raise KeyboardInterrupt
+        if now - self._first_at > self.SAME_S:
+            show_cursor = "\x1b[?25h" if os.isatty(2) else ""
+            os.write(2, f"{show_cursor}\nredline: interrupted again; left at once\n".encode())
+            os._exit(Exit.INTERRUPTED)
 
 
 def _print_what_can_be() -> None:
-    """A character that the terminal's encoding lacks becomes a question mark, not the end of a long measurement."""
+    """A character that the terminal's encoding lacks becomes a question mark, not the end of a long measurement.
+
+    What is printed to a stream that the person has closed goes nowhere.
+    """
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from redline.processes import keep_standard_descriptors
+
+        keep_standard_descriptors()
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -63,6 +63,7 @@ Threads = Annotated[int | None, opt(group=WHAT, help="CPU threads inside operato
 TrialEffort = Annotated[
     str, opt(group=HOW, metavar="[quick|normal|strict]", help="How long each trial is timed; see 'redline run --help'.")
 ]
+Trust = Annotated[bool, opt("--trust", group=HOW, help="Use a file of another user's that names code: I have read it.")]
 Replicates = Annotated[int, opt(group=HOW, help="Fresh-process repetitions of the comparison, before any extension.")]
 Processes = Annotated[
     int,

@@ -146,7 +146,7 @@ class LiveObserver(Observer):
     def _tell(self, record: RunRecord, words: str) -> None:
         name = " ".join(self.name_of(record).splitlines())
         if not self._live:
-            print(f"{name}: {words}", file=sys.stderr, flush=True)  # noqa: T201  (the CLI is the printer)
+            print(one_line(f"{name}: {words}"), file=sys.stderr, flush=True)  # noqa: T201  (the CLI is the printer)
             return
         text = f"{name:<44.70} {words}"
         if record.id not in self._tasks:

@@ -18,6 +18,7 @@ from redline.cli.options import (
     Processes,
     Recipes,
     Report,
+    Trust,
     only_set,
     opt,
     print_json,
@@ -37,6 +38,7 @@ def run(
     compile_: Annotated[bool, opt("--compile", group=WHAT, help="Short for the switch compile.")] = False,
     given: Given,
     file: Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with [[run]] tables.")] = None,
+    trust: Trust = False,
     replicates: Processes = 1,
     report: Report = None,
     json: Json = False,
@@ -65,7 +67,7 @@ def run(
         check_folder(report)
     short = "+".join(name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile_)) if on)
     recipes = [*(recipe or []), *([short] if short else [])]
-    asked = given | only_set(recipes=recipes, file=file)
+    asked = given | only_set(recipes=recipes, file=file, trust=trust)
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
         result = run_models(model, **asked, replicates=replicates, workspace=workspace)
         observer.stop()

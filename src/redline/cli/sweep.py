@@ -18,6 +18,7 @@ from redline.cli.options import (
     Processes,
     Recipes,
     Report,
+    Trust,
     only_set,
     opt,
     print_json,
@@ -41,6 +42,7 @@ def sweep(
     recipe: Recipes = None,
     given: Given,
     file: Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with a [sweep] table.")] = None,
+    trust: Trust = False,
     preset: Annotated[
         str | None, opt(group=WHAT, metavar="[fp16-torchscript|amp-batches]", help="A built-in grid.")
     ] = None,
@@ -78,7 +80,7 @@ def sweep(
         check_folder(report)
     lists = {"batch": "batches", "task": "tasks", "threads": "threads"}
     asked = {lists.get(key, key): value for key, value in given.items()}
-    asked |= only_set(recipes=recipe, file=file, preset=preset, name=name)
+    asked |= only_set(recipes=recipe, file=file, trust=trust, preset=preset, name=name)
     try:
         with LiveSweep() as observer, Workspace(observer=observer) as workspace:
             result = sweep_models(

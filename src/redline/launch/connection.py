@@ -1,11 +1,9 @@
-"""A place where a worker calls back.
-
-A profiler starts its target through helpers of its own, which need not hand on open files: behind one, the worker gets
-the address of a socket instead of the socket itself.
-"""
+"""The desk's end of a worker: asking it, noticing how it ended, and ending it."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 import re
@@ -42,18 +40,24 @@ from redline.record import Closed, Failure, FailureKind
 from redline.spec import LaunchSpec
 
 LOOK_EVERY_S = 0.2
-LONGEST_LOOK_S = 3600.0
-"""A timeout may be longer than `poll` can count."""
+LONGEST_LOOK_S = 1.0
+"""While a worker is silent its log is looked after; and a timeout may be longer than `poll` can count."""
 
 
 class Callback:
+    """An address at which a worker calls.
+
+    A profiler starts its target through helpers of its own, which need not hand on open files: behind one, the worker
+    gets the address of a socket instead of the socket itself.
+    """
+
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="redline-"))  # ours alone: nobody else can call
         self._socket = socket.socket(socket.AF_UNIX)
-        place = str(self._folder / "door")
-        self._socket.bind(place)
+        path = str(self._folder / "door")
+        self._socket.bind(path)
         self._socket.listen(1)
-        self.address = f"unix:{place}"
+        self.address = f"unix:{path}"
 
     def wait(self, is_alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
         """The worker's call; None when it ended first, or did not call in time."""
@@ -76,8 +80,12 @@ class Callback:
 
 
 ASK_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 5.0
+"""For a worker to be gone that has hung up, or was killed."""
 KILL_TIMEOUT_S = 20.0
 LOG_TAIL_CHARACTERS = 4000
+LOG_LIMIT_BYTES = 16 << 20
+LOG_KEPT_BYTES = 64 << 10
 PRINTED_LINES = 20
 """Of what a worker printed, kept with its record."""
 _VMSTAT = Path("/proc/vmstat")
@@ -123,6 +131,7 @@ class WorkerSession:
         if self._dead is not None:
             return
         self.resume()
+        trim_log(self._log)
         self._stage = _stage_of(request)
         self._limit_s = self._timeout_of(request)
         self._deadline = time.monotonic() + self._limit_s
@@ -149,6 +158,7 @@ class WorkerSession:
                 return FailureReply(failure=self._timed_out(self._limit_s))
             elif time.monotonic() >= until:
                 return None
+            trim_log(self._log)
         return FailureReply(failure=self._dead)
 
     def _has_sent_something(self, within_s: float) -> bool:
@@ -208,26 +218,26 @@ class WorkerSession:
         self._log.close()
 
     def _died(self) -> Failure:
-        status = self._process.wait(5.0)
+        status = self._process.wait(END_TIMEOUT_S)
         if status is None:
             self._signal(signal.SIGKILL)
-            status = self._process.wait(5.0)
+            self._process.wait(END_TIMEOUT_S)
         kind, message = _cause_of_death(status, self._stage, _kernel_oom_kills() > self._oom_kills)
         self._dead = Failure(stage=self._stage, kind=kind, message=message, traceback=log_tail(self._log))
         return self._dead
 
     def _timed_out(self, limit_s: float) -> Failure:
         self._signal(signal.SIGKILL)
-        self._process.wait(5.0)
+        self._process.wait(END_TIMEOUT_S)
         message = f"no answer within {limit_s:g} s while the worker was at '{self._stage}'; it was stopped"
         self._dead = Failure(stage=self._stage, kind="timeout", message=message, traceback=log_tail(self._log))
         return self._dead
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return
+        """To the worker's whole group; not to one that has ended, whose number may be somebody else's by now."""
+        if self._process.wait(0.0) is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
 
     def _timeout_of(self, request: Request) -> float:
         if isinstance(request, Measure | Feed):
@@ -256,7 +266,27 @@ class WorkerDoor:
 
 def worker_log() -> IO[bytes]:
     """A file without a name: it goes when the last holder closes it, also after a SIGKILL."""
-    return tempfile.TemporaryFile(prefix="redline-worker-")
+    log = tempfile.TemporaryFile(prefix="redline-worker-")  # noqa: SIM115  (its session closes it)
+    # Whoever writes does so at the end, also after `trim_log`.
+    fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
+    return log
+
+
+def trim_log(log: IO[bytes]) -> None:
+    """Keep only the end of a log that has grown too long: a model may print in every step."""
+    size = os.fstat(log.fileno()).st_size
+    if size > LOG_LIMIT_BYTES:
+        tail = os.pread(log.fileno(), LOG_KEPT_BYTES, size - LOG_KEPT_BYTES)
+        os.ftruncate(log.fileno(), 0)
+        os.write(log.fileno(), tail)
+
+
+def current_folder() -> str:
+    """Empty where somebody has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def log_tail(log: IO[bytes]) -> str:
@@ -277,7 +307,7 @@ def _stage_of(request: Request) -> str:
 
 def _cause_of_death(status: int | None, stage: str, kernel_oom: bool) -> tuple[FailureKind, str]:
     if status is None:
-        return "crash", f"the worker stopped answering at '{stage}' and could not be ended"
+        return "crash", f"the worker hung up at '{stage}' and did not end within {END_TIMEOUT_S:g} s; it was stopped"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name

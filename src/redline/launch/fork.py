@@ -8,34 +8,45 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 
 from redline.errors import DoorError
-from redline.launch.connection import WorkerDoor, WorkerSession, worker_log
+from redline.launch.connection import WorkerDoor, WorkerSession, current_folder, log_tail, worker_log
+from redline.processes import keep_standard_descriptors
 from redline.spec import RunSpec
 
 START_TIMEOUT_S = 180.0
 FORK_TIMEOUT_S = 30.0
-_MAX_MESSAGE = 1 << 20
+END_TIMEOUT_S = 5.0
+_MAX_MESSAGE = 1 << 16
+_SERVER = "import sys; sys.path.append(sys.argv[2]); from redline.bench.forkserver import main; main(sys.argv)"
+"""The folder of Redline comes last: nothing else in it is to hide a module of Python's."""
 
 
 class ForkServer:
     """The desk's end of `redline.bench.forkserver`. One per desk process: starting it costs an import of torch."""
 
     def __init__(self) -> None:
+        keep_standard_descriptors()
         # SEQPACKET keeps messages whole and ends with the last holder, so the server notices a killed desk.
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = worker_log()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "redline.bench.forkserver", str(theirs.fileno())],
+            # -P: files in the working folder are the user's, also those called statistics.py.
+            [sys.executable, "-P", "-c", _SERVER, str(theirs.fileno()), str(Path(__file__).parents[2])],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
+            cwd="/",
             start_new_session=True,
         )
         theirs.close()
@@ -49,17 +60,13 @@ class ForkServer:
 
     def fork(self, connection: socket.socket, log_fd: int) -> int:
         """A fresh worker that talks on `connection`; returns its process id."""
-        request = {
-            "cwd": os.getcwd(),
-            "sys_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
-            "environ": dict(os.environ),
-            "requested_at": time.time(),
-        }
-        with self._lock:
+        with self._lock, _request_file() as request, _working_folder() as folder:
             if not self._ready:
                 self._receive("ready", START_TIMEOUT_S)
                 self._ready = True
-            socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [connection.fileno(), log_fd])
+            # Handed over in a file and by their descriptors: a message of a socket is small, and a folder may have no
+            # name any more.
+            socket.send_fds(self._control, [b"."], [connection.fileno(), log_fd, folder, request.fileno()])
             return int(self._receive("forked", FORK_TIMEOUT_S)["forked"])
 
     def exit_status(self, pid: int, timeout_s: float) -> int | None:
@@ -77,8 +84,10 @@ class ForkServer:
 
     def close(self) -> None:
         self._control.close()  # the server sees the end of the stream, kills its workers and leaves
+        if not self._ready:
+            self._process.kill()  # it is importing torch, and has no worker yet
         try:
-            self._process.wait(5.0)
+            self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -103,9 +112,33 @@ class ForkServer:
 
     def _last_words(self) -> str:
         self._process.poll()
-        size = os.fstat(self._log.fileno()).st_size
-        lines = os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode("utf-8", "replace").strip().splitlines()
+        lines = log_tail(self._log).strip().splitlines()
         return lines[-1] if lines else f"it exited with status {self._process.returncode}"
+
+
+@contextmanager
+def _request_file() -> Iterator[IO[bytes]]:
+    """A file with what a worker takes over from this process: `redline.bench.forkserver.ForkRequest`."""
+    entries = [entry or current_folder() for entry in sys.path]
+    request = [
+        list(os.environb.items()),
+        [os.fsencode(entry) for entry in entries if entry],
+        time.time(),
+    ]
+    with tempfile.TemporaryFile(prefix="redline-request-") as file:
+        file.write(msgspec.msgpack.encode(request))
+        file.seek(0)
+        yield file
+
+
+@contextmanager
+def _working_folder() -> Iterator[int]:
+    """Nothing can be loaded from inside a folder that was removed: a worker then starts at the root."""
+    descriptor = os.open("." if current_folder() else "/", os.O_RDONLY | getattr(os, "O_PATH", 0))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class ForkedProcess:

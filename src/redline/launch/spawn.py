@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import IO
 
 from redline.errors import DoorError, UsageError
-from redline.launch.connection import Callback, WorkerDoor, WorkerSession, log_tail, worker_log
-from redline.launch.guardian import REPLY_BYTES
+from redline.launch.connection import (
+    Callback,
+    WorkerDoor,
+    WorkerSession,
+    current_folder,
+    log_tail,
+    worker_log,
+)
+from redline.processes import REPLY_BYTES, keep_standard_descriptors
 from redline.protocol import Request, write_script
 from redline.spec import LaunchSpec, RunSpec
 
@@ -68,6 +75,7 @@ class SpawnDoor(WorkerDoor):
         return session
 
     def _directly(self, launch: LaunchSpec) -> WorkerSession:
+        keep_standard_descriptors()
         ours, theirs = socket.socketpair()
         log = worker_log()
         process = start_worker((), str(theirs.fileno()), log, inherited=(theirs.fileno(),))
@@ -93,22 +101,32 @@ class SpawnDoor(WorkerDoor):
 def start_worker(prefix: Sequence[str], where: str, log: IO[bytes], inherited: Sequence[int] = ()) -> SpawnedProcess:
     """A worker behind its guardian, told where to find its requests."""
     line, guardians_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    worker = [*prefix, sys.executable, "-m", WORKER, where, repr(time.time())]
+    # -P: files in the working folder are the user's, also those called statistics.py.
+    worker = [*prefix, sys.executable, "-P", "-m", WORKER, where, repr(time.time())]
     guardian = subprocess.Popen(
-        [sys.executable, "-m", "redline.launch.guardian", str(guardians_line.fileno()), *worker],
+        [sys.executable, "-P", "-m", "redline.processes", str(guardians_line.fileno()), *worker],
         pass_fds=[*inherited, guardians_line.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        cwd=current_folder() or "/",
         start_new_session=True,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+            "PYTHONPATH": _python_path(),
             "REDLINE_WORKER_FDS": ",".join(map(str, inherited)),
         },
     )
     guardians_line.close()
     return SpawnedProcess(guardian, line)
+
+
+def _python_path() -> str:
+    """This process's own, with the working folder last."""
+    entries = [entry for entry in sys.path if entry]
+    if "" in sys.path and current_folder():
+        entries.append(current_folder())
+    return os.pathsep.join(entries)
 
 
 FOLLOW_UP_TIMEOUT_S = 600.0

@@ -88,12 +88,12 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
     lines += [("because", str(reason)) for reason in row.verdict.reasons]
     lines += [("note", str(each)) for each in row.verdict.notes]
-    grid = Table.grid(padding=(0, 2))
-    for name, value in lines:
-        grid.add_row(Text(name, style="dim"), Text(value))
     if record.failure:
         lines += [("failed", f"{record.failure.kind} at {record.failure.stage}: {record.failure.told}")]
     lines += [("printed", line) for line in row.printed.splitlines()]
+    grid = Table.grid(padding=(0, 2))
+    for name, value in lines:
+        grid.add_row(Text(name, style="dim"), Text(value))
     failure = [Text(record.failure.traceback, style="red")] if record.failure and record.failure.traceback else []
     return Group(FittingTable([row]), grid, *failure)
 

@@ -117,7 +117,19 @@ def _results(contents: Contents) -> Iterator[str]:
 
 def _headers(lines: Sequence[Line]) -> list[str]:
     item = next((line.row.item for line in lines if line.row.item), "items")
-    return ["recipe", "batch", f"{item}/s", "±", "p50", "p95", "memory", "vs first", "rel. error", "bound", "verdict"]
+    return [
+        "recipe",
+        "batch",
+        f"{cell(item)}/s",
+        "±",
+        "p50",
+        "p95",
+        "memory",
+        "vs first",
+        "rel. error",
+        "bound",
+        "verdict",
+    ]
 
 
 def _result(line: Line) -> list[str]:

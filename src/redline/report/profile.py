@@ -15,7 +15,7 @@ from redline.analyze.profile import Profile
 from redline.analyze.profile_diff import Changed, ProfileDiff, counts
 from redline.errors import SpecError
 from redline.report.export import harmless
-from redline.report.terminal import PIPE_WIDTH, plain_table
+from redline.report.terminal import as_text, plain_table
 from redline.trace.classes import printable
 from redline.trace.kernels import KernelRow
 from redline.trace.operators import OperatorRow
@@ -29,10 +29,7 @@ PERFETTO = "https://ui.perfetto.dev"
 
 
 def profile_text(profile: Profile, rows: int = DEFAULT_ROWS) -> str:
-    console = Console(width=PIPE_WIDTH, no_color=True, highlight=False, force_terminal=False)
-    with console.capture() as captured:
-        console.print(ProfileReport(profile, rows))
-    return captured.get()
+    return as_text(ProfileReport(profile, rows))
 
 
 def sort_named(word: str | None) -> Sort | None:

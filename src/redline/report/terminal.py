@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -15,16 +17,28 @@ PIPE_WIDTH = 160
 """Where there is no terminal to measure: wide enough for every column."""
 
 
+class SafeConsole(Console):
+    """Shows what a terminal would obey, such as an escape sequence in a model's name, as a question mark."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control is None and not segment.text.isprintable():
+                text = "\n".join(map(printable, segment.text.split("\n")))
+                yield Segment(text, segment.style)
+            else:
+                yield segment
+
+
 def make_console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
+    console = SafeConsole(stderr=stderr, highlight=False)
     if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+        console = SafeConsole(stderr=stderr, highlight=False, width=PIPE_WIDTH)
     return console
 
 
 def as_text(report: RenderableType) -> str:
     """A report without colours, as wide as it needs to be."""
-    console = Console(width=PIPE_WIDTH, no_color=True, highlight=False, force_terminal=False)
+    console = SafeConsole(width=PIPE_WIDTH, no_color=True, highlight=False, force_terminal=False)
     with console.capture() as captured:
         console.print(report)
     return captured.get()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,11 +19,13 @@ from redline.errors import SpecError, UnknownName, UsageError
 from redline.identity import spec_key
 from redline.note import note
 from redline.protocol import Checked
-from redline.spec import Recipe, RunSpec, Task
-from redline.spec_table import for_trainers, layered, specs_from_table
+from redline.spec import MOST_CELLS, MOST_ITEMS, Recipe, RunSpec, Task, require_range
+from redline.spec_table import for_trainers, layered, read_toml, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
-_DOUBLING = re.compile(r"(\d+)\.\.(\d+)")
+MOST_DIGITS = 19
+"""Of a number that is written as text; what they make is checked against the ranges of a spec."""
+_DOUBLING = re.compile(rf"(\d{{1,{MOST_DIGITS}}})\.\.(\d{{1,{MOST_DIGITS}}})")
 
 
 def listed(value: Any) -> list[Any]:
@@ -36,14 +38,17 @@ def parse_batches(value: Any) -> list[int]:
     """`8`, `[1, 8]`, `"1,8,16"` and `"16..512"`, which doubles from the first to the last."""
     found: list[int] = []
     for part in (word for item in listed(value) for word in (item.split(",") if isinstance(item, str) else [item])):
+        if isinstance(part, int) and abs(part) > MOST_ITEMS:  # before it is written out, which may not be possible
+            require_range("batch", part, 1, MOST_ITEMS)
         text = str(part).strip()
         doubling = _DOUBLING.fullmatch(text)
         if doubling:
             found += _doubled(int(doubling.group(1)), int(doubling.group(2)), text)
-        elif text.isdecimal() and not isinstance(part, bool):
+        elif text.isdecimal() and len(text) <= MOST_DIGITS and not isinstance(part, bool):
             found.append(int(text))
         else:
-            raise SpecError(f"batch must be a number, a list such as 1,8,16 or a range such as 16..512, got {text!r}")
+            shown = text if len(text) < 40 else f"{text[:37]}…"
+            raise SpecError(f"batch must be a number, a list such as 1,8,16 or a range such as 16..512, got {shown!r}")
     return list(dict.fromkeys(found))
 
 
@@ -174,16 +179,9 @@ def preset(name: str) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def read_sweep(path: Path) -> dict[str, Any]:
+def read_sweep(path: Path, *, trust: bool = False) -> dict[str, Any]:
     """The `[sweep]` table of a TOML file, over the settings at the top of the file."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path} is not TOML: {error}") from None
+    document = read_toml(path, trust=trust)
     table = document.pop("sweep", None)
     if not isinstance(table, dict):
         raise SpecError(f"{path} has no [sweep] table")
@@ -212,6 +210,9 @@ def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
     if rest.get("items") is not None and len(batches) > 1:
         raise SpecError(f"{where}: items is what one batch counts as: for several the factory must return items itself")
     rest["model"], rest["recipe"] = listed(rest.get("model")), listed(rest.get("recipe")) or ["baseline"]
+    number = math.prod(map(len, (tasks, threads, batches, rest["model"], rest["recipe"])))
+    if number > MOST_CELLS:
+        raise SpecError(f"{where}: the grid has {number} cells; a sweep takes {MOST_CELLS} at most")
     combinations = [
         {**rest, **{name: value for name, value in given.items() if value is not None}}
         for task, thread_count, batch in product(tasks, threads, batches)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from redline.errors import RecordError, RedlineError, SpecError, UsageError
 from redline.record import Block, FailureKind, RunRecord, device_of, encode, migrate
+from redline.spec import LAST_MOMENT
+
+if TYPE_CHECKING:
+    from sqlalchemy import RowMapping
 
 Status = Literal["running", "done", "failed", "interrupted"]
 CutOff = Literal["cut off"]
@@ -91,6 +95,13 @@ def row_of(record: RunRecord, *, over: bool) -> Row:
         stopped=record.stopped,
         schema=record.schema,
     )
+
+
+def row_from(columns: RowMapping) -> Row:
+    """A row as it is stored. A time that no calendar has, in a damaged or foreign history, becomes the nearest that has."""
+    row = Row(**columns)
+    sane = 0 <= row.created_at <= LAST_MOMENT  # false for NaN, too
+    return row if sane else msgspec.structs.replace(row, created_at=LAST_MOMENT if row.created_at > 0 else 0.0)
 
 
 def _status_of(record: RunRecord, over: bool) -> Status:

@@ -47,13 +47,13 @@ class Database:
         *,
         only_to_read: bool = False,
         on_note: OnNote = lambda note: None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
     ) -> None:
         self.url = url
         self.location = describe(url)
         self.only_to_read = only_to_read
         self._on_note = on_note
-        self._patience_s = patience_s
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._was_there = False
         with self._in_one_line("open"):
             self._engine = _engine(for_reading(url) if only_to_read else url, self.location)
@@ -69,7 +69,7 @@ class Database:
         *,
         only_to_read: bool = False,
         on_note: OnNote = lambda note: None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
     ) -> Database:
         """Make the folder, the file and the tables where they are missing, and update older tables.
 
@@ -210,7 +210,7 @@ class Database:
             raise StoreError(f"cannot {doing} the history at {self.location}: {said}") from error
 
 
-def _for_reading(url: URL, on_note: OnNote, patience_s: float) -> Database:
+def _for_reading(url: URL, on_note: OnNote, patience_s: float | None) -> Database:
     if is_missing(url):
         return _in_memory(url)
     database = Database(url, only_to_read=True, on_note=on_note, patience_s=patience_s)

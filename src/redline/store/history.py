@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import msgspec
 
 from redline.errors import RecordError, StoreError
+from redline.processes import is_gone
 from redline.record import Block, RunRecord
 from redline.store import queries
 from redline.store.ceilings import CeilingShelf
-from redline.store.codec import Row, Status, unpack, with_found_trace, with_stored_trace
+from redline.store.codec import Row, Status, row_from, unpack, with_found_trace, with_stored_trace
 from redline.store.database import Database, OnNote
 from redline.store.ledgers import SweepLedger, TuneLedger
 from redline.store.location import folder_of_files, resolve
-from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord, is_gone
+from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
@@ -145,7 +146,7 @@ class History:
         """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""
         with self._database.reading() as connection:
             found = connection.execute(queries.matching(queries.ROW, **filters))
-            rows = [Row(**row) for row in found.mappings()]
+            rows = [row_from(row) for row in found.mappings()]
             gone = _without_writer(connection, [row.id for row in rows if row.status == "running"])
         return [msgspec.structs.replace(row, status="cut off") if row.id in gone else row for row in rows]
 

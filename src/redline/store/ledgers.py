@@ -14,11 +14,12 @@ from sqlalchemy import func, select
 
 from redline.errors import StoreError, UsageError
 from redline.locks import file_lock
+from redline.processes import is_gone, this_process
 from redline.record import RunRecord
 from redline.store import queries
 from redline.store.codec import SettledCell, TuneRow, column_text
 from redline.store.location import folder_of_locks
-from redline.store.writer import Holder, SaveTune, SettleCell, is_gone, read_holder, this_process, write_holder
+from redline.store.writer import Holder, SaveTune, SettleCell, read_holder, write_holder
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

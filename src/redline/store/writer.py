@@ -1,20 +1,16 @@
-"""Writes as data, performed in a transaction of the caller's; and which process a record is written by.
+"""Writes as data, performed in a transaction of the caller's.
 
 A write that a server could not take is kept in a file and performed later, so performing one twice does no harm.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 
 from redline.errors import StoreError
+from redline.processes import this_process
 from redline.record import Block, RunRecord, migrate
 from redline.spec import Frozen
 from redline.store import queries
@@ -201,45 +197,3 @@ def _is_overtaken(connection: Connection, what: str, token: str | None) -> bool:
         return False
     holder = read_holder(connection, what)
     return holder is None or holder.token != token
-
-
-def this_process() -> str:
-    """A name that no other process on any machine has."""
-    return f"{_machine()} {os.getpid()} {_started(psutil.Process())}"
-
-
-def is_gone(writer: str) -> bool:
-    """True only where that is certain: of another machine or container nothing is known here."""
-    machine, pid, started = writer.rsplit(" ", 2)
-    if machine != _machine():
-        return False
-    try:
-        process = psutil.Process(int(pid))
-        return process.status() == psutil.STATUS_ZOMBIE or _started(process) != started
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.AccessDenied:  # somebody else's, which the system hides
-        return False
-
-
-def _started(process: psutil.Process) -> str:
-    """Since the machine's start, which does not move when somebody sets its clock."""
-    booted = psutil.boot_time()
-    return f"{process.create_time() - booted:.2f}"
-
-
-def _machine() -> str:
-    try:
-        processes = os.readlink("/proc/self/ns/pid")  # a container numbers its processes anew
-    except OSError:
-        processes = ""
-    return f"{socket.gethostname()}/{_machine_id()}/{processes}"
-
-
-@cache
-def _machine_id() -> str:
-    """Hosts may share a name; machines that were set up apart do not share this."""
-    try:
-        return Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -14,7 +14,7 @@ from redline.identity import Subject
 from redline.spec import BASELINE, Frozen, RunSpec
 from redline.units import format_seconds, significant
 
-DISQUALIFYING = frozenset({"invalid", "throttled", "shared-gpu", "no-steady-state"})
+DISQUALIFYING = frozenset({"invalid", "throttled", "shared-gpu", "shared-cpu", "no-steady-state"})
 """Doubts about a number that no recommendation may rest on; `noisy` is said beside it."""
 CLEARLY_FASTER = 1.03
 """What followed each other carries no interval: a smaller difference is none."""

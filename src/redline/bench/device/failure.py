@@ -64,8 +64,8 @@ def failure_from(error: BaseException, stage: str) -> Failure:
         stage=stage,
         kind=kind_of(error, stage),
         message=one_line(error),
-        notes=tuple(fragmentation(str(error))),
-        traceback="".join(traceback.format_exception(error))[-20_000:],
+        notes=tuple(fragmentation(text_of(error))),
+        traceback=_unicode("".join(traceback.format_exception(error))[-20_000:]),
         switches=error.switches if isinstance(error, BenchError) else (),
         scope=error.scope if isinstance(error, BenchError) else "recipe",  # type: ignore[arg-type]
         where=user_line(error),
@@ -74,14 +74,22 @@ def failure_from(error: BaseException, stage: str) -> Failure:
 
 def user_line(error: BaseException | None) -> str:
     """The innermost line of the user's own code on the way to the error, or to what caused it."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))  # causes may go in a circle
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             if _is_users(frame.filename):
-                path = Path(frame.filename)
-                shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-                return f"{shown}:{frame.lineno} in {frame.name}"
+                return _unicode(f"{_shown(Path(frame.filename))}:{frame.lineno} in {frame.name}")
         error = error.__cause__ or error.__context__
     return ""
+
+
+def _shown(path: Path) -> Path:
+    """Relative to the working folder, where it is in there."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # not in there, or somebody has removed the folder
+        return path
 
 
 def _is_users(filename: str) -> bool:
@@ -91,7 +99,7 @@ def _is_users(filename: str) -> bool:
 
 
 def kind_of(error: BaseException, stage: str) -> FailureKind:
-    text = f"{type(error).__name__} {error}".lower()
+    text = f"{type(error).__name__} {text_of(error)}".lower()
     if isinstance(error, BenchError):
         return error.kind  # type: ignore[return-value]
     if is_out_of_memory(error):
@@ -109,7 +117,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """torch's own error, and the wordings of those below it; the cause may sit under a compiler's wrapper."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    said = str(error).lower()
+    said = text_of(error).lower()
     if any(wording in said for wording in _OOM_WORDINGS):
         return True
     if any(said.startswith(wording) for wording in _ONEDNN_WORDINGS) and is_near_private_limit():
@@ -119,7 +127,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_without_attention_backend(error: BaseException) -> bool:
     """None of the attention backends that were allowed can do this call."""
-    return any(wording in str(error) for wording in _NO_ATTENTION_WORDINGS)
+    return any(wording in text_of(error) for wording in _NO_ATTENTION_WORDINGS)
 
 
 def refused_attention(said: list[warnings.WarningMessage]) -> str:
@@ -175,8 +183,22 @@ def fragmentation(said: str) -> list[Note]:
     return [note("fragmented", f"{told}; {cure.group()} joins them" if cure else told)]
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says, also one that cannot say it, or says what is not Unicode."""
+    try:
+        said = str(error)
+    except BaseException as broken:
+        said = f"(its message cannot be printed: {type(broken).__name__})"
+    return _unicode(said)
+
+
+def _unicode(text: str) -> str:
+    """A file name that is not UTF-8 leaves half a surrogate pair, which no message can carry."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     said = lines[0] if lines else ""
     if isinstance(error, BenchError | UsageError):
         return said

@@ -1,14 +1,18 @@
-"""The memory this process holds for itself: how much, its peak, and a limit that makes running out an error."""
+"""What this process takes of the machine: the memory it holds, a limit that makes running out an error, processors."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import mmap
+import os
 import resource
 import sys
 import threading
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from redline.errors import BenchError
 from redline.units import format_bytes
@@ -95,9 +99,60 @@ def _status_bytes() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
 
 
-def _available_bytes() -> int:
-    import psutil
+class ProcessorUse(NamedTuple):
+    """Seconds of processors, counted since some moment long ago: only differences mean something."""
 
+    own_s: float
+    """Of this process and all that it started."""
+    waited_s: dict[str, float]
+    """By thread: ready to run, and no processor was free. Empty where the system does not tell."""
+    machine_s: float
+
+    @classmethod
+    def now(cls) -> ProcessorUse:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        own_s = usage.ru_utime + usage.ru_stime + sum(_processor_s(child) for child in _descendants())
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
+        return cls(own_s=own_s, waited_s=_waited_s(), machine_s=sum(times) - idle_s)
+
+    def since(self, before: ProcessorUse) -> dict[str, float | None]:
+        """As the fields of a `Block`."""
+        own_s = max(self.own_s - before.own_s, 0.0)
+        waited_s = sum(waited - before.waited_s.get(thread, 0.0) for thread, waited in self.waited_s.items())
+        return {
+            "cpu_s": own_s,
+            "waited_s": max(waited_s, 0.0) if self.waited_s else None,
+            "others_cpu_s": max(self.machine_s - before.machine_s - own_s, 0.0),
+        }
+
+
+def _descendants() -> list[psutil.Process]:
+    """Loader workers compute for the step too. Looking for them takes long, so only where there are any."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    if children.exists() and not children.read_text().strip():
+        return []
+    return psutil.Process().children(recursive=True)
+
+
+def _processor_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it has just ended
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _waited_s() -> dict[str, float]:
+    """From the scheduler's own account: running, waiting, and how often, in nanoseconds."""
+    found = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # a thread may end meanwhile
+            found[path.parts[-2]] = int(path.read_text().split()[1]) / 1e9
+    return found
+
+
+def _available_bytes() -> int:
     available = int(psutil.virtual_memory().available)
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":

@@ -13,6 +13,7 @@ from typing import Any
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
+from redline.bench.device.process import ProcessorUse
 from redline.bench.workload.step import TimedStep
 from redline.protocol import Measure
 from redline.record import Block, TelemetrySample
@@ -67,12 +68,14 @@ def measure_block(step: TimedStep, device: Device, request: Measure, step_estima
     settling, timed = plan_steps(request, step_estimate_s)
     device.synchronize()
     device.reset_peaks()
+    before = ProcessorUse.now()
     with step.context(), quiet_collector(), Sampling(device) as sampling:
         started_at, started = time.time(), time.perf_counter()
         deadline = started + OVERRUN * (request.settle_seconds + request.seconds)
         take = _latency if request.kind == "latency" else _throughput
         block = take(step, device, settling, timed, deadline)
         wall_s = time.perf_counter() - started
+        block |= ProcessorUse.now().since(before)
     return Block(
         **block,
         kind=request.kind,

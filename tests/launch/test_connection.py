@@ -1,0 +1,425 @@
+"""The desk's end of a worker, with a worker that is played by the test: no torch, and every way to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import psutil
+import pytest
+
+from redline.errors import UsageError
+from redline.launch import connection, open_door
+from redline.launch.connection import Callback, WorkerDoor, WorkerSession, log_tail, worker_log
+from redline.launch.fork import ForkDoor
+from redline.launch.inline import InlineDoor
+from redline.launch.spawn import SpawnDoor
+from redline.protocol import (
+    Ask,
+    AskHealth,
+    BlockReply,
+    Close,
+    ClosedReply,
+    FailureReply,
+    Measure,
+    ModelNames,
+    Prepare,
+    Profile,
+    Progress,
+    Reply,
+    Request,
+    Squeeze,
+    receive_request,
+    send,
+)
+from redline.record import Block, Closed, Failure, Memory
+from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
+
+LAUNCH = LaunchSpec(prepare_timeout_s=21.0, measure_timeout_s=22.0, close_timeout_s=23.0)
+ASK = Ask(question=AskHealth())
+NAMES = ModelNames(models=())
+
+
+class Child:
+    """A real process in a group of its own, with one child more."""
+
+    all: ClassVar[list[Child]] = []
+
+    def __init__(self, script: str = "sleep 600 & echo $!; wait") -> None:
+        self._process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0)
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        self.grandchild = self._process.stdout.readline().strip()
+        Child.all.append(self)
+
+    def wait(self, timeout_s: float) -> int | None:
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return -code if code < 0 else code << 8
+
+    def state(self) -> str:
+        return str(psutil.Process(self.pid).status())
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture(autouse=True)
+def end_all() -> Iterator[None]:
+    yield
+    while Desk.all:
+        desk = Desk.all.pop()
+        desk.session.kill()
+        desk.worker.close()
+    while Child.all:
+        Child.all.pop().end()
+
+
+@pytest.fixture
+def child() -> Child:
+    return Child()
+
+
+class Desk:
+    """A session, and the worker's end of its connection."""
+
+    all: ClassVar[list[Desk]] = []
+
+    def __init__(self, process: Any, launch: LaunchSpec = LAUNCH) -> None:
+        ours, self.worker = socket.socketpair()
+        self.log = worker_log()
+        self.session = WorkerSession(ours, process, self.log, launch)
+        self.asked: list[Request | None] = []
+        Desk.all.append(self)
+
+    def answer(self, *replies: Reply | bytes, hang_up: bool = False) -> None:
+        """In a thread: wait for one request, then say these."""
+
+        def play() -> None:
+            self.asked.append(receive_request(self.worker))
+            for reply in replies:
+                self.worker.sendall(reply) if isinstance(reply, bytes) else send(self.worker, reply)
+            if hang_up:
+                self.worker.close()
+
+        threading.Thread(target=play, daemon=True).start()
+
+
+@pytest.fixture
+def desk(child: Child) -> Desk:
+    return Desk(child)
+
+
+def failure_of(reply: Reply) -> Failure:
+    assert isinstance(reply, FailureReply), reply
+    return reply.failure
+
+
+def wait_until(fact: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return fact()
+
+
+class TestAsking:
+    def test_progress_is_passed_on_and_the_answer_returned(self, desk: Desk) -> None:
+        seen: list[Progress] = []
+        desk.answer(Progress(stage="build"), Progress(stage="warm-up", detail="3 steps"), NAMES)
+        assert desk.session.ask(ASK, seen.append) == NAMES
+        assert seen == [Progress(stage="build"), Progress(stage="warm-up", detail="3 steps")]
+        assert desk.asked == [ASK]
+
+    def test_nobody_need_listen_to_progress(self, desk: Desk) -> None:
+        desk.answer(Progress(stage="build"), NAMES)
+        assert desk.session.ask(ASK) == NAMES
+
+    def test_looking_in_returns_nothing_until_there_is_something(self, desk: Desk) -> None:
+        desk.session.begin(ASK)
+        assert desk.session.wait(timeout_s=0.0) is None
+        assert desk.session.wait(timeout_s=0.05) is None
+        desk.answer(NAMES)
+        assert desk.session.wait() == NAMES
+
+    @pytest.mark.parametrize(
+        ("request_", "limit_s"),
+        [
+            (Prepare(spec=RunSpec(workload=WorkloadSpec(model="m"))), 21.0),
+            (Profile(path="x"), 21.0),
+            (Measure(kind="latency", seconds=0.5), 22.5),
+            (Squeeze(), 22.0),
+            (Close(), 23.0),
+            (ASK, connection.ASK_TIMEOUT_S),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_each_question_has_its_own_limit(self, desk: Desk, request_: Request, limit_s: float) -> None:
+        assert desk.session._timeout_of(request_) == limit_s
+
+    def test_one_that_does_not_answer_is_ended_with_its_whole_group(self, child: Child) -> None:
+        desk = Desk(child, LaunchSpec(measure_timeout_s=0.1))
+        desk.answer(Progress(stage="throughput"))
+        failure = failure_of(desk.session.ask(Measure(kind="throughput", seconds=0.1)))
+        assert (failure.kind, failure.stage) == ("timeout", "throughput")
+        assert failure.message == "no answer within 0.2 s while the worker was at 'throughput'; it was stopped"
+        assert child.wait(10.0) == signal.SIGKILL
+        assert wait_until(lambda: not psutil.pid_exists(int(child.grandchild)))
+        assert failure_of(desk.session.ask(ASK)) == failure, "and stays what it was"
+
+    def test_half_a_message_is_not_waited_for_beyond_the_limit(self, child: Child) -> None:
+        desk = Desk(child, LaunchSpec(prepare_timeout_s=0.3))
+        desk.answer(b"\0\0\0\0\0\0\0\x09abc")
+        assert failure_of(desk.session.ask(Profile(path="x"))).kind == "timeout"
+
+    def test_nonsense_ends_it(self, desk: Desk, child: Child) -> None:
+        os.write(desk.log.fileno(), b"something went wrong\n")
+        desk.answer(b"\0\0\0\0\0\0\0\x01\xc1")
+        failure = failure_of(desk.session.ask(ASK))
+        assert (failure.kind, failure.stage) == ("crash", "ask")
+        assert failure.message.startswith("the worker sent something that is not a message")
+        assert failure.traceback == "something went wrong\n"
+        assert child.wait(10.0) == signal.SIGKILL
+
+
+class TestDying:
+    @pytest.mark.parametrize(
+        ("script", "message"),
+        [
+            ("echo; exit 3", "the worker exited with status 3 at 'ask'"),
+            ("echo; exit 0", "the worker exited with status 0 at 'ask'"),
+            ("echo; kill -SEGV $$", "the worker died of SIGSEGV at 'ask'"),
+            ("echo; kill -KILL $$", "the worker died of SIGKILL at 'ask'"),
+        ],
+    )
+    def test_how_it_ended_is_told(self, script: str, message: str) -> None:
+        child = Child(script)
+        desk = Desk(child)
+        os.write(desk.log.fileno(), b"last words\n")
+        desk.answer(hang_up=True)
+        failure = failure_of(desk.session.ask(ASK))
+        assert (failure.kind, failure.stage, failure.message) == ("crash", "ask", message)
+        assert failure.traceback == "last words\n"
+
+    @pytest.mark.parametrize(("number", "kind"), [("KILL", "oom"), ("SEGV", "crash")])
+    def test_a_kill_by_the_kernel_is_out_of_memory(
+        self, number: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counters = tmp_path / "vmstat"
+        counters.write_text("pgmajfault 7\noom_kill 3\nother 9\n")
+        monkeypatch.setattr(connection, "_VMSTAT", counters)
+        child = Child(f"echo; kill -{number} $$")
+        desk = Desk(child)
+        counters.write_text("pgmajfault 7\noom_kill 4\nother 9\n")
+        desk.answer(hang_up=True)
+        assert failure_of(desk.session.ask(ASK)).kind == kind
+
+    def test_a_count_that_did_not_rise_is_no_kill_by_the_kernel(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counters = tmp_path / "vmstat"
+        counters.write_text("oom_kill 3\n")
+        monkeypatch.setattr(connection, "_VMSTAT", counters)
+        child = Child("echo; kill -KILL $$")
+        desk = Desk(child)
+        desk.answer(hang_up=True)
+        assert failure_of(desk.session.ask(ASK)).kind == "crash"
+
+    @pytest.mark.parametrize(("text", "count"), [("oom_kill 12\n", 12), ("nr_oom_kill 5\n", 0), ("", 0), (None, 0)])
+    def test_the_kernels_count(
+        self, text: str | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counters = tmp_path / "vmstat"
+        monkeypatch.setattr(connection, "_VMSTAT", counters)
+        if text is not None:
+            counters.write_text(text)
+        assert connection._kernel_oom_kills() == count
+
+    def test_one_that_hangs_up_and_lives_on_is_ended(
+        self, desk: Desk, child: Child, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connection, "END_TIMEOUT_S", 0.2)
+        desk.answer(hang_up=True)
+        failure = failure_of(desk.session.ask(ASK))
+        assert failure.message == "the worker hung up at 'ask' and did not end within 0.2 s; it was stopped"
+        assert child.wait(10.0) == signal.SIGKILL
+
+    def test_asking_one_that_is_gone(self, child: Child) -> None:
+        desk = Desk(child)
+        desk.worker.close()
+        child.end()
+        assert failure_of(desk.session.ask(ASK)).kind == "crash"
+
+
+class TestPausing:
+    def test_it_stands_still_and_goes_on(self, desk: Desk, child: Child) -> None:
+        desk.session.pause()
+        assert wait_until(lambda: child.state() == psutil.STATUS_STOPPED)
+        desk.session.resume()
+        assert wait_until(lambda: child.state() != psutil.STATUS_STOPPED)
+
+    def test_a_question_wakes_it(self, desk: Desk, child: Child) -> None:
+        desk.session.pause()
+        desk.answer(NAMES)
+        assert desk.session.ask(ASK) == NAMES
+        assert wait_until(lambda: child.state() != psutil.STATUS_STOPPED)
+
+    def test_each_signal_is_sent_once(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[int] = []
+        monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(number))
+        desk.session.resume()
+        desk.session.pause()
+        desk.session.pause()
+        desk.session.resume()
+        desk.session.resume()
+        assert sent == [signal.SIGSTOP, signal.SIGCONT]
+        monkeypatch.undo()
+
+    def test_the_time_it_stood_still_does_not_count(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [1000.0]
+        monkeypatch.setattr("redline.launch.connection.time.monotonic", lambda: now[0])
+        desk.session.begin(ASK)
+        before = desk.session._deadline
+        now[0] += 5.0
+        desk.session.pause()
+        now[0] += 7.0
+        desk.session.resume()
+        assert desk.session._deadline == before + 7.0
+        monkeypatch.undo()
+
+    def test_one_that_has_ended_is_sent_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its number may be somebody else's by now."""
+        child = Child("echo; exit 0")
+        assert child.wait(10.0) == 0
+        sent: list[int] = []
+        monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(number))
+        desk = Desk(child)
+        desk.session.pause()
+        desk.session.kill()
+        assert sent == []
+
+
+class TestEnding:
+    def test_closing_says_so_waits_and_keeps_what_was_printed(self) -> None:
+        child = Child("echo; read line; exit 0")
+        desk = Desk(child)
+        os.write(desk.log.fileno(), "".join(f"line {n}\n\n" for n in range(30)).encode())
+        desk.answer(ClosedReply(closed=Closed(memory=Memory(allocator_retries=3))))
+        threading.Timer(0.2, child.end).start()
+        closed = desk.session.close()
+        assert desk.asked == [Close()]
+        assert closed.memory.allocator_retries == 3
+        assert closed.printed.splitlines() == [f"line {n}" for n in range(10, 30)]
+        assert desk.session.close() == Closed()
+        assert failure_of(desk.session.ask(ASK)).message == "the session is closed"
+        with pytest.raises(ValueError, match="closed file"):
+            desk.log.fileno()
+
+    def test_one_that_does_not_leave_is_ended(self, child: Child) -> None:
+        desk = Desk(child, LaunchSpec(close_timeout_s=0.2))
+        desk.answer(ClosedReply(closed=Closed()))
+        desk.session.close()
+        assert child.wait(0.0) == signal.SIGKILL
+
+    def test_one_that_failed_is_ended_without_a_question(self, child: Child) -> None:
+        desk = Desk(child, LaunchSpec(close_timeout_s=600.0, measure_timeout_s=0.1))
+        assert failure_of(desk.session.ask(Squeeze())).kind == "timeout"
+        assert desk.session.close().memory == Memory()
+        assert child.wait(0.0) == signal.SIGKILL
+
+    def test_killing_takes_all_that_was_started_and_happens_once(
+        self, child: Child, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        desk = Desk(child)
+        desk.session.kill()
+        assert child.wait(0.0) == signal.SIGKILL
+        assert wait_until(lambda: not psutil.pid_exists(int(child.grandchild)))
+        monkeypatch.setattr(os, "killpg", lambda group, number: pytest.fail("twice"))
+        desk.session.kill()
+
+    def test_a_door_ends_all_its_sessions(self) -> None:
+        children = [Child(), Child()]
+        door = WorkerDoor(LAUNCH)
+        door._sessions += [Desk(child).session for child in children]
+        door.close()
+        assert [child.wait(0.0) for child in children] == [signal.SIGKILL] * 2
+        assert door._sessions == []
+
+
+class TestLog:
+    def test_the_end_of_it_is_shown(self) -> None:
+        with worker_log() as log:
+            os.write(log.fileno(), b"x" * 5000 + b"\xff end")
+            tail = log_tail(log)
+        assert len(tail) == connection.LOG_TAIL_CHARACTERS
+        assert tail.endswith("\ufffd end")
+
+    def test_it_has_no_name(self) -> None:
+        with worker_log() as log:
+            assert os.fstat(log.fileno()).st_nlink == 0
+
+
+class TestCallback:
+    def test_a_call_is_taken_and_the_address_is_gone(self) -> None:
+        callback = Callback()
+        path = Path(callback.address.removeprefix("unix:"))
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        caller = socket.socket(socket.AF_UNIX)
+        caller.connect(str(path))
+        taken = callback.wait(lambda: True, 20.0)
+        assert taken is not None
+        caller.sendall(b"hello")
+        assert taken.recv(5) == b"hello"
+        assert not path.parent.exists()
+        taken.close()
+        caller.close()
+
+    def test_one_that_ended_before_it_called_is_not_waited_for(self) -> None:
+        callback = Callback()
+        assert callback.wait(lambda: False, 600.0) is None
+        assert not Path(callback.address.removeprefix("unix:")).parent.exists()
+
+    def test_nor_is_one_that_takes_too_long(self) -> None:
+        asked = []
+        assert Callback().wait(lambda: asked.append(1) or True, 0.3) is None  # type: ignore[func-returns-value]
+        assert asked
+
+
+class TestDoors:
+    @pytest.mark.parametrize(("name", "kind"), [("fork", ForkDoor), ("spawn", SpawnDoor), ("inline", InlineDoor)])
+    def test_each_name_has_its_door(self, name: Any, kind: type) -> None:
+        assert isinstance(open_door(LaunchSpec(door=name)), kind)
+
+    def test_the_fake_one_is_made_by_hand(self) -> None:
+        with pytest.raises(UsageError, match="make a FakeDoor"):
+            open_door(LaunchSpec(door="fake"))
+
+
+def test_a_block_that_comes_late_is_still_read_whole(desk: Desk) -> None:
+    """A reply in many pieces, slower than one look."""
+    block = BlockReply(block=Block(kind="latency", clock="host", samples=tuple(float(n) for n in range(20_000))))
+    body = msgspec.msgpack.encode(block)
+
+    def drip() -> None:
+        receive_request(desk.worker)
+        whole = len(body).to_bytes(8) + body
+        for start in range(0, len(whole), 50_000):
+            desk.worker.sendall(whole[start : start + 50_000])
+            time.sleep(0.01)
+
+    threading.Thread(target=drip, daemon=True).start()
+    assert desk.session.ask(ASK) == block
