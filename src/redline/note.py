@@ -85,6 +85,8 @@ Code = Literal[
     "switch",
     "profiler",
     "steps-not-marked",
+    "given-twice",
+    "unknown-events",
     # what a search left out, rejected or did not finish
     "unavailable",
     "irrelevant",

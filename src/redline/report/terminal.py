@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from redline.trace.classes import printable
+from redline.trace.names import printable
 
 PIPE_WIDTH = 160
 """Where there is no terminal to measure: wide enough for every column."""
