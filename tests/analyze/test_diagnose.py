@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 
-from redline.analyze.diagnose import Finding, diagnose
+from redline.analyze.diagnose import diagnose
+from redline.analyze.finding import Finding
 from redline.analyze.profile import Capture, Profile, profile_of
 from redline.record import Capabilities
 from redline.trace.decode import read_trace
@@ -408,11 +409,12 @@ def test_launches_without_any_record_of_the_device(made: Made) -> None:
         maker.call("cudaLaunchKernel", number * 100 * US + 5 * US, 4 * US, correlation=number + 1)
     profile = made(maker)
     assert profile.bound.label == "unknown"
-    assert "no record of it is in the trace" in profile.bound.evidence
+    assert profile.bound.evidence.code == "not-measured"
+    assert "no record of it is in the trace" in str(profile.bound.evidence)
     assert "records are missing" in profile.host.verdict
 
 
 def test_a_busy_device_is_the_limit_even_where_its_kind_is_not_known(made: Made) -> None:
-    evidence = made(BUSY).bound.evidence
+    evidence = str(made(BUSY).bound.evidence)
     assert "busy 99% of the time" in evidence
     assert "not known" in evidence

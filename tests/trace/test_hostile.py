@@ -15,13 +15,13 @@ from kineto import GEMM, TraceMaker
 
 from redline.analyze.profile import profile_of
 from redline.errors import TraceError
+from redline.report.export import json_document
 from redline.report.profile import profile_text
 from redline.report.profile_page import profile_page
 from redline.report.profile_tables import kernel_csv
-from redline.report.terminal import json_text
 from redline.trace import classes, decode, source
 from redline.trace.classes import class_of, short_name
-from redline.trace.decode import read_trace
+from redline.trace.decode import read_trace, read_traces
 
 GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
 
@@ -215,7 +215,7 @@ def test_a_broken_name_costs_no_event_and_no_output(tmp_path: Path, name: bytes,
     assert len(rows) == (2 if category == "kernel" else 1)
     assert not trace.lost
     profile = profile_of([trace])
-    json_text(profile).encode()
+    json_document("profile", profile).encode()
     kernel_csv(profile).encode()
     profile_page(profile).encode()
     profile_text(profile).encode()
@@ -277,7 +277,7 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
         os.mkfifo(pipe)
         writer = threading.Thread(target=pipe.write_bytes, args=(text,))
         writer.start()
-        trace = read_trace(pipe)
+        (trace,) = read_traces([pipe])
         writer.join()
         assert trace.work.duration.tolist() == [2250]
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace, telling_host_share
-from redline.analyze.diagnose import Explained, Finding, diagnose, explained
+from redline.analyze.diagnose import Explained, diagnose, explained
+from redline.analyze.finding import Finding
 from redline.analyze.hardware import Hardware, hardware_by_kernels, hardware_of
 from redline.analyze.operator_limits import OperatorLimit, operator_limits
 from redline.note import Note, note

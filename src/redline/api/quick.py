@@ -12,7 +12,7 @@ import msgspec
 from rich.text import Text
 
 from redline.analyze.batch import BatchFinding, BatchTrial, Purpose, step_s
-from redline.analyze.diagnose import Finding
+from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.api.batch import find_batch_specs

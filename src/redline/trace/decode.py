@@ -6,9 +6,8 @@ fails is the text scanned exactly, so that a damaged file still gives everything
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from redline.trace.events import (
     mended,
 )
 from redline.trace.processes import split_by_process
+from redline.trace.scanning import find_any_events, find_events, last_boundary, pieces, scan
 from redline.trace.source import TraceFile, rank_in_name, trace_files
 
 LONGEST_EVENT_BYTES = 64 << 20
@@ -41,94 +41,10 @@ MOST_DEVICES = 256
 LARGEST_SUM_NS = 2.0**62
 """Durations that add up to more would overflow the sums made of them."""
 
+DAMAGED_BYTES = 4 << 20
+"""Text that is not understood for so long is damaged: it is then cut at what looks like a border between events."""
+
 _LONGEST_FOOTER_BYTES = 16 << 20
-_BLANKS = b" \t\r\n"
-_MOST_GUESSES = 64
-
-# A lone quote is a string that the buffer's end cuts off.
-_TOKEN = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]')
-_EVENTS = re.compile(rb'"traceEvents"\s*+:\s*+\[')
-_QUOTE, _OPENING, _CLOSING, _END = ord('"'), frozenset(b"[{"), frozenset(b"]}"), ord("]")
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What an exact look at a buffer that begins between two events found."""
-
-    spans: list[tuple[int, int]]
-    """Whole events."""
-    strays: int
-    """Values between events that are none: numbers, words."""
-    consumed: int
-    """Up to here the buffer is understood."""
-    end: int | None
-    """Where the closing bracket of the list of events stands, if it is in the buffer."""
-
-
-def find_events(buffer: bytes) -> int | None:
-    """Where the first event may begin; None when no list of events of the document itself is in the buffer."""
-    bare = buffer.lstrip(_BLANKS)
-    if bare[:1] == b"[":
-        return len(buffer) - len(bare) + 1
-    depth = 0
-    for token in _TOKEN.finditer(buffer):
-        character = buffer[token.start()]
-        if character == _QUOTE:
-            found = _EVENTS.match(buffer, token.start()) if depth == 1 else None
-            if found:
-                return found.end()
-        else:
-            depth += 1 if character in _OPENING else -1
-    return None
-
-
-def find_any_events(buffer: bytes) -> int | None:
-    """The same where the text before it is damaged, or where the list stands deeper in the document."""
-    # A key never looks like this inside a string: its quotes would be escaped there.
-    found = _EVENTS.search(buffer)
-    return found.end() if found else None
-
-
-def last_boundary(buffer: bytes) -> int | None:
-    """The position of a comma that seems to stand between two events, as late as possible."""
-    position = len(buffer)
-    for _ in range(_MOST_GUESSES):
-        position = buffer.rfind(b"{", 0, position)
-        if position < 0:
-            return None
-        # Between two events there is little but a comma; an event is longer than what is looked at here.
-        before = buffer[max(0, position - 64) : position].rstrip(_BLANKS)
-        if before.endswith(b",") and before[:-1].rstrip(_BLANKS).endswith(b"}"):
-            return buffer.rindex(b",", 0, position)
-    return None
-
-
-def scan(buffer: bytes) -> Scan:
-    """Step over strings and count brackets, so that not even nonsense between them leads astray."""
-    spans: list[tuple[int, int]] = []
-    strays = depth = start = consumed = 0
-    for token in _TOKEN.finditer(buffer):
-        character = buffer[token.start()]
-        if character in _OPENING:
-            if depth == 0:
-                start = token.start()
-                strays += _strays(buffer[consumed:start])
-            depth += 1
-        elif character in _CLOSING:
-            if depth == 0:
-                end = token.start() if character == _END else None
-                return Scan(spans, strays + _strays(buffer[consumed : token.start()]), consumed, end)
-            depth -= 1
-            if depth == 0:
-                spans.append((start, token.end()))
-                consumed = token.end()
-        elif character == _QUOTE and token.end() - token.start() == 1:
-            break
-    return Scan(spans, strays, consumed, None)
-
-
-def _strays(between: bytes) -> int:
-    return sum(1 for word in between.split(b",") if word.strip(_BLANKS))
 
 
 class Document:
@@ -161,6 +77,8 @@ class Document:
                 break
         if not self.ended:
             self._decode_scanned()
+        if not self.ended:
+            self._decode_damaged(at_end=True)
         for block in self._blocks:
             if len(self._after) < _LONGEST_FOOTER_BYTES:
                 self._after += block
@@ -209,6 +127,8 @@ class Document:
             self._decode_scanned()
             # Looking again at every block at an event that goes on and on would take time with its square.
             self._worth_scanning = 2 * len(self._pending)
+        if len(self._pending) > DAMAGED_BYTES:
+            self._decode_damaged()
         if len(self._pending) > LONGEST_EVENT_BYTES:
             raise TraceError(f"{self._path}: no event ends within {LONGEST_EVENT_BYTES >> 20} MiB; this is not a trace")
 
@@ -245,6 +165,19 @@ class Document:
             self._pending = b""
         else:
             self._pending = self._pending[found.consumed :]
+
+    def _decode_damaged(self, *, at_end: bool = False) -> None:
+        """Take what is whole between borders; the last piece may go on in the next block."""
+        found = list(pieces(self._pending))
+        if len(found) < 2 and not at_end:
+            return
+        bodies = [self._pending[begin:end] for begin, end in found]
+        last = bodies.pop()
+        if len(found) > 1:
+            self._decode_one_by_one(bodies)
+            self._pending = last
+        if at_end and len(found) > 1:
+            self._decode_scanned()
 
     def _decode_one_by_one(self, bodies: Iterable[bytes]) -> None:
         events: list[AnyEvent] = []

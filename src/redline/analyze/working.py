@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redline.analyze.diagnose.finding import Finding, advice, does, gain_without, recipe_of, whole_work_s
-from redline.analyze.diagnose.waiting import Rule
+from redline.analyze.finding import Finding, advice, does, gain_without, recipe_of, whole_work_s
+from redline.analyze.waiting import Rule
 from redline.trace.losses import Loss, LossCode
 from redline.units import format_seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from redline.analyze.diagnose.finding import (
+from redline.analyze.finding import (
     Finding,
     advice,
     does,

@@ -1,0 +1,98 @@
+"""What is in the way of a profiled program, what to try next, and what that can bring at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from redline.analyze.finding import Finding
+from redline.analyze.waiting import WAITING
+from redline.analyze.working import WORKING
+from redline.spec import Frozen
+from redline.trace.classes import Described, describe
+from redline.trace.losses import FUSED_ELEMENTWISE_SAVES, TENSOR_CORES_SAVE, Loss, LossCode
+
+if TYPE_CHECKING:
+    from redline.analyze.profile import Profile
+
+RULES = {**WAITING, **WORKING}
+"""For each loss, the rule that makes a finding of it."""
+
+
+def diagnose(profile: Profile) -> list[Finding]:
+    """Whatever costs a noticeable share of the time, what would save the most first."""
+    found = [
+        finding
+        for code, loss in losses_by_code(profile).items()
+        if code in RULES and (finding := RULES[code](profile, loss)) is not None
+    ]
+    return sorted(found, key=lambda finding: (-finding.saves_s, -finding.gain_bound, finding.code))
+
+
+class Explained(Frozen):
+    """How much of the time in which nothing is computed the findings account for."""
+
+    not_computing_s: float
+    explained_s: float
+    unexplained_s: float
+    """Of which the causes are too small for a finding, or not in the trace."""
+
+    @property
+    def share(self) -> float:
+        return self.explained_s / self.not_computing_s if self.not_computing_s else 1.0
+
+
+def explained(profile: Profile) -> Explained | None:
+    """None where there is no timeline: without a device, or from a table of kernels."""
+    if not profile.has_device or not profile.ranks:
+        return None
+    idle, timeline = profile.idle, profile.timeline
+    parts = {
+        ("host-bound", "host-stall"): idle.host_wait_s + idle.latency_s,
+        ("sync-bound", "blocking-copy"): idle.sync_s,
+        ("data-bound",): idle.data_wait_s,
+        ("allocator",): idle.allocator_s,
+        ("warm-up",): idle.warm_up_s,
+        ("launch-bound",): idle.launch_gap_s,
+        ("dependency",): idle.dependency_s,
+        ("communication-bound", "straggler"): timeline.exposed_communication_s,
+        ("copy-bound",): timeline.exposed_copy_s,
+    }
+    codes = {finding.code for finding in profile.findings}
+    whole = max(timeline.span_s - timeline.compute_s, 0.0)
+    known = min(sum(seconds for named, seconds in parts.items() if codes & set(named)), whole)
+    return Explained(not_computing_s=whole, explained_s=known, unexplained_s=whole - known)
+
+
+def losses_by_code(profile: Profile) -> dict[LossCode, Loss]:
+    """From the trace; without a timeline, by the names of what ran."""
+    listed = profile.losses if profile.ranks else _by_names(profile)
+    return {loss.code: loss for loss in listed}
+
+
+def _by_names(profile: Profile) -> list[Loss]:
+    work = _work(profile)
+    in_training = any(describe(name).is_training_norm for name, _ in work)
+    rules: list[tuple[LossCode, Callable[[Described], bool], float]] = [
+        ("layout", lambda name: name.converts_layout, 1.0),
+        ("fp32", lambda name: name.is_strict_fp32, TENSOR_CORES_SAVE),
+        ("elementwise", lambda name: name.is_unfused, FUSED_ELEMENTWISE_SAVES),
+    ]
+    rules += [("norm", lambda name: name.is_fixed_norm, 1.0)] if not in_training else []
+    found = []
+    for code, is_meant, saves in rules:
+        meant = [(seconds, name) for name, seconds in work if is_meant(describe(name))]
+        if meant:
+            total = sum(seconds for seconds, _ in meant)
+            top = describe(max(meant)[1]).short_name
+            found.append(
+                Loss(code=code, seconds=total, saves_s=total * saves, most_s=total, count=len(meant), what=top)
+            )
+    return found
+
+
+def _work(profile: Profile) -> list[tuple[str, float]]:
+    """What keeps the device busy; where the host is the device, operators without their children."""
+    if profile.has_device:
+        return [(row.name, row.total_s) for row in profile.kernels]
+    return [(row.name, row.cpu_self_s) for row in profile.operators]
