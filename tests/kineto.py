@@ -78,10 +78,13 @@ class Truth:
 class TraceMaker:
     """Times are nanoseconds since the beginning of the trace."""
 
-    def __init__(self, *, rocm: bool = False, base_ns: int = DEFAULT_BASE_NS, device: int = 0) -> None:
+    def __init__(
+        self, *, rocm: bool = False, base_ns: int = DEFAULT_BASE_NS, device: int = 0, process: int = MAIN
+    ) -> None:
         self.rocm = rocm
         self.base_ns = base_ns
         self.device = device
+        self.process = process
         self.events: list[dict[str, Any]] = []
         self.truth = Truth()
         self.header: dict[str, Any] = {"schemaVersion": 1}
@@ -92,23 +95,41 @@ class TraceMaker:
         return self._number
 
     def event(self, ph: str, cat: str, name: str, start: int, duration: int | None, **fields: Any) -> None:
-        event = {"ph": ph, "cat": cat, "name": name, "pid": MAIN, "tid": MAIN, "ts": Time(self.base_ns + start)}
+        event = {"ph": ph, "cat": cat, "name": name, "pid": self.process, "tid": MAIN, "ts": Time(self.base_ns + start)}
         if duration is not None:
             event["dur"] = Time(duration)
         self.events.append({**event, **fields})
 
     def operator(
-        self, name: str, start: int, duration: int, *, thread: int = MAIN, dims: Any = None, types: Any = None
+        self,
+        name: str,
+        start: int,
+        duration: int,
+        *,
+        thread: int = MAIN,
+        dims: Any = None,
+        types: Any = None,
+        **more: Any,
     ) -> int:
         number = self.next_number()
-        args = {"External id": number}
+        args = {"External id": number, **more}
         if dims is not None:
             args |= {"Input Dims": dims, "Input type": types}
         self.event("X", "cpu_op", name, start, duration, tid=thread, args=args)
         return number
 
-    def annotation(self, name: str, start: int, duration: int, *, thread: int = MAIN) -> None:
-        self.event("X", "user_annotation", name, start, duration, tid=thread, args={})
+    def annotation(self, name: str, start: int, duration: int, *, thread: int = MAIN, **args: Any) -> None:
+        self.event("X", "user_annotation", name, start, duration, tid=thread, args=args)
+
+    def frame(self, name: str, start: int, duration: int, *, thread: int = MAIN) -> None:
+        self.event("X", "python_function", name, start, duration, tid=thread, args={})
+
+    def gpu(self, name: str, capability: tuple[int, int] | None = None) -> None:
+        """Name the device in the header."""
+        properties: dict[str, Any] = {"id": self.device, "name": name}
+        if capability is not None:
+            properties |= {"computeMajor": capability[0], "computeMinor": capability[1]}
+        self.header["deviceProperties"] = [properties]
 
     def call(self, name: str, start: int, duration: int, *, thread: int = MAIN, **args: Any) -> None:
         self.event("X", "cuda_runtime", name, start, duration, tid=thread, args=args)
@@ -131,18 +152,20 @@ class TraceMaker:
         kind: str = "kernel",
         size: int | str | None = None,
         correlation: int | None = None,
+        caller: str | None = None,
+        **more: Any,
     ) -> None:
-        """A kernel, copy or fill; with `launched` also the call that launched it."""
+        """A kernel, copy or fill; with `launched` also the call that launched it, of the name `caller`."""
         stream = (0 if self.rocm else 7) if stream is None else stream
         number = correlation or self.next_number()
-        args: dict[str, Any] = {"device": self.device, "stream": stream, "correlation": number}
+        args: dict[str, Any] = {"device": self.device, "stream": stream, "correlation": number, **more}
         if size is not None:
             args["bytes"] = size
         if operator is not None and not self.rocm:
             args["External id"] = operator
         if launched is not None and correlation is None:
             external = {"External id": operator} if operator is not None else {}
-            launcher = "hipLaunchKernel" if self.rocm else "cudaLaunchKernel"
+            launcher = caller or ("hipLaunchKernel" if self.rocm else "cudaLaunchKernel")
             self.call(launcher, launched, call_ns, thread=thread, correlation=number, **external)
         self.event("X", kind, name, start, duration, pid=self.device, tid=stream, args=args)
         end = start + duration

@@ -90,6 +90,8 @@ Code = Literal[
     "random-labels",
     "last-batch",
     "no-trace",
+    "given-twice",
+    "unknown-events",
     # what a search left out, rejected or did not finish
     "unavailable",
     "irrelevant",

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 
-from redline.analyze.diagnose import RULES, Finding
+from redline.analyze.diagnose import diagnose
+from redline.analyze.finding import Finding
 from redline.analyze.profile import Capture, Profile, profile_of
 from redline.record import Capabilities
 from redline.trace.decode import read_trace
@@ -63,9 +64,10 @@ def test_host_bound(made: Made) -> None:
     profile = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
     found = finding(profile, "host-bound")
     assert profile.bound.label == "host"
-    assert found.next.startswith("-r graphs")
+    assert found.next.startswith(
+        "torch.compile(model, mode='reduce-overhead')"
+    )  # nobody's recipe: what to change in code
     assert found.gain_bound == pytest.approx(950 / 500, rel=1e-6)
-    assert "47%" in found.evidence
     assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=5 * US, late=True)))
     # The same gaps, but the work was launched in time: the host is not to blame.
     assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US)))
@@ -75,7 +77,7 @@ def test_launch_bound(made: Made) -> None:
     profile = made(row(TraceMaker(), *[(GEMM, 5)] * 50, gap_ns=2 * US))
     found = finding(profile, "launch-bound")
     assert profile.bound.label == "launch"
-    assert found.next.startswith("-r compile")
+    assert found.next.startswith("torch.compile(model)")
     assert found.gain_bound == pytest.approx(348 / 250, rel=1e-6)
     assert "launch-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 50, gap_ns=2 * US)))
 
@@ -91,7 +93,8 @@ def test_data_bound(made: Made) -> None:
 
     profile = made(with_loader(2))
     assert profile.bound.label == "data"
-    assert finding(profile, "data-bound").gain_bound == pytest.approx(4010 / 2010, rel=1e-3)
+    # Without the loader the host has the second kernel launched before the first has ended.
+    assert finding(profile, "data-bound").gain_bound == pytest.approx(4010 / 2000, rel=1e-3)
     assert "host-bound" not in codes(profile)  # the host waited, but for the loader
     assert profile.bottleneck == "data"
     assert "data-bound" not in codes(made(with_loader(0)))
@@ -111,7 +114,7 @@ def test_copy_bound(made: Made) -> None:
     assert "4.0 GB/s" in found.evidence
     assert found.gain_bound == pytest.approx(1.5)
     assert "pinned" not in finding(made(with_copy("Memcpy HtoD (Pinned -> Device)", 250)), "copy-bound").next
-    assert "copy-bound" not in codes(made(with_copy("Memcpy HtoD (Pageable -> Device)", 25)))
+    assert "copy-bound" not in codes(made(with_copy("Memcpy HtoD (Pageable -> Device)", 9)))
     overlapped = with_copy("Memcpy HtoD (Pageable -> Device)", 250)
     overlapped.kernel(GEMM, 0, 250 * US, launched=-30 * US, stream=9)
     assert "copy-bound" not in codes(made(overlapped))
@@ -133,7 +136,7 @@ def test_communication_bound(made: Made) -> None:
 def test_layout_conversions(made: Made) -> None:
     profile = made(row(TraceMaker(), (TO_NHWC, 10), (CONV, 90), (TO_NHWC, 10), (CONV, 90)))
     found = finding(profile, "layout-conversions")
-    assert found.next.startswith("-r channels-last")
+    assert "memory_format=torch.channels_last" in found.next
     assert "10%" in found.evidence
     assert "layout-conversions" not in codes(made(row(TraceMaker(), (TO_NHWC, 2), (CONV, 198))))
     assert "layout-conversions" not in codes(made(row(TraceMaker(), (ADD, 10), (CONV, 90))))
@@ -141,7 +144,7 @@ def test_layout_conversions(made: Made) -> None:
 
 def test_fp32_products(made: Made) -> None:
     found = finding(made(row(TraceMaker(), (SGEMM, 80), (NAMELESS, 20))), "fp32-matmul")
-    assert found.next.startswith("-r tf32")
+    assert "set_float32_matmul_precision" in found.next
     assert found.gain_bound == pytest.approx(101 / 21, rel=1e-6)
     assert "fp32-matmul" not in codes(made(row(TraceMaker(), (TF32, 80), (NAMELESS, 20))))
     assert "fp32-matmul" not in codes(made(row(TraceMaker(), (SGEMM, 5), (GEMM, 95))))
@@ -149,12 +152,12 @@ def test_fp32_products(made: Made) -> None:
 
 def test_fp32_products_on_amd(made: Made) -> None:
     found = finding(made(row(TraceMaker(rocm=True), ("Cijk_Ailk_Bljk_SB_MT64x64x16", 80))), "fp32-matmul")
-    assert found.next.startswith("-r amp")
+    assert found.next.startswith("torch.autocast('cuda', dtype=torch.bfloat16)")
 
 
 def test_batch_norm_in_eval(made: Made) -> None:
     found = finding(made(row(TraceMaker(), (CONV, 80), (BN_EVAL, 20))), "batch-norm-eval")
-    assert found.next.startswith("-r fold-bn")
+    assert "fuse(model.eval())" in found.next
     assert found.gain_bound == pytest.approx(101 / 81, rel=1e-6)
     assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 80), (BN_TRAIN, 20))))
     assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 99), (BN_EVAL, 1))))
@@ -162,7 +165,7 @@ def test_batch_norm_in_eval(made: Made) -> None:
 
 def test_elementwise(made: Made) -> None:
     found = finding(made(row(TraceMaker(), (GEMM, 60), (ADD, 40))), "elementwise")
-    assert found.next.startswith("-r compile")
+    assert found.next.startswith("torch.compile(model)")
     assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 60), (FUSED, 40))))
     assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 90), (ADD, 10))))
 
@@ -210,7 +213,7 @@ def captured(profile: Profile, recipe: str, step_s: float | None = None) -> Prof
 
 
 def again(profile: Profile) -> dict[str, Finding]:
-    return {found.code: found for rule in RULES if (found := rule(profile)) is not None}
+    return {found.code: found for found in diagnose(profile)}
 
 
 def test_advice_builds_on_the_recipe_at_hand(made: Made) -> None:
@@ -234,9 +237,9 @@ def test_advice_builds_on_the_recipe_at_hand(made: Made) -> None:
 
 
 def test_findings_are_ordered_by_what_they_can_bring(made: Made) -> None:
-    gains = [found.gain_bound for found in made(row(TraceMaker(), (TO_NHWC, 5), (SGEMM, 50), (ADD, 45))).findings]
-    assert len(gains) == 3
-    assert gains == sorted(gains, reverse=True)
+    found = made(row(TraceMaker(), (TO_NHWC, 5), (SGEMM, 50), (ADD, 45))).findings
+    assert [one.code for one in found] == ["fp32-matmul", "elementwise", "layout-conversions"]
+    assert [one.saves_s for one in found] == sorted((one.saves_s for one in found), reverse=True)
 
 
 def test_a_gain_is_never_infinite(made: Made) -> None:
@@ -246,3 +249,172 @@ def test_a_gain_is_never_infinite(made: Made) -> None:
 
 
 NAMELESS = "some_kernel_of_nobody"
+
+
+VOLTA_SGEMM = "volta_sgemm_128x64_tn"
+EMBEDDING = "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, false, long, 2ul, 32ul>(int)"
+SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*, float const*)"
+
+
+class TestFindingsAreIndependentOfTheBound:
+    def test_the_host_is_named_beside_communication(self, made: Made) -> None:
+        """41 % of host wait was silent beside 21 % of communication."""
+        maker = TraceMaker()
+        at = 0
+        for _ in range(10):
+            maker.kernel(GEMM, at * US, 380 * US, launched=(at - 9) * US)
+            maker.kernel(REDUCE, (at + 380) * US, 210 * US, launched=(at - 5) * US, stream=20)
+            at += 1000  # 410 µs in which the host is late
+        profile = made(maker)
+        assert profile.bound.label == "host"
+        found = [one.code for one in profile.findings]
+        assert found[0] in ("host-bound", "host-stall")
+        assert "communication-bound" in found
+        assert profile.explained is not None
+        assert profile.explained.share > 0.9
+
+    def test_idle_time_that_nothing_explains_has_a_rule(self, made: Made) -> None:
+        maker = TraceMaker()
+        for number in range(10):
+            maker.kernel(GEMM, (100 + 1000 * number) * US, 390 * US, launched=number * US)
+        profile = made(maker)
+        found = finding(profile, "dependency")
+        assert "not in the trace" in found.evidence
+        assert profile.explained is not None
+        assert profile.explained.unexplained_s > 0.9 * profile.timeline.idle_s
+
+    def test_a_loader_that_costs_nine_percent(self, made: Made) -> None:
+        maker = TraceMaker()
+        for number in range(5):
+            at = 1000 * number
+            maker.annotation(f"ProfilerStep#{number}", at * US, 1000 * US)
+            maker.annotation(LOADER, at * US, 91 * US)
+            maker.kernel(GEMM, (at + 100) * US, 900 * US, launched=(at + 92) * US)
+            maker.call("cudaDeviceSynchronize", (at + 150) * US, 848 * US)
+        assert "9%" in finding(made(maker), "data-bound").evidence
+
+
+class TestAdviceFitsTheHardwareAndTheTrace:
+    @pytest.mark.parametrize(
+        ("gpu", "capability", "kernel", "told", "not_told"),
+        [
+            ("Tesla V100-SXM2-32GB", (7, 0), SGEMM, "float16", "set_float32_matmul_precision"),
+            ("Tesla T4", (7, 5), SGEMM, "float16", "bfloat16"),
+            ("NVIDIA H100 80GB HBM3", (9, 0), SGEMM, "set_float32_matmul_precision", "this GPU has none"),
+            ("", None, VOLTA_SGEMM, "float16", "set_float32_matmul_precision"),
+        ],
+    )
+    def test_tensor_cores_for_fp32_only_where_there_are_some(
+        self, made: Made, gpu: str, capability: tuple[int, int] | None, kernel: str, told: str, not_told: str
+    ) -> None:
+        maker = row(TraceMaker(), (kernel, 80), (NAMELESS, 20))
+        if gpu:
+            maker.gpu(gpu, capability)
+        advice = finding(made(maker), "fp32-matmul").next
+        assert told in advice
+        assert not_told not in advice
+
+    def test_a_gpu_without_tensor_cores_is_promised_none(self, made: Made) -> None:
+        maker = row(TraceMaker(), ("maxwell_sgemm_128x64_tn", 80), (NAMELESS, 20))
+        maker.gpu("Tesla P100-PCIE-16GB", (6, 0))
+        assert "fp32-matmul" not in codes(made(maker))
+
+    def test_graphs_are_not_advised_where_there_are_some(self, made: Made) -> None:
+        maker = TraceMaker()
+        for number in range(10):
+            at = 1000 * number
+            maker.call("cudaGraphLaunch", (at - 30) * US, 29 * US, correlation=9000 + number)
+            for kernel in range(5):
+                maker.kernel(GEMM, (at + 50 * kernel) * US, 49 * US, correlation=9000 + number)
+        profile = made(maker)
+        assert profile.launches.graphs == 10
+        for one in profile.findings:
+            assert "torch.cuda.graph" not in one.next
+            assert "reduce-overhead" not in one.next
+
+    def test_loading_code_is_warm_up_and_not_a_slow_host(self, made: Made) -> None:
+        """173 launches took 6.3 ms each, every one the first of its kernel."""
+        maker = TraceMaker()
+        for number in range(50):
+            at = 7000 * number
+            maker.kernel(f"void kernel_{'abcdefghij'[number % 10]}{number}<float>(int)", (at + 6310) * US, 50 * US,
+                         launched=at * US, call_ns=6300 * US)  # fmt: skip
+        profile = made(maker)
+        assert profile.findings[0].code == "warm-up"
+        assert not {"host-bound", "host-stall"} & codes(profile)
+
+    def test_a_fused_embedding_is_not_told_to_compile(self, made: Made) -> None:
+        assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 30), (EMBEDDING, 70))))
+
+
+class TestAttention:
+    def written_out(self, maker: TraceMaker, *, heads: bool = True) -> TraceMaker:
+        at = 1000
+        names = [
+            ("aten::bmm", GEMM, 30),
+            ("aten::div", ADD, 20),
+            ("aten::softmax", SOFTMAX, 30),
+            ("aten::bmm", GEMM, 20),
+        ]
+        for layer in range(4):
+            for name, kernel, microseconds in [("aten::mm", GEMM, 20), *names]:
+                host = (layer * 5 + at / 1e6) * US
+                operator = maker.operator(name, int(host), 4 * US) if heads else None
+                maker.kernel(
+                    kernel, at * US, microseconds * US, launched=int(host) + 100, call_ns=10, operator=operator
+                )
+                at += microseconds + 1
+        return maker
+
+    @pytest.mark.parametrize("heads", [True, False], ids=["with operators", "kernels alone"])
+    def test_softmax_between_products_is_attention(self, made: Made, heads: bool) -> None:
+        found = finding(made(self.written_out(TraceMaker(), heads=heads)), "attention")
+        assert "scaled_dot_product_attention" in found.next
+        assert "83%" in found.evidence or not heads
+
+    def test_a_softmax_at_the_end_of_a_classifier_is_none(self, made: Made) -> None:
+        maker = TraceMaker()
+        for number, (name, kernel) in enumerate(
+            [("aten::addmm", GEMM), ("aten::_softmax", SOFTMAX), ("aten::mm", GEMM)]
+        ):
+            operator = maker.operator(name, number * 10 * US, 5 * US)
+            maker.kernel(kernel, (100 + number * 60) * US, 50 * US, launched=(number * 10 + 1) * US, operator=operator)
+        assert "attention" not in codes(made(maker))
+
+
+def test_work_done_again_in_the_backward_pass(made: Made) -> None:
+    """What activation checkpointing looks like: forward operators that record a graph, inside the backward."""
+    maker = TraceMaker()
+    at = 1000
+    for number in range(5):
+        begin = number * 100 * US
+        outer = "autograd::engine::evaluate_function: ReluBackward0"
+        maker.operator(outer, begin, 90 * US, thread=101, **{"Sequence number": 7, "Fwd thread id": 1})
+        conv = {"Sequence number": 20 + number, "Fwd thread id": 0}
+        again = maker.operator("aten::conv2d", begin + 10 * US, 30 * US, thread=101, **conv)
+        own = maker.operator("aten::threshold_backward", begin + 50 * US, 30 * US, thread=101)
+        for operator, offset, microseconds in ((again, 15, 30), (own, 55, 70)):
+            launched = begin + offset * US
+            maker.kernel(CONV, at * US, microseconds * US, launched=launched, operator=operator, thread=101)
+            at += microseconds + 1
+    found = finding(made(maker), "recompute")
+    assert "30%" in found.evidence
+    assert found.gain_bound == pytest.approx(505 / 355, rel=0.01)
+
+
+def test_launches_without_any_record_of_the_device(made: Made) -> None:
+    maker = TraceMaker()
+    for number in range(10):
+        maker.operator("aten::mm", number * 100 * US, 50 * US)
+        maker.call("cudaLaunchKernel", number * 100 * US + 5 * US, 4 * US, correlation=number + 1)
+    profile = made(maker)
+    assert profile.bound.label == "unknown"
+    assert profile.bound.evidence.code == "not-measured"
+    assert "no record of it is in the trace" in str(profile.bound.evidence)
+    assert "records are missing" in profile.host.verdict
+
+
+def test_a_busy_device_is_the_limit_even_where_its_kind_is_not_known(made: Made) -> None:
+    evidence = str(made(BUSY).bound.evidence)
+    assert "busy 99% of the time" in evidence
+    assert "not known" in evidence

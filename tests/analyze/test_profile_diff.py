@@ -24,7 +24,7 @@ def profile(path: Path, kernels: dict[str, int], steps: int, *, marked: bool = T
             maker.kernel(name, at, microseconds * US, launched=at - 4 * US, call_ns=100, operator=operator)
             at += (microseconds + 5) * US
         if marked:
-            maker.annotation(f"ProfilerStep#{number}", begin, at - 20 * US - begin)
+            maker.annotation(f"ProfilerStep#{number}", begin, at - 10 * US - begin)
     return profile_of([read_trace(maker.write(path))])
 
 

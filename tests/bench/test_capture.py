@@ -22,8 +22,10 @@ from redline.protocol import (
 )
 from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.trace.decode import read_trace
+from redline.trace.host import HostView
 from redline.trace.links import Links
-from redline.trace.phases import phases_of, steps_of
+from redline.trace.phases import phases_of
+from redline.trace.window import recorded, steps_of
 
 MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"
 
@@ -57,8 +59,8 @@ def test_phases_and_steps_are_in_the_trace(session: BenchSession, tmp_path: Path
     found = annotations(path)
     assert {name: found[f"redline/{name}"] for name in phases} == dict.fromkeys(phases, 2)
     trace = read_trace(Path(path))
-    assert [phase.name for phase in phases_of([Links(trace)])] == phases
-    steps = steps_of([Links(trace)])
+    assert [phase.name for phase in phases_of([HostView(Links(trace))])] == phases
+    steps = steps_of([recorded(trace)])
     assert steps is not None
     assert steps.count == 2
     assert len(trace.operators) > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,39 @@ def test_what_was_captured_cannot_be_captured_differently(trace: Path, words: li
         result = redline(*reads, *words)
         assert result.exit_code == 2
         assert f"{option} is about capturing a model, and {reads[0]} reads what was captured" in result.stderr
+
+
+def test_on_a_cpu_the_csv_holds_the_operators(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.operator("aten::mm", 0, 30 * US)
+    maker.operator("aten::add", 100 * US, 10 * US)
+    assert redline("--trace", maker.write(tmp_path / "a.json"), "--csv", tmp_path / "o.csv").exit_code == 0
+    lines = (tmp_path / "o.csv").read_text().splitlines()
+    assert lines[1:] == ['"aten::mm",1,30000,30000,75.0', '"aten::add",1,10000,10000,25.0']
+
+
+def test_a_pipe_is_a_trace_too(tmp_path: Path) -> None:
+    two_kernels(tmp_path / "a.json", 100)
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes((tmp_path / "a.json").read_bytes()))
+    writer.start()
+    result = redline("--trace", tmp_path / "pipe", "--json")
+    writer.join()
+    assert result.exit_code == 0, result.stderr
+    assert len(json.loads(result.stdout)["kernels"]) == 2
+
+
+def test_all_tables_as_a_workbook_and_as_parquet(trace: Path, tmp_path: Path) -> None:
+    openpyxl, parquet = pytest.importorskip("openpyxl"), pytest.importorskip("pyarrow.parquet")
+    result = redline("--trace", trace, "--tables", tmp_path / "t.xlsx")
+    assert result.exit_code == 0, result.stderr
+    book = openpyxl.load_workbook(tmp_path / "t.xlsx", read_only=True)
+    assert {"findings", "kernels", "operators", "collectives"} <= set(book.sheetnames)
+    rows = list(book["kernels"].iter_rows(values_only=True))
+    document = json.loads(redline("--trace", trace, "--json", "--tables", tmp_path / "folder").stdout)
+    assert len(rows) == 1 + len(document["kernels"])
+    table = parquet.read_table(tmp_path / "folder" / "kernels.parquet")
+    assert table.column("total_s").to_pylist() == [row["total_s"] for row in document["kernels"]]
+    wrong = redline("--trace", trace, "--tables", tmp_path / "t.csv")
+    assert wrong.exit_code == 2
+    assert ".xlsx" in wrong.stderr

@@ -13,10 +13,12 @@ from rich.console import Console
 
 from redline.analyze.profile import Profile, profile_of
 from redline.api.profile import compare_profiles
-from redline.report.profile import DiffReport, ProfileReport, Sort, kernel_csv, profile_text
+from redline.report.profile import DiffReport, ProfileReport, Sort, profile_text
 from redline.report.profile_page import profile_page
+from redline.report.profile_tables import kernel_csv
 from redline.trace.decode import read_trace, read_traces
-from redline.trace.timeline import strips_of
+from redline.trace.links import Links
+from redline.trace.timeline import device_views, strip_of
 
 US = 1000
 EVIL = "<script>alert(1)</script> [red]bold[/red] \x1b[31m"
@@ -91,7 +93,7 @@ class Tags(HTMLParser):
 
 def test_the_page_needs_nothing_else_and_escapes_every_name(tmp_path: Path) -> None:
     profile = evil(tmp_path / "a.json")
-    page = profile_page(profile, strips_of([read_trace(tmp_path / "a.json")]))
+    page = profile_page(profile)
     found = Tags()
     found.feed(page)
     assert "script" not in found.tags
@@ -102,7 +104,7 @@ def test_the_page_needs_nothing_else_and_escapes_every_name(tmp_path: Path) -> N
 
 
 def test_the_page_of_a_real_run_shows_its_findings(tmp_path: Path, training: Profile) -> None:
-    page = profile_page(training, strips_of(read_traces([tmp_path / "a.json"])))
+    page = profile_page(training)
     assert "data-bound" in page
     assert "vectorized_layer_norm_kernel" in page
     assert page.count("<rect") > 100
@@ -110,7 +112,8 @@ def test_the_page_of_a_real_run_shows_its_findings(tmp_path: Path, training: Pro
 
 def test_strips_add_up_to_the_busy_time(tmp_path: Path) -> None:
     truth = training_trace(tmp_path / "a.json", megabytes=2, seed=3).timeline()
-    (strip,) = strips_of(read_traces([tmp_path / "a.json"]), stretches=97)
+    (view,) = device_views(Links(read_trace(tmp_path / "a.json")))
+    strip = strip_of(view, (int(view.busy.start[0]), int(view.busy.end[-1])), stretches=97)
     width = strip.span_s / 97
     assert sum(strip.compute) * width == pytest.approx(truth["compute"] / 1e9, rel=1e-3)
     assert sum(strip.communication) * width == pytest.approx(truth["exposed_communication"] / 1e9, rel=1e-2)
@@ -123,7 +126,7 @@ def test_csv_has_the_layout_of_rocprof(tmp_path: Path) -> None:
     maker.kernel(GEMM, 100_000, 30_000)
     maker.kernel(ADD, 200_000, 20_000)
     maker.kernel("=cmd|' /C calc'!A0", 300_000, 1)
-    text = kernel_csv(profile_of([read_trace(maker.write(tmp_path / "a.json"))]).kernels)
+    text = kernel_csv(profile_of([read_trace(maker.write(tmp_path / "a.json"))]))
     lines = list(csv.reader(io.StringIO(text)))
     assert text.splitlines()[0] == '"Name","Calls","TotalDurationNs","AverageNs","Percentage"'
     assert lines[1][:4] == [GEMM, "2", "60001", "30000"]

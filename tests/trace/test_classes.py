@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kineto import ADAM, ADD, CONV, GEMM, NORM, REDUCE
 
-from redline.trace.classes import class_of, converts_layout, is_strict_fp32, short_name
+from redline.trace.classes import class_of, describe, short_name
 
 NAMES = {
     "communication": [
@@ -38,6 +38,9 @@ NAMES = {
         "void gemv2T_kernel_val<int, int, float>(float)",
         "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(Params)",
         "triton_tem_fused_mm_4",
+        "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float, float, false>(cublasGemvParams<float>)",
+        "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int> > >(Params)",
+        "_ZN2ck27kernel_gemm_xdl_cshuffle_v3INS_28GridwiseGemm_xdl_cshuffle_v3E",
     ],
     "attention": [
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4> >(Flash_fwd_params)",
@@ -61,6 +64,10 @@ NAMES = {
         "SubTensorOpWithScalar1d",
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>(int)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)",
+        # A type of CUTLASS among the template arguments multiplies nothing, nor does a namespace of FBGEMM.
+        "void my::activation_kernel<cutlass::bfloat16_t, 4>(cutlass::bfloat16_t*)",
+        "void fbgemm_gpu::_compute_FP8_quantize_cuda_kernel<float>(float const*)",
+        "void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)",
     ],
     "reduction": [
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float> > >(int)",
@@ -77,6 +84,15 @@ NAMES = {
         "transpose_CNHW2NCHW_V2_2D_WG_off64",
         "__amd_rocclr_copyBuffer.kd",
     ],
+    "embedding": [
+        "void split_embedding_codegen_forward_unweighted_kernel<c10::Half, c10::Half, float, false, long, 2ul, 32ul>(int)",
+        "split_embedding_backward_codegen_rowwise_adagrad_unweighted_find_long_segments(at::GenericPackedTensorAccessor<int>)",
+        "void at::native::(anonymous namespace)::EmbeddingBag_updateOutputKernel_sum_mean<float, long>(long const*)",
+    ],
+    "fft": [
+        "void fft2d_r2c_32x32<float, false, 1u, false>(float2*, float const*, int, cudnn::reduced_divisor)",
+        "void vector_fft<128u, EPT<8u>, 8u, 32u, (padding_t)0, (twiddle_t)0, (loadstore_modifier_t)2>(kernel_arguments_t)",
+    ],
     "other": ["my_secret_kernel", "_Z3foov", ""],
 }
 
@@ -87,7 +103,7 @@ def test_class(expected: str, name: str) -> None:
 
 
 def test_only_layout_changes_are_layout_changes() -> None:
-    found = {name for names in NAMES.values() for name in names if converts_layout(name)}
+    found = {name for names in NAMES.values() for name in names if describe(name).converts_layout}
     assert {short_name(name) for name in found} == {
         "nchwToNhwcKernel",
         "batched_transpose_16x32_half",
@@ -114,7 +130,7 @@ def test_only_layout_changes_are_layout_changes() -> None:
     ],
 )
 def test_strict_fp32_by_name(name: str, expected: bool) -> None:
-    assert is_strict_fp32(name) is expected
+    assert describe(name).is_strict_fp32 is expected
 
 
 @pytest.mark.parametrize(
@@ -132,6 +148,17 @@ def test_strict_fp32_by_name(name: str, expected: bool) -> None:
             "reduce_kernel<MeanOps>",
         ),
         ("x" * 200, "x" * 55 + "…"),
+        # Names that say nothing give way to what they run.
+        (
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x64_32x4_tn_align8>(Params)",
+            "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x64_32…",
+        ),
+        (
+            "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float>(cublasGemvParams<float>)",
+            "gemvx::kernel",
+        ),
+        ("_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipelineOnePassE", "Rmsnorm2dFwd"),
+        ("void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::Pipeline> >(int)", "FmhaFwdKernel"),
         ("", ""),
         ("_Z", "_Z"),
         ("(odd)", "(odd)"),

@@ -9,22 +9,22 @@ import pytest
 from kineto import ADD, GEMM, TraceMaker, training_trace
 
 from redline.errors import TraceError
-from redline.trace import decode as reading
+from redline.trace import source
 from redline.trace.decode import read_trace, read_traces
-from redline.trace.timeline import device_time, per_device
+from redline.trace.links import Links
+from redline.trace.timeline import device_time, device_views
 
 
 @pytest.fixture(params=[1 << 20, 1500])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Once as it is, once so small that most blocks end inside an event."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(source, "BLOCK_BYTES", request.param)
     return request.param
 
 
 def timeline(path: Path) -> dict[str, int]:
-    trace = read_trace(path)
-    ((_, work),) = per_device(trace)
-    found = vars(device_time(trace, work))
+    (view,) = device_views(Links(read_trace(path)))
+    found = vars(device_time(view))
     return {name: found[name] for name in found if name != "exposed_copy"}
 
 
@@ -103,7 +103,7 @@ def test_metadata_may_stand_before_or_after_the_events(tmp_path: Path, block_byt
         path = tmp_path / f"{number}.json"
         path.write_text(text)
         trace = read_trace(path)
-        assert (trace.rank, trace.world_size, trace.devices) == (3, 8, ("A", "B"))
+        assert (trace.rank, trace.world_size, [info.name for info in trace.devices]) == (3, 8, ["A", "B"])
         assert len(trace.operators) == 50
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import random
+import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from kineto import GEMM, TraceMaker
 
+from redline.analyze.profile import profile_of
 from redline.errors import TraceError
-from redline.trace import decode
-from redline.trace import decode as reading
+from redline.report.export import json_document
+from redline.report.profile import profile_text
+from redline.report.profile_page import profile_page
+from redline.report.profile_tables import kernel_csv
+from redline.trace import classes, decode, source
 from redline.trace.classes import class_of, short_name
-from redline.trace.decode import read_trace
+from redline.trace.decode import read_trace, read_traces
 
 GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
 
@@ -52,7 +60,7 @@ def test_a_file_cut_after_its_last_event_has_lost_nothing(tmp_path: Path, whole:
 
 
 def test_a_truncated_gzip_gives_what_is_whole(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 4096)
     packed = gzip.compress(whole)
     (tmp_path / "cut.json.gz").write_bytes(packed[: len(packed) // 2])
     trace = read_trace(tmp_path / "cut.json.gz")
@@ -62,7 +70,7 @@ def test_a_truncated_gzip_gives_what_is_whole(tmp_path: Path, whole: bytes, monk
 
 
 def test_damaged_gzip_gives_what_came_before(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1024)
     packed = bytearray(gzip.compress(whole, 1))
     packed[len(packed) // 2 : len(packed) // 2 + 200] = bytes(200)
     (tmp_path / "bad.json.gz").write_bytes(packed)
@@ -186,3 +194,106 @@ def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path, monke
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [ "' + b"a" * (64 << 20), 1))
     with pytest.raises(TraceError, match="no event ends within"):
         read_trace(tmp_path / "bomb.json.gz")
+
+
+BROKEN_NAMES = {
+    "bytes that are not UTF-8": b"a\xff\xfeb",
+    "a lone surrogate": rb"a\ud800b",
+    "the other half of a surrogate": rb"a\udc00\ud800b",
+    "control bytes": b"a\x01\x02b",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_NAMES.values(), ids=BROKEN_NAMES.keys())
+@pytest.mark.parametrize("category", ["kernel", "python_function", "cpu_op"])
+def test_a_broken_name_costs_no_event_and_no_output(tmp_path: Path, name: bytes, category: str) -> None:
+    """Seen in real traces: names of Python functions written from memory that was freed."""
+    body = b'{"ph":"X","cat":"%s","name":"%s","ts":1,"dur":500,"args":{}}' % (category.encode(), name)
+    (tmp_path / "a.json").write_bytes(b'{"traceEvents": [' + GOOD.encode() + b"," + body + b"]}")
+    trace = read_trace(tmp_path / "a.json")
+    rows = {"kernel": trace.work, "python_function": trace.frames, "cpu_op": trace.operators}[category]
+    assert len(rows) == (2 if category == "kernel" else 1)
+    assert not trace.lost
+    profile = profile_of([trace])
+    json_document("profile", profile).encode()
+    kernel_csv(profile).encode()
+    profile_page(profile).encode()
+    profile_text(profile).encode()
+
+
+def test_a_whole_surrogate_pair_stays_what_it_is(tmp_path: Path) -> None:
+    body = b'{"ph":"X","cat":"kernel","name":"\\ud83d\\ude00 \xff","ts":1,"dur":1}'
+    (tmp_path / "a.json").write_bytes(b'{"traceEvents": [' + body + b"]}")
+    assert list(read_trace(tmp_path / "a.json").names) == ["\U0001f600 \ufffd"]
+
+
+def test_a_header_that_is_not_utf8_is_still_read(tmp_path: Path) -> None:
+    head = b'{"note": "\xff", "distributedInfo": {"rank": 3, "world_size": "many"}, "deviceProperties": [{"name": "A"}, 7],'
+    (tmp_path / "a.json").write_bytes(head + b'"traceEvents": [' + GOOD.encode() + b"]}")
+    trace = read_trace(tmp_path / "a.json")
+    assert (trace.rank, trace.world_size) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ts", "18446744073709551.615"),  # below zero, in 64 bits without a sign
+        ("dur", "18446744073709551.615"),
+        ("dur", "18446744073709551615"),
+        ("dur", "3155760000000000"),  # a century
+        ("ts", "9" * 400),
+        ("ts", "1e400"),
+    ],
+)
+@pytest.mark.parametrize("base", ["5.25", "1755000000000000.001"])
+def test_times_that_wrapped_around_cost_their_event_only(tmp_path: Path, field: str, value: str, base: str) -> None:
+    good = GOOD.replace("1.5", base)
+    times = {"ts": base, "dur": "1"} | {field: value}
+    bad = f'{{"ph":"X","cat":"kernel","name":"bad","ts":{times["ts"]},"dur":{times["dur"]}}}'
+    trace = trace_of(tmp_path, good, bad, good)
+    assert trace.work.duration.tolist() == [2250, 2250]
+    assert trace.lost.events == 1
+
+
+def test_sums_that_would_overflow_are_refused(tmp_path: Path) -> None:
+    month = '{"ph":"X","cat":"kernel","name":"k","ts":1,"dur":2600000000000,"args":{"stream":%d}}'
+    with pytest.raises(TraceError, match="add up to more than a century"):
+        trace_of(tmp_path, *(month % number for number in range(3000)))
+
+
+def test_only_the_documents_own_list_of_events_counts(tmp_path: Path) -> None:
+    nested = '{"metadata": {"traceEvents": [{"ph":"X","cat":"kernel","name":"wrong","ts":1,"dur":1}]}, '
+    trace = trace_of(tmp_path, text=nested + f'"traceEvents": [{GOOD}]}}')
+    assert list(trace.names) == ["k"]
+    # Where there is no other, it will do; and a damaged head hides nothing.
+    assert list(trace_of(tmp_path, text=nested + '"more": 1}').names) == ["wrong"]
+    assert list(trace_of(tmp_path, text='{"a": "b, "c": {"traceEvents": [' + GOOD + "]}").names) == ["k"]
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
+    for text in (b'{"traceEvents": [' + GOOD.encode() + b"]}", gzip.compress(b"[" + GOOD.encode() + b"]")):
+        pipe = tmp_path / "pipe"
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_bytes, args=(text,))
+        writer.start()
+        (trace,) = read_traces([pipe])
+        writer.join()
+        assert trace.work.duration.tolist() == [2250]
+
+
+def test_many_names_are_each_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 000 names took minutes when every table asked again what each of them is."""
+    looked: Counter[str] = Counter()
+    original = classes.parts_of
+
+    def counting(name: str) -> object:
+        looked[name] += 1
+        return original(name)
+
+    monkeypatch.setattr(classes, "parts_of", counting)
+    chance = random.Random(0)
+    names = ["".join(chance.choices("abcdefghijklmnop", k=30)) for _ in range(500)]
+    rows = [f'{{"ph":"X","cat":"kernel","name":"{name}","ts":{10 * n},"dur":9}}' for n, name in enumerate(names)]
+    profile_of([trace_of(tmp_path, *rows)])
+    assert {looked[name] for name in names} == {1}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kineto import length, merged
 
-from redline.trace.columns import Intervals, gaps, overlap, union
+from redline.trace.intervals import Intervals, gaps, overlap, union
 
 
 def of(pairs: list[tuple[int, int]]) -> Intervals:

@@ -9,11 +9,13 @@ from kineto import ADD, AUTOGRAD, GEMM, REDUCE, TraceMaker
 
 from redline.trace.columns import Trace, Work
 from redline.trace.decode import read_trace
+from redline.trace.host import HostView, host_of, launches_of
 from redline.trace.kernels import class_rows, copy_rows, kernel_rows, most_of_the_time, times_by_name
 from redline.trace.links import Links
 from redline.trace.operators import operator_rows
-from redline.trace.phases import bottleneck, host_of, launches_of, loading_ranges, phases_of, steps_of
-from redline.trace.timeline import device_time, idle_time, per_device, timeline_of
+from redline.trace.phases import bottleneck, phases_of
+from redline.trace.timeline import device_time, device_views, timeline_of
+from redline.trace.window import recorded, steps_of
 
 US = 1000
 
@@ -78,9 +80,8 @@ class TestTimeline:
         maker.kernel(REDUCE, 60, 100, stream=20)  # 40 of it while nothing computes, 20 of those beside a copy
         maker.kernel(GEMM, 120, 20)
         maker.copy("Memcpy HtoD", 150, 30, stream=13)
-        trace = decoded(maker)
-        ((_, work),) = per_device(trace)
-        found = device_time(trace, work)
+        (view,) = device_views(Links(decoded(maker)))
+        found = device_time(view)
         assert (found.span, found.busy, found.idle) == (180, 180, 0)
         assert (found.compute, found.communication, found.exposed_communication) == (120, 100, 40)
         assert (found.copy, found.exposed_copy) == (30, 20)
@@ -90,9 +91,8 @@ class TestTimeline:
         maker.kernel(GEMM, 0, 100)
         maker.copy("Memcpy DtoD (Device -> Device)", 100, 50)
         maker.copy("Memcpy DtoH (Device -> Pageable)", 150, 20)
-        trace = decoded(maker)
-        ((_, work),) = per_device(trace)
-        found = device_time(trace, work)
+        (view,) = device_views(Links(decoded(maker)))
+        found = device_time(view)
         assert (found.copy, found.exposed_copy) == (70, 20)
 
     def test_several_devices_are_looked_at_one_by_one(self, decoded) -> None:
@@ -100,49 +100,9 @@ class TestTimeline:
         maker.kernel(GEMM, 0, 100)
         maker.device = 1
         maker.kernel(GEMM, 50, 100)
-        trace = decoded(maker)
-        times = [device_time(trace, work) for _, work in per_device(trace)]
+        times = [device_time(view) for view in device_views(Links(decoded(maker)))]
         assert timeline_of(times).busy_s == pytest.approx(200e-9)
         assert timeline_of(times).span_s == pytest.approx(200e-9)
-
-
-class TestGaps:
-    def idle(self, trace: Trace):
-        ((_, work),) = per_device(trace)
-        return idle_time(work, Links(trace).launched_at, loading_ranges(trace))
-
-    def test_each_cause(self, decoded) -> None:
-        maker = TraceMaker()
-        maker.kernel(GEMM, 0, 100 * US, launched=-10 * US)
-        maker.kernel(GEMM, 102 * US, 100 * US, launched=10 * US)  # in time, 2 µs later: a launch gap
-        maker.kernel(GEMM, 302 * US, 100 * US, launched=250 * US)  # launched after the first ended: the host was late
-        maker.kernel(GEMM, 502 * US, 100 * US, launched=300 * US)  # in time, 100 µs later: something else
-        found = self.idle(decoded(maker))
-        assert (found.launch_gap, found.host_wait, found.other) == (2 * US, 100 * US, 100 * US)
-
-    def test_a_launch_outside_the_window_was_in_time(self, decoded) -> None:
-        maker = TraceMaker(rocm=True)
-        maker.kernel(GEMM, 0, 10 * US)
-        maker.kernel(GEMM, 13 * US, 10 * US)
-        maker.kernel(GEMM, 500 * US, 10 * US)
-        found = self.idle(decoded(maker))
-        assert (found.launch_gap, found.host_wait, found.other) == (3 * US, 0, 477 * US)
-
-    def test_work_on_another_stream_is_no_gap(self, decoded) -> None:
-        maker = TraceMaker()
-        maker.kernel(GEMM, 0, 10 * US, launched=0)
-        maker.kernel(GEMM, 5 * US, 200 * US, launched=0, stream=9)
-        maker.kernel(GEMM, 100 * US, 10 * US, launched=90 * US)
-        found = self.idle(decoded(maker))
-        assert (found.launch_gap, found.host_wait, found.other) == (0, 0, 0)
-
-    def test_waiting_for_the_loader_is_told_apart(self, decoded) -> None:
-        maker = TraceMaker()
-        maker.kernel(GEMM, 0, 100 * US, launched=0)
-        maker.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 50 * US, 250 * US)
-        maker.kernel(GEMM, 500 * US, 100 * US, launched=400 * US)
-        found = self.idle(decoded(maker))
-        assert (found.host_wait, found.data_wait) == (400 * US, 200 * US)
 
 
 class TestOperators:
@@ -171,9 +131,15 @@ class TestOperators:
         maker.operator("aten::relu", 200 * US, 100 * US)
         maker.kernel(GEMM, 400 * US, 40 * US, launched=50 * US)
         maker.kernel(ADD, 500 * US, 7 * US, launched=150 * US)  # between the two: nobody's
-        maker.kernel(ADD, 600 * US, 5 * US)  # launched before the window: nobody's
-        rows = {row.name: row.device_self_s for row in operator_rows([Links(decoded(maker))])}
-        assert rows == {"aten::mm": 40e-6, "aten::relu": 0.0}
+        maker.kernel(ADD, 600 * US, 5 * US)  # no launch in the file
+        rows = {row.name: row for row in operator_rows([Links(decoded(maker))])}
+        assert {name: (row.device_self_s, row.source) for name, row in rows.items()} == {
+            "aten::mm": (40e-6, "operator"),
+            "aten::relu": (0.0, "operator"),
+            "(launched outside any operator)": (7e-6, "no-operator"),
+            "(no launch in the file)": (5e-6, "no-launch"),
+        }
+        assert sum(row.device_share for row in rows.values()) == pytest.approx(1)
 
     def test_by_shape(self, decoded) -> None:
         maker = TraceMaker()
@@ -214,7 +180,7 @@ class TestHost:
         maker.operator("aten::mm", 0, 100 * US)
         maker.operator("aten::item", 100 * US, 400 * US)
         maker.call("cudaStreamSynchronize", 150 * US, 300 * US)
-        found = host_of([decoded(maker)], device_busy_s=400e-6)
+        found = host_of([HostView(Links(decoded(maker)))], device_busy_s=400e-6)
         assert (found.busy_s, found.blocked_s, found.ratio) == (pytest.approx(200e-6), 300e-6, pytest.approx(0.5))
 
 
@@ -229,7 +195,7 @@ class TestPhases:
         maker.kernel(GEMM, 200 * US, 500 * US, launched=150 * US, thread=AUTOGRAD)
         maker.kernel(ADD, 800 * US, 10 * US, launched=310 * US)
         maker.call("cudaStreamSynchronize", 320 * US, 20 * US)
-        phases = phases_of([Links(decoded(maker))])
+        phases = phases_of([HostView(Links(decoded(maker)))])
         assert [(phase.name, phase.host_s, phase.device_s) for phase in phases] == [
             ("forward", 100e-6, 30e-6),
             ("backward", 200e-6, 500e-6),
@@ -247,11 +213,11 @@ class TestPhases:
         maker.kernel(GEMM, 1300 * US, 80 * US, launched=1250 * US, thread=AUTOGRAD)
         maker.annotation("Optimizer.step#SGD.step", 1400 * US, 60 * US)
         maker.kernel(ADD, 1450 * US, 10 * US, launched=1420 * US)
-        phases = {phase.name: phase.needs_s for phase in phases_of([Links(decoded(maker))])}
+        phases = {phase.name: phase.needs_s for phase in phases_of([HostView(Links(decoded(maker)))])}
         assert list(phases) == ["data", "forward", "backward", "optimizer"]
         assert phases["data"] == 900e-6
         assert phases["forward"] == pytest.approx(100e-6)
-        assert bottleneck(phases_of([Links(decoded(maker))])) == "data"
+        assert bottleneck(phases_of([HostView(Links(decoded(maker)))])) == "data"
 
 
 class TestSteps:
@@ -260,7 +226,7 @@ class TestSteps:
         for number, (begin, duration) in enumerate(((100, 80), (200, 250), (500, 100))):
             maker.annotation(f"ProfilerStep#{number + 3}", number * 20 * US, 20 * US)  # the host runs ahead
             maker.kernel(GEMM, begin * US, duration * US, launched=(number * 20 + 5) * US)
-        found = steps_of([Links(decoded(maker))])
+        found = steps_of([recorded(decoded(maker))])
         assert found is not None
         assert found.seconds == (100e-6, 300e-6, 100e-6)
         assert (found.count, found.min_s, found.max_s) == (3, 100e-6, 300e-6)
@@ -271,11 +237,11 @@ class TestSteps:
         for number in range(2):
             maker.annotation(f"ProfilerStep#{number}", number * 100 * US, 90 * US)
             maker.operator("aten::mm", number * 100 * US, 50 * US)
-        found = steps_of([Links(decoded(maker))])
+        found = steps_of([recorded(decoded(maker))])
         assert found is not None
         assert found.seconds == (90e-6, 90e-6)
 
     def test_no_marks_no_steps(self, decoded) -> None:
         maker = TraceMaker()
         maker.operator("aten::mm", 0, 50 * US)
-        assert steps_of([Links(decoded(maker))]) is None
+        assert steps_of([recorded(decoded(maker))]) is None

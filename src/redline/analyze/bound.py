@@ -144,6 +144,9 @@ EXPLAINED_SHARE = 0.3
 
 SAME_AS_DEVICE = note("same-as-device", "host and device are the same")
 
+SHAPES_SHARE = 0.5
+"""Operators of known shapes must make up this share of the device's time before they name the limit."""
+
 
 class TraceEvidence(Frozen, frozen=True, kw_only=True):
     """What a trace says about who waits for whom. Seconds, over all steps and devices of the trace."""
@@ -151,7 +154,13 @@ class TraceEvidence(Frozen, frozen=True, kw_only=True):
     has_device: bool
     span_s: float
     busy_s: float
+    launches_without_device: bool = False
+    """Work was launched, but no record of it is in the trace."""
     host_wait_s: float = 0.0
+    sync_s: float = 0.0
+    """Idle because the host waited for the device."""
+    waits_in: str = ""
+    """The call it waited in longest."""
     data_wait_s: float = 0.0
     launch_gap_s: float = 0.0
     exposed_communication_s: float = 0.0
@@ -159,6 +168,9 @@ class TraceEvidence(Frozen, frozen=True, kw_only=True):
     memory_classes_share: float = 0.0
     busy_share: float | None = None
     """Of the same steps run without the profiler, where their time is known."""
+    compute_limited_s: float = 0.0
+    memory_limited_s: float = 0.0
+    """Device time in operators limited by either, from their shapes."""
 
     def share(self, seconds: float) -> float:
         return seconds / self.span_s if self.span_s else 0.0
@@ -187,16 +199,40 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
 
 def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Bound:
     """The same question to a profile. The record's issue times, taken without the profiler, outweigh the trace's."""
+    if trace.launches_without_device:
+        evidence = "work was launched on a device, but no record of it is in the trace: nothing can be said"
+        return Bound(label="unknown", evidence=note("not-measured", evidence))
     if not trace.has_device:
         return _by_work(record, ceilings, SAME_AS_DEVICE)
-    for test in _TRACE_TESTS:
-        found = test(trace, record)
-        if found is not None:
-            return found
+    found = [one for test in _TRACE_TESTS if (one := test(trace, record)) is not None]
+    if found:
+        return max(found, key=lambda one: one[0])[1]
     share = trace.busy_share if trace.busy_share is not None else trace.share(trace.busy_s)
     busy = note("device-busy", f"the device is busy {share:.0%} of the time: it is the limit")
     by_work = _by_work(record, ceilings, busy)
-    return by_work if by_work.label != "unknown" else _memory_in_trace(trace) or by_work
+    if by_work.label != "unknown":
+        return by_work
+    return _by_shapes(trace, share) or _memory_in_trace(trace) or _device_is_the_limit(share, by_work)
+
+
+def _device_is_the_limit(share: float, by_work: Bound) -> Bound:
+    evidence = (
+        f"the device is busy {share:.0%} of the time, but whether compute or memory limits it is not known: "
+        "shapes were not recorded, or the device's peaks are not known"
+    )
+    return by_work if share < EXPLAINED_SHARE else Bound(label="unknown", evidence=note("device-busy", evidence))
+
+
+def _by_shapes(trace: TraceEvidence, share: float) -> Bound | None:
+    """From operators held against the device's limits, where they make up most of its time."""
+    told = trace.compute_limited_s + trace.memory_limited_s
+    if told < SHAPES_SHARE * trace.busy_s:
+        return None
+    label: BoundLabel = "compute" if trace.compute_limited_s >= trace.memory_limited_s else "memory"
+    most = max(trace.compute_limited_s, trace.memory_limited_s) / told
+    limited = "the matrix units" if label == "compute" else "memory bandwidth"
+    evidence = f"the device is busy {share:.0%} of the time, {most:.0%} of it in operators limited by {limited}"
+    return Bound(label=label, evidence=note("work", evidence))
 
 
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
@@ -276,46 +312,59 @@ def _by_work(record: RunRecord | None, ceilings: Ceilings | None, so_far: Note) 
     return Bound(label=label, evidence=note("work", told))
 
 
-def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
-    if trace.share(trace.data_wait_s) >= DATA_WAIT_SHARE:
-        evidence = f"the device waits for the data loader {trace.share(trace.data_wait_s):.0%} of the time"
-        return Bound(label="data", evidence=note("data", evidence))
-    if trace.share(trace.exposed_copy_s) >= EXPOSED_SHARE:
-        evidence = f"copies alone keep the device {trace.share(trace.exposed_copy_s):.0%} of the time"
-        return Bound(label="data", evidence=note("data", evidence))
+def telling_host_share(record: RunRecord) -> float | None:
+    """The host's share of a step, where it says who waits for whom."""
+    has_say = _not_measured(record) is None and _untold_by_issuing(record) is None
+    return host_share(record) if has_say else None
+
+
+Tested = tuple[float, Bound] | None
+"""The share of the time, and what it shows."""
+
+
+def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
+    waiting, copying = trace.share(trace.data_wait_s), trace.share(trace.exposed_copy_s)
+    if waiting >= DATA_WAIT_SHARE and waiting >= copying:
+        evidence = f"the device waits for the data loader {waiting:.0%} of the time"
+        return waiting, Bound(label="data", evidence=note("data", evidence))
+    if copying >= EXPOSED_SHARE:
+        evidence = f"copies alone keep the device {copying:.0%} of the time"
+        return copying, Bound(label="data", evidence=note("data", evidence))
     return None
 
 
-def _communication_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+def _communication_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
     share = trace.share(trace.exposed_communication_s)
     if share >= EXPOSED_SHARE:
         evidence = f"communication with nothing computed beside it takes {share:.0%} of the time"
-        return Bound(label="communication", evidence=note("communication", evidence))
+        return share, Bound(label="communication", evidence=note("communication", evidence))
     return None
 
 
-def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
-    has_say = record is not None and _not_measured(record) is None and _untold_by_issuing(record) is None
-    issued = host_share(record) if record is not None and has_say else None
+def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
+    issued = telling_host_share(record) if record is not None else None
+    share = trace.share(trace.host_wait_s + trace.sync_s)
     if issued is not None:
         if issued <= HOST_BOUND_SHARE:
             return None
         busy = "" if trace.busy_share is None else f"; kernels keep the device busy {trace.busy_share:.0%} of the step"
-        return Bound(
-            label="host", evidence=note("host", f"issue/step {issued:.2f}: the device waits for the host{busy}")
-        )
-    share = trace.share(trace.host_wait_s - trace.data_wait_s)
-    if share >= HOST_WAIT_SHARE:
-        evidence = f"the device waits for the host {share:.0%} of the time"
-        return Bound(label="host", evidence=note("host", evidence))
-    return None
+        evidence = f"issue/step {issued:.2f}: the device waits for the host{busy}"
+        return max(share, 1 - (trace.busy_share or 0.0)), Bound(label="host", evidence=note("host", evidence))
+    if share < HOST_WAIT_SHARE:
+        return None
+    if trace.sync_s > trace.host_wait_s:
+        where = f" in {trace.waits_in}" if trace.waits_in else ""
+        evidence = f"the device is idle {share:.0%} of the time, mostly because the host waits for it{where}"
+        return share, Bound(label="host", evidence=note("host", evidence))
+    evidence = f"the device waits for the host {share:.0%} of the time"
+    return share, Bound(label="host", evidence=note("host", evidence))
 
 
-def _launch_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
+def _launch_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
     share = trace.share(trace.launch_gap_s)
     if share >= LAUNCH_GAP_SHARE:
         evidence = f"gaps between kernels that were launched in time take {share:.0%} of the time"
-        return Bound(label="launch", evidence=note("launch", evidence))
+        return share, Bound(label="launch", evidence=note("launch", evidence))
     return None
 
 
@@ -327,7 +376,7 @@ def _memory_in_trace(trace: TraceEvidence) -> Bound | None:
     return None
 
 
-_TRACE_TESTS: tuple[Callable[[TraceEvidence, RunRecord | None], Bound | None], ...] = (
+_TRACE_TESTS: tuple[Callable[[TraceEvidence, RunRecord | None], Tested], ...] = (
     _data_in_trace,
     _communication_in_trace,
     _host_in_trace,

@@ -13,9 +13,8 @@ from redline.record import RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.decode import read_trace
-from redline.trace.links import Links
-from redline.trace.operators import module_times
-from redline.trace.phases import steps_of
+from redline.trace.modules import module_times
+from redline.trace.window import recorded, steps_of
 from redline.work import Ceilings
 
 
@@ -127,10 +126,10 @@ def module_seconds(record: RunRecord) -> dict[str, float]:
     """Seconds of a step directly in each module, from the record's own trace; empty where modules were not marked."""
     if record.trace is None or not Path(record.trace.path).is_file():
         return {}
-    links = Links(read_trace(Path(record.trace.path)))
-    steps = steps_of([links])
+    found = recorded(read_trace(Path(record.trace.path)))
+    steps = steps_of([found])
     count = steps.count if steps else record.trace.steps
-    return {path: nanoseconds / 1e9 / max(count, 1) for path, nanoseconds in module_times(links).items()}
+    return {path: nanoseconds / 1e9 / max(count, 1) for path, nanoseconds in module_times(found.links).items()}
 
 
 def _points(record: RunRecord) -> list[Point]:

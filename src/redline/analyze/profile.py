@@ -9,14 +9,20 @@ import msgspec
 import numpy as np
 
 from redline.analyze.blocks import timed_blocks
-from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace
-from redline.analyze.diagnose import Finding, diagnose
+from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace, telling_host_share
+from redline.analyze.diagnose import Explained, diagnose, explained
+from redline.analyze.finding import Finding
+from redline.analyze.hardware import Hardware, hardware_by_kernels, hardware_of
+from redline.analyze.operator_limits import OperatorLimit, operator_limits
 from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
+from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
 from redline.trace.columns import Lost, Trace, Work
+from redline.trace.host import Host, HostView, Launches, host_of, launches_of
+from redline.trace.idle import Idle, Wait, idle_of, waits_of
 from redline.trace.kernels import (
     ClassRow,
     Direction,
@@ -29,33 +35,13 @@ from redline.trace.kernels import (
     times_by_name,
     unclassified_share,
 )
-from redline.trace.links import Links
+from redline.trace.links import Links, named
+from redline.trace.losses import DeviceRun, Loss, device_runs, losses_of
 from redline.trace.operators import OperatorRow, class_times, operator_rows
-from redline.trace.phases import (
-    Host,
-    Launches,
-    Phase,
-    Steps,
-    bottleneck,
-    host_of,
-    launches_of,
-    loading_ranges,
-    phases_of,
-    steps_of,
-)
-from redline.trace.timeline import (
-    DeviceTime,
-    Idle,
-    IdleTime,
-    Timeline,
-    device_time,
-    host_time,
-    idle_of,
-    idle_time,
-    per_device,
-    timeline_of,
-)
+from redline.trace.phases import Phase, bottleneck, phases_of
+from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
+from redline.trace.window import Outside, Recorded, Steps, recorded, steps_of
 from redline.work import Ceilings
 
 KERNELS_WITH_COUNTERS = 10
@@ -84,6 +70,8 @@ class Capture(Frozen):
     """Sizes, threads, versions, in words."""
     switches: dict[str, Capabilities] = {}
     """What each switch of the recipe does to the program."""
+    issue_share: float | None = None
+    """Host time to issue a step over the time of a step, without the profiler; None where that says nothing."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -99,6 +87,9 @@ class RankTime(Frozen):
     device: int
     timeline: Timeline
     idle: Idle
+    world_size: int | None = None
+    process: str | None = None
+    """Of a file that holds several."""
 
 
 class Profile(Frozen):
@@ -106,7 +97,7 @@ class Profile(Frozen):
     idle: Idle
     bound: Bound
     findings: tuple[Finding, ...]
-    """The largest possible gain first."""
+    """What would save the most time first."""
     classes: tuple[ClassRow, ...]
     unclassified_share: float
     kernels: tuple[KernelRow, ...]
@@ -128,6 +119,20 @@ class Profile(Frozen):
     sources: tuple[str, ...]
     capture: Capture | None = None
     notes: tuple[Note, ...] = ()
+    hardware: Hardware = Hardware()
+    outside: Outside = Outside()
+    """Device work in the files that belongs to none of the steps, and is not counted."""
+    losses: tuple[Loss, ...] = ()
+    """What the steps lose time to; findings rest on these."""
+    explained: Explained | None = None
+    waits: tuple[Wait, ...] = ()
+    """Where the host waited for the device."""
+    collectives: tuple[CollectiveRow, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
+    limits: tuple[OperatorLimit, ...] = ()
+    """Operators against what the device can do, from the shapes of their inputs."""
+    strips: tuple[Strip, ...] = ()
+    """Each device over time."""
 
     @property
     def steps_seen(self) -> int | None:
@@ -149,20 +154,21 @@ def profile_of(
     ceilings: Ceilings | None = None,
 ) -> Profile:
     """All tables, the bound and the findings. `record`: what was measured without the profiler, if Redline captured."""
-    links = [Links(trace) for trace in traces]
-    has_device = any(trace.has_device for trace in traces)
-    ranks = [rank for each in links for rank in _ranks(each)]
-    timeline = timeline_of([time for _, time, _ in ranks]) if has_device else timeline_of(list(map(host_time, traces)))
-    idle = idle_of([idle for _, _, idle in ranks])
-    kernels = times_by_name(traces, [Work.KERNEL])
-    others = times_by_name(traces, [Work.COPY, Work.FILL])
+    each = [recorded(trace) for trace in traces]
+    hosts = [HostView(one.links) for one in each]
+    runs = [device_runs(one, host) for one, host in zip(each, hosts, strict=True)]
+    every = [run for own in runs for run in own]
+    links, cut = [one.links for one in each], [one.trace for one in each]
+    has_device = bool(every)
+    timeline = timeline_of([run.time for run in every]) if has_device else timeline_of(list(map(host_time, cut)))
+    kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
     classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
-    phases = phases_of(links)
-    steps = steps_of(links)
-    rows = kernel_rows(kernels)
+    losses, calls, waiting = losses_of(every)
+    hardware = hardware_of(traces, record)
+    phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
     profile = Profile(
         timeline=timeline,
-        idle=idle,
+        idle=idle_of([run.idle for run in every]),
         bound=Bound(label="unknown", evidence=note("not-measured", "")),
         findings=(),
         classes=tuple(classes),
@@ -175,14 +181,23 @@ def profile_of(
         bottleneck=bottleneck(phases),
         steps=steps,
         launches=launches_of(links),
-        host=host_of(traces, timeline.busy_s if has_device else 0.0),
-        copies=tuple(copy_rows(traces)),
+        host=host_of(hosts, timeline.busy_s if has_device else 0.0),
+        copies=tuple(copy_rows(cut)),
         counters=(),
-        ranks=tuple(rank for rank, _, _ in ranks),
+        ranks=tuple(map(_rank, every)),
         lost=_lost(links),
         has_device=has_device,
-        sources=tuple(trace.source for trace in traces),
+        sources=tuple(dict.fromkeys(trace.source for trace in traces)),
         capture=None if record is None else _capture(record, steps),
+        notes=tuple(note for trace in traces for note in trace.notes),
+        hardware=hardware,
+        outside=_outside(each),
+        losses=tuple(losses),
+        waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
+        collectives=tuple(collective_rows(calls, waiting)),
+        stragglers=tuple(waiting.stragglers),
+        limits=tuple(operator_limits(links, hardware, ceilings)),
+        strips=tuple(strip_of(run.view, run.bounds, run.idle) for run in every),
     )
     return _concluded(profile, record, ceilings)
 
@@ -191,7 +206,8 @@ def _concluded(profile: Profile, record: RunRecord | None = None, ceilings: Ceil
     """The same with its bound and findings."""
     bound = bound_of_trace(evidence_of(profile), record, ceilings)
     profile = msgspec.structs.replace(profile, bound=bound)
-    return msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
+    profile = msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
+    return msgspec.structs.replace(profile, explained=explained(profile))
 
 
 def with_tool(
@@ -243,6 +259,7 @@ def with_tool(
         has_device=True,
         sources=sources or (tool,),
         capture=capture,
+        hardware=hardware_by_kernels([row.name for row in rows], tool, record),
         notes=(*notes, note("kernel-table", "a kernel table has no timeline: its span is the sum of its kernels")),
     )
     return msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
@@ -252,36 +269,42 @@ def evidence_of(profile: Profile) -> TraceEvidence:
     timeline, idle = profile.timeline, profile.idle
     in_memory = sum(row.share for row in profile.classes if row.name in MEMORY_CLASSES)
     known = profile.capture and profile.capture.step_s and profile.steps and profile.has_device
+    longest = profile.waits[0] if profile.waits and profile.waits[0].idle_s else None
     return TraceEvidence(
         has_device=profile.has_device,
+        launches_without_device=bool(profile.host.launched) and not profile.has_device,
         span_s=timeline.span_s,
         busy_s=timeline.busy_s,
-        host_wait_s=idle.host_wait_s,
+        host_wait_s=idle.host_wait_s + idle.latency_s + idle.allocator_s + idle.warm_up_s,
+        sync_s=idle.sync_s,
+        waits_in=longest.call if longest is not None else "",
         data_wait_s=idle.data_wait_s,
         launch_gap_s=idle.launch_gap_s,
         exposed_communication_s=timeline.exposed_communication_s,
         exposed_copy_s=timeline.exposed_copy_s,
         memory_classes_share=in_memory,
         busy_share=min(timeline.busy_s / profile.wall_s, 1.0) if known else None,
+        compute_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "compute"),
+        memory_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "memory"),
     )
 
 
-def _ranks(links: Links) -> list[tuple[RankTime, DeviceTime, IdleTime]]:
-    trace = links.trace
-    loading = loading_ranges(trace)
-    found = []
-    for device, work in per_device(trace):
-        time = device_time(trace, work)
-        idle = idle_time(work, links.launched_at[trace.work.device == device], loading)
-        row = RankTime(
-            source=trace.source,
-            rank=trace.rank,
-            device=device,
-            timeline=timeline_of([time]),
-            idle=idle_of([idle]),
-        )
-        found.append((row, time, idle))
-    return found
+def _rank(run: DeviceRun) -> RankTime:
+    trace = run.recorded.trace
+    return RankTime(
+        source=trace.source,
+        rank=trace.rank,
+        device=run.view.device,
+        timeline=timeline_of([run.time]),
+        idle=idle_of([run.idle]),
+        world_size=trace.world_size,
+        process=trace.process,
+    )
+
+
+def _outside(each: Sequence[Recorded]) -> Outside:
+    fields = Outside.__struct_fields__
+    return Outside(**{name: sum(getattr(one.outside, name) for one in each) for name in fields})
 
 
 def _lost(links: Sequence[Links]) -> Lost | None:
@@ -307,10 +330,8 @@ def _lost(links: Sequence[Links]) -> Lost | None:
 
 def _launches_without_work(links: Links) -> int:
     """Calls that must have put something on the device which the file does not show."""
-    trace = links.trace
-    numbers = np.unique(trace.calls.name).tolist()
-    launching = [number for number in numbers if "Launch" in trace.names[number] and "Host" not in trace.names[number]]
-    rows = np.isin(trace.calls.name, launching)
+    calls = links.trace.calls
+    rows = named(links.trace, calls, "Launch") & ~named(links.trace, calls, "Host")
     return int((~np.isin(np.flatnonzero(rows), links.call)).sum())
 
 
@@ -331,4 +352,5 @@ def _capture(record: RunRecord, steps: Steps | None) -> Capture:
         profiled_step_s=steps.mean_s if steps else None,
         trace=trace.path if trace else None,
         switches=prepared.switches if prepared else {},
+        issue_share=telling_host_share(record),
     )

@@ -152,7 +152,7 @@ def read_profile(*sources: str | Path, by_shape: bool = False, workspace: Worksp
             record = _captured_record(str(sources[0]), opened)
             known = opened.ceilings_of([record])(record)
         assert record.trace is not None
-        return profile_of(read_traces([Path(record.trace.path)]), record, by_shape=by_shape, ceilings=known)
+        return profile_of([read_trace(Path(record.trace.path))], record, by_shape=by_shape, ceilings=known)
     return profile_of(read_traces(paths), by_shape=by_shape)
 
 

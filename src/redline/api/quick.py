@@ -12,7 +12,7 @@ import msgspec
 from rich.text import Text
 
 from redline.analyze.batch import BatchFinding, BatchTrial, Purpose
-from redline.analyze.diagnose import Finding
+from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
 from redline.analyze.training import TrainingSummary, training_of

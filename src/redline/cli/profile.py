@@ -64,7 +64,11 @@ def profile(
     open_: Annotated[bool, opt("--open", group=OUTPUT, help="Write an HTML page of the profile and open it.")] = False,
     html: Annotated[Path | None, opt(group=OUTPUT, help="Write that page to this file.")] = None,
     csv: Annotated[
-        Path | None, opt(group=OUTPUT, help="Write the kernel table, laid out like rocprof --stats.")
+        Path | None,
+        opt(group=OUTPUT, help="Write the kernel table, laid out like rocprof --stats; on a CPU, operators."),
+    ] = None,
+    tables: Annotated[
+        Path | None, opt(group=OUTPUT, help="Write all tables: FILE.xlsx, or a folder that gets Parquet files.")
     ] = None,
     rows: Annotated[int, opt(group=OUTPUT, help="Rows of each table.")] = 12,
     sort: Annotated[
@@ -88,8 +92,9 @@ def profile(
     from redline.cli.progress import LiveObserver, tell_report
     from redline.report.export import json_document
     from redline.report.folder import check_folder
-    from redline.report.profile import DiffReport, ProfileReport, kernel_csv, sort_named
-    from redline.report.profile_page import profile_page_of
+    from redline.report.profile import DiffReport, ProfileReport, sort_named
+    from redline.report.profile_page import profile_page
+    from redline.report.profile_tables import kernel_csv, write_tables
     from redline.report.terminal import make_console
     from redline.spec import MOST_ROWS, require_range
 
@@ -103,8 +108,10 @@ def profile(
         if what or trace or by_shape:
             raise UsageError("--diff takes two profiles and nothing else")
         _refuse_settings(capture, "--diff")
-        if html or open_ or csv or report:
-            raise UsageError("--diff prints a comparison; --open, --html, --csv and --report are of one profile")
+        if html or open_ or csv or tables or report:
+            raise UsageError(
+                "--diff prints a comparison; --open, --html, --csv, --tables and --report are of one profile"
+            )
         with Workspace() as workspace:
             changed = compare_profiles(*diff, workspace=workspace)
         print_json(json_document("profile-diff", changed)) if json else make_console().print(DiffReport(changed, rows))
@@ -133,11 +140,14 @@ def profile(
             found, record = result.profile, result.record
         observer.stop()
         if csv is not None:
-            _write(csv, kernel_csv(found.kernels))
+            _write(csv, kernel_csv(found))
+        written = write_tables(found, tables) if tables is not None else []
         page = (html or Path.cwd() / f"{_stem(found)}.profile.html") if open_ or html else None
         if page is not None:
-            _write(page, profile_page_of(found))
+            _write(page, profile_page(found))
         print_json(json_document("profile", found)) if json else make_console().print(ProfileReport(found, rows, order))
+        if written:
+            tell(f"tables: {tables}")
         if page is not None:
             tell(f"page: {page}")
             if open_:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.ladder import Rung
-from redline.report.plots import COLOURS, new_figure, save_figure
+from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import cell, make_table, one_line, table
 from redline.report.train import rate
 from redline.units import format_bytes, format_seconds, format_share

@@ -13,14 +13,14 @@ from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
 from redline.analyze.training import TrainingSummary
 from redline.identity import Subject, is_capture
+from redline.report.canvas import COLOURS, LABEL, label_text, new_figure, save_figure
 from redline.report.contents import Contents, folded
 from redline.report.terminal import one_line
+from redline.report.train import draw_trainings
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")
 MARKERS = "osD^Pvhp"
 MOST_LINES = 12
 MOST_BARS = 24
-LABEL = 46
 
 
 def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
@@ -59,7 +59,7 @@ def _against_batch(
         wrong = any(row.numerics and row.numerics.is_wrong for row in curve.rows)
         name = f"{curve.recipe} (numerics ✗)" if wrong else curve.recipe
         label = " · ".join([*apart[curve.subject], name])
-        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=_label(label), markersize=5)
+        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=label_text(label), markersize=5)
         if knee and curve.knee is not None:
             axes.plot([curve.knee.batch], [curve.knee.throughput_per_s], "*", color=colour, markersize=15, mec="black")
     _batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
@@ -68,7 +68,7 @@ def _against_batch(
     more = f"; {len(lines) - MOST_LINES} more curves are not shown" if len(lines) > MOST_LINES else ""
     starred = "; a star marks the knee" if knee and any(curve.knee for curve in shown) else ""
     common = [part for part in _parts(shown[0].subject) if part not in apart[shown[0].subject]]
-    where = f"{_label(' · '.join(common), 70)}: " if common else ""
+    where = f"{label_text(' · '.join(common), 70)}: " if common else ""
     axes.set_title(f"{where}{title}{starred}{more}", fontsize=10.5, loc="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return save_figure(figure, path)
@@ -115,11 +115,11 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
     first = next((row.vs_first.recipe for row in bars if row.vs_first is not None), None)
-    against = f"; × against {_label(first, 40)}" if first is not None else ""
+    against = f"; × against {label_text(first, 40)}" if first is not None else ""
     axes.set_xlabel(
-        f"{_label(bars[0].item or 'items')} per second, 95 % interval{against}\nhatched: not to be relied on"
+        f"{label_text(bars[0].item or 'items')} per second, 95 % interval{against}\nhatched: not to be relied on"
     )
-    axes.set_title(_label(f"{subject}{f' · batch {batch}' if batch else ''}", 90), fontsize=10.5, loc="left")
+    axes.set_title(label_text(f"{subject}{f' · batch {batch}' if batch else ''}", 90), fontsize=10.5, loc="left")
     return save_figure(figure, path)
 
 
@@ -155,20 +155,6 @@ def _latency_ms(row: RunSummary) -> float | None:
     return row.latency_s.p50 * 1e3 if row.latency_s is not None and row.batch else None
 
 
-def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes; several of them side by side."""
-    # Made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(width, height), layout="constrained")
-    every = figure.subplots(1, columns, squeeze=False)[0]
-    for axes in every:
-        axes.grid(alpha=0.25)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, every[0] if columns == 1 else tuple(every)
-
-
 def _batch_ticks(axes: Any, batches: set[int]) -> None:
     ordered = sorted(batches)
     axes.set_xscale("log", base=2)
@@ -182,23 +168,8 @@ def _in_two_lines(recipe: str) -> str:
     """Broken between two steps: what tells long recipes apart may be any of them."""
     place = recipe.rfind("+", 0, LABEL) + 1
     if len(recipe) <= LABEL or not place:
-        return _label(recipe)
-    return f"{_label(recipe[:place])}\n{_label(recipe[place:])}"
-
-
-def _label(text: str, longest: int = LABEL) -> str:
-    """Text for a picture: dollars would begin a formula."""
-    return one_line(text, longest).replace("$", r"\$")
-
-
-def save_figure(figure: Any, path: Path) -> Path:
-    import warnings
-
-    with warnings.catch_warnings():
-        # A name may hold a character that no font here has; the picture then shows a box for it.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, dpi=130)
-    return path
+        return label_text(recipe)
+    return f"{label_text(recipe[:place])}\n{label_text(recipe[place:])}"
 
 
 KERNELS = 15

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -11,21 +9,18 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.profile import Profile
+from redline.analyze.profile import Profile, RankTime
 from redline.analyze.profile_diff import Changed, ProfileDiff, counts
 from redline.errors import SpecError
-from redline.report.export import harmless
+from redline.report.profile_facts import facts, hints, title, told_part, told_time
 from redline.report.terminal import as_text, plain_table
-from redline.trace.classes import printable
-from redline.trace.kernels import KernelRow
+from redline.trace.names import label_of
 from redline.trace.operators import OperatorRow
 from redline.units import format_bytes, format_seconds, format_share
 
 DEFAULT_ROWS = 12
-LABEL_LENGTH = 120
 Sort = Literal["device", "host", "memory", "calls"]
 SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
-PERFETTO = "https://ui.perfetto.dev"
 
 
 def profile_text(profile: Profile, rows: int = DEFAULT_ROWS) -> str:
@@ -59,6 +54,9 @@ class ProfileReport:
             _copies(profile) if profile.copies else None,
             _counters(profile) if profile.counters else None,
             _operators(profile, rows, self._sort) if profile.operators else None,
+            _limits(profile, rows) if profile.limits else None,
+            _waits(profile, rows) if profile.waits and profile.has_device else None,
+            _collectives(profile, rows) if profile.collectives else None,
         ]
         for table in tables:
             if table is not None:
@@ -67,100 +65,6 @@ class ProfileReport:
         yield from _findings(profile)
         yield from (Text(f"note: {note}", style="dim") for note in profile.notes)
         yield from (Text(hint, style="dim") for hint in hints(profile))
-
-
-def title(profile: Profile) -> str:
-    capture = profile.capture
-    if capture is None:
-        return " · ".join(profile.sources)
-    parts = [
-        capture.model,
-        capture.task,
-        capture.recipe,
-        f"batch {capture.batch}" if capture.batch else "",
-        capture.setting,
-        f"{capture.device_name} ({capture.device})" if capture.device_name else capture.device,
-        f"{profile.steps_seen} steps" if profile.steps_seen else "",
-        f"under {capture.tool}",
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def hints(profile: Profile) -> Iterator[str]:
-    """Where to look further."""
-    trace = profile.capture.trace if profile.capture else None
-    if trace and trace.endswith(".json.gz"):
-        yield f"trace: {trace}"
-        yield f"open it at {PERFETTO} (it stays in the browser), or: tensorboard --logdir {trace.rpartition('/')[0]}"
-        assert profile.capture is not None
-        yield f"again: redline profile --diff {profile.capture.record_id[:13]} OTHER sets it beside another"
-    elif profile.capture is None:
-        yield f"the whole timeline: open the file at {PERFETTO} (it stays in the browser)"
-    elif trace:
-        yield f"files of {profile.capture.tool}: {trace}"
-
-
-def facts(profile: Profile) -> Iterator[tuple[str, str]]:
-    timeline, idle, launches = profile.timeline, profile.idle, profile.launches
-    if profile.lost:
-        yield "lost", "; ".join(profile.lost.reasons)
-    yield "bound", f"{profile.bound.label}: {profile.bound.evidence}"
-    if profile.host.ratio is None and not profile.has_device:
-        yield "timeline", f"{_time(timeline.span_s)}, in operators {_part(timeline.busy_s, timeline.span_s)}"
-    else:
-        yield (
-            "timeline",
-            f"{_time(timeline.span_s)}: busy {_part(timeline.busy_s, timeline.span_s)}, "
-            f"idle {_part(timeline.idle_s, timeline.span_s)}; computing {_time(timeline.compute_s)}, communicating "
-            f"{_time(timeline.communication_s)} (alone {_time(timeline.exposed_communication_s)}), "
-            f"copying {_time(timeline.copy_s)}",
-        )
-    if timeline.idle_s and profile.has_device:
-        data = f" (in the data loader {_time(idle.data_wait_s)})" if idle.data_wait_s else ""
-        yield (
-            "idle",
-            f"host wait {_time(idle.host_wait_s)}{data}, launch gaps {_time(idle.launch_gap_s)}, "
-            f"other {_time(idle.other_s)}",
-        )
-    yield from _step_facts(profile)
-    if profile.phases:
-        bottleneck = f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else ""
-        # Whole traces are summed up; a person sets phases against the time of one step.
-        steps = profile.steps.count if profile.steps else 1
-        of_what = "per step, under the profiler" if profile.steps else "of the whole trace"
-        told = ", ".join(
-            _phase(phase.name, phase.host_s / steps, phase.device_s / steps, profile) for phase in profile.phases
-        )
-        yield "phases", f"{told} ({of_what}){bottleneck}"
-    if launches.calls:
-        yield (
-            "launches",
-            f"{launches.calls:,} for {launches.work:,} pieces of work, {_time(launches.mean_call_s)} of host each; "
-            f"median kernel {_time(launches.median_kernel_s)}, {format_share(launches.short_share)} of them ≤ 10 µs",
-        )
-    if profile.host.ratio is not None:
-        host = profile.host
-        yield (
-            "host/device",
-            f"{host.ratio:.2f}: {host.verdict} (host busy {_time(host.busy_s)}, blocked {_time(host.blocked_s)})",
-        )
-
-
-def _step_facts(profile: Profile) -> Iterator[tuple[str, str]]:
-    steps, capture = profile.steps, profile.capture
-    if steps is not None:
-        spread = f", spread {format_share(steps.spread)}" if steps.spread is not None else ""
-        yield "steps", f"{steps.count}, mean {_time(steps.mean_s)} ({_time(steps.min_s)}–{_time(steps.max_s)}{spread})"
-    if capture is not None and capture.step_s:
-        slower = f", {steps.mean_s / capture.step_s:.2f}× under it" if steps else ""
-        yield (
-            "profiler",
-            f"a step takes {_time(capture.step_s)} without it{slower}; capturing took {_time(capture.capture_s)}",
-        )
-
-
-def _phase(name: str, host_s: float, device_s: float, profile: Profile) -> str:
-    return f"{name} {_time(host_s)} host, {_time(device_s)} device" if profile.has_device else f"{name} {_time(host_s)}"
 
 
 def _ranks(profile: Profile) -> Table:
@@ -172,16 +76,22 @@ def _ranks(profile: Profile) -> Table:
     for rank in profile.ranks:
         timeline = rank.timeline
         table.add_row(
-            str(rank.rank) if rank.rank is not None else rank.source.rpartition("/")[2],
+            _rank_label(rank),
             str(rank.device),
-            _time(timeline.span_s),
-            _part(timeline.busy_s, timeline.span_s),
-            _part(timeline.idle_s, timeline.span_s),
-            _time(timeline.communication_s),
-            _time(timeline.exposed_communication_s),
-            _time(rank.idle.host_wait_s),
+            told_time(timeline.span_s),
+            told_part(timeline.busy_s, timeline.span_s),
+            told_part(timeline.idle_s, timeline.span_s),
+            told_time(timeline.communication_s),
+            told_time(timeline.exposed_communication_s),
+            told_time(rank.idle.host_wait_s),
         )
     return table
+
+
+def _rank_label(rank: RankTime) -> str:
+    if rank.process is not None:
+        return f"process {rank.process}"
+    return str(rank.rank) if rank.rank is not None else rank.source.rpartition("/")[2]
 
 
 def _classes(profile: Profile) -> Table:
@@ -189,7 +99,7 @@ def _classes(profile: Profile) -> Table:
     for header in ("class", "total", "share", "calls"):
         table.add_column(header, justify="left" if header == "class" else "right", no_wrap=True)
     for row in profile.classes:
-        table.add_row(row.name, _time(row.total_s), format_share(row.share), f"{row.calls:,}")
+        table.add_row(row.name, told_time(row.total_s), format_share(row.share), f"{row.calls:,}")
     table.caption = f"not classified (other): {format_share(profile.unclassified_share)}"
     return table
 
@@ -204,7 +114,7 @@ def _kernels(profile: Profile, rows: int) -> Table:
     for row in profile.kernels[:rows]:
         times = (row.total_s, row.mean_s, row.min_s, row.max_s)
         table.add_row(
-            Text(row.short_name), row.kernel_class, f"{row.calls:,}", *map(_time, times), format_share(row.share)
+            Text(row.short_name), row.kernel_class, f"{row.calls:,}", *map(told_time, times), format_share(row.share)
         )
     if many > rows:
         table.caption = f"and {many - rows} more: --rows {many}, --json or --csv FILE shows all, with whole names"
@@ -220,7 +130,7 @@ def _copies(profile: Profile) -> Table:
         speed = "n/a" if row.bytes_per_s is None else f"{row.bytes_per_s / 1e9:.1f}"
         size = format_bytes(row.bytes)
         table.add_row(
-            Text(_label(row.name)), f"{row.calls:,}", _time(row.total_s), format_share(row.share), size, speed
+            Text(label_of(row.name)), f"{row.calls:,}", told_time(row.total_s), format_share(row.share), size, speed
         )
     return table
 
@@ -232,7 +142,7 @@ def _counters(profile: Profile) -> Table:
     names = {row.name: row.short_name for row in profile.kernels}
     for row in profile.counters:
         value = format_bytes(row.value) if row.unit == "bytes" else format_share(row.value)
-        kernel = "all" if row.kernel is None else names.get(row.kernel, _label(row.kernel))
+        kernel = "all" if row.kernel is None else names.get(row.kernel, label_of(row.kernel))
         table.add_row(Text(kernel), row.name, value, row.verdict, row.meaning if row.kernel is None else "")
     return table
 
@@ -241,17 +151,96 @@ def _operators(profile: Profile, rows: int, sort: Sort) -> Table:
     table = plain_table(f"operators, by {SORTS[sort]}")
     table.add_column("operator", overflow="fold")
     headers = ["calls", "host self", "host total"]
-    headers += ["device self", "device total"] if profile.has_device else []
+    headers += ["device self", "share", "device total"] if profile.has_device else []
     with_memory = any(row.device_allocated_bytes or row.cpu_allocated_bytes for row in profile.operators)
     headers += ["allocated"] if with_memory else []
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for row in sorted(profile.operators, key=lambda row: -_rank(row, sort))[:rows]:
-        cells = [f"{row.calls:,}", _time(row.cpu_self_s), _time(row.cpu_total_s)]
-        cells += [_time(row.device_self_s), _time(row.device_total_s)] if profile.has_device else []
+        cells = [f"{row.calls:,}", told_time(row.cpu_self_s), told_time(row.cpu_total_s)]
+        on_device = [told_time(row.device_self_s), format_share(row.device_share), told_time(row.device_total_s)]
+        cells += on_device if profile.has_device else []
         allocated = row.device_allocated_bytes if profile.has_device else row.cpu_allocated_bytes
         cells += [format_bytes(allocated)] if with_memory else []
-        table.add_row(Text(_label(f"{row.name} {row.dims}" if row.dims else row.name)), *cells)
+        table.add_row(Text(label_of(f"{row.name} {row.dims}" if row.dims else row.name)), *cells)
+    if profile.has_device:
+        graphs, others = (
+            sum(row.device_share for row in profile.operators if row.source in sources)
+            for sources in (("graph",), ("no-operator", "no-launch"))
+        )
+        parts = [f"replayed by graphs: {format_share(graphs)}"] if graphs else []
+        parts += [f"without an operator: {format_share(others)}"] if others else []
+        table.caption = "of the device's time " + ", ".join(parts) if parts else None
+    return table
+
+
+def _limits(profile: Profile, rows: int) -> Table:
+    table = plain_table("operators against the device's limits, by device time")
+    table.add_column("operator", overflow="fold")
+    table.add_column("format", no_wrap=True)
+    for header in ("calls", "device", "TFLOP/s", "GB/s", "FLOP/B", "of the limit"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
+    for row in profile.limits[:rows]:
+        reached = "in cache" if row.in_cache else format_share(row.efficiency) if row.efficiency is not None else "n/a"
+        table.add_row(
+            Text(label_of(f"{row.name} {row.dims}")),
+            row.number_format,
+            f"{row.calls:,}",
+            told_time(row.device_s),
+            f"{row.flops_per_s / 1e12:.1f}" if row.flops else "–",
+            f"{row.bytes_per_s / 1e9:,.0f}",
+            f"{row.intensity:.0f}" if row.flops else "–",
+            reached,
+            row.limited_by or "n/a",
+        )
+    return table
+
+
+def _waits(profile: Profile, rows: int) -> Table:
+    table = plain_table("where the host waited for the device")
+    for header in ("call", "operator", "Python function"):
+        table.add_column(header, overflow="fold")
+    for header in ("calls", "blocked", "idle it caused"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in profile.waits[: min(rows, 5)]:
+        cells = (Text(row.call), Text(row.operator or "–"), Text(row.frame or "–"))
+        table.add_row(*cells, f"{row.calls:,}", told_time(row.blocked_s), told_time(row.idle_s))
+    return table
+
+
+def _collectives(profile: Profile, rows: int) -> Table:
+    table = plain_table("collectives")
+    table.add_column("collective", overflow="fold")
+    for header in (
+        "message",
+        "ranks",
+        "calls",
+        "mean",
+        "max",
+        "hidden",
+        "waiting",
+        "transfer",
+        "alg. GB/s",
+        "bus GB/s",
+    ):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in profile.collectives[:rows]:
+        speeds = (row.algorithm_bytes_per_s, row.bus_bytes_per_s)
+        table.add_row(
+            Text(f"{row.name} {row.dtype}".strip()),
+            format_bytes(row.message_bytes),
+            str(row.group_size or "n/a"),
+            f"{row.calls:,}",
+            told_time(row.mean_s),
+            told_time(row.max_s),
+            told_part(row.hidden_s, row.total_s),
+            told_time(row.wait_s),
+            told_time(row.transfer_s),
+            *("n/a" if speed is None else f"{speed / 1e9:.1f}" for speed in speeds),
+        )
+    known = "against the other ranks" if profile.stragglers else "against the fastest call of the same size"
+    table.caption = f"waiting: {known}"
     return table
 
 
@@ -279,35 +268,6 @@ def _grid(lines: Iterator[tuple[str, str]]) -> Table:
     return grid
 
 
-def _label(text: str) -> str:
-    """A name from a trace: anyone's to write, and as long as they like."""
-    shown = printable(text[: LABEL_LENGTH + 1])
-    return shown if len(shown) <= LABEL_LENGTH else shown[:LABEL_LENGTH] + "…"
-
-
-def _part(value: float, whole: float) -> str:
-    return f"{_time(value)} ({format_share(value / whole) if whole else 'n/a'})"
-
-
-def _time(value: float | None) -> str:
-    return format_seconds(value) if value else ("n/a" if value is None else "0")
-
-
-COLUMNS = ("Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage")
-
-
-def kernel_csv(rows: Sequence[KernelRow]) -> str:
-    text = io.StringIO()
-    # rocprof quotes names and nothing else.
-    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        total = round(row.total_s * 1e9)
-        mean = round(total / row.calls) if row.calls else 0
-        writer.writerow((harmless(row.name), row.calls, total, mean, round(row.share * 100, 6)))
-    return text.getvalue()
-
-
 STYLE = {"faster": "green", "vanished": "green", "slower": "red", "appeared": "red"}
 
 
@@ -320,12 +280,12 @@ class DiffReport:
         diff = self._diff
         yield Text(f"before: {diff.before}", style="bold")
         yield Text(f"after:  {diff.after}", style="bold")
-        yield _table(f"per {diff.unit}", [diff.step, diff.busy], 2)
-        yield _table("classes", diff.classes, len(diff.classes))
+        yield _changes(f"per {diff.unit}", [diff.step, diff.busy], 2)
+        yield _changes("classes", diff.classes, len(diff.classes))
         if diff.kernels:
-            yield _table(f"kernels: {_told(diff.kernels)}", diff.kernels, self._rows)
+            yield _changes(f"kernels: {_told(diff.kernels)}", diff.kernels, self._rows)
         if diff.operators:
-            yield _table(f"operators: {_told(diff.operators)}", diff.operators, self._rows)
+            yield _changes(f"operators: {_told(diff.operators)}", diff.operators, self._rows)
         if diff.findings_gone:
             yield Text(f"no longer in the way: {', '.join(diff.findings_gone)}", style="green")
         if diff.findings_new:
@@ -333,7 +293,7 @@ class DiffReport:
         yield from (Text(f"note: {note}", style="dim") for note in diff.notes)
 
 
-def _table(title: str, rows: Sequence[Changed], most: int) -> Table:
+def _changes(title: str, rows: Sequence[Changed], most: int) -> Table:
     table = plain_table(title)
     table.add_column("name", overflow="fold")
     for header in ("before", "after", "difference", "ratio", "calls"):

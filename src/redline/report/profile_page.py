@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline.analyze.profile import Profile
-from redline.report.profile import PERFETTO, facts, hints, title
-from redline.trace.decode import read_trace
-from redline.trace.timeline import Strip, strips_of
-from redline.units import format_seconds, format_share
+from redline.report.profile_facts import PERFETTO, facts, hints, title, told_time
+from redline.trace.timeline import Strip
+from redline.units import format_share
 
 HEIGHT = 60
 WIDTH = 960
@@ -20,25 +17,19 @@ KERNELS_SHOWN = 200
 OPERATORS_SHOWN = 100
 
 
-def profile_page_of(profile: Profile) -> str:
-    """The page, with the timelines of those of its trace files that are still there."""
-    files = [Path(source) for source in profile.sources if Path(source).is_file()]
-    return profile_page(profile, strips_of([read_trace(file) for file in files]))
-
-
-def profile_page(profile: Profile, strips: Sequence[Strip] = ()) -> str:
+def profile_page(profile: Profile) -> str:
     # Names in traces are anyone's to write: everything is escaped.
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"time": _time, "share": format_share}
+    environment.filters |= {"time": told_time, "share": format_share}
     template = environment.get_template("profile.html.j2")
     return template.render(
         profile=profile,
         title=title(profile),
         facts=list(facts(profile)),
         hints=list(hints(profile)),
-        pictures=[(strip, _bars(strip)) for strip in strips],
+        pictures=[(strip, _bars(strip)) for strip in profile.strips],
         width=WIDTH,
         height=HEIGHT,
         kernels=profile.kernels[:KERNELS_SHOWN],
@@ -67,7 +58,3 @@ def _bars(strip: Strip) -> list[dict[str, Any]]:
                     }
                 )
     return bars
-
-
-def _time(value: float | None) -> str:
-    return format_seconds(value) if value else ("n/a" if value is None else "0")

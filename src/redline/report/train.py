@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.training import LoaderFinding, TrainingSummary
-from redline.report.plots import COLOURS, new_figure, save_figure
+from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import make_table, one_line
 from redline.training import Epoch
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant

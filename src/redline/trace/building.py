@@ -1,161 +1,65 @@
-"""One event of a Kineto trace, typed: only what some table needs is decoded, the rest is stepped over.
-
-Three ways to read the same thing. `Event` is the fast one: its times are floats, exact to the nanosecond while they
-stay below `EXACT_BELOW_US`. `ExactEvent` keeps times as text, for traces that count from 1970. `coerce` makes the best
-of an event whose types are wrong.
-"""
+"""Events become columns, batch by batch; a trace's tables are made of them at the end."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from redline.trace.columns import UNKNOWN, Allocations, Calls, DeviceWork, HostRanges, Ids, Ints, Operators, Shape, Work
+from redline.trace.columns import (
+    UNKNOWN,
+    Allocations,
+    Calls,
+    Collective,
+    DeviceWork,
+    HostRanges,
+    Ids,
+    Ints,
+    Marks,
+    Operators,
+    Shape,
+    Work,
+)
+from redline.trace.events import NO_ARGS, NO_TIME, AnyEvent, Args, start_and_duration
 
-EXACT_BELOW_US = 2.0**43
-"""Up to here neighbouring floats are less than a nanosecond apart; beyond, rounding would move events."""
+OPERATOR, CALL, ANNOTATION, DEVICE, ALLOCATION, FRAME = range(6)
 
-LARGEST_US = 4.0e15
-"""In nanoseconds this still fits 64 bits; the year 2096."""
-
-Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-
-NOTHING = msgspec.Raw(b"")
-
-
-class Args(msgspec.Struct, gc=False):
-    correlation: Whole = UNKNOWN
-    external: Whole = msgspec.field(default=UNKNOWN, name="External id")
-    device: Whole = UNKNOWN
-    stream: Whole = UNKNOWN
-    bytes: Whole = UNKNOWN
-    sequence: Whole = msgspec.field(default=UNKNOWN, name="Sequence number")
-    forward_thread: Whole = msgspec.field(default=0, name="Fwd thread id")
-    dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
-    allocated: Whole = msgspec.field(default=0, name="Bytes")
-    device_type: Whole = msgspec.field(default=0, name="Device Type")
-
-
-NO_ARGS = Args()
-
-
-class Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = UNKNOWN
-    tid: int | str = UNKNOWN
-    ts: float = math.nan
-    dur: float = -1.0
-    args: Args | None = None
-
-
-class ExactEvent(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = UNKNOWN
-    tid: int | str = UNKNOWN
-    ts: msgspec.Raw = NOTHING
-    dur: msgspec.Raw = NOTHING
-    args: Args | None = None
-
-
-AnyEvent: TypeAlias = Event | ExactEvent
-
-# Not strict: ROCm writes some numbers as text.
-fast_decoder = msgspec.json.Decoder(list[Event], strict=False)
-exact_decoder = msgspec.json.Decoder(list[ExactEvent], strict=False)
-
-
-def nanoseconds_of(text: bytes) -> int | None:
-    """Microseconds as a decimal number, whole and exact in nanoseconds; None where the text is no such number."""
-    whole, _, fraction = text.strip(b'"').partition(b".")
-    if whole.isdigit() and len(fraction) <= 3 and (fraction.isdigit() or not fraction):
-        return int(whole) * 1000 + int(fraction.ljust(3, b"0"))
-    try:
-        value = Decimal(text.strip(b'"').decode("ascii", "replace"))
-    except InvalidOperation:
-        return None
-    if not value.is_finite() or abs(value) > LARGEST_US:
-        return None
-    return int((value * 1000).to_integral_value())
-
-
-def coerce(body: bytes) -> ExactEvent | None:
-    """What can be understood of one event that is not as it should be; None when that is nothing.
-
-    What it is, and when, must be right; of its arguments, a wrong one counts as not given. Python's own JSON reader
-    does it: slower, but it takes NaN, which some tools write.
-    """
-    try:
-        plain = json.loads(body, parse_float=str, parse_constant=str)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(plain, dict):
-        return None
-    ph, cat, name = plain.get("ph", ""), plain.get("cat", ""), plain.get("name", "")
-    if not (isinstance(ph, str) and isinstance(cat, str) and isinstance(name, str)):
-        return None
-    return ExactEvent(
-        ph=ph,
-        cat=cat,
-        name=name,
-        pid=_label(plain.get("pid", UNKNOWN)),
-        tid=_label(plain.get("tid", UNKNOWN)),
-        ts=_raw(plain.get("ts")),
-        dur=_raw(plain.get("dur")),
-        args=_args(plain.get("args")),
-    )
-
-
-def _args(plain: Any) -> Args | None:
-    if not isinstance(plain, dict):
-        return None
-    args = Args()
-    for field in msgspec.structs.fields(Args):
-        value = plain.get(field.encode_name)
-        if value is None or field.type is msgspec.Raw:
-            continue
-        try:
-            setattr(args, field.name, msgspec.convert(value, field.type, strict=False))
-        except msgspec.ValidationError:
-            continue
-    return args
-
-
-def _label(value: Any) -> int | str:
-    return value if isinstance(value, int | str) else repr(value)
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(str(value).encode()) if isinstance(value, int | str) else NOTHING
-
-
-OPERATOR, CALL, ANNOTATION, DEVICE, ALLOCATION = range(5)
-
-_CATEGORIES: dict[str, tuple[int, Work | None]] = {
+_CATEGORIES: dict[str, tuple[int, Work | None] | None] = {
     "cpu_op": (OPERATOR, None),
     "user_annotation": (ANNOTATION, None),
+    "python_function": (FRAME, None),
     "kernel": (DEVICE, Work.KERNEL),
     "gpu_memcpy": (DEVICE, Work.COPY),
     "gpu_memset": (DEVICE, Work.FILL),
     "cpu_instant_event": (ALLOCATION, None),
+    # Work on accelerators of other makers.
+    "mtia_ccp_events": (DEVICE, Work.KERNEL),
+    "hpu_op": (DEVICE, Work.KERNEL),
     # As torch 1.8 to 1.10 wrote them.
     "operator": (OPERATOR, None),
     "memcpy": (DEVICE, Work.COPY),
     "memset": (DEVICE, Work.FILL),
     "runtime": (CALL, None),
+    # These repeat what other events say: annotations drawn on the device, arrows, the profiler's own work.
+    "gpu_user_annotation": None,
+    "ac2g": None,
+    "fwdbwd": None,
+    "overhead": None,
+    "trace": None,
+    "cuda_sync": None,
+    "": None,
 }
 _MEMORY_EVENT = "[memory]"
+
+LONG_FRAME_US = 100.0
+"""Shorter Python functions explain no wait, and there are millions of them."""
+MODULE_FRAME = "nn.Module: "
+
+WITH_VALUES = ("conv", "attention", "record_param_comms", "c10d::")
+"""The work of these operators depends on inputs that are no tensors: strides, whether a mask is causal."""
 
 T = TypeVar("T")
 
@@ -171,38 +75,57 @@ class Numbering(defaultdict[T, int]):
         return np.fromiter(map(self.__getitem__, things), np.int32, count)
 
 
-class NeedsExactTimes(Exception):
-    """Times so large that floats blur them: decode this batch again, with times as text."""
-
-
 class Builder:
     """Takes batches of events; `finish` gives the tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, all_frames: bool = False) -> None:
         self.names: Numbering[str] = Numbering()
         self.threads: Numbering[tuple[int | str, int | str]] = Numbering()
         self.shapes: list[Shape] = []
+        self.collectives: list[Collective] = []
+        self.devices: Numbering[tuple[int, int | str]] = Numbering()
+        """Device number and the process the event is drawn under: the second tells fused files' devices apart."""
         self.events = 0
         self.rejected: defaultdict[str, int] = defaultdict(int)
-        """Events left out, by reason."""
-        self._shape_numbers: dict[tuple[bytes, bytes], int] = {}
-        self._shape_texts: Numbering[Shape] = Numbering()
+        self.unused: defaultdict[str, int] = defaultdict(int)
+        """Events with a duration in categories that no table reads."""
+        self._shortest_frame_us = 0.0 if all_frames else LONG_FRAME_US
+        self._parts: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
         self._kinds: dict[str, tuple[int, Work | None] | None] = {}
-        self._parts: dict[int, list[dict[str, Any]]] = {kind: [] for kind in range(5)}
+        self._shape_texts: Numbering[Shape] = Numbering()
+        self._shape_numbers: dict[tuple[bytes, bytes, bytes], int] = {}
+        self._collective_numbers: Numbering[Collective] = Numbering()
+        self._with_values: dict[str, bool] = {}
 
     def add(self, events: Sequence[AnyEvent]) -> None:
-        """Raises `NeedsExactTimes` before anything of the batch is kept."""
+        """Raises `NeedsExactTimes` before anything is taken from the batch."""
         groups = []
+        unused: defaultdict[str, int] = defaultdict(int)
         for category, group in _by_category(events).items():
-            kind, work = self._kind_of(category) or (None, None)
-            if kind is None:
-                continue
-            wanted = _wanted(kind, group)
-            if wanted:
-                groups.append((kind, work, wanted, *_times(wanted, instant=kind == ALLOCATION)))
+            kind, work, wanted = self._sorted_out(category, group)
+            if kind is None and category.lower() not in _CATEGORIES:
+                unused[category] += sum(event.ph == "X" for event in group)
+            elif kind is not None and wanted:
+                groups.append((kind, work, wanted, *start_and_duration(wanted)))
         for kind, work, wanted, start, duration in groups:
-            self._keep(kind, work, wanted, start, duration)
+            self._keep(kind, work, wanted, start, np.zeros_like(start) if kind == ALLOCATION else duration)
+        for category, count in unused.items():
+            if count:
+                self.unused[category] += count
         self.events += len(events)
+
+    def _sorted_out(self, category: str, group: list[AnyEvent]) -> tuple[int | None, Work | None, list[AnyEvent]]:
+        known = self._kind_of(category)
+        if known is not None:
+            kind, work = known
+            return kind, work, self._wanted(kind, group)
+        if category.lower() in _CATEGORIES:
+            return None, None, []
+        # Whatever says on which device and stream it ran is work of an accelerator nobody told us about.
+        on_device = [event for event in group if event.args and event.args.device >= 0 and event.args.stream >= 0]
+        if on_device:
+            return DEVICE, Work.KERNEL, [event for event in on_device if event.ph == "X"]
+        return None, None, []
 
     def _kind_of(self, category: str) -> tuple[int, Work | None] | None:
         if category not in self._kinds:
@@ -211,11 +134,20 @@ class Builder:
             self._kinds[category] = (CALL, None) if is_call else _CATEGORIES.get(lower)
         return self._kinds[category]
 
+    def _wanted(self, kind: int, events: list[AnyEvent]) -> list[AnyEvent]:
+        if kind == ALLOCATION:
+            return [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
+        if kind == FRAME and self._shortest_frame_us:
+            return [event for event in events if _is_telling(event, self._shortest_frame_us) and event.ph == "X"]
+        return [event for event in events if event.ph == "X"]
+
     def _keep(self, kind: int, work: Work | None, events: list[AnyEvent], start: Ints, duration: Ints) -> None:
-        good = (start != _NO_TIME) & (duration >= 0)
+        good = (start != NO_TIME) & (duration >= 0)
         if not good.all():
-            self.rejected["no time, or one out of range"] += int((start == _NO_TIME).sum())
-            self.rejected["a duration below zero, or none"] += int(((start != _NO_TIME) & (duration < 0)).sum())
+            self.rejected["no time, or one out of range"] += int((start == NO_TIME).sum())
+            self.rejected["a duration below zero, out of range, or none"] += int(
+                ((start != NO_TIME) & (duration < 0)).sum()
+            )
             events = [event for event, keep in zip(events, good.tolist(), strict=True) if keep]
             start, duration = start[good], duration[good]
         count = len(events)
@@ -231,67 +163,92 @@ class Builder:
     def _special(self, kind: int, work: Work | None, events: list[AnyEvent], args: list[Args]) -> dict[str, Any]:
         """The columns that one kind of event has and others have not."""
         if kind == OPERATOR:
-            shapes = np.fromiter(map(self._shape_of, args), np.int32, len(args))
             return {
-                "shape": shapes,
-                "external": _column(arg.external for arg in args),
-                "sequence": _column(arg.sequence for arg in args),
-                "forward_thread": _column(arg.forward_thread for arg in args),
+                "shape": np.fromiter(map(self._shape_of, events, args), np.int32, len(args)),
+                "external": _keys(arg.external for arg in args),
+                "sequence": _keys(arg.sequence for arg in args),
+                "forward_thread": _keys(arg.forward_thread for arg in args),
+                "collective": self._collectives(args),
             }
+        if kind == ANNOTATION:
+            return {"shape": np.fromiter(map(self._shape_of, events, args), np.int32, len(args))}
         if kind == CALL:
             return {
-                "correlation": _column(arg.correlation for arg in args),
-                "external": _column(arg.external for arg in args),
+                "correlation": _keys(arg.correlation for arg in args),
+                "external": _keys(arg.external for arg in args),
             }
         if kind == DEVICE:
+            pairs = list(zip(args, events, strict=True))
             return {
                 "kind": np.full(len(args), work, np.int32),
-                "device": _column(_either(arg.device, event.pid) for arg, event in zip(args, events, strict=True)),
-                "stream": _column(_either(arg.stream, event.tid) for arg, event in zip(args, events, strict=True)),
-                "correlation": _column(arg.correlation for arg in args),
+                "device": self.devices.of((_device(arg, event.pid) for arg, event in pairs), len(args)),
+                "stream": _keys(_either(arg.stream, event.tid) for arg, event in pairs),
+                "correlation": _keys(arg.correlation for arg in args),
                 "bytes": _column(arg.bytes for arg in args),
+                "collective": self._collectives(args),
             }
         if kind == ALLOCATION:
             return {
                 "bytes": _column(arg.allocated for arg in args),
-                "on_device": _column(arg.device_type > 0 for arg in args).astype(np.int32),
+                "on_device": _keys(arg.device_type > 0 for arg in args),
+                "device": _keys(arg.device_id for arg in args),
+                "allocated": _column(arg.total_allocated for arg in args),
+                "reserved": _column(arg.total_reserved for arg in args),
             }
         return {}
 
-    def _shape_of(self, args: Args) -> int:
+    def _shape_of(self, event: AnyEvent, args: Args) -> int:
         if not args.dims:
             return UNKNOWN
-        written = bytes(args.dims), bytes(args.types)
+        values = bytes(args.values) if self._needs_values(event.name) else b""
+        written = bytes(args.dims), bytes(args.types), values
         number = self._shape_numbers.get(written)
         if number is None:
-            dims, types = (b"".join(text.split()).decode("utf-8", "replace") for text in written)
-            number = self._shape_numbers[written] = self._shape_texts[Shape(dims, types)]
+            texts = (b"".join(text.split()).decode("utf-8", "replace") for text in written)
+            number = self._shape_numbers[written] = self._shape_texts[Shape(*texts)]
         return number
+
+    def _needs_values(self, name: str) -> bool:
+        known = self._with_values.get(name)
+        if known is None:
+            known = self._with_values[name] = any(word in name for word in WITH_VALUES)
+        return known
+
+    def _collectives(self, args: list[Args]) -> Ids:
+        return np.fromiter(
+            (self._collective_numbers[_collective(arg)] if arg.collective else UNKNOWN for arg in args),
+            np.int32,
+            len(args),
+        )
 
     def finish(self) -> dict[str, Any]:
         """The tables of a `Trace`, by field; the parts they were made from are let go on the way."""
         self.shapes = list(self._shape_texts)
+        self.collectives = list(self._collective_numbers)
+        self._shape_numbers.clear()
         tables = {
             "operators": Operators(**self._joined(OPERATOR, Operators)),
             "calls": Calls(**self._joined(CALL, Calls)),
-            "annotations": HostRanges(**self._joined(ANNOTATION, HostRanges)),
+            "annotations": Marks(**self._joined(ANNOTATION, Marks)),
+            "frames": HostRanges(**self._joined(FRAME, HostRanges)),
             "work": DeviceWork(**self._joined(DEVICE, DeviceWork)),
         }
         allocations = self._joined(ALLOCATION, Allocations, renamed={"at": "start"})
         return {**tables, "allocations": Allocations(**allocations)}
 
     def _joined(self, kind: int, table: type[Any], renamed: dict[str, str] | None = None) -> dict[str, Any]:
-        parts = self._parts.pop(kind)
+        parts = self._parts.pop(kind, [])
         columns = {}
         for name in table.__dataclass_fields__:
             pieces = [part.pop((renamed or {}).get(name, name)) for part in parts]
-            small = name in ("name", "thread", "shape", "kind", "device", "on_device")
-            dtype = np.int32 if small else np.int64
-            columns[name] = np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
+            columns[name] = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
         return columns
 
-
-_NO_TIME = np.iinfo(np.int64).min
+    def device_numbers(self) -> list[int]:
+        """The number of each device; where two share one, that of the process they are drawn under."""
+        pairs = list(self.devices)
+        shared = Counter(number for number, _ in pairs)
+        return [number if shared[number] == 1 or not isinstance(pid, int) else pid for number, pid in pairs]
 
 
 def _by_category(events: Sequence[AnyEvent]) -> dict[str, list[AnyEvent]]:
@@ -301,37 +258,39 @@ def _by_category(events: Sequence[AnyEvent]) -> dict[str, list[AnyEvent]]:
     return groups
 
 
-def _wanted(kind: int, events: list[AnyEvent]) -> list[AnyEvent]:
-    if kind == ALLOCATION:
-        return [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
-    return [event for event in events if event.ph == "X"]
+def _is_telling(event: AnyEvent, shortest_us: float) -> bool:
+    long = not isinstance(event.dur, float) or event.dur >= shortest_us
+    return long or event.name.startswith(MODULE_FRAME)
 
 
-def _times(events: list[AnyEvent], *, instant: bool) -> tuple[Ints, Ints]:
-    if isinstance(events[0], Event):
-        start = np.array([event.ts for event in events], np.float64)
-        duration = np.array([event.dur for event in events], np.float64)
-        # Comparisons with NaN are false: an event without a time does not ask for exactness.
-        if (np.abs(start) >= EXACT_BELOW_US).any() or (duration >= EXACT_BELOW_US).any():
-            raise NeedsExactTimes
-        starts, durations = _nanoseconds(start), _nanoseconds(duration)
-    else:
-        starts = _column(_known(nanoseconds_of(_text(event.ts)), _NO_TIME) for event in events)
-        durations = _column(_known(nanoseconds_of(_text(event.dur)), UNKNOWN) for event in events)
-    return starts, np.zeros_like(starts) if instant else durations
+def _collective(args: Args) -> Collective:
+    return Collective(
+        name=_word(args.collective),
+        dtype=_word(args.dtype),
+        in_elements=args.in_elements,
+        out_elements=args.out_elements,
+        group_size=args.group_size,
+        group=_word(args.group),
+    )
 
 
-def _nanoseconds(microseconds: Any) -> Ints:
-    """Exact below `EXACT_BELOW_US`: the whole part is multiplied as an integer, the fraction loses nothing."""
-    usable = np.abs(microseconds) <= LARGEST_US
-    whole = np.floor(np.where(usable, microseconds, 0.0))
-    fraction = np.where(usable, microseconds, 0.0) - whole
-    found = whole.astype(np.int64) * 1000 + np.rint(fraction * 1000).astype(np.int64)
-    return np.where(usable, found, _NO_TIME)
+def _word(raw: msgspec.Raw) -> str:
+    return bytes(raw).decode("utf-8", "replace").strip('" ')
 
 
 def _column(values: Iterable[int]) -> Ints:
     return np.fromiter(values, np.int64)
+
+
+def _keys(values: Iterable[int]) -> Ints:
+    """Numbers that are compared and never added: in half the space where they fit."""
+    column = np.fromiter(values, np.int64)
+    fits = len(column) > 0 and column.min() >= -(2**31) and column.max() < 2**31
+    return column.astype(np.int32) if fits else column
+
+
+def _device(args: Args, pid: int | str) -> tuple[int, int | str]:
+    return _either(args.device, pid), pid
 
 
 def _either(value: int, otherwise: int | str) -> int:
@@ -339,12 +298,3 @@ def _either(value: int, otherwise: int | str) -> int:
     if value != UNKNOWN:
         return value
     return otherwise if isinstance(otherwise, int) and abs(otherwise) < 2**31 else UNKNOWN
-
-
-def _text(time: float | msgspec.Raw) -> bytes:
-    assert isinstance(time, msgspec.Raw)
-    return bytes(time)
-
-
-def _known(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value

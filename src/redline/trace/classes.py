@@ -1,94 +1,156 @@
-"""What a kernel does, told by its name; and a name short enough for a table.
+"""What a kernel or operator does, told by the words in its name.
 
-Names come from cuBLAS, cuDNN, CUTLASS, Triton, MIOpen, Tensile, Composable Kernel, NCCL/RCCL and torch itself. The first
-rule that fits counts, so their order matters: a convolution by implicit GEMM is a convolution, not a matrix product.
+Names come from cuBLAS, cuDNN, CUTLASS, Triton, MIOpen, Tensile, Composable Kernel, NCCL/RCCL, FBGEMM and torch itself.
+The first class with a word in the name counts, so their order matters: a convolution by implicit GEMM is a convolution,
+not a matrix product. The function's own name decides; its template arguments only where it is a wrapper, for they
+also name types: a kernel on `cutlass::bfloat16_t` need not multiply anything.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
+
+from redline.trace.names import LONGEST_NAME, Parts, parts_of, short_of, words_of
 
 KernelClass = Literal[
-    "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "communication", "other"
+    "convolution",
+    "matmul",
+    "attention",
+    "norm",
+    "embedding",
+    "fft",
+    "elementwise",
+    "reduction",
+    "copy",
+    "communication",
+    "other",
 ]
 CLASSES: tuple[KernelClass, ...] = get_args(KernelClass)
 UNCLASSIFIED: KernelClass = "other"
 
-MEMORY_CLASSES: frozenset[KernelClass] = frozenset(("elementwise", "norm", "reduction", "copy"))
+MEMORY_CLASSES: frozenset[KernelClass] = frozenset(("elementwise", "norm", "reduction", "copy", "embedding"))
 """Do little with each byte they touch: memory is what limits them, whatever the device."""
 
-SHORT_NAME_LENGTH = 56
-LONGEST_NAME = 4000
-"""Names are looked at so far: no library writes longer ones, but anyone may write a trace."""
+PRODUCT_CLASSES: frozenset[KernelClass] = frozenset(("convolution", "matmul", "attention"))
+"""What the matrix units do."""
 
-_RULES: tuple[tuple[KernelClass, str], ...] = (
-    # hipblaslt_gemm is no collective, and neither is anything else whose name begins with hip.
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_RULES: tuple[tuple[KernelClass, frozenset[str]], ...] = (
     (
         "communication",
-        r"^(?!hip)(void )?(nccl|rccl|msccl|nvshmem)|ncclDevKernel|ncclKernel|\bncclFunction|multimem_all_|"
-        r"cross_device_reduce|(one|two)_shot_all_reduce|symm_mem|^c10d::|^gloo:",
+        _words(
+            "nccl rccl msccl mscclpp nvshmem nvshmemi multimemall crossdevice allreduce oneshot twoshot symmmem gloo "
+            "allgather reducescatter alltoall deepep"
+        ),
     ),
-    ("convolution", r"^triton_\w*convolution"),
-    ("matmul", r"^triton_(tem|mm|bmm)"),
-    ("reduction", r"^triton_(red|per)"),
-    ("elementwise", r"^triton_(poi|for)"),
-    (
-        "attention",
-        r"flash_?(fwd|bwd|attn|attention|decod)|fmha|\battention|attention_(kernel|fwd|bwd|forward|backward)|"
-        r"_attention\b|_attention_|attn_(fwd|bwd)|paged_attention|scaled_dot_product|flashinfer|_sdpa",
-    ),
+    ("attention", _words("fmha attention attn sdpa flashfwd flashbwd flashdecode flashdecoding flashsplitkv mha mla")),
     (
         "convolution",
-        r"(?<!un)conv(?!ert)|fprop|dgrad|wgrad|winograd|igemm_(fwd|bwd|wrw)|implicit_?gemm|miopensp3|depthwise|"
-        r"im2col|col2im|bwd_weight|bwd_data|scudnn|\d+cudnn|nhwckrsc|xdlops_conv",
+        _words(
+            "conv convolution convolve fprop dgrad wgrad winograd implicitgemm depthwise imcol colim bwdweight bwddata "
+            "scudnn hcudnn nhwckrsc nchwkcrs igemmfwd igemmbwd igemmwrw deconv"
+        ),
     ),
     (
         "norm",
-        r"(batch|layer|group|rms|instance|weight)_?norm|\bbn_(fw|bw)|bnfwd|bnbwd|batchnorm|RowwiseMoments|GammaBeta",
+        _words(
+            "batchnorm layernorm groupnorm rmsnorm instancenorm weightnorm bnfw bnbw bnfwd bnbwd rowwisemoments "
+            "gammabeta welford addrmsnorm"
+        ),
     ),
-    ("copy", r"splitk?_?copy|^memcpy|^memset|copy_kernel|copy_device|CatArrayBatchedCopy|copyBuffer|fillBuffer"),
-    ("copy", r"nchw_?2?(to)?_?nhwc|nhwc_?2?(to)?_?nchw|[nchw]{4}2[nchw]{4}|batched_transpose|\btranspose_|_transpose_"),
     (
         "copy",
-        r"SubTensorOpWithCastTensor|convertTensor|nhwcAddPadding|TransformTensor|^aten::(copy_|_to_copy|clone|cat)",
+        _words(
+            "copy memcpy memset clone cat catarray transpose batchedtranspose copybuffer fillbuffer converttensor "
+            "addpadding transformtensor casttensor nchwto nhwcto nchwnhwc nhwcnchw kvcache andcache permute"
+        ),
     ),
+    ("fft", _words("fft vectorfft regularfft bluestein")),
+    ("embedding", _words("embedding embeddings embs emb embeddingbag")),
     (
         "matmul",
-        r"gemm|gemv|matmul|cijk_|nvjet|cublas|cutlass|xmma|splitk.{0,3}reduce|\bbmm|\baddmm|\bbaddbmm|\bmm\b|_mm_|"
-        r"wgmma|mfma|dot_kernel|^aten::(linear|mv|einsum|matmul)|^mkldnn::_linear",
+        _words(
+            "gemm sgemm hgemm dgemm cgemm zgemm igemm bgemm qgemm gemv gemvx matmul cijk nvjet cublas cublaslt cutlass "
+            "xmma splitkreduce splitreduce bmm mm addmm baddbmm wgmma mfma dot linear einsum mv hipblaslt tensile epilogue"
+        ),
     ),
     (
         "reduction",
-        r"reduce|softmax|pool|argm(ax|in)|topk|sort|scan|cumsum|loss|histogram|bitonic|radix|multinomial|"
-        r"MeanOps|NormTwoOps|^aten::(mean|sum|max|min|std|var|norm|linalg_vector_norm)\b",
+        _words(
+            "reduce softmax pool pooling pooled argmax argmin topk sort radix scan cumsum loss histogram bitonic "
+            "multinomial meanops maxops minops mean sum amax amin std var norm normtwo prefix unique segments"
+        ),
     ),
     (
         "elementwise",
-        r"elementwise|vectorized|unrolled|pointwise|multi_tensor_apply|adam|sgd|fill|dropout|distribution|philox|random|"
-        r"threshold|clamp|relu|gelu|silu|sigmoid|tanh|activation|bias|index|gather|scatter|embedding|masked|where|arange|"
-        r"SubTensorOp|op_?tensor|upsample|interp|\bpad|rotary|rope|quantize|\bglu|swiglu|functor|"
-        r"^aten::_?(foreach_)?(add|sub|mul|div|neg|pow|sqrt|rsqrt|exp|log|abs|erf|hardtanh|hardswish|sin|cos|zero|lerp|"
-        r"fused_)\w*",
+        _words(
+            "elementwise vectorized unrolled pointwise multitensor adam adamw adagrad sgd fill dropout distribution "
+            "philox random threshold clamp relu gelu silu sigmoid tanh activation act bias index gather scatter masked "
+            "where arange optensor subtensor upsample interp interpolate pad rotary rope quant quantize dequantize glu "
+            "swiglu functor foreach add sub mul div neg pow sqrt rsqrt exp log abs erf hardtanh hardswish sin cos zero "
+            "lerp fused flip scal tofloat hfp rowwise indices"
+        ),
     ),
 )
-_COMPILED = tuple((name, re.compile(rule, re.IGNORECASE)) for name, rule in _RULES)
+_ORDER: tuple[KernelClass, ...] = tuple(name for name, _ in _RULES)
+_CLASS_OF_WORD = {word: number for number, (_, words) in reversed(list(enumerate(_RULES))) for word in words}
+_KNOWN_WORDS = frozenset(_CLASS_OF_WORD)
+_WRAPPERS: frozenset[KernelClass] = frozenset(("elementwise", "reduction", UNCLASSIFIED))
+"""Of kernels called so, what they run may stand in the template arguments."""
 
-_LAYOUT = re.compile(
-    r"nchw_?2?(to)?_?nhwc|nhwc_?2?(to)?_?nchw|[nchw]{4}2[nchw]{4}|batched_transpose_\d|nhwcAddPadding", re.IGNORECASE
-)
-_TENSOR_CORE_FP32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
-_FP32 = re.compile(
-    r"sgemm|scudnn|_f32f32_f32f32_|f32f32_f32f32|Cijk_\w*?_S_?B|_SB_MT|fp32_bx|gemv\w*<\w*,? ?float|winograd\w*<float|"
-    r"simt_s|_ffma_|gemm\w*<float|convolve_sgemm|conv2d\w*<float|_fp32\b|Sp3AsmConv\w*_fp32",
-    re.IGNORECASE,
-)
-_WORD = re.compile(r"([A-Za-z_]\w*)(\(?)")
-_TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
-_WRAPPERS = frozenset(("gpu_kernel_impl", "ReduceOp", "BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor"))
-"""Functors that only carry another one."""
+_TRITON: dict[str, KernelClass] = {
+    "poi": "elementwise",
+    "for": "elementwise",
+    "red": "reduction",
+    "per": "reduction",
+    "tem": "matmul",
+    "mm": "matmul",
+    "bmm": "matmul",
+}
+"""What the compiler calls its kernels: pointwise, reductions, templates."""
+
+
+class Described(NamedTuple):
+    """What a name tells, worked out once: a trace may hold hundreds of thousands of them."""
+
+    kernel_class: KernelClass
+    short_name: str
+    converts_layout: bool
+    """Only turns one memory layout of images into the other."""
+    is_strict_fp32: bool
+    """A matrix product or convolution in 32-bit arithmetic, without tensor cores."""
+    is_fixed_norm: bool
+    """Batch-norm with fixed statistics."""
+    is_training_norm: bool
+    is_unfused: bool
+    """Elementwise, one operation by itself."""
+    is_softmax: bool
+    """Not of a logarithm, which belongs to losses."""
+
+
+@lru_cache(maxsize=1 << 18)
+def describe(name: str) -> Described:
+    text = name[:LONGEST_NAME]
+    parts = parts_of(text)
+    kind = _class_of(text, parts)
+    head = text[:_LOOKED_AT]
+    lower = head.lower()
+    return Described(
+        kernel_class=kind,
+        short_name=short_of(parts),
+        converts_layout=kind == "copy" and _has(lower, _LAYOUTS) and bool(_LAYOUT.search(lower)),
+        is_strict_fp32=kind in ("matmul", "convolution") and _is_fp32(lower) and not _has(lower, _TENSOR_FP32),
+        is_fixed_norm=kind == "norm" and _has(head, _FIXED_NORM),
+        is_training_norm=_has(head, _TRAINING_NORM),
+        is_unfused=kind == "elementwise" and not _has(head, _FUSED),
+        is_softmax=kind == "reduction" and _is_softmax(lower),
+    )
 
 
 KernelLibrary = Literal["cuDNN", "cuBLAS", "Triton", "MIOpen", "rocBLAS", "NCCL", "oneDNN", "copy", "native"]
@@ -115,68 +177,89 @@ def library_of(name: str) -> KernelLibrary:
     return next((library for library, rule in _COMPILED_LIBRARIES if rule.search(name)), "native")
 
 
-@lru_cache(maxsize=100_000)
 def class_of(name: str) -> KernelClass:
-    name = name[:LONGEST_NAME]
-    for kind, rule in _COMPILED:
-        if rule.search(name):
-            return kind
-    return UNCLASSIFIED
+    return describe(name).kernel_class
 
 
-def converts_layout(name: str) -> bool:
-    """A kernel that only turns one memory layout of images into the other."""
-    return bool(_LAYOUT.search(name[:LONGEST_NAME]))
-
-
-def is_strict_fp32(name: str) -> bool:
-    """A matrix product or convolution in 32-bit arithmetic, without tensor cores. Told by the name alone."""
-    name = name[:LONGEST_NAME]
-    is_product = class_of(name) in ("matmul", "convolution")
-    return is_product and bool(_FP32.search(name)) and not _TENSOR_CORE_FP32.search(name)
-
-
-@lru_cache(maxsize=100_000)
 def short_name(name: str) -> str:
-    """The function without namespaces, types and parameters, with the functor that tells what it computes."""
-    plain = printable(name[:LONGEST_NAME]).removeprefix("void ").replace("(anonymous namespace)::", "")
-    if plain.startswith("_Z"):
-        base, functor = _unmangled(plain), ""
-    else:
-        head = _outside_brackets(plain)
-        base = head.rpartition("::")[2].strip() or plain
-        template = plain[len(head) :] if "<" in plain else ""
-        functor = next((f"<{word}>" for word in _telling_words(template) if word not in base), "")
-    short = base + functor
-    return short if len(short) <= SHORT_NAME_LENGTH else short[: SHORT_NAME_LENGTH - 1] + "…"
+    return describe(name).short_name
 
 
-def printable(text: str) -> str:
-    """Nothing in it that a terminal would obey."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
+def _class_of(name: str, parts: Parts) -> KernelClass:
+    if name.startswith("triton_"):
+        return _of_triton(name)
+    found = _of_function(parts.function)
+    arguments = parts.arguments[:12] if found in _WRAPPERS or parts.says_nothing else []
+    if not arguments:
+        return found
+    told = _of_words(words_of(" ".join(arguments)), name)
+    return found if _RANK[found] <= _RANK[told] else told
 
 
-def _telling_words(template: str) -> Iterator[str]:
-    """The names among a kernel's template arguments that say what it computes."""
-    for word, called in _WORD.findall(template):
-        tells = "Functor" in word or word.endswith(_TELLING) or (called and word.endswith("_kernel"))
-        if tells and word not in _WRAPPERS:
-            yield word
+@lru_cache(maxsize=4096)
+def _of_function(function: str) -> KernelClass:
+    # FBGEMM is a library of embeddings, whatever its name says.
+    return _of_words(words_of(function.replace("fbgemm", "")), function)
 
 
-def _outside_brackets(text: str) -> str:
-    """Up to the first template argument or parameter, which is where a demangled function's own name ends."""
-    for position, character in enumerate(text):
-        if character == "<" or (character == "(" and position):
-            return text[:position]
-    return text
+def _of_triton(name: str) -> KernelClass:
+    kind = _TRITON.get(name.split("_", 2)[1], UNCLASSIFIED)
+    if kind != "matmul":
+        return kind if kind != UNCLASSIFIED else _of_words(words_of(name[7:]), name)
+    words = words_of(name)
+    return "convolution" if "convolution" in words else "attention" if "attention" in words else "matmul"
 
 
-def _unmangled(name: str) -> str:
-    """The innermost name of a mangled one: `_ZN2ck6device6kernelI…` is `kernel`."""
-    position, found = 3 if name.startswith("_ZN") else 2, name
-    while match := re.compile(r"(\d+)").match(name, position):
-        length = int(match.group(1)[:4])
-        found = name[match.end() : match.end() + length]
-        position = match.end() + length
-    return found or name
+def _of_words(words: set[str], name: str) -> KernelClass:
+    hits = words & _KNOWN_WORDS
+    if not hits:
+        return "convolution" if "cudnn" in words and _NUMBERED_CUDNN.search(name) else UNCLASSIFIED
+    if "embedding" in hits and hits & _ROTARY:
+        return "elementwise"
+    if "cudnn" in words and _NUMBERED_CUDNN.search(name) and "sdpa" not in hits:
+        return "convolution"
+    return _ORDER[min(_CLASS_OF_WORD[word] for word in hits)]
+
+
+_ROTARY = frozenset(("rotary", "rope"))
+_NUMBERED_CUDNN = re.compile(r"\dcudnn")
+"""As in `volta_fp16_s884cudnn_fp16_256x64`: a convolution of older versions."""
+
+
+_RANK = {kind: number for number, kind in enumerate((*_ORDER, UNCLASSIFIED))}
+
+
+_LOOKED_AT = 400
+_LAYOUTS = ("nchw", "nhwc", "cnhw", "batched_transpose")
+_LAYOUT = re.compile(
+    r"nchw_?2?(?:to)?_?nhwc|nhwc_?2?(?:to)?_?nchw|[nchw]{4}2[nchw]{4}|batched_transpose_\d|nhwcaddpadding"
+)
+_TENSOR_FP32 = ("tf32", "s1688", "xf32")
+_FP32 = ("sgemm", "scudnn", "f32f32_f32f32", "_sb_mt", "fp32_bx", "simt_s", "_ffma_", "_fp32")
+_FLOAT = (("gemv", ", float"), ("gemv", "<float"), ("gemm", "<float"), ("winograd", "<float"), ("conv2d", "<float"))
+"""Kernels that name their type as a template argument."""
+
+
+def _is_fp32(name: str) -> bool:
+    if _has(name, _FP32) or (name.startswith("cijk_") and _has(name, ("_s_b_", "_sb_"))):
+        return True
+    return any(kernel in name and form in name for kernel, form in _FLOAT) and not _has(name, ("half", "bfloat"))
+
+
+_FIXED_NORM = ("bn_fw_inf", "FwdInfer", "batch_norm_transform_input", "aten::native_batch_norm")
+_TRAINING_NORM = (
+    "collect_statistics", "bn_fw_tr", "bn_bw", "FwdTrain", "BnormBwd", "BatchNormBwd", "batch_norm_back", "NormBackward",
+)  # fmt: skip
+_FUSED = ("triton_", "multi_tensor_apply", "fused_")
+
+
+def _has(name: str, parts: tuple[str, ...]) -> bool:
+    # Plain, for speed: a generator would take longer than the search itself.
+    for part in parts:  # noqa: SIM110
+        if part in name:
+            return True
+    return False
+
+
+def _is_softmax(name: str) -> bool:
+    return "softmax" in name and "logsoftmax" not in name and "log_softmax" not in name

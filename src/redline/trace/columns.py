@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from redline.note import Note
 from redline.spec import Frozen
 
 Ints = NDArray[np.int64]
@@ -48,15 +49,23 @@ class HostRanges:
 
 
 @dataclass(frozen=True)
-class Operators(HostRanges):
+class Marks(HostRanges):
+    """Ranges that the program or torch itself annotated."""
+
     shape: Ids
     """Index into the trace's `shapes`; UNKNOWN where none were recorded."""
+
+
+@dataclass(frozen=True)
+class Operators(Marks):
     external: Ints
     """The number by which launches name the operator they came from."""
     sequence: Ints
     """Autograd's number of the node that a forward operator made, or that a backward operator evaluates."""
     forward_thread: Ints
     """Above 0 for backward operators."""
+    collective: Ids
+    """Index into the trace's `collectives`; UNKNOWN for every other operator."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,8 @@ class DeviceWork:
     correlation: Ints
     """Shared with the call that launched it; UNKNOWN where the file does not say."""
     bytes: Ints
+    collective: Ids
+    """Index into the trace's `collectives`; UNKNOWN for all other work, and where the file does not describe it."""
 
     @property
     def end(self) -> Ints:
@@ -100,6 +111,10 @@ class Allocations:
     thread: Ids
     bytes: Ints
     on_device: Ids
+    device: Ids
+    allocated: Ints
+    """In use on that device afterwards, as the allocator counts; UNKNOWN where the file does not say."""
+    reserved: Ints
 
     def __len__(self) -> int:
         return len(self.at)
@@ -111,6 +126,32 @@ class Shape:
 
     dims: str
     types: str
+    values: str = ""
+    """What its inputs that are no tensors were; kept only of operators whose work depends on it."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a collective moves, as the process group describes it."""
+
+    name: str
+    dtype: str
+    in_elements: int
+    out_elements: int
+    group_size: int
+    """Ranks that take part; UNKNOWN where the file does not say."""
+    group: str = ""
+
+
+class DeviceInfo(Frozen):
+    """A device as the header describes it."""
+
+    index: int | None = None
+    name: str = ""
+    capability: tuple[int, int] | None = None
+    """NVIDIA's compute capability; of AMD, the first two digits of the gfx version."""
+    multiprocessors: int | None = None
+    memory_bytes: int | None = None
 
 
 class Lost(Frozen):
@@ -131,7 +172,7 @@ class Lost(Frozen):
 
 @dataclass(frozen=True)
 class Trace:
-    """One file, decoded. Events that no table needs (Python frames, flow arrows) are not kept."""
+    """One process of one file, decoded. Events that no table needs (flow arrows, short Python frames) are not kept."""
 
     source: str
     size_bytes: int
@@ -140,67 +181,33 @@ class Trace:
     """In the file, whether kept or not."""
     rank: int | None
     world_size: int | None
-    devices: tuple[str, ...]
+    devices: tuple[DeviceInfo, ...]
     names: Sequence[str]
     shapes: Sequence[Shape]
-    threads: Sequence[str]
+    collectives: Sequence[Collective]
+    threads: Sequence[tuple[int | str, int | str]]
+    """Process and thread number of each."""
     operators: Operators
     calls: Calls
-    annotations: HostRanges
+    annotations: Marks
+    frames: HostRanges
+    """Python functions: calls of modules, and those long enough to explain a wait."""
     work: DeviceWork
     allocations: Allocations
     lost: Lost
+    process: str | None = None
+    """Which process of a file that holds several."""
+    trace_id: str | None = None
+    notes: tuple[Note, ...] = ()
 
     @property
     def has_device(self) -> bool:
         return len(self.work) > 0
 
-
-def seconds(nanoseconds: float) -> float:
-    return nanoseconds / 1e9  # divided, not multiplied by 1e-9: the nearest float there is
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """In order, and none touches the next."""
-
-    start: Ints
-    end: Ints
-    first: Ints
-    """For each, which of the given intervals began it."""
-
-    def __len__(self) -> int:
-        return len(self.start)
-
     @property
-    def total(self) -> int:
-        return int((self.end - self.start).sum())
-
-    @property
-    def span(self) -> int:
-        return int(self.end[-1] - self.start[0]) if len(self) else 0
-
-
-def union(start: Ints, end: Ints) -> Intervals:
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order]) if len(order) else end
-    if not len(order):
-        return Intervals(start, reach, order)
-    # A new one begins where everything before has ended.
-    begins = np.flatnonzero(np.concatenate(([True], start[1:] > reach[:-1])))
-    ends = np.concatenate((begins[1:] - 1, [len(order) - 1]))
-    return Intervals(start[begins], reach[ends], order[begins])
-
-
-def joined(*several: Intervals) -> Intervals:
-    return union(np.concatenate([each.start for each in several]), np.concatenate([each.end for each in several]))
-
-
-def overlap(one: Intervals, other: Intervals) -> int:
-    """How long both hold."""
-    return one.total + other.total - joined(one, other).total
-
-
-def gaps(busy: Intervals) -> Intervals:
-    """What lies between them; `first` then tells which of the given intervals ended each gap."""
-    return Intervals(busy.end[:-1], busy.start[1:], busy.first[1:])
+    def label(self) -> str:
+        """The rank where it is known, else the file."""
+        file = self.source.rpartition("/")[2]
+        if self.process is not None:
+            return f"{file} (process {self.process})"
+        return file if self.rank is None else f"rank {self.rank}"

@@ -1,211 +1,50 @@
-"""The bytes of a trace file, gunzipped where they are gzipped, block by block."""
+"""From the bytes of a trace file to its columns.
+
+The text is cut into pieces at what looks like the end of an event; decoding a piece checks the cut. Only where that
+fails is the text scanned exactly, so that a damaged file still gives everything that is whole in it.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-import stat
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from redline.errors import TraceError
-from redline.trace.building import AnyEvent, Builder, NeedsExactTimes, coerce, exact_decoder, fast_decoder
-from redline.trace.columns import Lost, Trace
-
-BLOCK_BYTES = 1 << 20
-"""Small enough that a block and all that is decoded from it stay in the processor's cache."""
-
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_WINDOW = 31
-
-
-class TraceFile:
-    """Goes once through a file. A file that ends before its time is no exception: `problem` then says so."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.problem: str | None = None
-        self.size_bytes = 0
-        """Uncompressed, so far."""
-
-    def blocks(self) -> Iterator[bytes]:
-        try:
-            # A pipe would be waited for, for ever; opened so, it is not.
-            with open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise TraceError(f"{self._path} is not a regular file")
-                gzipped = file.read(2) == _GZIP_MAGIC
-                file.seek(0)
-                for block in self._gunzipped(file) if gzipped else _plain(file):
-                    self.size_bytes += len(block)
-                    yield block
-        except FileNotFoundError:
-            raise TraceError(f"no such file: {self._path}") from None
-        except OSError as error:
-            raise TraceError(f"cannot read {self._path}: {error.strerror}") from None
-
-    def _gunzipped(self, file: BinaryIO) -> Iterator[bytes]:
-        stream = zlib.decompressobj(_GZIP_WINDOW)
-        rest = b""
-        while compressed := rest or file.read(BLOCK_BYTES):
-            try:
-                # No more than a block at a time: a few kilobytes of gzip can hold gigabytes.
-                block = stream.decompress(compressed, BLOCK_BYTES)
-            except zlib.error as error:
-                self.problem = f"the gzip data are damaged after {self.size_bytes:,} bytes ({error})"
-                return
-            if block:
-                yield block
-            rest = stream.unconsumed_tail
-            if stream.eof:
-                rest = stream.unused_data
-                if rest[:2] != _GZIP_MAGIC:
-                    return
-                stream = zlib.decompressobj(_GZIP_WINDOW)  # several gzip files in a row are one
-        yield stream.flush()
-        self.problem = f"the gzip data end early, after {self.size_bytes:,} bytes"
-
-
-def _plain(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
-
-
-_BLANKS = b" \t\r\n"
-_MOST_GUESSES = 64
-
-# A lone quote is a string that the buffer's end cuts off.
-_TOKEN = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]')
-_EVENTS = re.compile(rb'"traceEvents"\s*+:\s*+\[')
-_QUOTE, _OPENING, _CLOSING, _END = ord('"'), frozenset(b"[{"), frozenset(b"]}"), ord("]")
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What an exact look at a buffer that begins between two events found."""
-
-    spans: list[tuple[int, int]]
-    """Whole events."""
-    strays: int
-    """Values between events that are none: numbers, words."""
-    consumed: int
-    """Up to here the buffer is understood."""
-    end: int | None
-    """Where the closing bracket of the list of events stands, if it is in the buffer."""
-
-
-def find_events(buffer: bytes) -> int | None:
-    """Where the first event may begin; None when the list of events is not in the buffer."""
-    # A key never looks like this inside a string: its quotes would be escaped there.
-    found = _EVENTS.search(buffer)
-    if found:
-        return found.end()
-    bare = buffer.lstrip(_BLANKS)
-    return len(buffer) - len(bare) + 1 if bare[:1] == b"[" else None
-
-
-def last_boundary(buffer: bytes) -> int | None:
-    """The place of a comma that seems to stand between two events, as late as possible."""
-    position = len(buffer)
-    for _ in range(_MOST_GUESSES):
-        position = buffer.rfind(b"{", 0, position)
-        if position < 0:
-            return None
-        # Between two events there is little but a comma; an event is longer than what is looked at here.
-        before = buffer[max(0, position - 64) : position].rstrip(_BLANKS)
-        if before.endswith(b",") and before[:-1].rstrip(_BLANKS).endswith(b"}"):
-            return buffer.rindex(b",", 0, position)
-    return None
-
-
-def scan(buffer: bytes) -> Scan:
-    """Step over strings and count brackets, so that not even nonsense between them leads astray."""
-    spans: list[tuple[int, int]] = []
-    strays = depth = start = consumed = 0
-    for token in _TOKEN.finditer(buffer):
-        character = buffer[token.start()]
-        if character in _OPENING:
-            if depth == 0:
-                start = token.start()
-                strays += _strays(buffer[consumed:start])
-            depth += 1
-        elif character in _CLOSING:
-            if depth == 0:
-                end = token.start() if character == _END else None
-                return Scan(spans, strays + _strays(buffer[consumed : token.start()]), consumed, end)
-            depth -= 1
-            if depth == 0:
-                spans.append((start, token.end()))
-                consumed = token.end()
-        elif character == _QUOTE and token.end() - token.start() == 1:
-            break
-    return Scan(spans, strays, consumed, None)
-
-
-def _strays(between: bytes) -> int:
-    return sum(1 for word in between.split(b",") if word.strip(_BLANKS))
-
+from redline.note import Note, note
+from redline.trace.building import Builder
+from redline.trace.columns import DeviceInfo, Lost, Trace
+from redline.trace.events import (
+    UNREADABLE,
+    AnyEvent,
+    NeedsExactTimes,
+    coerce,
+    exact_decoder,
+    fast_decoder,
+    mended,
+)
+from redline.trace.processes import split_by_process
+from redline.trace.scanning import find_any_events, find_events, last_boundary, pieces, scan
+from redline.trace.source import TraceFile, rank_in_name, trace_files
 
 LONGEST_EVENT_BYTES = 64 << 20
-"""Nothing that is a trace goes on so long without an event ending, or before its list of events begins."""
+"""Nothing that is a trace goes on so long without an event ending."""
+
+LONGEST_HEAD_BYTES = 16 << 20
+"""Nor does it have so much before its list of events."""
 
 MOST_DEVICES = 256
+LARGEST_SUM_NS = 2.0**62
+"""Durations that add up to more would overflow the sums made of them."""
+
+DAMAGED_BYTES = 4 << 20
+"""Text that is not understood for so long is damaged: it is then cut at what looks like a border between events."""
 
 _LONGEST_FOOTER_BYTES = 16 << 20
-
-
-class _Distributed(msgspec.Struct):
-    rank: int | None = None
-    world_size: int | None = None
-
-
-class _Device(msgspec.Struct):
-    name: str = ""
-
-
-class Header(msgspec.Struct):
-    """What stands around the list of events; all of it optional."""
-
-    distributed: _Distributed | None = msgspec.field(default=None, name="distributedInfo")
-    devices: list[_Device] = msgspec.field(default_factory=list, name="deviceProperties")
-
-
-def read_trace(path: Path) -> Trace:
-    file = TraceFile(path)
-    builder = Builder()
-    document = Document(path, file.blocks(), builder)
-    document.read()
-    lost = _lost(file, document, builder)
-    header = document.header()
-    if not builder.events:
-        raise TraceError(f"{path} holds no whole event" + _because(lost))
-    tables = builder.finish()
-    devices = len(np.unique(tables["work"].device))
-    if devices > MOST_DEVICES:
-        raise TraceError(f"{path} names {devices:,} devices: this is not the trace of one process")
-    if not len(tables["operators"]) and not len(tables["work"]):
-        what = f"{path} holds {builder.events:,} events, but neither operators nor device work"
-        raise TraceError(what + _because(lost))
-    distributed = header.distributed or _Distributed()
-    return Trace(
-        source=str(path),
-        size_bytes=file.size_bytes,
-        events=builder.events,
-        rank=distributed.rank if distributed.rank is not None else _rank_in_name(path),
-        world_size=distributed.world_size,
-        devices=tuple(device.name for device in header.devices),
-        names=list(builder.names),
-        shapes=builder.shapes,
-        threads=[f"{pid}/{tid}" for pid, tid in builder.threads],
-        lost=lost,
-        **tables,
-    )
 
 
 class Document:
@@ -238,32 +77,44 @@ class Document:
                 break
         if not self.ended:
             self._decode_scanned()
+        if not self.ended:
+            self._decode_damaged(at_end=True)
         for block in self._blocks:
             if len(self._after) < _LONGEST_FOOTER_BYTES:
                 self._after += block
 
-    def header(self) -> Header:
-        """What could be understood of it: a damaged one says nothing, and nothing depends on it."""
+    def header(self) -> dict[str, msgspec.Raw]:
+        """What stands around the list of events. A damaged header says nothing, and nothing depends on it."""
         if not self._before.strip().startswith(b"{"):
-            return Header()
+            return {}
         for rest in (self._after, b"}"):
             try:
-                return msgspec.json.decode(self._before + b"]" + rest, type=Header)
-            except (msgspec.DecodeError, RecursionError):
+                text = mended(self._before + b"]" + rest)
+                return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            except UNREADABLE:
                 continue
-        return Header()
+        return {}
 
     def _skip_to_events(self) -> None:
         text = b""
+        worth_looking = 0
         for block in self._blocks:
             text += block
-            begin = find_events(text)
-            if begin is not None:
-                self._before, self._pending = text[:begin], text[begin:]
+            if len(text) < worth_looking:
+                continue
+            if self._begin(text, find_events(text)):
                 return
-            if len(text) > LONGEST_EVENT_BYTES:
+            if len(text) > LONGEST_HEAD_BYTES:
                 break
-        raise TraceError(f"{self._path} is not a Chrome or Kineto trace: {_what_it_is(text)}")
+            # Looking again after every block would take time with the square of the head's length.
+            worth_looking = 2 * len(text)
+        if not self._begin(text, find_events(text) or find_any_events(text)):
+            raise TraceError(f"{self._path} is not a Chrome or Kineto trace: {_what_it_is(text)}")
+
+    def _begin(self, text: bytes, begin: int | None) -> bool:
+        if begin is not None:
+            self._before, self._pending = text[:begin], text[begin:]
+        return begin is not None
 
     def _take(self, block: bytes) -> None:
         cut = last_boundary(block)
@@ -276,23 +127,29 @@ class Document:
             self._decode_scanned()
             # Looking again at every block at an event that goes on and on would take time with its square.
             self._worth_scanning = 2 * len(self._pending)
+        if len(self._pending) > DAMAGED_BYTES:
+            self._decode_damaged()
         if len(self._pending) > LONGEST_EVENT_BYTES:
             raise TraceError(f"{self._path}: no event ends within {LONGEST_EVENT_BYTES >> 20} MiB; this is not a trace")
 
     def _decode_whole(self, piece: bytes) -> bool:
         """False when the piece is not a list of events of the right types, wherever the fault lies."""
-        if not self._exact:
-            try:
-                self._builder.add(fast_decoder.decode(piece))
-                return True
-            except NeedsExactTimes:
-                self._exact = True
-            except (msgspec.DecodeError, RecursionError):
-                return False
+        if self._decoded(piece):
+            return True
+        repaired = mended(piece)
+        return repaired != piece and self._decoded(repaired)
+
+    def _decoded(self, piece: bytes) -> bool:
         try:
+            if not self._exact:
+                try:
+                    self._builder.add(fast_decoder.decode(piece))
+                    return True
+                except NeedsExactTimes:
+                    self._exact = True
             self._builder.add(exact_decoder.decode(piece))
             return True
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return False
 
     def _decode_scanned(self) -> None:
@@ -309,6 +166,19 @@ class Document:
         else:
             self._pending = self._pending[found.consumed :]
 
+    def _decode_damaged(self, *, at_end: bool = False) -> None:
+        """Take what is whole between borders; the last piece may go on in the next block."""
+        found = list(pieces(self._pending))
+        if len(found) < 2 and not at_end:
+            return
+        bodies = [self._pending[begin:end] for begin, end in found]
+        last = bodies.pop()
+        if len(found) > 1:
+            self._decode_one_by_one(bodies)
+            self._pending = last
+        if at_end and len(found) > 1:
+            self._decode_scanned()
+
     def _decode_one_by_one(self, bodies: Iterable[bytes]) -> None:
         events: list[AnyEvent] = []
         for body in bodies:
@@ -318,6 +188,77 @@ class Document:
             else:
                 events.append(event)
         self._builder.add(events)
+
+
+def read_file(path: Path, *, all_frames: bool = False, pipes: bool = True) -> list[Trace]:
+    """A trace for each process in the file. `all_frames`: keep every Python function, not only the long ones."""
+    file = TraceFile(path, pipes=pipes)
+    builder = Builder(all_frames=all_frames)
+    document = Document(path, file.blocks(), builder)
+    document.read()
+    lost = _lost(file, document, builder)
+    if not builder.events:
+        raise TraceError(f"{path} holds no whole event" + _because(lost))
+    tables = builder.finish()
+    _check(path, builder, tables, lost)
+    header = document.header()
+    distributed = _part(header, "distributedInfo", dict[str, Any], {})
+    whole = Trace(
+        source=str(path),
+        size_bytes=file.size_bytes,
+        events=builder.events,
+        rank=_count(distributed.get("rank"), rank_in_name(path)),
+        world_size=_count(distributed.get("world_size")),
+        devices=_devices(header),
+        names=list(builder.names),
+        shapes=builder.shapes,
+        collectives=builder.collectives,
+        threads=list(builder.threads),
+        lost=lost,
+        trace_id=_part(header, "trace_id", str, "") or None,
+        notes=tuple(_notes(builder)),
+        **tables,
+    )
+    return split_by_process(whole, builder.device_numbers())
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace of a regular file that holds one process, as profilers write it."""
+    found = read_file(path, pipes=False)
+    if len(found) > 1:
+        raise TraceError(f"{path} holds {len(found)} processes")
+    return found[0]
+
+
+def read_traces(paths: Sequence[Path]) -> list[Trace]:
+    """All traces in files and folders; of a trace that is there twice, one."""
+    files, notes = trace_files(paths)
+    traces: list[Trace] = []
+    seen: dict[tuple[str | None, int | None, str | None, int], str] = {}
+    for path in files:
+        for trace in read_file(path):
+            key = (trace.trace_id, trace.rank, trace.process, trace.events)
+            if trace.trace_id is not None and key in seen:
+                text = f"{trace.source} is the same trace as {seen[key]} and is counted once"
+                notes.append(note("given-twice", text))
+                continue
+            seen[key] = trace.source
+            traces.append(trace)
+    if notes:
+        traces[0] = replace(traces[0], notes=(*notes, *traces[0].notes))
+    return traces
+
+
+def _check(path: Path, builder: Builder, tables: dict[str, Any], lost: Lost) -> None:
+    devices = len(np.unique(tables["work"].device))
+    if devices > MOST_DEVICES:
+        raise TraceError(f"{path} names {devices:,} devices: this is not the trace of one process")
+    if not len(tables["operators"]) and not len(tables["work"]):
+        what = f"{path} holds {builder.events:,} events, but neither operators nor device work"
+        raise TraceError(what + _because(lost))
+    for name in ("operators", "calls", "annotations", "work"):
+        if tables[name].duration.sum(dtype=np.float64) > LARGEST_SUM_NS:
+            raise TraceError(f"{path}: the durations of its {name} add up to more than a century; they are damaged")
 
 
 def _lost(file: TraceFile, document: Document, builder: Builder) -> Lost:
@@ -338,6 +279,13 @@ def _lost(file: TraceFile, document: Document, builder: Builder) -> Lost:
     )
 
 
+def _notes(builder: Builder) -> Iterator[Note]:
+    if builder.unused:
+        most = sorted(builder.unused.items(), key=lambda item: -item[1])[:5]
+        listed = ", ".join(f"{count:,} of {category[:40]!r}" for category, count in most)
+        yield note("unknown-events", f"events of categories that Redline does not know are not counted: {listed}")
+
+
 def _because(lost: Lost) -> str:
     return f" ({'; '.join(lost.reasons)})" if lost.reasons else ""
 
@@ -351,27 +299,35 @@ def _what_it_is(text: bytes) -> str:
     return f"it begins with {begin!r}"
 
 
-def _rank_in_name(path: Path) -> int | None:
-    """Tools name the files of a job `rank3.json` or `trace_rank_3.json.gz`."""
-    found = re.search(r"rank[_-]?(\d{1,6})(?!\d)", path.name, re.IGNORECASE)
-    return int(found.group(1)) if found else None
+T = TypeVar("T")
 
 
-def trace_files(paths: Sequence[Path]) -> list[Path]:
-    """The trace files meant by paths: a folder stands for the traces in it, as TensorBoard lays them out."""
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(
-                file for file in path.rglob("*") if file.name.endswith((".pt.trace.json", ".pt.trace.json.gz"))
-            )
-            if not inside:
-                raise TraceError(f"no trace (*.pt.trace.json, *.pt.trace.json.gz) in the folder {path}")
-            files += inside
-        else:
-            files.append(path)
-    return files
+def _part(header: dict[str, msgspec.Raw], name: str, kind: type[T], otherwise: T) -> T:
+    try:
+        return msgspec.json.decode(header[name], type=kind) if name in header else otherwise
+    except UNREADABLE:
+        return otherwise
 
 
-def read_traces(paths: Sequence[Path]) -> list[Trace]:
-    return [read_trace(path) for path in trace_files(paths)]
+def _devices(header: dict[str, msgspec.Raw]) -> tuple[DeviceInfo, ...]:
+    listed = _part(header, "deviceProperties", list[dict[str, Any]], [])
+    return tuple(
+        DeviceInfo(
+            index=_count(one.get("id")),
+            name=one["name"] if isinstance(one.get("name"), str) else "",
+            capability=_capability(one),
+            multiprocessors=_count(one.get("numSms")),
+            memory_bytes=_count(one.get("totalGlobalMem")),
+        )
+        for one in listed[:MOST_DEVICES]
+    )
+
+
+def _capability(device: dict[str, Any]) -> tuple[int, int] | None:
+    major, minor = _count(device.get("computeMajor")), _count(device.get("computeMinor"))
+    return None if major is None or minor is None else (major, minor)
+
+
+def _count(value: Any, otherwise: int | None = None) -> int | None:
+    """A number that counts something; what else stands there says nothing."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else otherwise

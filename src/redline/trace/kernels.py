@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from redline.spec import Frozen
-from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of, short_name
-from redline.trace.columns import Trace, Work, seconds
+from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of, describe
+from redline.trace.columns import Trace, Work
+from redline.trace.intervals import seconds
 
 MOST_OF_THE_TIME = 0.8
 
 
-@dataclass(frozen=True)
-class NamedTime:
+class NamedTime(NamedTuple):
     """All calls of one name, in nanoseconds. None where a profiler does not tell."""
 
     name: str
@@ -96,20 +95,23 @@ def _of_one(trace: Trace, kinds: list[int]) -> Iterator[NamedTime]:
 
 def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
     whole = sum(one.total_ns for one in times)
-    return [
-        KernelRow(
-            name=one.name,
-            short_name=short_name(one.name),
-            kernel_class=class_of(one.name),
-            calls=one.calls,
-            total_s=seconds(one.total_ns),
-            mean_s=seconds(one.total_ns / one.calls) if one.calls else 0.0,
-            min_s=None if one.min_ns is None else seconds(one.min_ns),
-            max_s=None if one.max_ns is None else seconds(one.max_ns),
-            share=one.total_ns / whole if whole else 0.0,
+    rows = []
+    for one in times:
+        told = describe(one.name)
+        rows.append(
+            KernelRow(
+                name=one.name,
+                short_name=told.short_name,
+                kernel_class=told.kernel_class,
+                calls=one.calls,
+                total_s=seconds(one.total_ns),
+                mean_s=seconds(one.total_ns / one.calls) if one.calls else 0.0,
+                min_s=None if one.min_ns is None else seconds(one.min_ns),
+                max_s=None if one.max_ns is None else seconds(one.max_ns),
+                share=one.total_ns / whole if whole else 0.0,
+            )
         )
-        for one in times
-    ]
+    return rows
 
 
 def class_rows(kernels: Sequence[NamedTime], copies: Sequence[NamedTime] = ()) -> list[ClassRow]:
@@ -117,8 +119,9 @@ def class_rows(kernels: Sequence[NamedTime], copies: Sequence[NamedTime] = ()) -
     total: defaultdict[KernelClass, int] = defaultdict(int)
     calls: defaultdict[KernelClass, int] = defaultdict(int)
     for one in kernels:
-        total[class_of(one.name)] += one.total_ns
-        calls[class_of(one.name)] += one.calls
+        kind = class_of(one.name)
+        total[kind] += one.total_ns
+        calls[kind] += one.calls
     for one in copies:
         total["copy"] += one.total_ns
         calls["copy"] += one.calls

@@ -1,14 +1,21 @@
-"""Which range stands inside which, for ranges of many threads at once, without a loop over them."""
+"""What belongs together in a trace: ranges inside ranges, device work and its launch, launches and operators.
+
+Nothing here loops over events.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from redline.trace.columns import UNKNOWN, Ids, Ints, Trace
+from redline.trace.classes import CLASSES, Described, KernelClass, describe
+from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
+
+_NUMBER = {name: number for number, name in enumerate(CLASSES)}
 
 DEEPEST = 1000
 """Ranges nested deeper than this count as neighbours at that depth: no program calls operators so deep."""
@@ -122,33 +129,111 @@ class Links:
         return _look_up(calls.correlation, order, self.trace.work.correlation)
 
     @cached_property
+    def is_launched(self) -> Mask:
+        """Whether the file holds the call that launched each row of device work."""
+        found: Mask = self.call >= 0
+        return found
+
+    @cached_property
     def launched_at(self) -> Ints:
-        """When the host asked for each row of device work; UNKNOWN when that is not in the trace."""
-        known = self.call >= 0
+        """When the host asked for each row of device work; only where `is_launched`."""
+        return self._of_call(self.trace.calls.start)
+
+    @cached_property
+    def launched_by(self) -> Ints:
+        """When the call that launched each row had done so; only where `is_launched`.
+
+        A graph's call may last longer than its first kernels take: they were launched when the first of them began.
+        """
+        known, work = self.is_launched, self.trace.work
+        first = np.full(len(self.trace.calls), np.iinfo(np.int64).max)
+        np.minimum.at(first, self.call[known], work.start[known])
+        return np.minimum(self._of_call(self.trace.calls.end), self._of_call(first))
+
+    def _of_call(self, column: Ints) -> Ints:
         found = np.full(len(self.call), UNKNOWN, np.int64)
-        found[known] = self.trace.calls.start[self.call[known]]
+        found[self.is_launched] = column[self.call[self.is_launched]]
+        return found
+
+    @cached_property
+    def kernel_class(self) -> Ids:
+        """For each row of device work, the index of its class in `CLASSES`; copies and fills are copies."""
+        work = self.trace.work
+        copy = CLASSES.index("copy")
+        of_name = np.full(len(self.trace.names), copy, np.int32)
+        for number, told in self.kernel_names.items():
+            of_name[number] = _NUMBER[told.kernel_class]
+        return np.where(work.kind == Work.KERNEL, of_name[work.name], np.int32(copy))
+
+    @cached_property
+    def kernel_names(self) -> dict[int, Described]:
+        """What the name of each kernel tells, by its number in the trace."""
+        work, names = self.trace.work, self.trace.names
+        return {number: describe(names[number]) for number in np.unique(work.name[work.kind == Work.KERNEL]).tolist()}
+
+    def are(self, is_meant: Callable[[Described], bool]) -> Mask:
+        """Rows of kernels whose name tells what is meant."""
+        found: Mask = np.isin(
+            self.trace.work.name, [number for number, told in self.kernel_names.items() if is_meant(told)]
+        )
+        kernels: Mask = self.trace.work.kind == Work.KERNEL
+        return found & kernels
+
+    def is_class(self, *names: KernelClass) -> Mask:
+        """Rows of kernels of these classes."""
+        found: Mask = np.isin(self.kernel_class, [CLASSES.index(name) for name in names])
+        kernels: Mask = self.trace.work.kind == Work.KERNEL
+        return found & kernels
+
+    @cached_property
+    def by_graph(self) -> Mask:
+        """Rows of device work that a graph launch replayed."""
+        calls = self.trace.calls
+        graphs = named(self.trace, calls, "GraphLaunch")
+        found = np.zeros(len(self.call), np.bool_)
+        found[self.is_launched] = np.isin(self.call[self.is_launched], np.flatnonzero(graphs))
         return found
 
     @cached_property
     def operator(self) -> Ints:
         """For each row of device work, the innermost operator that launched it."""
-        known = self.call >= 0
+        known = self.is_launched
         calls = np.unique(self.call[known])
         operator_of_call = np.full(len(self.trace.calls), UNKNOWN, np.int64)
-        operator_of_call[calls] = self._operators_of(calls)
-        found = np.full(len(self.call), UNKNOWN, np.int64)
-        found[known] = operator_of_call[self.call[known]]
-        return found
+        operator_of_call[calls] = self.operators_of(calls)
+        return self._of_call(operator_of_call)
 
-    def _operators_of(self, calls: Ints) -> Ints:
+    def operators_of(self, calls: Ints) -> Ints:
+        """The innermost operator around each of these calls."""
         table, operators = self.trace.calls, self.trace.operators
+        if not len(operators):
+            return np.full(len(calls), UNKNOWN, np.int64)
         order = np.lexsort((operators.start, operators.external))
         found = _look_up(operators.external, order, table.external[calls])
-        # A call names the operator it came from; where it does not, the operator around it in time is meant.
-        rest = np.flatnonzero(found < 0)
+        # A call names the operator it came from. Older traces write another number there: then, and where nothing is
+        # written, the operator around it in time is meant.
+        at = table.start[calls]
+        fits = (found >= 0) & (operators.start[found] <= at) & (at <= operators.end[found])
+        found[~fits] = UNKNOWN
+        rest = np.flatnonzero(~fits)
         if len(rest):
             found[rest] = self.nesting.around(table.thread[calls[rest]], table.start[calls[rest]])
         return found
+
+
+def named(trace: Trace, ranges: HostRanges, *parts: str) -> Mask:
+    """Rows whose name holds one of these parts; each name is looked at once."""
+    numbers = np.unique(ranges.name).tolist()
+    wanted = [number for number in numbers if any(part in trace.names[number] for part in parts)]
+    found: Mask = np.isin(ranges.name, wanted)
+    return found
+
+
+def matching(trace: Trace, ranges: HostRanges, rule: re.Pattern[str]) -> Mask:
+    """Rows whose name the rule finds; each name is looked at once."""
+    numbers = np.unique(ranges.name).tolist()
+    found: Mask = np.isin(ranges.name, [number for number in numbers if rule.search(trace.names[number])])
+    return found
 
 
 def _look_up(keys: Ints, order: Ints, wanted: Ints) -> Ints:
@@ -156,5 +241,5 @@ def _look_up(keys: Ints, order: Ints, wanted: Ints) -> Ints:
     if not len(keys):
         return np.full(len(wanted), UNKNOWN, np.int64)
     ordered = keys[order]
-    place = np.minimum(np.searchsorted(ordered, wanted, side="left"), len(ordered) - 1)
-    return np.where((ordered[place] == wanted) & (wanted > 0), order[place], UNKNOWN)
+    index = np.minimum(np.searchsorted(ordered, wanted, side="left"), len(ordered) - 1)
+    return np.where((ordered[index] == wanted) & (wanted > 0), order[index], UNKNOWN)

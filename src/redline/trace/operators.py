@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 
 from redline.spec import Frozen
-from redline.trace.columns import UNKNOWN, Ints, Mask, Trace, seconds
+from redline.trace.columns import UNKNOWN, Ints, Mask, Trace
+from redline.trace.intervals import seconds
 from redline.trace.kernels import NamedTime
-from redline.trace.links import Links, Nesting
+from redline.trace.links import Links
+
+OperatorSource = Literal["operator", "graph", "no-operator", "no-launch"]
+"""`graph`: replayed by a graph launch, which knows no operators. `no-operator`: launched outside any operator.
+`no-launch`: the file does not say what launched it."""
+
+_NO_OPERATOR = "(launched outside any operator)"
+_NO_LAUNCH = "(no launch in the file)"
 
 
 class OperatorRow(Frozen):
@@ -30,6 +38,9 @@ class OperatorRow(Frozen):
     dims: str | None = None
     """Input shapes, in a table by shape."""
     types: str | None = None
+    source: OperatorSource = "operator"
+    device_share: float = 0.0
+    """Of all device time, by what it launched itself; over all rows this adds up to 1."""
 
 
 @dataclass
@@ -47,7 +58,7 @@ class _Sums:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-Key = tuple[str, str | None, str | None]
+Key = tuple[str, str | None, str | None, OperatorSource]
 
 
 def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[OperatorRow]:
@@ -56,6 +67,7 @@ def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[Ope
     for each in links:
         for key, sums in _of_one(each, by_shape).items():
             merged.setdefault(key, _Sums()).add(sums)
+    whole = sum(sums.device_self for sums in merged.values())
     rows = [
         OperatorRow(
             name=name,
@@ -68,15 +80,17 @@ def operator_rows(links: Sequence[Links], *, by_shape: bool = False) -> list[Ope
             device_allocated_bytes=sums.device_bytes,
             dims=dims,
             types=types,
+            source=source,
+            device_share=sums.device_self / whole if whole else 0.0,
         )
-        for (name, dims, types), sums in merged.items()
+        for (name, dims, types, source), sums in merged.items()
     ]
     return sorted(rows, key=lambda row: (-row.device_self_s, -row.cpu_self_s, row.name))
 
 
 def class_times(links: Sequence[Links]) -> list[NamedTime]:
     """Host time of each operator without those it called: what time by class rests on where there is no device."""
-    rows = operator_rows(links)
+    rows = [row for row in operator_rows(links) if row.source == "operator"]
     return [NamedTime(row.name, row.calls, round(row.cpu_self_s * 1e9), None, None) for row in rows]
 
 
@@ -85,16 +99,36 @@ def self_times(links: Links) -> tuple[Ints, Ints]:
     operators, nesting = links.trace.operators, links.nesting
     own = np.maximum(operators.duration - nesting.children_sum(operators.duration), 0)
     launched = np.zeros(len(operators), np.int64)
-    known = links.operator >= 0
+    known = (links.operator >= 0) & ~links.by_graph
     np.add.at(launched, links.operator[known], links.trace.work.duration[known])
     return own, launched
+
+
+def _without_operator(links: Links) -> dict[Key, _Sums]:
+    """Device work that no operator launched: rows of their own, so that the table covers all of it."""
+    trace = links.trace
+    by_graph, launched = links.by_graph, links.is_launched
+    groups: dict[Key, Mask] = {}
+    for number in np.unique(trace.calls.name[links.call[by_graph]]).tolist():
+        name = f"{trace.names[number]} (replayed graph)"
+        groups[(name, None, None, "graph")] = by_graph & (trace.calls.name[links.call] == number)
+    groups[(_NO_OPERATOR, None, None, "no-operator")] = launched & (links.operator < 0) & ~by_graph
+    groups[(_NO_LAUNCH, None, None, "no-launch")] = ~launched
+    found = {}
+    for key, rows in groups.items():
+        if rows.any():
+            calls = np.unique(links.call[rows & launched])
+            device, host = int(trace.work.duration[rows].sum()), int(trace.calls.duration[calls].sum())
+            count = len(calls) or int(rows.sum())
+            found[key] = _Sums(count, host, host, device, device)
+    return found
 
 
 def _of_one(links: Links, by_shape: bool) -> dict[Key, _Sums]:
     trace, nesting = links.trace, links.nesting
     operators = trace.operators
     if not len(operators):
-        return {}
+        return _without_operator(links)
     cpu_self, device_self = self_times(links)
     device_total = nesting.with_all_inside(device_self)
     group = operators.name.astype(np.int64)
@@ -121,17 +155,21 @@ def _of_one(links: Links, by_shape: bool) -> dict[Key, _Sums]:
         summed(nesting.with_all_inside(device_bytes), outermost),
         strict=True,
     )
-    return {_key(trace, number, by_shape): _Sums(*sums) for number, *sums in columns}
+    found = _without_operator(links)
+    for number, *sums in columns:
+        # Shapes may differ in values that the table does not show.
+        found.setdefault(_key(trace, number, by_shape), _Sums()).add(_Sums(*sums))
+    return found
 
 
 def _key(trace: Trace, group: int, by_shape: bool) -> Key:
     if not by_shape:
-        return trace.names[group], None, None
+        return trace.names[group], None, None, "operator"
     name, shape = divmod(group, len(trace.shapes) + 1)
     if shape == 0:
-        return trace.names[name], None, None
+        return trace.names[name], None, None, "operator"
     found = trace.shapes[shape - 1]
-    return trace.names[name], found.dims, found.types
+    return trace.names[name], found.dims, found.types, "operator"
 
 
 def _allocated(trace: Trace, links: Links) -> tuple[Ints, Ints]:
@@ -145,70 +183,3 @@ def _allocated(trace: Trace, links: Links) -> tuple[Ints, Ints]:
         np.add.at(total, owner[rows], taken.bytes[rows])
         sizes.append(total)
     return sizes[0], sizes[1]
-
-
-MODULE_PREFIX = "redline-module/"
-
-
-def module_times(links: Links) -> dict[str, int]:
-    """Nanoseconds directly in each module, over all steps; empty where no module was marked."""
-    trace = links.trace
-    marks = trace.annotations
-    named = [number for number, name in enumerate(trace.names) if name.startswith(MODULE_PREFIX)]
-    rows = np.flatnonzero(np.isin(marks.name, named))
-    if not len(rows):
-        return {}
-    nesting = Nesting(marks.thread[rows], marks.start[rows], marks.end[rows])
-    place = _places(links, nesting)
-    if trace.has_device:
-        where, duration = _of_work(links, nesting, place), trace.work.duration
-    else:
-        where, duration = place, self_times(links)[0]
-    known = where >= 0
-    total = np.zeros(len(rows), np.int64)
-    np.add.at(total, where[known], duration[known])
-    found: defaultdict[str, int] = defaultdict(int)
-    for name, nanoseconds in zip(marks.name[rows].tolist(), total.tolist(), strict=True):
-        found[trace.names[name].removeprefix(MODULE_PREFIX)] += nanoseconds
-    return dict(found)
-
-
-def _places(links: Links, nesting: Nesting) -> Ints:
-    """For each operator, the mark it belongs to: the one around it, that of its forward operator, or its parent's."""
-    operators = links.trace.operators
-    place = nesting.around(operators.thread, operators.start)
-    backward = _of_forward(links, place)
-    place = np.where(place >= 0, place, backward)
-    parent = links.nesting.parent
-    for level in links.nesting.levels():
-        orphans = level[(place[level] < 0) & (parent[level] >= 0)]
-        place[orphans] = place[parent[orphans]]
-    return place
-
-
-def _of_forward(links: Links, place: Ints) -> Ints:
-    operators = links.trace.operators
-    found = np.full(len(operators), UNKNOWN, np.int64)
-    numbered = operators.sequence >= 0
-    forward = np.flatnonzero(numbered & (operators.forward_thread <= 0))
-    backward = np.flatnonzero(numbered & (operators.forward_thread > 0))
-    if not len(forward) or not len(backward):
-        return found
-    # Operators that make no node carry the number of the next one: the last to carry it is the one that made it.
-    order = forward[np.lexsort((operators.start[forward], operators.sequence[forward]))]
-    numbers = operators.sequence[order]
-    last = np.searchsorted(numbers, operators.sequence[backward], side="right") - 1
-    matches = (last >= 0) & (numbers[np.maximum(last, 0)] == operators.sequence[backward])
-    found[backward[matches]] = place[order[last[matches]]]
-    return found
-
-
-def _of_work(links: Links, nesting: Nesting, place: Ints) -> Ints:
-    calls = links.trace.calls
-    found = np.full(len(links.trace.work), UNKNOWN, np.int64)
-    by_operator = links.operator >= 0
-    found[by_operator] = place[links.operator[by_operator]]
-    rest = np.flatnonzero((found < 0) & (links.call >= 0))  # launched by no operator, such as a kernel of one's own
-    called = links.call[rest]
-    found[rest] = nesting.around(calls.thread[called], calls.start[called])
-    return found

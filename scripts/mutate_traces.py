@@ -1,0 +1,100 @@
+"""A hundred thousand damaged traces: no traceback, nothing that takes longer than five seconds, no impossible figure.
+
+    python scripts/mutate_traces.py [--count 100000] [--seed 0] [--jobs 2] [--traces FOLDER] [--keep FOLDER]
+
+The traces come from tests/mutations.py; `--traces` adds those of a folder, cut to their first events. What fails is
+kept in `--keep` under its number; the same number and seed make the same file anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from mutations import impossible, mutated, profile_all, seeds
+
+from redline.trace.source import TraceFile
+
+LONGEST_S = 5
+CUT_BYTES = 60_000
+
+
+class TookTooLong(Exception):
+    pass
+
+
+def _too_long(number: int, frame: FrameType | None) -> None:
+    raise TookTooLong
+
+
+def cut(path: Path) -> bytes:
+    """The beginning of a large trace, up to a whole event."""
+    text = next(TraceFile(path).blocks())
+    begin = text.index(b'"traceEvents"')
+    end = text.rfind(b"},", 0, begin + CUT_BYTES)
+    return text[: end + 1] + b"]}"
+
+
+def check(originals: list[bytes], count: int, seed: int, part: int, parts: int, keep: Path | None) -> Counter[str]:
+    found: Counter[str] = Counter()
+    signal.signal(signal.SIGALRM, _too_long)
+    with tempfile.TemporaryDirectory(prefix="redline-mutations-") as folder:
+        path = Path(folder) / "a.json"
+        for index, (what, text) in enumerate(mutated(originals, count, seed)):
+            if index % parts != part:
+                continue
+            path.write_bytes(text)
+            signal.alarm(LONGEST_S)
+            try:
+                profile = profile_all(path)
+                wrong = impossible(profile) if profile is not None else []
+                found["refused" if profile is None else "read"] += 1
+            except TookTooLong:
+                wrong = [f"took longer than {LONGEST_S} s"]
+            except Exception:
+                wrong = [traceback.format_exc()]
+            finally:
+                signal.alarm(0)
+            if wrong:
+                found["failed"] += 1
+                print(f"{what}\n  " + "\n  ".join(wrong[:3]), flush=True)
+                if keep is not None:
+                    (keep / f"{seed}-{index}.json").write_bytes(text)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--traces", type=Path, help="a folder of real traces to damage as well")
+    parser.add_argument("--keep", type=Path, help="where to put the files that fail")
+    given = parser.parse_args()
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
+    originals = seeds()
+    if given.traces is not None:
+        originals += [cut(path) for path in sorted(given.traces.glob("*.json*"))]
+    common = (originals, given.count, given.seed)
+    tasks: Iterable[tuple[object, ...]] = [(*common, part, given.jobs, given.keep) for part in range(given.jobs)]
+    with multiprocessing.Pool(given.jobs) as pool:
+        found = sum(pool.starmap(check, tasks), Counter())
+    print(
+        f"{given.count:,} mutations: {found['read']:,} read, {found['refused']:,} refused, {found['failed']:,} failed"
+    )
+    sys.exit(1 if found["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A finding, the arithmetic of what mending it can bring, and advice that fits what was profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from redline.analyze.bound import HOST_BOUND_SHARE
+from redline.record import Capabilities
+from redline.spec import Frozen, Recipe, Switch
+from redline.trace.losses import Loss
+
+if TYPE_CHECKING:
+    from redline.analyze.profile import Profile
+
+LARGEST_GAIN = 100.0
+"""What is bounded by nothing is not told as infinity."""
+
+LEAST_SHARE = 0.02
+"""Of the time: what costs less is not worth a line."""
+
+
+class Finding(Frozen):
+    code: str
+    evidence: str
+    next: str
+    """What to try: a recipe of Redline where Redline captured the profile, else what to change in the program."""
+    gain_bound: float
+    """The steps can become so many times faster at most, were this all of it gone."""
+    saves_s: float = 0.0
+    """How much earlier the profiled steps would end without it, as far as can be told. Findings are ordered by this."""
+
+
+def whole_work_s(profile: Profile) -> float:
+    """What the device did, or the host where it is the device: shares of work are shares of this."""
+    if profile.has_device:
+        return sum(row.total_s for row in profile.kernels) + sum(row.total_s for row in profile.copies)
+    return sum(row.cpu_self_s for row in profile.operators)
+
+
+def share_of(profile: Profile, seconds: float) -> float:
+    return seconds / profile.timeline.span_s if profile.timeline.span_s else 0.0
+
+
+def is_small(profile: Profile, loss: Loss, least: float = LEAST_SHARE) -> bool:
+    return share_of(profile, max(loss.seconds, loss.saves_s)) < least
+
+
+def gain_without(profile: Profile, seconds: float) -> float:
+    """The time of the steps over what would be left of it."""
+    whole = profile.wall_s
+    left = whole - min(seconds, whole)
+    return min(whole / left, LARGEST_GAIN) if left > 0 else LARGEST_GAIN
+
+
+def waiting_gain(profile: Profile, loss: Loss) -> float:
+    """Of time in which the device waits: without the profiler there may be less of it than the trace shows."""
+    known = profile.capture is not None and profile.capture.step_s is not None and profile.steps is not None
+    most = min(loss.most_s, max(profile.wall_s - profile.timeline.busy_s, 0.0)) if known else loss.most_s
+    return gain_without(profile, most)
+
+
+def host_is_cleared(profile: Profile) -> bool:
+    """The steps without the profiler show that the host keeps up: only recording made it late."""
+    share = profile.capture.issue_share if profile.capture is not None else None
+    return share is not None and share <= HOST_BOUND_SHARE
+
+
+def recipe_of(profile: Profile) -> tuple[Switch, ...]:
+    """The switches of the profiled recipe; none of a trace from elsewhere."""
+    return Recipe.parse(profile.capture.recipe).switches if profile.capture is not None else ()
+
+
+def does(profile: Profile) -> Capabilities:
+    """What the profiled recipe does to the program, and what the trace shows of it."""
+    told = profile.capture.capabilities if profile.capture is not None else Capabilities()
+    return Capabilities.together((told, Capabilities(records_graph=profile.launches.graphs > 0)))
+
+
+def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) -> str:
+    """The profiled recipe with this switch in the place of one of the same name."""
+    name = switch.partition(":")[0]
+    kept = [str(other) for other in recipe_of(profile) if other.name != name and str(other) not in without]
+    return "+".join([*kept, switch])
+
+
+def advice(profile: Profile, switch: str, why: str, in_code: str) -> str:
+    """The recipe to run next where Redline captured; of a trace from elsewhere, what to change in the program."""
+    if profile.capture is None:
+        return f"{in_code}: {why}"
+    return f"-r {with_switch(profile, switch)}: {why}"

@@ -1,0 +1,312 @@
+"""Time in which the device waits: for the host, for data, for other ranks, for its own kernels to start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from redline.analyze.finding import (
+    Finding,
+    advice,
+    does,
+    gain_without,
+    host_is_cleared,
+    is_small,
+    share_of,
+    waiting_gain,
+    with_switch,
+)
+from redline.trace.idle import Wait
+from redline.trace.losses import Loss, LossCode
+from redline.trace.names import label_of
+from redline.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from redline.analyze.profile import Profile
+
+HOST_SHARE = 0.1
+"""Recording slows the host down, so that a smaller share says little about the program without the profiler."""
+LAUNCH_SHARE = 0.05
+"""A microsecond or two between kernels is what every program pays."""
+
+
+def host(profile: Profile, loss: Loss) -> Finding | None:
+    """Python and torch issue work more slowly than the device does it."""
+    if is_small(profile, loss, HOST_SHARE) or host_is_cleared(profile):
+        return None
+    launches, steps = profile.launches, profile.steps_seen
+    per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
+    told = profile.bound.evidence if profile.bound.label == "host" else _share(profile, loss, "the host is late")
+    each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
+    return Finding(
+        code="host-bound",
+        evidence=f"{told}; {per_step}{each}",
+        next=_fewer_launches(profile),
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def _fewer_launches(profile: Profile) -> str:
+    if does(profile).records_graph:
+        return "a larger batch: graphs are on already, so the host is late with something else"
+    if profile.capture is None:
+        return (
+            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
+            "one graph instead of every kernel; or a larger batch"
+        )
+    return f"-r {_with_graphs(profile)}: a CUDA graph takes Python out of the step; or a larger batch"
+
+
+def _with_graphs(profile: Profile) -> str:
+    """An engine that cannot be recorded gives its place to a compiler that makes graphs."""
+    switches = profile.capture.switches if profile.capture is not None else {}
+    engines = [switch for switch, told in switches.items() if told.refuses_graph]
+    if engines:
+        return with_switch(profile, "compile:reduce-overhead", without=engines)
+    return with_switch(profile, "graphs")
+
+
+def stall(profile: Profile, loss: Loss) -> Finding | None:
+    """Now and then the host launches nothing for long: it does something else."""
+    if is_small(profile, loss) or host_is_cleared(profile):
+        return None
+    share = share_of(profile, loss.seconds)
+    return Finding(
+        code="host-stall",
+        evidence=f"the device waits {share:.0%} of the time in {loss.count:,} stretches in which the host launches "
+        f"nothing, {format_seconds(loss.seconds / max(loss.count, 1))} each on average{_meanwhile(loss)}",
+        next="take what the program does there out of the step, or do it less often or in another thread: logging, "
+        "metrics, checkpoints, preprocessing on the host (record with with_stack=True to see the Python functions)",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def _meanwhile(loss: Loss) -> str:
+    return f"; most of it in {loss.what}" if loss.what else ""
+
+
+def synchronisation(profile: Profile, loss: Loss) -> Finding | None:
+    """Calls that make the host wait, so that nothing is queued when the device is done."""
+    if is_small(profile, loss):
+        return None
+    sites = [wait for wait in profile.waits if not wait.copies]
+    return Finding(
+        code="sync-bound",
+        evidence=f"the device is idle {_time(profile, loss)} because the host waits for it{_sites(profile, sites)}",
+        next="read results less often: keep them on the device (no .item(), .cpu(), print or if on a tensor in every "
+        "step), and wait with an event only where the value is needed",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def blocking_copy(profile: Profile, loss: Loss) -> Finding | None:
+    """Copies that block the host until they are done."""
+    if is_small(profile, loss):
+        return None
+    sites = [wait for wait in profile.waits if wait.copies]
+    return Finding(
+        code="blocking-copy",
+        evidence=f"the device is idle {_time(profile, loss)} around copies that block the host{_sites(profile, sites)}",
+        next="copy from and to pinned memory with non_blocking=True, and wait for the copy only where its data is "
+        "needed; launch the next work before asking for results",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def _sites(profile: Profile, waits: list[Wait]) -> str:
+    if not waits:
+        return ""
+    first = waits[0]
+    called = f", called by {first.operator}" if first.operator else ""
+    frame = f" in {first.frame}" if first.frame else ""
+    steps = profile.steps_seen
+    often = f"{first.calls / steps:.3g} times a step" if steps else f"{first.calls:,} times"
+    return f": {first.call}{called}{frame}, {often}, {format_seconds(first.blocked_s)} in all"
+
+
+def data_loader(profile: Profile, loss: Loss) -> Finding | None:
+    if is_small(profile, loss):
+        return None
+    share = share_of(profile, loss.seconds)
+    return Finding(
+        code="data-bound",
+        evidence=f"the device sits idle {share:.0%} of the time while the host waits for the data loader",
+        next="more loader workers, persistent workers, pinned memory and prefetching; or cheaper decoding",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def allocator(profile: Profile, loss: Loss) -> Finding | None:
+    """Memory taken from the driver in the middle of a step."""
+    if is_small(profile, loss):
+        return None
+    return Finding(
+        code="allocator",
+        evidence=f"the device is idle {_time(profile, loss)} while the host takes memory from the driver or gives it "
+        f"back, in {loss.count:,} calls",
+        next="run a few steps before measuring, so that torch's allocator holds what it needs; if it goes on, set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True and keep shapes constant",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def warm_up(profile: Profile, loss: Loss) -> Finding | None:
+    """What happens once, inside the recorded steps."""
+    if is_small(profile, loss):
+        return None
+    return Finding(
+        code="warm-up",
+        evidence=f"the device is idle {_time(profile, loss)} while the host loads code, compiles or captures, in "
+        f"{loss.count:,} calls that happen once: these steps are not the usual ones",
+        next="record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def launch(profile: Profile, loss: Loss) -> Finding | None:
+    """The work was there in time, and still the device pays between one small kernel and the next."""
+    if is_small(profile, loss, LAUNCH_SHARE):
+        return None
+    launches = profile.launches
+    if does(profile).records_graph:
+        fewer = "a larger batch: the kernels are in a graph already" + (" and fused" if does(profile).compiles else "")
+        next_step = (
+            fewer
+            if does(profile).compiles or profile.capture is None
+            else advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
+        )
+    elif not does(profile).compiles:
+        next_step = advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
+    else:
+        next_step = f"-r {_with_graphs(profile)}: the kernels of a replayed graph follow each other closely"
+    return Finding(
+        code="launch-bound",
+        evidence=(
+            f"{share_of(profile, loss.seconds):.0%} of the time lies in short gaps between kernels; "
+            f"{launches.short_share:.0%} of the kernels take no more than 10 µs "
+            f"(median {format_seconds(launches.median_kernel_s)})"
+        ),
+        next=next_step,
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def dependency(profile: Profile, loss: Loss) -> Finding | None:
+    """Work that was launched in time and yet started late."""
+    if is_small(profile, loss):
+        return None
+    idle = profile.idle
+    known = f"{format_seconds(idle.dependency_s)} for an event of another stream" if idle.dependency_s else ""
+    unknown = f"{format_seconds(idle.unknown_s)} for reasons that are not in the trace" if idle.unknown_s else ""
+    return Finding(
+        code="dependency",
+        evidence=f"the device is idle {_time(profile, loss)} although the next work was launched in time: it waited "
+        + " and ".join(part for part in (known, unknown) if part),
+        next="record synchronisation between streams too (torch.profiler._ExperimentalConfig(enable_cuda_sync_events="
+        "True)) and look at what each stream waits for; other processes on the device stop it as well",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
+
+
+def copies(profile: Profile, loss: Loss) -> Finding | None:
+    """Copies with no kernel beside them."""
+    if is_small(profile, loss):
+        return None
+    moves = [row for row in profile.copies if row.kind == "copy"]
+    longest = moves[0] if moves else None
+    speed = f" at {longest.bytes_per_s / 1e9:.1f} GB/s" if longest and longest.bytes_per_s else ""
+    most = f"; most of it {label_of(longest.name)}{speed}" if longest else ""
+    pageable = any("pageable" in row.name.lower() for row in moves)
+    pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
+    return Finding(
+        code="copy-bound",
+        evidence=f"copies with no kernel beside them take {share_of(profile, loss.seconds):.0%} of the time{most}",
+        next=f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own",
+        gain_bound=gain_without(profile, loss.most_s),
+        saves_s=loss.saves_s,
+    )
+
+
+def communication(profile: Profile, loss: Loss) -> Finding | None:
+    if is_small(profile, loss):
+        return None
+    timeline = profile.timeline
+    hidden = 1 - timeline.exposed_communication_s / max(timeline.communication_s, 1e-12)
+    return Finding(
+        code="communication-bound",
+        evidence=f"communication with nothing computed beside it takes {share_of(profile, loss.seconds):.0%} of the "
+        f"time; {hidden:.0%} is hidden{_largest_collective(profile)}",
+        next=_overlap_advice(profile),
+        gain_bound=gain_without(profile, loss.most_s),
+        saves_s=loss.saves_s,
+    )
+
+
+def _overlap_advice(profile: Profile) -> str:
+    kinds = {row.name for row in profile.collectives[:3]}
+    more = "a larger batch per device, gradient accumulation, or bf16 gradients"
+    if kinds and not kinds & {"allreduce", "reducescatter", "other"}:
+        return (
+            f"start it earlier on a stream of its own and compute beside it; smaller messages (lower precision); {more}"
+        )
+    return f"overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), {more}"
+
+
+def _largest_collective(profile: Profile) -> str:
+    if not profile.collectives:
+        return ""
+    row = profile.collectives[0]
+    size = f" of {format_bytes(row.message_bytes)}" if row.message_bytes else ""
+    speed = f" at {row.bus_bytes_per_s / 1e9:.1f} GB/s on the bus" if row.bus_bytes_per_s else ""
+    return f"; most of it {row.name}{size}{speed}"
+
+
+def straggler(profile: Profile, loss: Loss) -> Finding | None:
+    """One rank comes late to collectives, and the others wait for it there."""
+    if is_small(profile, loss) or not profile.stragglers:
+        return None
+    worst = profile.stragglers[0]
+    return Finding(
+        code="straggler",
+        evidence=f"ranks wait {_time(profile, loss)} inside collectives for the last one to arrive; {worst.label} is "
+        f"last in {worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it",
+        next=f"look at {worst.label} by itself: more work than the others (uneven batches, sequence lengths, sharding), "
+        "a slower loader, or a slower or shared GPU",
+        gain_bound=gain_without(profile, loss.most_s),
+        saves_s=loss.saves_s,
+    )
+
+
+def _share(profile: Profile, loss: Loss, what: str) -> str:
+    return f"{what} {share_of(profile, loss.seconds):.0%} of the time"
+
+
+def _time(profile: Profile, loss: Loss) -> str:
+    return f"{format_seconds(loss.seconds)} ({share_of(profile, loss.seconds):.0%} of the time)"
+
+
+Rule = Callable[["Profile", Loss], Finding | None]
+
+WAITING: dict[LossCode, Rule] = {
+    "host": host,
+    "stall": stall,
+    "sync": synchronisation,
+    "blocking-copy": blocking_copy,
+    "data": data_loader,
+    "allocator": allocator,
+    "warm-up": warm_up,
+    "launch": launch,
+    "dependency": dependency,
+    "copies": copies,
+    "communication": communication,
+    "straggler": straggler,
+}

@@ -1,0 +1,176 @@
+"""Work that could be done in another way: less of it, or by faster kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redline.analyze.finding import Finding, advice, does, gain_without, recipe_of, whole_work_s
+from redline.analyze.waiting import Rule
+from redline.trace.losses import Loss, LossCode
+from redline.units import format_seconds
+
+if TYPE_CHECKING:
+    from redline.analyze.profile import Profile
+
+LAYOUT_SHARE = 0.03
+NORM_SHARE = 0.03
+FP32_SHARE = 0.10
+ELEMENTWISE_SHARE = 0.20
+ATTENTION_SHARE = 0.05
+RECOMPUTE_SHARE = 0.03
+COLD_SHARE = 0.02
+"""Of the device's work: below these, mending it is not worth the trouble."""
+
+
+def _part(profile: Profile, loss: Loss) -> float:
+    whole = whole_work_s(profile)
+    return loss.seconds / whole if whole else 0.0
+
+
+def _finding(profile: Profile, loss: Loss, code: str, evidence: str, next_step: str) -> Finding:
+    return Finding(
+        code=code,
+        evidence=evidence,
+        next=next_step,
+        gain_bound=gain_without(profile, loss.most_s),
+        saves_s=loss.saves_s,
+    )
+
+
+def attention(profile: Profile, loss: Loss) -> Finding | None:
+    """Attention written out: products, scaling, mask and softmax one by one, with the whole matrix of scores in memory."""
+    share = _part(profile, loss)
+    if share < ATTENTION_SHARE:
+        return None
+    by_torch = any("_scaled_dot_product_attention_math" in row.name for row in profile.operators)
+    falls_back = (
+        "scaled_dot_product_attention falls back to its slow form here: use fp16 or bf16, and no mask that needs a "
+        "gradient, so that a fused kernel fits"
+    )
+    fused = "use torch.nn.functional.scaled_dot_product_attention: one kernel that never writes the scores to memory"
+    return _finding(
+        profile,
+        loss,
+        "attention",
+        f"{share:.0%} of the device's work is attention that is not fused: softmax and the batched products around "
+        f"it ({loss.count:,} kernels)",
+        falls_back if by_torch else fused,
+    )
+
+
+def layout_conversions(profile: Profile, loss: Loss) -> Finding | None:
+    """Kernels that only turn NCHW into NHWC and back around convolutions."""
+    share = _part(profile, loss)
+    if share < LAYOUT_SHARE:
+        return None
+    if any(switch.name == "channels-last" for switch in recipe_of(profile)):
+        next_step = "look in the operator table for what brings the other layout back: channels-last is on already"
+    else:
+        next_step = advice(
+            profile,
+            "channels-last",
+            "keep images in the layout the convolutions want",
+            "model.to(memory_format=torch.channels_last), and the inputs too",
+        )
+    evidence = f"{share:.0%} of the device's work only turns one memory layout into the other ({loss.what})"
+    return _finding(profile, loss, "layout-conversions", evidence, next_step)
+
+
+def fp32_products(profile: Profile, loss: Loss) -> Finding | None:
+    """Matrix products and convolutions in full fp32, which leave the matrix units idle."""
+    share = _part(profile, loss)
+    hardware = profile.hardware
+    if share < FP32_SHARE or not (hardware.has_tf32 or hardware.has_fp16):
+        return None
+    on_amd = hardware.maker == "amd"
+    if hardware.has_tf32:
+        next_step = advice(
+            profile,
+            "tf32",
+            "tensor cores, or amp for more; the numerics check tells what it costs",
+            "torch.backends.fp32_precision = 'tf32' (or torch.set_float32_matmul_precision('high')), or autocast for more",
+        )
+    elif hardware.maker == "nvidia" and hardware.capability is None and profile.capture is None:
+        next_step = (
+            "autocast to fp16: tensor cores; on an A100 or newer also torch.set_float32_matmul_precision('high'). "
+            "The trace does not say which GPU it was"
+        )
+    else:
+        why = "matrix cores" if on_amd else "tensor cores; this GPU has none for fp32"
+        form = "torch.bfloat16" if hardware.has_bf16 else "torch.float16"
+        next_step = advice(
+            profile,
+            "amp",
+            f"{why}; the numerics check tells what it costs",
+            f"torch.autocast('cuda', dtype={form}), with a GradScaler when training in fp16",
+        )
+    evidence = f"{share:.0%} of the device's work is matrix products and convolutions in full fp32 ({loss.what})"
+    return _finding(profile, loss, "fp32-matmul", evidence, next_step)
+
+
+def batch_norm_in_eval(profile: Profile, loss: Loss) -> Finding | None:
+    """Batch-norm with fixed statistics is a scale and a shift, which the convolution before can do itself."""
+    share = _part(profile, loss)
+    if share < NORM_SHARE or does(profile).folds_norms:
+        return None
+    next_step = advice(
+        profile,
+        "fold-bn",
+        "a scale and a shift that the convolutions before can do themselves",
+        "torch.fx.experimental.optimization.fuse(model.eval()), or torch.compile with inductor's freezing",
+    )
+    evidence = f"{share:.0%} of the device's work is batch-norm with fixed statistics ({loss.what})"
+    return _finding(profile, loss, "batch-norm-eval", evidence, next_step)
+
+
+def unfused_elementwise(profile: Profile, loss: Loss) -> Finding | None:
+    """Elementwise kernels, one by one: each reads and writes all of memory for one operation."""
+    share = _part(profile, loss)
+    if share < ELEMENTWISE_SHARE or does(profile).compiles:
+        return None
+    next_step = advice(
+        profile, "compile", "fuse them, so that each value is read and written once", "torch.compile(model)"
+    )
+    evidence = f"{share:.0%} of the device's work is elementwise kernels bound by memory ({loss.what})"
+    return _finding(profile, loss, "elementwise", evidence, next_step)
+
+
+def recompute(profile: Profile, loss: Loss) -> Finding | None:
+    """Activation checkpointing pays with time for memory."""
+    share = _part(profile, loss)
+    if share < RECOMPUTE_SHARE:
+        return None
+    return _finding(
+        profile,
+        loss,
+        "recompute",
+        f"{share:.0%} of the device's work is the forward pass done again during the backward ({loss.what}): "
+        "activation checkpointing",
+        "checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)",
+    )
+
+
+def cold_start(profile: Profile, loss: Loss) -> Finding | None:
+    """The first steps ran on cold caches and clocks."""
+    if _part(profile, loss) < COLD_SHARE:
+        return None
+    steps = f"{loss.count} steps" if loss.count > 1 else "step"
+    return _finding(
+        profile,
+        loss,
+        "cold-start",
+        f"the kernels of the first {steps} take {format_seconds(loss.seconds)} longer than the same kernels later, most "
+        f"of it {loss.what}: caches or clocks were cold",
+        "record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones",
+    )
+
+
+WORKING: dict[LossCode, Rule] = {
+    "attention": attention,
+    "layout": layout_conversions,
+    "fp32": fp32_products,
+    "norm": batch_norm_in_eval,
+    "elementwise": unfused_elementwise,
+    "recompute": recompute,
+    "cold": cold_start,
+}

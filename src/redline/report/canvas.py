@@ -1,0 +1,39 @@
+"""What every picture is drawn with."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from redline.report.terminal import one_line
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5478a", "#b07c00", "#3d9bd6", "#6b57a8", "#7a5c22")
+LABEL = 46
+
+
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes; several of them side by side."""
+    # Made without pyplot: no window system is asked for, and a notebook's own state stays untouched.
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    every = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in every:
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, every[0] if columns == 1 else tuple(every)
+
+
+def label_text(text: str, longest: int = LABEL) -> str:
+    """Text for a picture: dollars would begin a formula."""
+    return one_line(text, longest).replace("$", r"\$")
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    with warnings.catch_warnings():
+        # A name may hold a character that no font here has; the picture then shows a box for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(path, dpi=130)
+    return path

@@ -1,0 +1,289 @@
+"""Collectives: what they move and how fast, how much of their time is waiting for other ranks, and who is late.
+
+Bandwidths follow NCCL's own tests. The *algorithm bandwidth* is the message over the time; the *bus bandwidth* counts what
+must cross the slowest link whatever the number of ranks, and can be held against the hardware.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redline.spec import Frozen
+from redline.trace.columns import UNKNOWN, Collective, Ints, Shape
+from redline.trace.intervals import seconds
+from redline.trace.links import Links, Nesting, matching
+from redline.trace.shapes import bytes_of_type, tensors_of
+from redline.trace.timeline import DeviceView
+
+_ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
+_KINDS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "scatter", "gather", "reduce", "sendrecv",
+          "send", "recv", "barrier")  # fmt: skip
+_OUTPUT_COUNTS = frozenset(("allgather", "gather"))
+"""The message is what comes out; of all others, what goes in."""
+
+
+class CollectiveRow(Frozen):
+    """All calls of one collective with one message size. Of several ranks, together."""
+
+    name: str
+    dtype: str
+    message_bytes: int | None
+    """Of one call, on one rank."""
+    group_size: int | None
+    """Ranks that take part."""
+    calls: int
+    total_s: float
+    mean_s: float
+    min_s: float
+    max_s: float
+    hidden_s: float
+    """While something computes on the same device."""
+    wait_s: float | None
+    """From this rank's arrival to that of the last one: against the other ranks, where their traces are given, else
+    against the fastest call of the same size. None where neither is known."""
+    transfer_s: float | None
+    """The rest."""
+    algorithm_bytes_per_s: float | None
+    """Message over transfer time, or over the whole time where the waiting is not known."""
+    bus_bytes_per_s: float | None
+
+
+class Straggler(Frozen):
+    """A rank that the others waited for."""
+
+    label: str
+    last: int
+    """How often it came last."""
+    collectives: int
+    waited_s: float
+    """How long the other ranks waited for it, on average over them."""
+    skew_s: float
+    """From the first rank's arrival to the last one's, mean over all collectives."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The collectives of one device, in order of their start."""
+
+    label: str
+    rows: Ints
+    kinds: list[Collective]
+    start: Ints
+    end: Ints
+    hidden: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def calls_of(view: DeviceView) -> Calls:
+    links, work = view.links, view.links.trace.work
+    talking = links.is_class("communication")[view.rows]
+    rows = view.rows[talking]
+    rows = rows[np.argsort(work.start[rows], kind="stable")]
+    start, end = work.start[rows], work.end[rows]
+    return Calls(
+        label=f"{links.trace.label}, device {view.device}",
+        rows=rows,
+        kinds=_described(links, rows),
+        start=start,
+        end=end,
+        hidden=view.compute.within(start, end),
+    )
+
+
+def _described(links: Links, rows: Ints) -> list[Collective]:
+    """From the kernel itself, from the operator that describes it, from the annotation around its launch."""
+    trace = links.trace
+    described = _by_operator(links, rows)
+    annotated = matching(trace, trace.annotations, _ANNOTATED)
+    marks = np.flatnonzero(annotated)
+    table = trace.annotations
+    nesting = Nesting(table.thread[marks], table.start[marks], table.end[marks])
+    calls = links.call[rows]
+    known = calls >= 0
+    around = np.full(len(rows), UNKNOWN, np.int64)
+    around[known] = nesting.around(trace.calls.thread[calls[known]], trace.calls.start[calls[known]])
+    found = []
+    for row, number, mark in zip(rows.tolist(), described.tolist(), around.tolist(), strict=True):
+        own = int(trace.work.collective[row])
+        number = own if own >= 0 else number
+        if number >= 0:
+            found.append(trace.collectives[number])
+        elif mark >= 0:
+            found.append(_of_mark(links, int(marks[mark])))
+        else:
+            found.append(Collective(kind_of(trace.names[trace.work.name[row]]), "", UNKNOWN, UNKNOWN, UNKNOWN))
+    return found
+
+
+def _by_operator(links: Links, rows: Ints) -> Ints:
+    """The description that the operators around each launch carry."""
+    operators, parent = links.trace.operators, links.nesting.parent
+    operator = links.operator[rows]
+    found = np.full(len(rows), UNKNOWN, np.int64)
+    while (operator >= 0).any():
+        known = operator >= 0
+        found[known] = np.where(found[known] >= 0, found[known], operators.collective[operator[known]])
+        operator = np.where(known & (found < 0), parent[operator], UNKNOWN)
+    return found
+
+
+def _of_mark(links: Links, mark: int) -> Collective:
+    trace = links.trace
+    number = int(trace.annotations.shape[mark])
+    shape = trace.shapes[number] if number >= 0 else Shape("[]", "[]")
+    tensors = tensors_of(shape)
+    elements = sum(tensor.elements for tensor in tensors) if tensors else UNKNOWN
+    dtype = tensors[0].dtype if tensors else ""
+    kind = kind_of(trace.names[trace.annotations.name[mark]])
+    size = trace.world_size or UNKNOWN
+    whole = elements * size if kind == "allgather" and min(elements, size) > 0 else elements
+    return Collective(kind, dtype, elements, whole, size)
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str) -> str:
+    """`nccl:_all_gather_base`, `_allgather_base` and `ncclDevKernel_AllGather_RING` are all `allgather`."""
+    letters = re.sub(r"[^a-z]", "", name.lower()[:200])
+    return next((kind for kind in _KINDS if kind in letters), "other")
+
+
+def message_bytes(one: Collective) -> int | None:
+    kind = kind_of(one.name)
+    elements = one.out_elements if kind in _OUTPUT_COUNTS and one.out_elements > 0 else one.in_elements
+    size = bytes_of_type(one.dtype)
+    return elements * size if elements > 0 and size else None
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bus over algorithm bandwidth."""
+    if ranks < 2:
+        return 1.0
+    share = (ranks - 1) / ranks
+    return {"allreduce": 2 * share, "allgather": share, "reducescatter": share, "alltoall": share}.get(kind, 1.0)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """For each device, for each of its collectives, how long it waited for others; NaN where that is not known."""
+
+    waits: list[NDArray[np.float64]]
+    from_ranks: bool
+    stragglers: list[Straggler]
+
+
+def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
+    """Against the other ranks where they took part in the same collectives, else against the fastest of the same size."""
+    groups = _matched(all_calls) if len(all_calls) > 1 else []
+    if not groups:
+        return Waiting([_against_fastest(calls) for calls in all_calls], False, [])
+    offsets = _clock_offsets(all_calls, groups)
+    waits = [np.full(len(calls), np.nan) for calls in all_calls]
+    last: defaultdict[int, list[float]] = defaultdict(list)
+    skews = []
+    for group in groups:
+        arrived = {device: int(all_calls[device].start[index]) - offsets[device] for device, index in group.items()}
+        latest = max(arrived, key=lambda device: arrived[device])
+        skews.append(arrived[latest] - min(arrived.values()))
+        others = [arrived[latest] - at for device, at in arrived.items() if device != latest]
+        last[latest].append(float(np.mean(others)))
+        for device, index in group.items():
+            length = int(all_calls[device].end[index] - all_calls[device].start[index])
+            waits[device][index] = min(max(arrived[latest] - arrived[device], 0), length)
+    found = [
+        Straggler(
+            label=all_calls[device].label,
+            last=len(waited),
+            collectives=len(groups),
+            waited_s=seconds(sum(waited)),
+            skew_s=seconds(float(np.mean(skews))),
+        )
+        for device, waited in last.items()
+    ]
+    return Waiting(waits, True, sorted(found, key=lambda one: -one.waited_s))
+
+
+def _matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:
+    """The same collective on each device: the n-th of its kind and size in its group. Device to index of the call."""
+    places: defaultdict[tuple[str, str, int, int], dict[int, int]] = defaultdict(dict)
+    for device, calls in enumerate(all_calls):
+        seen: defaultdict[tuple[str, str, int], int] = defaultdict(int)
+        for index, one in enumerate(calls.kinds):
+            kind = kind_of(one.name)
+            if kind in ("send", "recv", "sendrecv"):
+                continue
+            # Sizes of an uneven all-to-all differ between ranks: only its kind and order tell.
+            key = (kind, one.group, one.in_elements if kind not in ("alltoall", "allgather") else 0)
+            places[(*key, seen[key])][device] = index
+            seen[key] += 1
+    return [group for group in places.values() if len(group) == len(all_calls)]
+
+
+def _clock_offsets(all_calls: Sequence[Calls], groups: list[dict[int, int]]) -> list[int]:
+    """How far each device's clock is ahead of the first one's: a collective ends everywhere at about the same time."""
+    ends = np.array(
+        [[int(all_calls[device].end[group[device]]) for device in range(len(all_calls))] for group in groups]
+    )
+    return [int(offset) for offset in np.median(ends - ends[:, :1], axis=0).tolist()]
+
+
+def _against_fastest(calls: Calls) -> NDArray[np.float64]:
+    length = (calls.end - calls.start).astype(np.float64)
+    groups: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for index, one in enumerate(calls.kinds):
+        groups[(kind_of(one.name), one.dtype, message_bytes(one) or UNKNOWN)].append(index)
+    waits = np.full(len(calls), np.nan)
+    for (_, _, size), members in groups.items():
+        if len(members) > 1 and size > 0:
+            waits[members] = length[members] - length[members].min()
+    return waits
+
+
+def collective_rows(all_calls: Sequence[Calls], waiting: Waiting) -> list[CollectiveRow]:
+    groups: defaultdict[tuple[str, str, int | None, int | None], list[tuple[int, int]]] = defaultdict(list)
+    for device, calls in enumerate(all_calls):
+        for index, one in enumerate(calls.kinds):
+            ranks = one.group_size if one.group_size > 0 else None
+            groups[(kind_of(one.name), one.dtype, message_bytes(one), ranks)].append((device, index))
+    rows = [_row(key, members, all_calls, waiting) for key, members in groups.items()]
+    return sorted(rows, key=lambda row: -row.total_s)
+
+
+def _row(
+    key: tuple[str, str, int | None, int | None],
+    members: list[tuple[int, int]],
+    all_calls: Sequence[Calls],
+    waiting: Waiting,
+) -> CollectiveRow:
+    name, dtype, size, ranks = key
+    length = np.array([all_calls[device].end[index] - all_calls[device].start[index] for device, index in members])
+    waits = np.array([waiting.waits[device][index] for device, index in members])
+    total = float(length.sum())
+    wait = None if np.isnan(waits).any() else float(waits.sum())
+    transfer = None if wait is None else total - wait
+    over = transfer if transfer else total
+    speed = size * len(members) / seconds(over) if size and over else None
+    return CollectiveRow(
+        name=name,
+        dtype=dtype,
+        message_bytes=size,
+        group_size=ranks,
+        calls=len(members),
+        total_s=seconds(total),
+        mean_s=seconds(total / len(members)),
+        min_s=seconds(float(length.min())),
+        max_s=seconds(float(length.max())),
+        hidden_s=seconds(sum(int(all_calls[device].hidden[index]) for device, index in members)),
+        wait_s=None if wait is None else seconds(wait),
+        transfer_s=None if transfer is None else seconds(transfer),
+        algorithm_bytes_per_s=speed,
+        bus_bytes_per_s=speed * bus_factor(name, ranks) if speed and ranks else None,
+    )

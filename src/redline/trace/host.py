@@ -1,0 +1,256 @@
+"""What the host did: when it worked, when it waited, and how it launched work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from redline.spec import Frozen
+from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
+from redline.trace.intervals import Intervals, overlap, seconds, union
+from redline.trace.links import Links, Nesting, matching
+
+SHORT_KERNEL_NS = 10_000
+"""A kernel this short takes no longer than it takes to launch it."""
+
+LONG_LAUNCH_NS = 200_000
+LONG_LAUNCH_RATIO = 20
+"""A launch takes some microseconds. The first of a kernel may load its code, which takes a hundred times as long."""
+
+_BLOCKING = re.compile(r"Synchronize|^(cuda|hip|cu)Memcpy(2D|3D|HtoD|DtoH|DtoD|WithStream)?(_v\d+|_ptds|_ptsz)*$")
+_ASYNC_COPY = re.compile(r"^(cuda|hip|cu)Memcpy\w*Async")
+_COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
+_ALLOCATING = re.compile(r"^(cuda|hip|cu)(Malloc|Free|HostAlloc|HostFree|HostMalloc|MemAlloc|MemFree|HostRegister)")
+_LOADING_CODE = re.compile(
+    r"^(cu|hip|cuda)(Module|Library)(Load|Get)|GraphInstantiate|(Begin|End)Capture|FuncGetAttributes|GetFuncBySymbol"
+)
+_COMPILING = re.compile(
+    r"^(_compile\b|entire_frame_compile|backend_compile|compile_fx|inductor_codegen|create_aot_dispatcher|"
+    r"aot_collect|triton_compile|async_compile|PyCodeCache|autotun)|\(dynamo_timed\)"
+)
+_LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader\w*\.__next__|^redline/data$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class HostView:
+    """One trace's host, worked out once and shared by the tables that ask who waited for whom."""
+
+    links: Links
+
+    @property
+    def trace(self) -> Trace:
+        return self.links.trace
+
+    @cached_property
+    def blocking(self) -> Ints:
+        """Calls that wait for the device. A copy "async" of pageable memory does so too: it ends after its copy."""
+        trace, work = self.trace, self.trace.work
+        rows = matching(trace, trace.calls, _BLOCKING)
+        maybe = matching(trace, trace.calls, _ASYNC_COPY)
+        if maybe.any():
+            known = self.links.is_launched & (work.kind != Work.KERNEL)
+            calls = self.links.call[known]
+            done = np.zeros(len(trace.calls), np.bool_)
+            done[calls] = work.end[known] <= trace.calls.end[calls]
+            rows |= maybe & done
+        return np.flatnonzero(rows)
+
+    @cached_property
+    def copying(self) -> Mask:
+        """Of all calls, those that copy."""
+        return matching(self.trace, self.trace.calls, _COPY)
+
+    @cached_property
+    def allocating(self) -> Ints:
+        return np.flatnonzero(matching(self.trace, self.trace.calls, _ALLOCATING))
+
+    @cached_property
+    def warming_up(self) -> HostRanges:
+        """Calls and annotations of what happens once: loading a kernel's code, compiling, capturing a graph."""
+        trace = self.trace
+        rows = matching(trace, trace.calls, _LOADING_CODE)
+        rows[self._first_launches()] = True
+        marks = matching(trace, trace.annotations, _COMPILING)
+        return joined_ranges(picked(trace.calls, rows), picked(trace.annotations, marks))
+
+    def _first_launches(self) -> Ints:
+        """Launches that took far longer than the others, each the first of its kernel; graphs take long by nature."""
+        links, calls = self.links, self.trace.calls
+        known = np.flatnonzero(links.is_launched & ~links.by_graph & (self.trace.work.kind == Work.KERNEL))
+        if not len(known):
+            return known
+        order = known[np.argsort(links.launched_at[known], kind="stable")]
+        _, first = np.unique(self.trace.work.name[order], return_index=True)
+        duration = calls.duration[links.call[order[first]]]
+        usual = float(np.median(calls.duration[links.call[known]]))
+        # Where nearly every launch is a first one there is no usual launch to compare with.
+        long = duration >= max(LONG_LAUNCH_NS, min(LONG_LAUNCH_RATIO * usual, 10 * LONG_LAUNCH_NS))
+        return links.call[order[first[long]]]
+
+    @cached_property
+    def loader(self) -> HostRanges:
+        """Ranges in which the host sat in a data loader."""
+        annotations = self.trace.annotations
+        return picked(annotations, matching(self.trace, annotations, _LOADER))
+
+    @cached_property
+    def launching(self) -> Ints:
+        """The calls that launched the work."""
+        return np.unique(self.links.call[self.links.is_launched])
+
+    @cached_property
+    def launching_threads(self) -> Ids:
+        """Threads whose work the steps wait for: those that launch it, and the one that marks steps."""
+        return np.unique(np.concatenate((self.trace.calls.thread[self.launching], [self.main_thread])))
+
+    @cached_property
+    def waits(self) -> Ints:
+        """Of the blocking calls, those on threads that the steps wait for, in order of time."""
+        calls = self.trace.calls
+        rows = self.blocking[np.isin(calls.thread[self.blocking], self.launching_threads)]
+        return rows[np.argsort(calls.start[rows], kind="stable")]
+
+    @cached_property
+    def main_thread(self) -> int:
+        """The thread that marks steps, else the one that launches most."""
+        trace = self.trace
+        marks = trace.annotations.thread[matching(trace, trace.annotations, re.compile(r"^ProfilerStep"))]
+        for threads in (marks, trace.calls.thread[self.launching], trace.operators.thread):
+            if len(threads):
+                return int(np.bincount(threads).argmax())
+        return UNKNOWN
+
+    @cached_property
+    def active(self) -> Intervals:
+        """Whenever some operator or runtime call was under way."""
+        operators, calls = self.trace.operators, self.trace.calls
+        return union(np.concatenate((operators.start, calls.start)), np.concatenate((operators.end, calls.end)))
+
+    @cached_property
+    def blocked(self) -> Intervals:
+        """When some thread sat in a call that waits for the device."""
+        calls = self.trace.calls
+        return union(calls.start[self.blocking], calls.end[self.blocking])
+
+    @cached_property
+    def frames(self) -> Nesting:
+        frames = self.trace.frames
+        return Nesting(frames.thread, frames.start, frames.end)
+
+
+def picked(ranges: HostRanges, rows: Mask | Ints) -> HostRanges:
+    return HostRanges(ranges.name[rows], ranges.start[rows], ranges.duration[rows], ranges.thread[rows])
+
+
+def joined_ranges(one: HostRanges, other: HostRanges) -> HostRanges:
+    return HostRanges(
+        *(np.concatenate((getattr(one, name), getattr(other, name))) for name in HostRanges.__dataclass_fields__)
+    )
+
+
+def on_thread(ranges: HostRanges, thread: int) -> Intervals:
+    rows = ranges.thread == thread
+    return union(ranges.start[rows], ranges.end[rows])
+
+
+class Host(Frozen):
+    """Of several traces, sums."""
+
+    busy_s: float
+    """In operators and runtime calls on any thread, less the time blocked."""
+    blocked_s: float
+    """In calls that wait for the device."""
+    ratio: float | None
+    """Busy host over busy device: above 1, the host has more to do than the device."""
+    verdict: str
+    launched: int = 0
+    """Calls that launch work, whether the work is in the trace or not."""
+
+
+class Launches(Frozen):
+    """How work gets to the device."""
+
+    calls: int
+    """Calls that launched anything; a graph is one."""
+    work: int
+    """What they launched."""
+    host_s: float
+    """Host time inside those calls."""
+    mean_call_s: float | None
+    median_latency_s: float | None
+    """From the beginning of the call to the beginning of the work: long when the queue is full of work ahead of it."""
+    median_kernel_s: float | None
+    short_kernels: int
+    """Kernels of 10 µs or less."""
+    short_share: float
+    """Of all kernels."""
+    graphs: int = 0
+    """Of the calls, launches of recorded graphs."""
+    graph_work: int = 0
+
+
+def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:
+    busy = blocked = 0
+    for view in views:
+        busy += view.active.total - overlap(view.active, view.blocked)
+        blocked += view.blocked.total
+    ratio = seconds(busy) / device_busy_s if device_busy_s else None
+    launched = sum(int(matching(view.trace, view.trace.calls, _LAUNCH).sum()) for view in views)
+    return Host(
+        busy_s=seconds(busy),
+        blocked_s=seconds(blocked),
+        ratio=ratio,
+        verdict=_verdict(ratio, launched),
+        launched=launched,
+    )
+
+
+_LAUNCH = re.compile(r"Launch(?!Host)")
+
+
+def _verdict(ratio: float | None, launched: int) -> str:
+    if ratio is None and launched:
+        return f"{launched:,} launches but no work of a device in the trace: its records are missing"
+    if ratio is None:
+        return "no device work in the trace: host and device are the same"
+    if ratio > 1:
+        return "the host has more to do than the device"
+    return "the device has more to do than the host"
+
+
+def launches_of(links: Sequence[Links]) -> Launches:
+    calls = work = host = graphs = graph_work = 0
+    latencies: list[Ints] = []
+    kernels: list[Ints] = []
+    for each in links:
+        trace, known = each.trace, each.is_launched
+        launching = np.unique(each.call[known])
+        calls += len(launching)
+        work += int(known.sum())
+        host += int(trace.calls.duration[launching].sum())
+        graphs += len(np.unique(each.call[each.by_graph]))
+        graph_work += int(each.by_graph.sum())
+        latencies.append(trace.work.start[known] - each.launched_at[known])
+        kernels.append(trace.work.duration[trace.work.kind == Work.KERNEL])
+    durations = np.concatenate(kernels) if kernels else np.empty(0, np.int64)
+    short = int((durations <= SHORT_KERNEL_NS).sum())
+    return Launches(
+        calls=calls,
+        work=work,
+        host_s=seconds(host),
+        mean_call_s=seconds(host / calls) if calls else None,
+        median_latency_s=_median(np.concatenate(latencies)) if latencies else None,
+        median_kernel_s=_median(durations),
+        short_kernels=short,
+        short_share=short / len(durations) if len(durations) else 0.0,
+        graphs=graphs,
+        graph_work=graph_work,
+    )
+
+
+def _median(values: Ints) -> float | None:
+    return seconds(float(np.median(values))) if len(values) else None

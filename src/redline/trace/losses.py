@@ -1,0 +1,271 @@
+"""What the steps lose time to, each loss by itself: how long it took, and how much earlier the steps would end without.
+
+The second figure comes from playing the steps again (`replay`). Losses overlap: without a wait the host may have time for
+a slow loader, so that removing either saves both. They are not to be added up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from redline.spec import Frozen
+from redline.trace.classes import short_name
+from redline.trace.collectives import Calls, Waiting, calls_of, waiting_of
+from redline.trace.columns import HostRanges, Mask, Work
+from redline.trace.host import HostView, picked
+from redline.trace.idle import IdleTime, idle_time
+from redline.trace.intervals import NEVER, Intervals, both, seconds, union, without
+from redline.trace.patterns import cold_kernels, launching, recomputed, unfused_attention
+from redline.trace.replay import Replay, host_time_without
+from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_views
+from redline.trace.window import Recorded
+
+LossCode = Literal[
+    "data", "sync", "blocking-copy", "allocator", "warm-up", "cold", "stall", "host", "launch", "dependency",
+    "communication", "straggler", "copies", "attention", "layout", "fp32", "norm", "elementwise", "recompute",
+]  # fmt: skip
+
+STALL_NS = 300_000
+STALL_RATIO = 10
+"""The host launched nothing for so long, and for so many times longer than usual: it did something else."""
+
+FUSED_ATTENTION_SAVES = 0.6
+FUSED_ELEMENTWISE_SAVES = 0.6
+TENSOR_CORES_SAVE = 0.75
+"""What doing it the better way usually saves of its time. Only the order of findings rests on these."""
+
+
+class Loss(Frozen):
+    code: LossCode
+    seconds: float
+    """How long the device waited for it, or worked at it."""
+    saves_s: float
+    """How much earlier the steps would end, as far as can be told."""
+    most_s: float
+    """They would not end earlier than by this much."""
+    count: int
+    """Pieces of work, or calls."""
+    what: str = ""
+    """What took most of it."""
+
+
+@dataclass(frozen=True)
+class DeviceRun:
+    """One device over the recorded steps."""
+
+    recorded: Recorded
+    host: HostView
+    view: DeviceView
+    bounds: tuple[int, int]
+    idle: IdleTime
+    time: DeviceTime
+
+    @cached_property
+    def replay(self) -> Replay:
+        return Replay.of(self.host, self.view, self.bounds)
+
+
+def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
+    found = []
+    for view in device_views(recorded.links):
+        bounds = recorded.bounds(view.device, view.busy)
+        idle = idle_time(host, view.rows, bounds, view.busy)
+        found.append(DeviceRun(recorded, host, view, bounds, idle, device_time(view, bounds)))
+    return found
+
+
+@dataclass
+class _Sum:
+    ns: int = 0
+    saved: int = 0
+    most: int = 0
+    count: int = 0
+    what: str = ""
+    longest: int = 0
+
+    def add(self, ns: int, saved: int, most: int | None = None, count: int = 0, what: str = "") -> None:
+        self.ns += ns
+        self.saved += saved
+        self.most += max(saved, ns) if most is None else most
+        self.count += count
+        if what and ns > self.longest:
+            self.what, self.longest = what, ns
+
+
+def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiting]:
+    """Of all devices together, the largest saving first; and the collectives, which some of them rest on."""
+    sums: defaultdict[LossCode, _Sum] = defaultdict(_Sum)
+    calls = [calls_of(run.view) for run in runs]
+    waiting = waiting_of(calls)
+    for run, own, waits in zip(runs, calls, waiting.waits, strict=True):
+        _of_the_host(run, sums)
+        _of_communication(run, own, waits if waiting.from_ranks else None, sums)
+        _of_work(run, sums)
+    found = [
+        Loss(
+            code=code,
+            seconds=seconds(one.ns),
+            saves_s=seconds(one.saved),
+            most_s=seconds(max(one.most, one.saved)),
+            count=one.count,
+            what=one.what,
+        )
+        for code, one in sums.items()
+        if one.ns or one.saved
+    ]
+    return sorted(found, key=lambda loss: -loss.saves_s), calls, waiting
+
+
+def _of_the_host(run: DeviceRun, sums: defaultdict[LossCode, _Sum]) -> None:
+    host, replay, idle = run.host, run.replay, run.idle
+    calls = host.trace.calls
+    threads = host.launching_threads
+
+    def when(ranges: HostRanges) -> Intervals:
+        mine = np.isin(ranges.thread, threads)
+        return union(ranges.start[mine], ranges.end[mine])
+
+    loading, warming = when(host.loader), when(host.warming_up)
+    blocked, allocating = when(picked(calls, host.blocking)), when(picked(calls, host.allocating))
+    plain = host_time_without(host, run.bounds, loading, warming, blocked, allocating)
+    stalls = both(plain, _stalls(host))
+    steady = without(plain, stalls)
+    if len(loading):
+        sums["data"].add(idle.ns("data"), replay.saved(without_host=loading), count=len(host.loader))
+    if len(allocating):
+        saved = replay.saved(without_host=allocating)
+        sums["allocator"].add(idle.ns("allocator"), saved, count=len(host.allocating))
+    if len(warming):
+        sums["warm-up"].add(idle.ns("warm-up"), replay.saved(without_host=warming), count=len(host.warming_up))
+    copies = host.copying[replay.waits]
+    for code, mask in (("blocking-copy", copies), ("sync", ~copies)):
+        ns = int(idle.by_call[host.copying if code == "blocking-copy" else ~host.copying].sum())
+        if ns or mask.any():
+            sums[code].add(ns, replay.saved(without_waits=mask), count=int(mask.sum()))  # type: ignore[index]
+    stalled = both(idle.when["host"], stalls).total
+    if stalled:
+        sums["stall"].add(stalled, replay.saved(without_host=stalls), count=len(stalls))
+    late = idle.ns("host") + idle.ns("latency") - stalled
+    if late > 0:
+        every_wait = np.ones(len(replay.waits), np.bool_)
+        # What the host could make good without its waits is theirs.
+        with_waits = replay.saved(without_host=steady)
+        beyond = replay.saved(without_host=steady, without_waits=every_wait) - replay.saved(without_waits=every_wait)
+        # A faster host would also start its loader and its waits earlier, which is not what is asked here.
+        saved = min(max(beyond, 0), with_waits, late)
+        sums["host"].add(late, saved, max(with_waits, late), count=len(replay.start))
+    if idle.ns("launch"):
+        sums["launch"].add(idle.ns("launch"), replay.saved(without_gaps=True), count=len(replay.start))
+    other = idle.ns("dependency") + idle.ns("unknown")
+    if other:
+        sums["dependency"].add(other, other)
+
+
+def _stalls(host: HostView) -> Intervals:
+    """Stretches in which no thread launched anything, far longer than usual."""
+    calls = host.trace.calls
+    launches = host.launching
+    if len(launches) < 2:
+        return NEVER
+    busy = union(calls.start[launches], calls.end[launches])
+    start, end = busy.end[:-1], busy.start[1:]
+    if not len(start):
+        return NEVER
+    long = (end - start) >= max(STALL_NS, STALL_RATIO * float(np.median(end - start)))
+    return union(start[long], end[long])
+
+
+def _of_communication(
+    run: DeviceRun, calls: Calls, waits: np.ndarray[tuple[int], np.dtype[np.float64]] | None,
+    sums: defaultdict[LossCode, _Sum],
+) -> None:  # fmt: skip
+    links, view, replay = run.recorded.links, run.view, run.replay
+    talking = links.is_class("communication")
+    exposed = run.time.exposed_communication
+    if exposed:
+        saved = replay.saved(without_work=replay.shorter(view, talking))
+        waited = _exposed_waiting(calls, waits) if waits is not None else 0
+        what = _longest(run, talking)
+        if waited:
+            part = replay.shorter(view, talking)
+            whole = max(int(part.sum()), 1)
+            late = replay.saved(without_work=(part * (waited / whole)).astype(np.int64))
+            sums["straggler"].add(waited, late, count=len(calls))
+            sums["communication"].add(exposed - waited, max(saved - late, 0), saved, len(calls), what)
+        else:
+            sums["communication"].add(exposed, saved, count=len(calls), what=what)
+    if run.time.exposed_copy:
+        moving = _moving(run)
+        saved = replay.saved(without_work=replay.shorter(view, moving))
+        sums["copies"].add(run.time.exposed_copy, saved, count=int(moving.sum()), what=_longest(run, moving))
+
+
+def _exposed_waiting(calls: Calls, waits: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
+    """Waiting comes first in a collective; what is computed beside it hides the waiting first."""
+    known = np.nan_to_num(waits)
+    return int(np.maximum(known - calls.hidden, 0).sum())
+
+
+def _moving(run: DeviceRun) -> Mask:
+    work = run.recorded.trace.work
+    copying: Mask = work.kind == Work.COPY
+    return run.view.moving.holds(work.start) & copying
+
+
+def _of_work(run: DeviceRun, sums: defaultdict[LossCode, _Sum]) -> None:
+    links = run.recorded.links
+    in_training = links.are(lambda name: name.is_training_norm).any()
+    attention = unfused_attention(links)
+    again = recomputed(links)
+    found: list[tuple[LossCode, Mask, float]] = [
+        ("attention", attention, FUSED_ATTENTION_SAVES),
+        ("recompute", again, 1.0),
+        ("layout", links.are(lambda name: name.converts_layout), 1.0),
+        ("fp32", links.are(lambda name: name.is_strict_fp32) & ~attention, TENSOR_CORES_SAVE),
+        (
+            "elementwise",
+            links.are(lambda name: name.is_unfused) & ~attention & ~again,
+            FUSED_ELEMENTWISE_SAVES,
+        ),
+    ]
+    if not in_training:
+        found.append(("norm", links.are(lambda name: name.is_fixed_norm), 1.0))
+    for code, rows, share in found:
+        _add_work(run, sums[code], rows, share)
+    cold = cold_kernels(run.recorded)
+    excess = cold.excess[run.view.rows]
+    if excess.any():
+        saved = run.replay.saved(without_work=run.replay.shorter_by(run.view, cold.excess))
+        sums["cold"].add(int(excess.sum()), saved, count=cold.steps, what=_longest(run, cold.excess > 0))
+
+
+def _add_work(run: DeviceRun, total: _Sum, rows: Mask, share: float) -> None:
+    mine = rows[run.view.rows]
+    if not mine.any():
+        return
+    replay, links = run.replay, run.recorded.links
+    shorter = replay.shorter(run.view, rows)
+    host = launching(links, rows)
+    # Work that is gone need not be launched either; where it is only faster, most of its launches go all the same.
+    most = replay.saved(without_work=shorter, without_host=host)
+    saved = most if share == 1.0 else replay.saved(without_work=(shorter * share).astype(np.int64))
+    ns = int(links.trace.work.duration[run.view.rows][mine].sum())
+    total.add(ns, saved, max(most, saved), int(mine.sum()), _longest(run, rows))
+
+
+def _longest(run: DeviceRun, rows: Mask) -> str:
+    """The name that takes most of these rows' time."""
+    work, names = run.recorded.trace.work, run.recorded.trace.names
+    mine = run.view.rows[rows[run.view.rows]]
+    if not len(mine):
+        return ""
+    numbers, which = np.unique(work.name[mine], return_inverse=True)
+    total = np.zeros(len(numbers), np.int64)
+    np.add.at(total, which, work.duration[mine])
+    return short_name(names[int(numbers[total.argmax()])])

@@ -1,0 +1,193 @@
+"""Kernel names taken apart: the function, what its template arguments tell, and a name short enough for a table.
+
+Names come demangled (`void at::native::foo<float>(int)`), mangled (`_ZN2ck6device6kernelI…`) and plain (`triton_poi_0`).
+Anyone may write a trace, so that only the beginning of a name is looked at, and never with a pattern that backtracks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+SHORT_NAME_LENGTH = 56
+LONGEST_NAME = 1500
+"""No function's own name, nor the functor that tells what it does, stands further on."""
+
+LABEL_LENGTH = 120
+"""Names of operators, copies and annotations are cut after so many characters where people read them."""
+
+_LONGEST_TEMPLATE = 300
+_ANGLE = re.compile(r"<|(?<!-)>")
+_IDENTIFIER = re.compile(r"([A-Za-z_]\w*)(::|\(?)")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_LENGTH = re.compile(r"L[a-zA-Z_]n?\d+E|(\d{1,4})")
+_TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
+_WRAPPERS = frozenset(("gpu_kernel_impl", "ReduceOp", "BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor"))
+"""Functors that only carry another one."""
+
+GENERIC = frozenset(
+    ("kernel", "kernel2", "kentry", "device_kernel", "trampoline_kernel", "main", "run", "type", "cutlass_kernel",
+     "generickernel", "launch", "kernel_entry", "__kernel__")
+)  # fmt: skip
+"""Names of functions that say nothing: what they run stands in their template arguments."""
+
+_LIBRARIES = frozenset(("cutlass", "ck_tile", "ck", "detail", "device", "impl", "internal", "kernel", "cute"))
+"""Namespaces that say as little."""
+
+_TYPES = frozenset(
+    [
+        "float",
+        "double",
+        "int",
+        "long",
+        "unsigned",
+        "char",
+        "short",
+        "bool",
+        "half",
+        "void",
+        "const",
+        "signed",
+        "auto",
+        "true",
+        "false",
+        "size_t",
+        "int8_t",
+        "uint8_t",
+        "int32_t",
+        "int64_t",
+        "uint32_t",
+        "uint64_t",
+        "__half",
+        "__half2",
+        "half2",
+        "float2",
+        "float4",
+        "half_t",
+        "tfloat32_t",
+        "__nv_bfloat16",
+        "__hip_bfloat16",
+        "bfloat16_t",
+        "BFloat16",
+        "Half",
+        "hip_bfloat16",
+        "lambda",
+        "operator",
+        "array",
+        "tuple",
+        "TensorInfo",
+        "OpaqueType",
+        "integral_constant",
+    ]
+)
+
+
+class Parts(NamedTuple):
+    function: str
+    """With its namespaces, without templates and parameters."""
+    identifiers: list[tuple[str, str]] = []
+    """Names among its template arguments, outermost first, each with what follows it."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names that are neither namespaces nor built-in types."""
+        return [word for word, after in self.identifiers if after != "::" and word not in _TYPES]
+
+    @property
+    def says_nothing(self) -> bool:
+        return self.function.rpartition("::")[2].lower() in GENERIC
+
+
+def parts_of(name: str) -> Parts:
+    plain = name[:LONGEST_NAME].removeprefix("void ").replace("(anonymous namespace)::", "")
+    if plain.startswith("_Z"):
+        return _demangled(plain)
+    angle, paren = plain.find("<"), plain.find("(")
+    if angle < 0 and paren < 1:
+        return Parts(plain)
+    if 0 < paren < angle or angle < 0:
+        return Parts(plain[:paren].rpartition(" ")[2])
+    head = plain[:angle]
+    if head.endswith("enable_if"):  # the type that the function returns; its name comes later
+        return _after_return_type(plain)
+    return Parts(head.rpartition(" ")[2] or plain, _IDENTIFIER.findall(plain[angle : _closing(plain, angle)]))
+
+
+def words_of(text: str) -> set[str]:
+    """The words in an identifier, lower case, each alone and joined to the next: `SoftMaxForward` has `softmax`."""
+    words = [word.lower() for word in _WORD.findall(text)]
+    return {*words, *map(str.__add__, words, words[1:])}
+
+
+def short_of(parts: Parts) -> str:
+    """The function without namespaces, types and parameters, with the functor that tells what it computes."""
+    base = _base(parts) or parts.function
+    functor = next((f"<{word}>" for word in _telling_words(parts) if word not in base), "")
+    short = printable(base + functor)
+    return short if len(short) <= SHORT_NAME_LENGTH else short[: SHORT_NAME_LENGTH - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """The text with every character replaced that a terminal would obey or no file could hold."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
+
+
+def label_of(name: str) -> str:
+    """A name from a trace, safe to print and cut to a sensible length."""
+    shown = printable(name[: LABEL_LENGTH + 1])
+    return shown if len(shown) <= LABEL_LENGTH else shown[:LABEL_LENGTH] + "…"
+
+
+def _base(parts: Parts) -> str:
+    """The function's own name; of one that says nothing, what it runs, else where it comes from."""
+    path, _, base = parts.function.rpartition("::")
+    if not parts.says_nothing:
+        return base
+    owner = path.rpartition("::")[2]
+    told = next((word for word in parts.arguments if len(word) > 3), None)
+    if told is not None and (owner in _LIBRARIES or not owner):
+        return told
+    return f"{owner}::{base}" if owner else base
+
+
+def _closing(plain: str, opening: int) -> int:
+    """Where the bracket is closed again, or as far as is looked at."""
+    depth = 0
+    for bracket in _ANGLE.finditer(plain, opening, opening + _LONGEST_TEMPLATE):
+        depth += 1 if bracket.group() == "<" else -1
+        if not depth:
+            return bracket.start()
+    return opening + _LONGEST_TEMPLATE
+
+
+def _after_return_type(plain: str) -> Parts:
+    """Of `std::enable_if<…>::type ns::function<…>(…)`, the function."""
+    begin = plain.find(" ", _closing(plain, plain.find("<")))
+    return parts_of(plain[begin + 1 :]) if begin >= 0 else Parts(plain)
+
+
+def _telling_words(parts: Parts) -> Iterator[str]:
+    """The names among a kernel's template arguments that say what it computes."""
+    for word, after in parts.identifiers:
+        tells = "Functor" in word or word.endswith(_TELLING) or (after == "(" and word.endswith("_kernel"))
+        if tells and word not in _WRAPPERS:
+            yield word
+
+
+def _demangled(name: str) -> Parts:
+    """Roughly: the identifiers of the nested name, and those among the template arguments."""
+    position = 3 if name.startswith("_ZN") else 2
+    path: list[str] = []
+    while match := re.compile(r"\d{1,4}").match(name, position):
+        begin = match.end()
+        position = begin + int(match.group())
+        path.append(name[begin:position])
+    arguments: list[str] = []
+    while (found := _LENGTH.search(name, position)) and len(arguments) < 12:
+        position = found.end() + (int(found.group(1)) if found.group(1) else 0)
+        word = name[found.end() : position]
+        if word[:1].isalpha() and word not in _TYPES:
+            arguments.append(word)
+    own = [part for part in path if not part.startswith("_GLOBAL__N")]
+    return Parts("::".join(own) or name, [(word, "") for word in arguments])

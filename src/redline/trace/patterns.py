@@ -1,0 +1,153 @@
+"""Work that could be done in another way, found in what a trace recorded: rows of device work, never names alone
+where the operators around them are known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from redline.trace.columns import Ids, Ints, Mask, Work
+from redline.trace.intervals import Intervals, union
+from redline.trace.links import Links, matching
+from redline.trace.window import Recorded, step_borders
+
+_BATCHED_PRODUCT = re.compile(r"^aten::(bmm|baddbmm_?)$")
+_SOFTMAX = re.compile(r"^aten::_?(safe_)?softmax")
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
+_FORWARD_ONLY = re.compile(
+    r"^aten::(linear|conv\dd|convolution|layer_norm|native_layer_norm|batch_norm|group_norm|relu_?|gelu|silu|"
+    r"scaled_dot_product_attention|embedding|dropout|softmax|matmul|addmm)$"
+)
+"""No backward formula calls these."""
+
+_NEAR = 10
+"""Between the products of attention and its softmax stand scaling, masking, dropout and copies; no more than so many."""
+
+COLD_EXCESS = 0.05
+"""A first step whose kernels take so much longer than the same kernels later was not warm."""
+
+
+def unfused_attention(links: Links) -> Mask:
+    """Softmax between batched products, with all that runs between them: attention written out, forward or backward."""
+    trace, work = links.trace, links.trace.work
+    found = np.zeros(len(work), np.bool_)
+    order = np.lexsort((work.start, work.stream, work.device))
+    order = order[work.kind[order] == Work.KERNEL]
+    if not len(order):
+        return found
+    softmax, product = _softmax_and_products(links)
+    queue = np.cumsum(np.concatenate(([True], _differs(work.device[order]) | _differs(work.stream[order]))))
+    at = np.flatnonzero(product[order])
+    if not len(at):
+        return found
+    for position in np.flatnonzero(softmax[order]).tolist():
+        right = int(np.searchsorted(at, position))
+        before, after = at[max(right - 2, 0) : right], at[right : right + 2]
+        if not len(before) or not len(after):
+            continue
+        first, last = int(before[-1]), int(after[0])
+        same_queue = queue[first] == queue[position] == queue[last]
+        if not same_queue or position - first > _NEAR or last - position > _NEAR:
+            continue
+        is_backward = "backward" in trace.names[work.name[order[position]]].lower()
+        if is_backward and len(before) == 2 and first - int(before[0]) <= 2:
+            first = int(before[0])
+        if is_backward and len(after) == 2 and int(after[1]) - last <= 2:
+            last = int(after[1])
+        found[order[first : last + 1]] = True
+    return found
+
+
+def _softmax_and_products(links: Links) -> tuple[Mask, Mask]:
+    """By operator where there is one; kernels without are told by their names."""
+    trace, work = links.trace, links.trace.work
+    operators = trace.operators
+    by_operator = links.operator >= 0
+    softmax = links.are(lambda name: name.is_softmax)
+    product = links.is_class("matmul")
+    batched = matching(trace, operators, _BATCHED_PRODUCT)
+    normal = matching(trace, operators, _SOFTMAX)
+    product[by_operator] &= batched[links.operator[by_operator]]
+    softmax[by_operator] |= normal[links.operator[by_operator]]
+    return softmax & (work.kind == Work.KERNEL), product
+
+
+def _differs(column: Ints | Ids) -> Mask:
+    found: Mask = column[1:] != column[:-1]
+    return found
+
+
+def recomputed(links: Links) -> Mask:
+    """Forward work done again during the backward pass, as activation checkpointing does.
+
+    Operators in the backward pass run without recording a graph; recomputed ones record one, and carry its number.
+    """
+    trace, operators = links.trace, links.trace.operators
+    found = np.zeros(len(trace.work), np.bool_)
+    backward = matching(trace, operators, _BACKWARD)
+    if not backward.any():
+        return found
+    parent = links.nesting.parent
+    inside = np.zeros(len(operators), np.bool_)
+    again = np.zeros(len(operators), np.bool_)
+    numbered = (operators.sequence >= 0) & (operators.forward_thread <= 0)
+    for level in list(links.nesting.levels())[1:]:
+        inside[level] = inside[parent[level]] | backward[parent[level]]
+        again[level] = again[parent[level]] | (inside[level] & numbered[level])
+    # With create_graph the backward pass records a graph as well: only what no backward formula calls is proof.
+    if not (again & matching(trace, operators, _FORWARD_ONLY)).any():
+        return found
+    known = links.operator >= 0
+    found[known] = again[links.operator[known]]
+    return found
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Kernels of the first steps that took longer than the same kernels later."""
+
+    steps: int
+    excess: Ints
+    """For each row of device work, how much longer it took; 0 for all others."""
+
+
+def cold_kernels(recorded: Recorded) -> Cold:
+    """Compared name by name, and only where a name is called equally often: one kernel serves many shapes."""
+    borders, work = step_borders(recorded), recorded.trace.work
+    nothing = Cold(0, np.zeros(len(work), np.int64))
+    if borders is None or len(borders) < 4:
+        return nothing  # of two steps nobody can say which is the usual one
+    count = len(borders) - 1
+    step = np.clip(np.searchsorted(borders, work.start, side="right") - 1, 0, count - 1)
+    kernels = np.flatnonzero((work.kind == Work.KERNEL) & ~recorded.links.is_class("communication"))
+    names, name = np.unique(work.name[kernels], return_inverse=True)
+    total, calls = np.zeros((len(names), count), np.int64), np.zeros((len(names), count), np.int64)
+    np.add.at(total, (name, step[kernels]), work.duration[kernels])
+    np.add.at(calls, (name, step[kernels]), 1)
+    usual = np.median(total[:, count // 2 :], axis=1)
+    alike = calls == np.median(calls[:, count // 2 :], axis=1)[:, None]
+    excess = np.where(alike, total - usual[:, None], 0.0)
+    cold = 0
+    while cold < count // 2 and excess[:, cold].sum() > COLD_EXCESS * max(int(total[:, cold].sum()), 1):
+        cold += 1
+    if not cold:
+        return nothing
+    share = np.where(total > 0, np.maximum(excess, 0) / np.maximum(total, 1), 0.0)
+    share[:, cold:] = 0.0
+    found = np.zeros(len(work), np.int64)
+    found[kernels] = (share[name, step[kernels]] * work.duration[kernels]).astype(np.int64)
+    return Cold(cold, found)
+
+
+def launching(links: Links, rows: Mask) -> Intervals:
+    """The host's time to launch these rows: for each launch, since the launch before it on the same thread."""
+    calls = links.trace.calls
+    launches = np.unique(links.call[links.is_launched])
+    wanted = np.isin(launches, links.call[rows & links.is_launched])
+    order = np.lexsort((calls.start[launches], calls.thread[launches]))
+    launches, wanted = launches[order], wanted[order]
+    thread, end = calls.thread[launches], calls.end[launches]
+    since = np.concatenate((calls.start[launches[:1]], np.where(_differs(thread), calls.start[launches[1:]], end[:-1])))
+    return union(since[wanted], np.maximum(end, since)[wanted])

@@ -1,0 +1,292 @@
+"""How much work an operator did, from the shapes that the profiler recorded with it.
+
+FLOPs are those of products: a multiplication with its addition is two. Bytes are every input and output once, as if
+nothing were cached: what the operator must move at least. The conventions are those of `redline flops`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from redline.trace.classes import KernelClass, class_of
+from redline.trace.columns import Shape
+
+_SIZES = {
+    "double": 8, "complexfloat": 8, "long": 8, "longint": 8, "int64": 8, "uint64": 8, "float64": 8,
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "tf32": 4,
+    "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "shortint": 2, "int16": 2, "uint16": 2,
+    "char": 1, "signedchar": 1, "unsignedchar": 1, "byte": 1, "bool": 1, "int8": 1, "uint8": 1,
+    "float8e4m3fn": 1, "float8e5m2": 1, "float8e4m3fnuz": 1, "float8e5m2fnuz": 1, "float8e8m0fnu": 1,
+}  # fmt: skip
+_FORMATS = {"double": "fp64", "float": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16"}
+LARGEST_DIMENSION = 2**40
+_MOST_TENSORS = 4096
+
+
+@dataclass(frozen=True)
+class Tensor:
+    dims: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * (bytes_of_type(self.dtype) or 0)
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """Of one call."""
+
+    kind: KernelClass
+    number_format: str
+    """What it computes in: fp32, fp16, bf16, fp8 …"""
+    flops: int
+    """Products; 0 where it makes none."""
+    bytes: int
+
+
+def _plain(dtype: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", dtype.lower().rpartition("::")[2])
+
+
+def bytes_of_type(dtype: str) -> int | None:
+    """Of one element, by the name that torch or a process group gives its type; None where it is not known."""
+    return _SIZES.get(_plain(dtype))
+
+
+def number_format(dtype: str) -> str:
+    plain = _plain(dtype)
+    return "fp8" if plain.startswith("float8") else _FORMATS.get(plain, "int8" if bytes_of_type(dtype) == 1 else plain)
+
+
+def tensors_of(shape: Shape) -> list[Tensor]:
+    """The tensors among the inputs, those of lists one by one. Inputs that are no tensors have no dimensions."""
+    return [tensor for one in _inputs(shape) for tensor in one]
+
+
+@lru_cache(maxsize=65536)
+def _inputs(shape: Shape) -> tuple[tuple[Tensor, ...], ...]:
+    """For each argument its tensors; none for other arguments."""
+    try:
+        dims = msgspec.json.decode(shape.dims.encode(), type=list[Any])
+        types = msgspec.json.decode(shape.types.encode(), type=list[Any])
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    found: list[tuple[Tensor, ...]] = []
+    for number, one in enumerate(dims[:_MOST_TENSORS]):
+        dtype = types[number] if number < len(types) and isinstance(types[number], str) else ""
+        if _is_dims(one) and bytes_of_type(dtype):
+            found.append((Tensor(tuple(one), dtype),) if one else ())
+        elif isinstance(one, list) and dtype == "TensorList":
+            listed = [each for each in one[:_MOST_TENSORS] if _is_dims(each) and each]
+            # A list says nothing of its elements' types; optimizers keep weights and their state in fp32.
+            found.append(tuple(Tensor(tuple(each), "float") for each in listed))
+        else:
+            found.append(())
+    return tuple(found)
+
+
+def _is_dims(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_DIMENSION for size in value
+    )
+
+
+@lru_cache(maxsize=65536)
+def _values(shape: Shape) -> tuple[str, ...]:
+    try:
+        return tuple(msgspec.json.decode(shape.values.encode(), type=list[str])) if shape.values else ()
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+
+
+Inputs = Sequence[Sequence[Tensor]]
+Values = Sequence[str]
+Formula = Callable[[Inputs, Values], tuple[int, int]]
+"""From an operator's inputs to its FLOPs and the elements of its output."""
+
+
+def work_of(name: str, shape: Shape) -> OperatorWork | None:
+    """None where the shapes do not tell: no tensors among the inputs, or an operator nobody knows the output of."""
+    inputs = _inputs(shape)
+    tensors = [tensor for one in inputs for tensor in one]
+    if not tensors:
+        return None
+    kind, formula = _formula(name)
+    if formula is None:
+        return None
+    try:
+        flops, output = formula(inputs, _values(shape))
+    except (IndexError, ValueError, ZeroDivisionError):
+        return None
+    first = next((tensor for tensor in tensors if number_format(tensor.dtype).startswith(("fp", "bf"))), tensors[0])
+    read = _read(name, kind, tensors)
+    return OperatorWork(
+        kind=kind,
+        number_format=number_format(first.dtype),
+        flops=flops,
+        bytes=read + output * (bytes_of_type(first.dtype) or 0),
+    )
+
+
+def _read(name: str, kind: KernelClass, tensors: list[Tensor]) -> int:
+    """Of a table of embeddings only the rows that are looked up are read."""
+    if kind == "embedding" and len(tensors) > 1 and len(tensors[0].dims) == 2:
+        rows = tensors[1].elements
+        return tensors[1].bytes + rows * tensors[0].dims[1] * (bytes_of_type(tensors[0].dtype) or 0)
+    if name.rstrip("_").endswith("copy") and len(tensors) > 1:
+        return tensors[1].bytes  # the first is what is written
+    return sum(tensor.bytes for tensor in tensors)
+
+
+def _formula(name: str) -> tuple[KernelClass, Formula | None]:
+    plain = name.rpartition("::")[2].rstrip("_")
+    for kind, rule, formula in _FORMULAS:
+        if rule.search(plain):
+            return kind, formula
+    kind = class_of(name)
+    if name.startswith("triton_"):
+        return kind, _everything_once
+    return kind, _BY_CLASS.get(kind)
+
+
+def _matmul(first: int, second: int, added: bool = False) -> Formula:
+    def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
+        left, right = inputs[first][0].dims, inputs[second][0].dims
+        if left[-1] != right[-2 if len(right) > 1 else 0]:
+            raise ValueError("these do not multiply")
+        output = math.prod(left[:-1]) * (right[-1] if len(right) > 1 else 1)
+        return 2 * output * left[-1] + (output if added else 0), output
+
+    return formula
+
+
+def _numbers(values: Values, index: int, count: int, otherwise: int) -> list[int]:
+    """A list of numbers as torch prints one: `[2, 2]`."""
+    found = [int(one) for one in re.findall(r"-?\d+", values[index])] if index < len(values) else []
+    return found if len(found) == count else (found or [otherwise]) * count
+
+
+def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
+    """With the places of its options among the arguments, which differ from backend to backend."""
+
+    def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
+        data, weight = inputs[0][0].dims, inputs[1][0].dims
+        spatial = len(weight) - 2
+        if spatial < 1 or len(data) != len(weight) or not values:
+            raise ValueError("strides are not known")
+        if transposed is not None and values[transposed] == "True":
+            return 2 * math.prod(data) * math.prod(weight[1:]), math.prod(data)
+        strides, paddings = _numbers(values, stride, spatial, 1), _numbers(values, padding, spatial, 0)
+        dilations = _numbers(values, dilation, spatial, 1)
+        sizes = [
+            (size + 2 * pad - dil * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, pad, dil in zip(data[2:], weight[2:], strides, paddings, dilations, strict=True)
+        ]
+        output = data[0] * weight[0] * math.prod(sizes)
+        return 2 * output * math.prod(weight[1:]), output
+
+    return formula
+
+
+def _convolution_backward(inputs: Inputs, values: Values) -> tuple[int, int]:
+    """As many products for each gradient that is wanted as forward."""
+    gradient, data, weight = (inputs[index][0].dims for index in range(3))
+    wanted = re.findall(r"True|False", values[10]) if len(values) > 10 else ["True", "True"]
+    is_transposed = len(values) > 7 and values[7] == "True"
+    once = 2 * math.prod(data if is_transposed else gradient) * math.prod(weight[1:])
+    gradients = (("True" in wanted[:1]) * math.prod(data), ("True" in wanted[1:2]) * math.prod(weight))
+    return once * sum(1 for size in gradients if size), sum(gradients)
+
+
+def _attention(first: int, *, heads_inside: bool, causal: int, backward: bool = False) -> Formula:
+    """`heads_inside`: batch, sequence, heads, width; else batch, heads, sequence, width."""
+
+    def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
+        query, key, value = (inputs[first + index][0].dims for index in range(3))
+        sequence, head = (-3, -2) if heads_inside else (-2, -3)
+        queries, keys = query[sequence], key[sequence]
+        is_causal = causal < len(values) and values[causal] in ("True", "1", "2")
+        square = min(queries, keys)
+        pairs = square * square / 2 + max(queries - keys, 0) * keys if is_causal else queries * keys
+        batch = math.prod(query[:-3]) * query[head]
+        width = (3 * query[-1] + 2 * value[-1]) if backward else (query[-1] + value[-1])
+        outputs = math.prod(query) + math.prod(key) + math.prod(value) if backward else math.prod(query)
+        return int(2 * batch * pairs * width), outputs
+
+    return formula
+
+
+def _like_largest(inputs: Inputs, values: Values) -> tuple[int, int]:
+    """Elementwise, also where one input is broadcast: the output is as large as the largest input."""
+    return 0, max(tensor.elements for one in inputs for tensor in one)
+
+
+def _like_first(inputs: Inputs, values: Values) -> tuple[int, int]:
+    return 0, next(tensor.elements for one in inputs for tensor in one)
+
+
+def _like_all(inputs: Inputs, values: Values) -> tuple[int, int]:
+    return 0, sum(tensor.elements for one in inputs for tensor in one)
+
+
+def _everything_once(inputs: Inputs, values: Values) -> tuple[int, int]:
+    """A compiled kernel names its outputs among its inputs."""
+    return 0, 0
+
+
+def _looked_up(inputs: Inputs, values: Values) -> tuple[int, int]:
+    table, indices = inputs[0][0], next(one[0] for one in inputs[1:] if one)
+    return 0, indices.elements * table.dims[-1]
+
+
+_RULES: tuple[tuple[KernelClass, str, Formula], ...] = (
+    ("matmul", r"^(mm|bmm|mv|_scaled_mm|dot)$", _matmul(0, 1)),
+    ("matmul", r"^(addmm|baddbmm|_addmm_activation|addmv)$", _matmul(1, 2, added=True)),
+    ("convolution", r"^cudnn_convolution$", _convolution(3, 2, 4)),
+    ("convolution", r"^(miopen|mkldnn)_(depthwise_)?convolution$", _convolution(4, 3, 5)),
+    ("convolution", r"^_?(convolution|convolution_overrideable)$", _convolution(3, 4, 5, 6)),
+    ("convolution", r"^(_slow_conv\dd_forward|thnn_conv2d|slow_conv3d_forward)$", _convolution(4, 5, 99)),
+    ("convolution", r"^_conv_depthwise2d$", _convolution(4, 5, 6)),
+    ("convolution", r"^convolution_backward(_overrideable)?$", _convolution_backward),
+    ("attention", r"^_?flash_att(n|ention)_forward$", _attention(0, heads_inside=True, causal=8)),
+    ("attention", r"^_?flash_att(n|ention)_backward$", _attention(1, heads_inside=True, causal=11, backward=True)),
+    ("attention", r"^_efficient_attention_forward$", _attention(0, heads_inside=True, causal=9)),
+    ("attention", r"^_efficient_attention_backward$", _attention(1, heads_inside=True, causal=13, backward=True)),
+    (
+        "attention",
+        r"^(_scaled_dot_product_)?_?cudnn_attention(_forward)?$",
+        _attention(0, heads_inside=False, causal=6),
+    ),
+    ("attention", r"_cudnn_attention_backward$", _attention(1, heads_inside=False, causal=13, backward=True)),
+    (
+        "attention",
+        r"^_scaled_dot_product_(flash|efficient)_attention$",
+        _attention(0, heads_inside=False, causal=4),
+    ),
+    ("norm", r"(layer|batch|group|rms)_norm\w*backward", _like_first),
+    ("norm", r"(layer|batch|group|rms)_norm", _like_first),
+    ("embedding", r"^(embedding|index_select)$", _looked_up),
+    ("copy", r"^cat$", _like_all),
+    ("copy", r"^(copy|clone|_to_copy|contiguous)$", _like_first),
+    ("reduction", r"softmax", _like_first),
+)
+_FORMULAS = tuple((kind, re.compile(rule), formula) for kind, rule, formula in _RULES)
+_BY_CLASS: dict[KernelClass, Formula] = {
+    "elementwise": _like_largest,
+    "norm": _like_first,
+    "copy": _like_first,
+    "reduction": _everything_once,
+}
+"""A reduction's output is small beside its input."""

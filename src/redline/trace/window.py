@@ -1,0 +1,189 @@
+"""Which of a trace's work belongs to its steps.
+
+The device runs behind the host: when recording starts, it is still busy with work that was launched before. Such work
+is in the file, without its launch, and belongs to no recorded step; counted in, it makes every figure per step too
+large.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from redline.spec import Frozen
+from redline.trace.columns import Ints, Mask, Trace
+from redline.trace.intervals import Intervals, seconds, union
+from redline.trace.links import Links, matching
+
+_STEP = re.compile(r"^ProfilerStep\s*#\d+$")
+
+
+class Outside(Frozen):
+    """Device work in the file that is not counted. Of several traces, sums."""
+
+    before_work: int = 0
+    """Launched before the first recorded step, or before recording began."""
+    before_s: float = 0.0
+    between_work: int = 0
+    """Launched while recording, but outside the steps."""
+    between_s: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.before_work or self.between_work)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A trace reduced to its steps, and what was left out. Without marks of steps, only early work is left out."""
+
+    links: Links
+    steps: Intervals
+    """On the host; none where the trace has no marks of steps, or no work was launched in them."""
+    device_free: dict[int, int]
+    """Until when each device was busy with work from before."""
+    outside: Outside
+
+    @property
+    def trace(self) -> Trace:
+        return self.links.trace
+
+    def bounds(self, device: int, busy: Intervals) -> tuple[int, int]:
+        """From when until when a device could have worked for these steps.
+
+        A step may begin with a wait and end with one. Without marks of steps neither is known.
+        """
+        start, end = int(busy.start[0]), int(busy.end[-1])
+        if not len(self.steps):
+            return start, end
+        begin = max(int(self.steps.start[0]), self.device_free.get(device, int(self.steps.start[0])))
+        return min(start, begin), max(end, int(self.steps.end[-1]))
+
+
+def recorded(trace: Trace) -> Recorded:
+    links = Links(trace)
+    steps = step_marks(trace)
+    if not trace.has_device:
+        return Recorded(Links(_on_host(trace, steps)), steps, {}, Outside())
+    before = _before_recording(links)
+    inside = ~before
+    if len(steps):
+        launched = links.is_launched & steps.holds(links.launched_at)
+        early = links.is_launched & (links.launched_at < steps.start[0])
+        if launched.any():
+            inside, before = launched | ~(links.is_launched | before), before | early
+        else:
+            steps = union(steps.start[:0], steps.end[:0])
+    work = trace.work
+    free = {device: int(work.end[before & (work.device == device)].max()) for device in np.unique(work.device[before])}
+    between = ~inside & ~before
+    outside = Outside(
+        before_work=int(before.sum()),
+        before_s=seconds(int(work.duration[before].sum())),
+        between_work=int(between.sum()),
+        between_s=seconds(int(work.duration[between].sum())),
+    )
+    if not inside.all():
+        trace = replace(trace, work=work.only(inside))
+        links = Links(trace)
+    cut = _on_host(trace, steps)
+    return Recorded(links if cut is trace else Links(cut), steps, free, outside)
+
+
+def _before_recording(links: Links) -> Mask:
+    """Work without a launch in the file that began before anything launched in it, on its own stream or on any."""
+    work, known = links.trace.work, links.is_launched
+    if not known.any() or known.all():
+        return np.zeros(len(work), np.bool_)
+    order = np.lexsort((work.stream, work.device))
+    device, stream = work.device[order], work.stream[order]
+    begins = np.concatenate(([True], (device[1:] != device[:-1]) | (stream[1:] != stream[:-1])))
+    queue = np.empty(len(work), np.int64)
+    queue[order] = np.cumsum(begins) - 1
+    first = np.full(int(begins.sum()), np.iinfo(np.int64).max)
+    np.minimum.at(first, queue[known], work.start[known])
+    first[first == np.iinfo(np.int64).max] = work.start[known].min()
+    found: Mask = ~known & (work.start < first[queue])
+    return found
+
+
+def _on_host(trace: Trace, steps: Intervals) -> Trace:
+    """Without what the host did before the first and after the last step."""
+    if not len(steps):
+        return trace
+    first, last = int(steps.start[0]), int(steps.end[-1])
+    tables: dict[str, Any] = {}
+    for name in ("operators", "calls", "annotations", "frames", "allocations"):
+        table = getattr(trace, name)
+        at: Ints = table.at if name == "allocations" else table.start
+        keep = (at >= first) & (at <= last)
+        if not keep.all():
+            # A frame or an annotation may have begun long before: what matters is that it reaches into the steps.
+            keep |= (table.end > first) & (at <= last) if name in ("annotations", "frames") else keep
+            tables[name] = replace(table, **{column: values[keep] for column, values in vars(table).items()})
+    return replace(trace, **tables) if tables else trace
+
+
+def step_marks(trace: Trace) -> Intervals:
+    """Each step on the host, in order."""
+    rows = matching(trace, trace.annotations, _STEP)
+    start, end = trace.annotations.start[rows], trace.annotations.end[rows]
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    # Steps follow each other; marks that overlap are cut where the next begins.
+    end = np.concatenate((np.minimum(end[:-1], start[1:]), end[-1:]))
+    return Intervals(start, end, order)
+
+
+class Steps(Frozen):
+    count: int
+    seconds: tuple[float, ...]
+    """Of each step, in order. With a device: from the start of its first work to that of the next step's first work."""
+    mean_s: float
+    std_s: float | None
+    min_s: float
+    max_s: float
+    spread: float | None
+    """Standard deviation over mean."""
+
+
+def steps_of(each: Sequence[Recorded]) -> Steps | None:
+    """None where the trace has no marks of steps; of several traces, all their steps."""
+    lengths = np.concatenate([step_lengths(one) for one in each]) if each else np.empty(0, np.int64)
+    if not len(lengths):
+        return None
+    mean = float(lengths.mean())
+    std = float(lengths.std(ddof=1)) if len(lengths) > 1 else None
+    return Steps(
+        count=len(lengths),
+        seconds=tuple(seconds(length) for length in lengths.tolist()),
+        mean_s=seconds(mean),
+        std_s=None if std is None else seconds(std),
+        min_s=seconds(int(lengths.min())),
+        max_s=seconds(int(lengths.max())),
+        spread=None if std is None or not mean else std / mean,
+    )
+
+
+def step_lengths(one: Recorded) -> Ints:
+    borders = step_borders(one)
+    return borders[1:] - borders[:-1] if borders is not None else one.steps.end - one.steps.start
+
+
+def step_borders(one: Recorded) -> Ints | None:
+    """When each step begins for the device, and when the last one ends; None where one of them has no device work."""
+    steps, links, work = one.steps, one.links, one.trace.work
+    if not len(steps) or not links.is_launched.any():
+        return None
+    known = links.is_launched
+    step = np.searchsorted(steps.start, links.launched_at[known], side="right") - 1
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    np.minimum.at(first, step, work.start[known])
+    if (first == np.iinfo(np.int64).max).any():
+        return None  # only the host's view covers all steps
+    # The host runs ahead; a step is over for the device when the next one begins there.
+    borders = np.concatenate((first, [work.end[known].max()]))
+    return np.maximum.accumulate(borders)

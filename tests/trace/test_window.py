@@ -1,0 +1,99 @@
+"""Which work belongs to the recorded steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kineto import ADD, GEMM, TraceMaker
+
+from redline.analyze.profile import profile_of
+from redline.trace.decode import read_trace
+from redline.trace.window import recorded, steps_of
+
+US = 1000
+
+
+def running_ahead(steps: int = 3) -> TraceMaker:
+    """The host is a step ahead: 900 µs of work from before run while the first step is launched."""
+    maker = TraceMaker()
+    for number in range(9):
+        maker.kernel(GEMM, (10 + 100 * number) * US, 99 * US)
+    at = 910
+    for step in range(steps):
+        begin = 50 + 300 * step
+        maker.annotation(f"ProfilerStep#{step}", begin * US, 300 * US)
+        for number in range(4):
+            maker.kernel(ADD, at * US, 99 * US, launched=(begin + 10 + 10 * number) * US)
+            at += 100
+    return maker
+
+
+def test_work_from_before_the_window_is_a_row_of_its_own(tmp_path: Path) -> None:
+    profile = profile_of([read_trace(running_ahead().write(tmp_path / "a.json"))])
+    assert profile.timeline.span_s == pytest.approx(1200e-6, rel=0.01)
+    assert profile.steps is not None
+    assert profile.steps.mean_s == pytest.approx(400e-6, rel=0.01)
+    assert [row.name for row in profile.kernels] == [ADD]
+    assert profile.classes[0].calls == 12
+    assert (profile.outside.before_work, profile.outside.before_s) == (9, pytest.approx(891e-6))
+    assert profile.outside.between_work == 0
+
+
+def test_a_diff_per_step_does_not_inherit_it(tmp_path: Path) -> None:
+    from redline.api.profile import compare_profiles
+
+    running_ahead(2).write(tmp_path / "a.json")
+    running_ahead(4).write(tmp_path / "b.json")
+    diff = compare_profiles(tmp_path / "a.json", tmp_path / "b.json")
+    assert diff.step.before_s == pytest.approx(400e-6, rel=0.01)
+    assert diff.step.after_s == pytest.approx(400e-6, rel=0.01)
+    assert diff.step.change == "same"
+
+
+def test_without_marks_of_steps_only_early_work_is_left_out(tmp_path: Path) -> None:
+    maker = running_ahead()
+    maker.events = [event for event in maker.events if not event["name"].startswith("ProfilerStep")]
+    found = recorded(read_trace(maker.write(tmp_path / "a.json")))
+    assert (found.outside.before_work, len(found.trace.work)) == (9, 12)
+    assert steps_of([found]) is None
+
+
+def test_work_whose_launch_is_missing_in_the_middle_still_counts(tmp_path: Path) -> None:
+    maker = running_ahead()
+    maker.kernel("nobody's", 1000 * US + 99_500, 400)  # between two kernels of the steps
+    profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
+    assert {row.name for row in profile.kernels} == {ADD, "nobody's"}
+    assert any(row.source == "no-launch" for row in profile.operators)
+
+
+def test_work_launched_between_steps_is_told_apart(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.annotation("ProfilerStep#1", 0, 100 * US)
+    maker.kernel(GEMM, 20 * US, 50 * US, launched=10 * US)
+    maker.kernel(ADD, 200 * US, 50 * US, launched=150 * US)  # after the step
+    profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
+    assert [row.name for row in profile.kernels] == [GEMM]
+    assert (profile.outside.between_work, profile.outside.between_s) == (1, pytest.approx(50e-6))
+
+
+def test_a_step_may_begin_and_end_with_a_wait(tmp_path: Path) -> None:
+    """One step that loads for 300 µs, computes for 100 and logs for 200 took 600, not 100."""
+    maker = TraceMaker()
+    maker.annotation("ProfilerStep#1", 0, 600 * US)
+    maker.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 290 * US)
+    maker.kernel(GEMM, 300 * US, 100 * US, launched=292 * US)
+    profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
+    assert profile.timeline.span_s == pytest.approx(600e-6)
+    assert profile.idle.data_wait_s == pytest.approx(290e-6)
+    (loader,) = [finding for finding in profile.findings if finding.code == "data-bound"]
+    assert loader.gain_bound == pytest.approx(600 / 310, rel=0.01)
+
+
+def test_no_launch_in_the_whole_file_means_all_of_it_counts(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    for number in range(5):
+        maker.kernel(GEMM, number * 100 * US, 99 * US)
+    profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
+    assert profile.kernels[0].calls == 5
+    assert not profile.outside
