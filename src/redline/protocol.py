@@ -71,7 +71,7 @@ class Profile(Frozen, tag=True):
     outside: bool = False
     """A profiler in front of the worker looks on: only run the steps and mark them for it."""
     modules: bool = False
-    """Mark every module of the forward pass. Steps that dissolve modules (compiled, captured) carry no such marks."""
+    """Mark every module of the forward pass. A recipe that dissolves modules (compiled, recorded) has no such marks."""
 
 
 class TrainEpoch(Frozen, tag=True):

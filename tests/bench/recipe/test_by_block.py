@@ -9,6 +9,7 @@ import torch
 from applying import applied, code_of, output_of, output_of_code
 from torch import Tensor, nn
 
+import redline
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.numerics import LossReference
@@ -101,7 +102,7 @@ class TestRegionalCompiling:
             (
                 nn.Sequential(*(Block(inner=16 + number) for number in range(3))),
                 Facts(),
-                "of 3 blocks 3 are unlike the others, and each kind is compiled anew",
+                "its 3 blocks are of 3 kinds, and each kind is compiled anew",
             ),
             (
                 network(),
@@ -243,3 +244,14 @@ def test_what_spares_memory_says_so_to_the_tuner() -> None:
         "checkpointing",
         "expandable-segments",
     }
+
+
+def test_the_code_that_people_paste_does_the_same() -> None:
+    x, model = torch.randn(2, 8), network().eval()
+    fast = redline.recipe("compile:regional,backend=aot_eager", device="cpu").apply(model, x)
+    assert torch.allclose(fast(x), model(x), atol=1e-6)
+    trained = network()
+    loss, targets = nn.functional.cross_entropy, torch.randint(0, 3, (2,))
+    step = redline.recipe("checkpointing", task="train", device="cpu").training_step(trained, loss, x, targets)
+    assert torch.isfinite(step(x, targets))
+    assert "forward" in vars(trained[0]), "its blocks recompute"

@@ -257,3 +257,19 @@ class TestFp8Training:
         assert code.model_lines == [
             "convert_to_float8_training(model, module_filter_fn=lambda module, name: is_plain_linear(module, 16))"
         ]
+
+    def test_the_floor_of_the_loss_path_trains_too(self) -> None:
+        """Rounding has no slope: gradients must pass it as if it were not there, or the floor learns nothing."""
+        torch.manual_seed(0)
+        model, x = layers(), torch.randn(32, 32)
+
+        def gradient() -> Tensor:
+            model.zero_grad()
+            # As small as gradients of a mean over many items are: cast to fp8 they would be zero.
+            (1e-4 * model(x).square().mean()).backward()
+            return model[0].weight.grad.flatten().double()
+
+        exact = gradient()
+        with rounded_weights(model, "fp8"):
+            rounded = gradient()
+        assert exact @ rounded > 0.95 * exact.norm() * rounded.norm() > 0

@@ -57,14 +57,14 @@ def _prepared(spec: RunSpec, workload: Workload) -> Setup:
     setup = Setup(
         workload=workload, device=CpuDevice(), model=workload.model, args=workload.args, kwargs=workload.kwargs
     )
-    for step in switches_of(spec.recipe, workload.task):
-        if PRECISION <= step.stage < COMPILER:
-            step.apply(setup)
+    for switch in switches_of(spec.recipe, workload.task):
+        if PRECISION <= switch.stage < COMPILER:
+            switch.apply(setup)
     return setup
 
 
 def _tf32(spec: RunSpec) -> Tf32:
-    asked = any(step.number_format == "tf32" for step in switches_of(spec.recipe, spec.workload.task))
+    asked = any(switch.number_format == "tf32" for switch in switches_of(spec.recipe, spec.workload.task))
     return Tf32(matmul=asked, convolution=asked)
 
 

@@ -42,6 +42,7 @@ TIMED_STEPS = 8
 TIMED_SECONDS = 0.5
 WATCHING_FACTOR = 20.0
 """A step that is watched takes the host about so many times as long to issue."""
+LONGEST_HOLD_S = 0.5
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 LAYERS: tuple[tuple[LayerKind, re.Pattern[str], OperatorKind], ...] = (
@@ -128,7 +129,7 @@ def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
         device_s = None
         if device.is_accelerator and not synchronises:
             # Held back until all is issued, the device then works without waiting for the host.
-            device.hold(2 * median(issued))
+            device.hold(min(2 * median(issued), LONGEST_HOLD_S))
             marks = [device.mark()]
             step()
             marks.append(device.mark())
@@ -253,7 +254,7 @@ class Watch(TorchDispatchMode):
 
     def over(self, work: Callable[[], object], issue_s: float) -> None:
         """Run `work` once. The device is held back meanwhile, so that it need not wait for a host that is watching."""
-        self._device.hold(WATCHING_FACTOR * issue_s)
+        self._device.hold(min(WATCHING_FACTOR * issue_s, LONGEST_HOLD_S))
         with watching(self._setup.workload.model, self._stack.append, self._leave), self, ValueReads(self):
             work()
         self._device.synchronize()

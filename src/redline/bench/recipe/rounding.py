@@ -68,8 +68,12 @@ def rounded_weights(model: torch.nn.Module, number_format: str, *, moved: bool =
     `moved`: by up to half a unit of the format before they are rounded, for another draw of what rounding does.
     """
 
+    def rounded(leaf: torch.Tensor) -> torch.Tensor:
+        # Rounding has no slope of its own: in training, gradients pass it as if it were not there.
+        return leaf + (rounded_tensor(leaf.detach(), number_format) - leaf.detach())
+
     def round_inputs(_: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-        return pytree.tree_map_only(torch.Tensor, lambda leaf: rounded_tensor(leaf, number_format), inputs)
+        return pytree.tree_map_only(torch.Tensor, rounded, inputs)
 
     if number_format in _QUANTIZED:
         layers = plain_linears(model, number_format)

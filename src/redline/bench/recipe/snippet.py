@@ -71,16 +71,16 @@ def _handed_over(workload: WorkloadSpec) -> Iterator[nn.Module | None]:
 
 
 def code_of(spec: RunSpec) -> RecipeCode:
-    """What the recipe's steps write, in the order in which they are applied."""
+    """What the switches of the recipe write, in the order in which they are applied."""
     task = spec.workload.task
     kind = resolve_device(spec.device).partition(":")[0]
     code = RecipeCode(task=task, device="cpu" if kind == "cpu" else "cuda")  # torch says cuda to ROCm as well
-    steps = switches_of(spec.recipe, task)
-    if code.device == "cuda" and "tf32" not in {step.name for step in steps}:
+    switches = switches_of(spec.recipe, task)
+    if code.device == "cuda" and "tf32" not in {switch.name for switch in switches}:
         # Torch allows TF32 in convolutions unless it is told otherwise; this was measured without.
         code.flags.append("torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False")
-    for step in steps:
-        step.write(code)
+    for switch in switches:
+        switch.write(code)
     if code.is_graphed and spec.workload.optimizer in COUNTS_STEPS and task == "train":
         code.optimizer_options["capturable"] = "True"
     return code

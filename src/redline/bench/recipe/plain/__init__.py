@@ -1,5 +1,5 @@
-"""Plain PyTorch that a step applies and a snippet carries, word for word.
+"""Plain PyTorch that switches apply and snippets contain, unchanged.
 
-Nothing here knows of Redline, and every function or class stands by itself but for the imports that its step names
-and the others of this room that its step carries with it.
+Nothing here knows of Redline. Every function or class works by itself, given the imports that its switch names and the
+other functions of this folder that its switch copies along with it.
 """

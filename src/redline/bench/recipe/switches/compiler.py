@@ -141,7 +141,7 @@ def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
         for block in names
     }
     if len(names) < ALIKE * len(shapes):
-        return f"of {len(names)} blocks {len(shapes)} are unlike the others, and each kind is compiled anew"
+        return f"its {len(names)} blocks are of {len(shapes)} kinds, and each kind is compiled anew"
     share = facts.blocks.share if facts.blocks is not None else 0.0
     return f"its blocks take only {share:.0%} of the forward's time" if share < SMALLEST_SHARE else None
 
