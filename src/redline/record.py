@@ -283,6 +283,8 @@ class Prepared(Frozen):
     step_synchronises: bool | None = None
     """Whether one step waits for the device by itself: issue time then says nothing about the host."""
     isolated: bool = True
+    applicable: tuple[str, ...] = ()
+    """Recipes that model and device allow, the most promising first; none of them was run."""
     work: WorkCount | None = None
     """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
 
@@ -314,6 +316,10 @@ class Block(Frozen):
     memory: Memory = Memory()
     energy_j: float | None = None
     telemetry: tuple[TelemetrySample, ...] = ()
+    others_cores: float | None = None
+    """How many cores other processes kept busy meanwhile; None where the system does not tell."""
+    busiest: tuple[str, ...] = ()
+    """The busiest of those, with their share."""
     unit: Literal["s"] = "s"
 
 

@@ -37,7 +37,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
     """What the command line makes of it, with nothing measured."""
     seen: list[RunSpec] = []
 
-    def keep(specs: Sequence[RunSpec], workspace: Workspace) -> list[RunRecord]:
+    def keep(specs: Sequence[RunSpec], workspace: Workspace, replicates: int = 1) -> list[RunRecord]:
         seen.extend(specs)
         return []
 

@@ -38,7 +38,7 @@ OTHER_ALLOWANCE = 0.10
 each steady to 0.2 %; on a shared CPU medians of blocks vary by 10 %. Both are doubled, for two occasions."""
 TELLING = 0.05
 """The ratio of the two medians and the ratio by rounds differ by less on a machine that keeps its pace."""
-SPOILING = frozenset({"throttled", "shared-gpu", "no-steady-state"})
+SPOILING = frozenset({"throttled", "shared-gpu", "shared-cpu", "no-steady-state"})
 """What may have hit one side and not the other, where they were not measured in turns."""
 
 

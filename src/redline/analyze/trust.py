@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from statistics import median
 from typing import Literal, get_args
 
 from redline.analyze.blocks import shift, timed_blocks
@@ -14,10 +15,17 @@ from redline.record import BlockKind, Numerics, RunRecord
 from redline.spec import Frozen
 from redline.units import format_share
 
-TrustLabel = Literal["valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated", "invalid"]
+TrustLabel = Literal[
+    "valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "shared-cpu", "not-isolated", "invalid"
+]
 
-NOISY_SPREAD = 0.10
 NOTED_SPREAD = 0.05
+OUTLIER = 2.0
+"""Times the median: a step that takes longer was held up by something."""
+FEWEST_OUTLIERS = 0.001
+"""Share of the steps: what is rarer is not worth a word."""
+NOTED_CORES = 0.25
+"""Kept busy by other processes: less is what any machine has."""
 
 CONDEMNING_THROTTLE = {
     "hw_slowdown": "hardware slow-down",
@@ -59,7 +67,14 @@ def verdict(record: RunRecord) -> Verdict:
         return Verdict(labels=("invalid",), reasons=(note("failed", record.failure.message),), notes=record.notes)
     if not any(block.samples for block in record.blocks):
         return Verdict(labels=("invalid",), reasons=(note("not-timed", "no step was timed"),), notes=record.notes)
-    doubts = [*_noise(record), *_throttling(record), *_warmup(record), *_neighbours(record), *_isolation(record)]
+    doubts = [
+        *_noise(record),
+        *_throttling(record),
+        *_warmup(record),
+        *_neighbours(record),
+        *_busy_processors(record),
+        *_isolation(record),
+    ]
     labels = tuple(dict.fromkeys(label for label, _ in doubts))
     return Verdict(
         labels=labels or ("valid",),
@@ -67,6 +82,8 @@ def verdict(record: RunRecord) -> Verdict:
         notes=(
             *_contention_notes(record),
             *_spread_notes(record),
+            *_outlier_notes(record),
+            *_load_notes(record),
             *_throttle_notes(record),
             *_stop_notes(record),
             note("one-process", "the interval covers one process; another process may differ by a few percent"),
@@ -89,6 +106,7 @@ def device_kind(record: RunRecord) -> str:
 
 
 def _noise(record: RunRecord) -> Iterator[Doubt]:
+    """The interval decides: steps may scatter widely about a median that is known to a fraction of a percent."""
     target = target_half_width(record)
     for kind, blocks in _series(record):
         # A run cut short by hand is no better than one cut short by its ceiling.
@@ -100,10 +118,6 @@ def _noise(record: RunRecord) -> Iterator[Doubt]:
             elif interval.half_width > target:
                 told = f"{_stopped(record)} at ±{format_share(interval.half_width)}"
                 yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, target)}", about=kind)
-        scatter = spread(list(chain.from_iterable(blocks)))
-        if scatter is not None and scatter > NOISY_SPREAD:
-            text = f"{kind}: spread {format_share(scatter)} of the mean, over {format_share(NOISY_SPREAD)}"
-            yield "noisy", note("spread", text, about=kind)
 
 
 def _stopped(record: RunRecord) -> str:
@@ -121,8 +135,56 @@ def _shortfall(record: RunRecord, target: float) -> str:
 def _spread_notes(record: RunRecord) -> Iterator[Note]:
     for kind, blocks in _series(record):
         scatter = spread(list(chain.from_iterable(blocks)))
-        if scatter is not None and NOTED_SPREAD < scatter <= NOISY_SPREAD:
+        if scatter is not None and scatter > NOTED_SPREAD:
             yield note("spread", f"{kind}: spread {format_share(scatter)} of the mean", about=kind)
+
+
+def _outlier_notes(record: RunRecord) -> Iterator[Note]:
+    for kind, blocks in _series(record):
+        samples = list(chain.from_iterable(blocks))
+        middle = median(samples)
+        late = [sample for sample in samples if sample > OUTLIER * middle]
+        if middle > 0 and len(late) >= max(1, FEWEST_OUTLIERS * len(samples)):
+            told = f"{len(late)} of {len(samples)} steps took more than {OUTLIER:g}× the median"
+            text = (
+                f"{kind}: {told}, the longest {max(late) / middle:.1f}×; the median does not mind them, the mean does"
+            )
+            yield note("outliers", text, about=kind)
+
+
+def others_cores(record: RunRecord) -> float | None:
+    """How many cores other processes kept busy in the middle one of the timed blocks; None where nobody looked."""
+    seen = [block.others_cores for block in record.blocks if block.others_cores is not None]
+    return median(seen) if seen else None
+
+
+def _cores(record: RunRecord) -> int | None:
+    """Those this process may use."""
+    environment = record.prepared.environment if record.prepared else None
+    return len(environment.affinity) or environment.logical_cores if environment else None
+
+
+def _busy_processors(record: RunRecord) -> Iterator[Doubt]:
+    """On a CPU: others had cores that the model's own threads needed, which makes every step longer."""
+    others, cores = others_cores(record), _cores(record)
+    if others is None or cores is None or device_kind(record) != "cpu" or record.prepared is None:
+        return
+    threads = min(record.prepared.environment.threads or 1, cores)
+    if others + threads - cores > NOTED_CORES:
+        text = f"the model's {threads} threads shared {cores} cores with others: {_load_text(record, others, cores)}"
+        yield "shared-cpu", note("shared-cpu", text, about="timing")
+
+
+def _load_notes(record: RunRecord) -> Iterator[Note]:
+    others, cores = others_cores(record), _cores(record)
+    if others is not None and others > NOTED_CORES and not any(_busy_processors(record)):
+        yield note("others-at-work", _load_text(record, others, cores), about="timing")
+
+
+def _load_text(record: RunRecord, others: float, cores: int | None) -> str:
+    busiest = max(record.blocks, key=lambda block: block.others_cores or 0.0).busiest
+    named = f" ({'; '.join(busiest)})" if busiest else ""
+    return f"other processes kept {others:.1f}{f' of {cores}' if cores else ''} cores busy while it was timed{named}"
 
 
 def _contention_notes(record: RunRecord) -> Iterator[Note]:

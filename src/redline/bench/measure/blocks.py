@@ -13,6 +13,7 @@ from typing import Any
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
+from redline.bench.measure.load import OthersAtWork
 from redline.bench.workload.step import TimedStep
 from redline.protocol import Measure
 from redline.record import Block, TelemetrySample
@@ -67,7 +68,7 @@ def measure_block(step: TimedStep, device: Device, request: Measure, step_estima
     settling, timed = plan_steps(request, step_estimate_s)
     device.synchronize()
     device.reset_peaks()
-    with step.context(), quiet_collector(), Sampling(device) as sampling:
+    with OthersAtWork() as others, step.context(), quiet_collector(), Sampling(device) as sampling:
         started_at, started = time.time(), time.perf_counter()
         deadline = started + OVERRUN * (request.settle_seconds + request.seconds)
         take = _latency if request.kind == "latency" else _throughput
@@ -82,6 +83,8 @@ def measure_block(step: TimedStep, device: Device, request: Measure, step_estima
         memory=device.memory(),
         energy_j=sampling.energy_j,
         telemetry=sampling.samples,
+        others_cores=others.cores,
+        busiest=others.busiest,
     )
 
 
