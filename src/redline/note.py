@@ -25,6 +25,8 @@ Code = Literal[
     "not-waited-for",
     "shared-gpu",
     "shared-cpu",
+    "others-at-work",
+    "outliers",
     "not-isolated",
     "contended",
     "one-process",
@@ -63,6 +65,8 @@ Code = Literal[
     "modules-dissolved",
     "modules-not-marked",
     "format-not-measured",
+    "not-repeated",
+    "busy-ceilings",
     # why two sets of records compare as they do
     "differs",
     "invalid-run",

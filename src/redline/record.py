@@ -291,6 +291,8 @@ class Prepared(Frozen):
     step_synchronises: bool | None = None
     """Whether one step waits for the device by itself: issue time then says nothing about the host."""
     isolated: bool = True
+    applicable: tuple[str, ...] = ()
+    """Recipes that model and device allow, the most promising first; none of them was run."""
     work: WorkCount | None = None
     """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
     data: DataInfo | None = None
@@ -321,6 +323,8 @@ class Block(Frozen):
     waited_s: Seconds | None = None
     """Seconds that its threads were ready to run and had no processor; None where the system does not tell."""
     others_cpu_s: Seconds | None = None
+    busiest: tuple[str, ...] = ()
+    """The busiest of the others, with their share."""
     """CPU seconds of everything else on the machine meanwhile."""
     started_at: Moment = 0.0
     round: Items = 0

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
+import msgspec
+
 from redline.note import Note
 from redline.spec import Count, Figure, Frozen, Moment, Seconds
 
@@ -19,7 +21,7 @@ PRODUCTS: frozenset[OperatorKind] = frozenset(("convolution", "matmul", "attenti
 
 WorkPhase = Literal["forward", "backward", "optimizer"]
 
-CEILINGS_SCHEMA = 1
+CEILINGS_SCHEMA = 2
 """Raised when ceilings are measured in another way: older ones are then measured anew."""
 
 
@@ -212,8 +214,30 @@ class Ceilings(Frozen):
     """Which matrix product reached the figure."""
     measured_at: Moment = 0.0
     seconds: Seconds = 0.0
+    usual: dict[str, float] = {}
+    """By figure (`fp32`, `copy`, `launch`): what half of the bursts reached, where the figure itself is the best of them."""
+    doubts: tuple[Note, ...] = ()
+    """Why these figures may be too low: the machine was busy, or the best was reached only once."""
     notes: tuple[Note, ...] = ()
     schema: int = CEILINGS_SCHEMA
+
+    @property
+    def is_trusted(self) -> bool:
+        return not self.doubts
+
+    def with_best_of(self, other: Ceilings) -> Ceilings:
+        """What both reached at their best: a ceiling is what a device can do, whoever saw it."""
+        ours = {form: self.flops_per_s.get(form, 0.0) for form in {*self.flops_per_s, *other.flops_per_s}}
+        behind = [form for form, value in ours.items() if other.flops_per_s.get(form, 0.0) > value]
+        better = {form: other.flops_per_s[form] for form in behind}
+        return msgspec.structs.replace(
+            self,
+            flops_per_s={**self.flops_per_s, **better},
+            shapes={**self.shapes, **{form: other.shapes[form] for form in behind if form in other.shapes}},
+            usual={**self.usual, **{form: other.usual[form] for form in behind if form in other.usual}},
+            copy_bytes_per_s=max(self.copy_bytes_per_s, other.copy_bytes_per_s),
+            launch_s=min(self.launch_s, other.launch_s),
+        )
 
 
 class OperatorTime(Frozen):

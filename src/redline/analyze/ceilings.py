@@ -22,7 +22,10 @@ class Figure(Frozen):
     """One limit, as measured and as the datasheet has it; None where there is none."""
 
     measured: float | None
+    """The best of all bursts."""
     datasheet: float | None
+    usual: float | None = None
+    """What half of the bursts reached."""
 
 
 class CeilingsSummary(Frozen):
@@ -43,6 +46,9 @@ class CeilingsSummary(Frozen):
     source: str | None
     verified: bool | None
     measured_at: float
+    trusted: bool
+    doubts: tuple[Note, ...]
+    """Why the figures may be too low. They are then measured again at their next use."""
     notes: tuple[Note, ...]
 
 
@@ -84,17 +90,27 @@ def ceilings_summary(ceilings: Ceilings) -> CeilingsSummary:
         torch=ceilings.torch,
         threads=ceilings.threads,
         tflops={
-            form: Figure(measured=_tera(ceilings.flops_per_s.get(form)), datasheet=_tera(peaks.get(form)))
+            form: Figure(
+                measured=_tera(ceilings.flops_per_s.get(form)),
+                datasheet=_tera(peaks.get(form)),
+                usual=_tera(ceilings.usual.get(form)),
+            )
             for form in formats
         },
         shapes=ceilings.shapes,
-        copy_bytes_per_s=Figure(measured=ceilings.copy_bytes_per_s, datasheet=sheet.bytes_per_s if sheet else None),
+        copy_bytes_per_s=Figure(
+            measured=ceilings.copy_bytes_per_s,
+            datasheet=sheet.bytes_per_s if sheet else None,
+            usual=ceilings.usual.get("copy"),
+        ),
         launch_s=Figure(measured=ceilings.launch_s, datasheet=None),
         cache_bytes=ceilings.cache_bytes,
         card=sheet.card if sheet else None,
         source=sheet.source if sheet else None,
         verified=sheet.verified if sheet else None,
         measured_at=ceilings.measured_at,
+        trusted=ceilings.is_trusted,
+        doubts=ceilings.doubts,
         notes=ceilings.notes,
     )
 

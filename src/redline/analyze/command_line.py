@@ -14,13 +14,15 @@ FIRST_CHOICES = frozenset({"auto", "cuda", "cuda:0", "rocm", "rocm:0"})
 """Devices that need no naming: records carry what `auto` found. A CPU may stand in a machine that has more than that."""
 
 
-def command_line(command: str, spec: RunSpec, *, batch: int | None = None, recipes: Sequence[str] = ()) -> str | None:
+def command_line(
+    command: str, spec: RunSpec, *, batch: int | None = None, recipes: Sequence[str] | None = None
+) -> str | None:
     """`redline COMMAND MODEL` with every setting of the workload that is not the default; None for a live module, which
     no command line can name, and for a training on data where COMMAND is another: its data decide on image size, classes
     and stem, which the other command would have to be told.
 
-    `batch` None says none: for a command that looks for it. `recipes`: in the place of the spec's own. How long to look
-    is not part of it: whoever measures again may want to know it better.
+    `batch` None says none: for a command that looks for it. `recipes`: in the place of the spec's own; an empty list
+    says none. How long to look is not part of it: whoever measures again may want to know it better.
     """
     workload = spec.workload
     if workload.artifact is not None or workload.model.startswith("live:"):
@@ -36,7 +38,7 @@ def command_line(command: str, spec: RunSpec, *, batch: int | None = None, recip
     limit = spec.launch.memory_limit_bytes
     words += ["--max-memory", exact_bytes(limit)] if limit is not None else []
     words += ["--batch", str(batch)] if batch is not None else []
-    for recipe in recipes or [str(spec.recipe)]:
+    for recipe in [str(spec.recipe)] if recipes is None else recipes:
         words += ["-r", recipe]
     return shlex.join(words)
 

@@ -149,6 +149,9 @@ def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: f
     if found.without_ceiling:
         text = f"no ceiling for {', '.join(found.without_ceiling)}: those products are not in the limit"
         notes.append(note("no-ceiling", text))
+    if not ceilings.is_trusted:
+        text = f"the ceilings may be too low ({ceilings.doubts[0]}); 'redline ceilings' measures them again"
+        notes.append(note("busy-ceilings", text))
     cache = ceilings.cache_bytes
     lives_in_cache = cache is None or work.compulsory_bytes <= cache
     if found.limited_by == "memory" and lives_in_cache:

@@ -10,8 +10,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from redline.analyze.advice import worth_trying
 from redline.analyze.blocks import latency_blocks, ratio_in_turns, round_medians_s, timed_blocks
 from redline.analyze.bound import Bound, bound
+from redline.analyze.command_line import command_line
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.training import TrainingSummary, training_of
@@ -116,6 +118,10 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     printed: str = ""
     """The last lines that the worker printed, the model in it included."""
     stopped: StopReason | None = None
+    worth_trying: tuple[str, ...] = ()
+    """Recipes that model and device allow and that may help, the most promising last."""
+    arguments: str | None = None
+    """MODEL and options with which a command measures the same workload again; None for a live model."""
     record_id: str
     replicate_ids: tuple[str, ...] = ()
     """The records of all processes that this row is about, where there are several; `record_id` is the middle one."""
@@ -131,7 +137,17 @@ def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = Non
     """One row per record, in the order given; each is set against the first of its own group."""
     firsts = first_of_each_group(records)
     known = ceilings_of or (lambda _: None)
-    return [_row(record, firsts.get(record.group or ""), known(record)) for record in records]
+    rows = [_row(record, firsts.get(record.group or ""), known(record)) for record in records]
+    return [_advised(row, record, known(record), rows) for row, record in zip(rows, records, strict=True)]
+
+
+def _advised(row: RunSummary, record: RunRecord, ceilings: Ceilings | None, rows: Sequence[RunSummary]) -> RunSummary:
+    """With what to try next, beside what was measured with it."""
+    beside = [other.recipe for other in rows if other.group == row.group and other.model == row.model]
+    recipes = worth_trying(record, ceilings, host_bound=row.bound.label == "host", known=beside)
+    line = command_line("run", record.spec, batch=record.spec.workload.batch, recipes=())
+    arguments = line.removeprefix("redline run ") if line is not None else None
+    return msgspec.structs.replace(row, worth_trying=recipes, arguments=arguments)
 
 
 def first_of_each_group(records: Iterable[RunRecord]) -> dict[str, RunRecord]:

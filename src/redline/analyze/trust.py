@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from statistics import median
 from typing import Literal, get_args
 
 from redline.analyze.blocks import shift, timed_blocks
@@ -19,7 +20,6 @@ TrustLabel = Literal[
     "valid", "noisy", "throttled", "no-steady-state", "shared-gpu", "shared-cpu", "not-isolated", "invalid"
 ]
 
-NOISY_SPREAD = 0.10
 NOTED_SPREAD = 0.05
 FEWEST_EPOCHS = 3
 """Below it, nothing is said of how much they differ."""
@@ -27,6 +27,12 @@ SHARED_CPU = 0.05
 """A worker that had to wait for a processor longer than this, of the time it could have run, was slowed by others."""
 NO_PROCESSOR_LEFT = 0.95
 """Others that took this much of what the worker left to them probably took some of what it wanted."""
+OUTLIER = 2.0
+"""Times the median: a step that takes longer was held up by something."""
+FEWEST_OUTLIERS = 0.001
+"""Share of the steps: what is rarer is not worth a word."""
+NOTED_CORES = 0.25
+"""Kept busy by other processes: less is what any machine has."""
 
 CONDEMNING_THROTTLE = {
     "hw_slowdown": "hardware slow-down",
@@ -83,6 +89,8 @@ def verdict(record: RunRecord) -> Verdict:
         notes=(
             *_contention_notes(record),
             *_spread_notes(record),
+            *_outlier_notes(record),
+            *_load_notes(record),
             *_throttle_notes(record),
             *_stop_notes(record),
             note("one-process", "the interval covers one process; another process may differ by a few percent"),
@@ -105,6 +113,7 @@ def device_kind(record: RunRecord) -> str:
 
 
 def _noise(record: RunRecord) -> Iterator[Doubt]:
+    """The interval decides: steps may scatter widely about a median that is known to a fraction of a percent."""
     target = target_half_width(record)
     for kind, blocks in _series(record):
         # A run cut short by hand is no better than one cut short by its ceiling.
@@ -116,10 +125,6 @@ def _noise(record: RunRecord) -> Iterator[Doubt]:
             elif interval.half_width > target:
                 told = f"{_stopped(record)} at ±{format_share(interval.half_width)}"
                 yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, target)}", about=kind)
-        scatter = spread(list(chain.from_iterable(blocks)))
-        if scatter is not None and scatter > NOISY_SPREAD:
-            text = f"{kind}: spread {format_share(scatter)} of the mean, over {format_share(NOISY_SPREAD)}"
-            yield "noisy", note("spread", text, about=kind)
 
 
 def _stopped(record: RunRecord) -> str:
@@ -137,8 +142,38 @@ def _shortfall(record: RunRecord, target: float) -> str:
 def _spread_notes(record: RunRecord) -> Iterator[Note]:
     for kind, blocks in _series(record):
         scatter = spread(list(chain.from_iterable(blocks)))
-        if scatter is not None and NOTED_SPREAD < scatter <= NOISY_SPREAD:
+        if scatter is not None and scatter > NOTED_SPREAD:
             yield note("spread", f"{kind}: spread {format_share(scatter)} of the mean", about=kind)
+
+
+def _outlier_notes(record: RunRecord) -> Iterator[Note]:
+    for kind, blocks in _series(record):
+        samples = list(chain.from_iterable(blocks))
+        middle = median(samples)
+        late = [sample for sample in samples if sample > OUTLIER * middle]
+        if middle > 0 and len(late) >= max(1, FEWEST_OUTLIERS * len(samples)):
+            told = f"{len(late)} of {len(samples)} steps took more than {OUTLIER:g}× the median"
+            text = (
+                f"{kind}: {told}, the longest {max(late) / middle:.1f}×; the median does not mind them, the mean does"
+            )
+            yield note("outliers", text, about=kind)
+
+
+def _load_notes(record: RunRecord) -> Iterator[Note]:
+    """Others were at work, and did not slow it by much: the reader may want to know all the same."""
+    blocks = [block for block in record.blocks if block.others_cpu_s is not None and block.wall_s > 0]
+    if not blocks or any(_shared_cpu(record)):
+        return
+    cores = median((block.others_cpu_s or 0.0) / block.wall_s for block in blocks)
+    if cores > NOTED_CORES:
+        text = f"other processes kept {cores:.1f} cores busy while it was timed{_named(record)}"
+        yield note("others-at-work", text, about="timing")
+
+
+def _named(record: RunRecord) -> str:
+    """Those other processes, from the block in which they had most."""
+    busiest = max(record.blocks, key=lambda block: (block.others_cpu_s or 0.0) / max(block.wall_s, 1e-9)).busiest
+    return f" ({'; '.join(busiest)})" if busiest else ""
 
 
 def _contention_notes(record: RunRecord) -> Iterator[Note]:
@@ -203,7 +238,8 @@ def _shared_cpu(record: RunRecord) -> Iterator[Doubt]:
         waited_s = others_s if others_s > NO_PROCESSOR_LEFT * left_s else 0.0
     if waited_s > SHARED_CPU * (ran_s + waited_s):
         share = format_share(waited_s / (ran_s + waited_s))
-        text = f"other processes kept the CPU busy: {share} of its time the worker waited for a processor"
+        told = f"other processes kept the CPU busy: {share} of its time the worker waited for a processor"
+        text = f"{told}{_named(record)}"
         yield "shared-cpu", note("shared-cpu", text, about="timing")
 
 

@@ -28,16 +28,21 @@ class CeilingsResult:
 def ceilings(
     device: str = "auto", *, threads: int | None = None, fresh: bool = False, workspace: Workspace | None = None
 ) -> CeilingsResult:
-    """The device's ceilings: from the history, or measured now and kept there."""
+    """The device's ceilings: from the history, or measured now and kept there.
+
+    What was measured on a busy machine is measured again, and each figure is then the best that was seen.
+    """
     with use(workspace) as opened:
         # Any spec will do: a device that is not here is refused in one line.
         (probe,) = opened.checked(specs_of(opened, "simple_cnn", device=device)[0])
         environment = opened.environment(probe.device, threads)
         shelf = opened.history.ceilings() if opened.keeps else None
-        found = shelf.get(device_key(environment)) if shelf is not None and not fresh else None
-        if found is None:
-            with opened.lock(probe.device):
-                found = opened.ask(AskCeilings(device=probe.device, threads=threads), CeilingsAnswer).ceilings
-            if shelf is not None:
-                shelf.put(found)
+        known = shelf.get(device_key(environment)) if shelf is not None and not fresh else None
+        if known is not None and known.is_trusted:
+            return CeilingsResult(ceilings_summary(known), known)
+        with opened.lock(probe.device):
+            found = opened.ask(AskCeilings(device=probe.device, threads=threads), CeilingsAnswer).ceilings
+        found = found if known is None else found.with_best_of(known)
+        if shelf is not None:
+            shelf.put(found)
     return CeilingsResult(ceilings_summary(found), found)

@@ -25,7 +25,7 @@ from redline.bench.environment import describe, remember_flags
 from redline.bench.measure.blocks import least_memory, measure_block
 from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
-from redline.bench.recipe.compose import apply_recipe, blaming, number_format_of
+from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, number_format_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
@@ -141,6 +141,7 @@ class BenchSession:
         workload = self._build(spec, device)
         reference = self._reference(spec, workload, device)
         info = workload.info()
+        applicable = () if spec.measure.sparing else applicable_recipes(workload.model, device, workload.task)
         setup = self._apply(spec, workload, device)
         step = self._first_call(spec, setup)
         numerics = self._numerics(spec, reference, step, setup)
@@ -164,6 +165,7 @@ class BenchSession:
             memory=device.memory(),
             recipe_notes=tuple(note("switch", text, about=switch) for switch, text in setup.notes.items()),
             switches=setup.switches,
+            applicable=applicable,
             step_synchronises=self._synchronises(step, device),
             isolated=self._isolated,
             work=work,

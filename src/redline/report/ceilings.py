@@ -18,13 +18,14 @@ def ceilings_report(found: CeilingsSummary) -> RenderableType:
     title = f"{found.name}{threads} · torch {found.torch} · driver {found.driver or 'n/a'} · measured {when}"
     table = make_table(Text(title, style="bold"))
     table.add_column("what")
-    for header in ("measured", "datasheet", "reached"):
+    for header in ("measured", "half of the bursts ≥", "datasheet", "reached"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("by")
     for form, figure in found.tflops.items():
         table.add_row(
             f"{form} products",
             _told(figure.measured, "TFLOP/s"),
+            _told(figure.usual, "TFLOP/s"),
             _told(figure.datasheet, "TFLOP/s"),
             _reached(figure),
             found.shapes.get(form, "–"),
@@ -33,12 +34,15 @@ def ceilings_report(found: CeilingsSummary) -> RenderableType:
     table.add_row(
         "copy, read and write",
         _told(_giga(copy.measured), "GB/s"),
+        _told(_giga(copy.usual), "GB/s"),
         _told(_giga(copy.datasheet), "GB/s"),
         _reached(copy),
         f"buffers beyond the cache of {format_bytes(found.cache_bytes)}" if found.cache_bytes else "large buffers",
     )
-    table.add_row("tiny operator to tiny operator", format_seconds(found.launch_s.measured), "–", "–", "from Python")
-    return Group(table, *(Text(f"  {line}", style="dim") for line in _remarks(found)))
+    launch = format_seconds(found.launch_s.measured)
+    table.add_row("tiny operator to tiny operator", launch, launch, "–", "–", "from Python")
+    doubts = [Text(f"  not trusted: {doubt}; measured again at the next use", style="yellow") for doubt in found.doubts]
+    return Group(table, *doubts, *(Text(f"  {line}", style="dim") for line in _remarks(found)))
 
 
 def _remarks(found: CeilingsSummary) -> list[str]:

@@ -40,7 +40,7 @@ def trust_cell(row: RunSummary) -> Text:
     told = ", ".join(row.verdict.labels)
     if row.verdict.labels == ("noisy",) and not row.verdict.doubts("throughput"):
         told = "noisy (latency)"  # the throughput beside it is sound
-    if row.verdict.trusted and row.verdict.noted("spread"):
+    if row.verdict.trusted and row.verdict.noted("spread", "outliers", "others-at-work"):
         told = "valid, noted"  # how wide it scatters stands below the table
     return Text(told, style=TRUST_STYLE.get(row.verdict.labels[0], "yellow"))
 
@@ -62,6 +62,8 @@ def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
         for row in rows
         if row.roofline and row.roofline.error
     ]
+    busy = [each for row in rows if row.roofline for each in row.roofline.notes if each.code == "busy-ceilings"]
+    told += [Text(f"  {each}", style="yellow") for each in busy[:1]]
     measured = [row for row in rows if row.failure is None]
     if any(row.flops for row in measured) and not any(row.roofline for row in measured):
         told.append(
@@ -79,6 +81,7 @@ def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
         left = "" if found.headroom is None else f", {found.headroom:.2f}× less than measured"
         lines.append(("roofline", f"{format_seconds(found.attainable_s)} ({found.limited_by}){left}"))
         lines.append(("unfused", f"{format_seconds(found.unfused_s)}, operator by operator"))
+        lines += [("error", str(found.error))] if found.error else []
         lines += [("note", str(each)) for each in found.notes]
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -271,8 +272,8 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
                 )
             )
         told += _contradiction(row, rows)
-        shown = row.verdict.noted("measured-separately", "contended")
-        shown += row.verdict.noted("spread") if row.verdict.trusted else []
+        shown = row.verdict.noted("measured-separately", "contended", "others-at-work")
+        shown += row.verdict.noted("spread", "outliers") if row.verdict.trusted else []
         told += [Text(f"  {row.recipe}: {each}", style="dim") for each in shown]
     return told
 
@@ -293,38 +294,68 @@ def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
 
 
 def next_step(rows: Sequence[RunSummary]) -> str:
+    """What to do with what was found. Several models have one line: about the first there is something to say about."""
     measured = [row for row in rows if row.failure is None]
     if not rows:
         return "next: nothing was asked for; name a model"
     if not measured:
         return f"next: nothing could be measured; 'redline show {rows[0].record_id[:13]}' has the whole error"
-    best = max(
-        (row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1 and _may_be_recommended(row)),
-        key=lambda row: row.vs_first.ratio if row.vs_first else 0.0,
-        default=None,
-    )
-    if best and best.vs_first:
-        told = f"next: {best.recipe} is the fastest here that has acceptable outputs ({best.vs_first.ratio:.2f}×)"
+    by_model: dict[str, list[RunSummary]] = {}
+    for row in measured:
+        by_model.setdefault(row.model, []).append(row)
+    if len(by_model) == 1:
+        return f"next: {_next_of(measured)}"
+    model, own = next(((model, own) for model, own in by_model.items() if _fastest(own)), next(iter(by_model.items())))
+    return f"next: {' '.join(model.split())}: {_next_of(own)}"
+
+
+def _next_of(measured: Sequence[RunSummary]) -> str:
+    """About rows of one model."""
+    first = measured[0]
+    if (best := _fastest(measured)) is not None and best.vs_first is not None:
+        told = f"{best.recipe} is the fastest here that has acceptable outputs ({best.vs_first.ratio:.2f}×)"
         if best.verdict.doubts("throughput"):
-            told += ", but its times are noisy: measure again on a quieter machine or with a larger batch"
-        return (
-            f"{told}; it is host-bound: a CUDA graph (graphs) removes Python's overhead"
-            if (best.bound.label == "host")
-            else f"{told}; 'redline show {best.record_id[:13]}' has the details"
-        )
+            return f"{told}, but its times are noisy: measure again on a quieter machine or with a larger batch"
+        if best.bound.label == "host" and best.worth_trying:
+            return f"{told}; it is host-bound: {_try(best)}"
+        return f"{told}; 'redline show {best.record_id[:13]}' has the details"
     if (undecided := next((row for row in measured if _is_undecided(row)), None)) is not None:
-        return f"next: inconclusive: {undecided.recipe} may be faster or slower than the first; {LONGER}"
-    host = next((row for row in measured if row.bound.label == "host"), None)
-    if host:
-        return f"next: {host.recipe} is host-bound: try it with +graphs, or a larger batch"
+        return f"inconclusive: {undecided.recipe} may be faster or slower than the first; {LONGER}"
+    if not any(row.vs_first for row in measured) and first.worth_trying:
+        return _try(first)
+    if (host := next((row for row in measured if row.bound.label == "host"), None)) is not None:
+        return f"{host.recipe} is host-bound: {_try(host) if host.worth_trying else 'a larger batch gives the device more to do'}"
     if not any(row.vs_first for row in measured):
-        return "next: compare it with other recipes, e.g. -r baseline -r channels-last -r channels-last+compile"
+        return _look_closer(first, "profile", "shows where its time goes")
     faster = [row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1]
     if any(map(_is_quantized, faster)):
-        return "next: only quantized recipes are faster than the first here; check them on your own data, or try others"
+        return "only quantized recipes are faster than the first here; check them on your own data, or try others"
     if faster:
-        return "next: only recipes without acceptable outputs are faster than the first here; try others"
-    return "next: no recipe here is faster than the first; try others (docs/recipes.md lists the switches)"
+        return "only recipes without acceptable outputs are faster than the first here; try others"
+    if first.worth_trying:
+        return f"no recipe here is faster than the first; {_try(first)}"
+    return f"no recipe here is faster than the first; {_look_closer(first, 'tune', 'searches for one')}"
+
+
+def _fastest(measured: Sequence[RunSummary]) -> RunSummary | None:
+    """Surely faster than the first, with acceptable outputs."""
+    sound = [row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1 and _may_be_recommended(row)]
+    return max(sound, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
+
+
+def _try(row: RunSummary) -> str:
+    """The command that compares this row with what may help, ready to be typed."""
+    recipes = [row.recipe, *row.worth_trying]
+    if row.arguments is None:
+        return f"redline.run(model, inputs, recipes={recipes!r}) compares it with what may help here"
+    chosen = " ".join(f"-r {shlex.quote(recipe)}" for recipe in recipes)
+    return f"'redline run {row.arguments} {chosen}' compares it with what may help here"
+
+
+def _look_closer(row: RunSummary, command: str, what: str) -> str:
+    if row.arguments is None:
+        return f"redline.{command}(model, inputs) {what}"
+    return f"'redline {command} {row.arguments}' {what}"
 
 
 def _is_undecided(row: RunSummary) -> bool:

@@ -90,7 +90,7 @@ class Evidence:
         return [row for row in curve.measured if self.may_recommend(row) and row.latency_s is not None]
 
     def command(
-        self, command: str, row: RunSummary, *, batch: int | None = None, recipes: Sequence[str] = ()
+        self, command: str, row: RunSummary, *, batch: int | None = None, recipes: Sequence[str] | None = None
     ) -> str | None:
         """What measures this again, or more of it; None where no command line can."""
         return command_line(command, self.specs[row.record_id], batch=batch, recipes=recipes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -74,6 +75,10 @@ class Device(ABC):
     @abstractmethod
     def refusal_of(self, dtype: torch.dtype) -> str | None:
         """Why this device cannot compute in `dtype`, or None."""
+
+    def compiler_refusal(self) -> str | None:
+        """Why torch.compile cannot build anything for this device, or None."""
+        return None if find_spec("triton") else "torch.compile needs Triton here"
 
     def energy_j(self) -> float | None:
         """A counter of joules spent, where there is one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -81,6 +83,10 @@ class CpuDevice(Device):
             temperature_c=_temperature_c(),
             clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
         )
+
+    def compiler_refusal(self) -> str | None:
+        found = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
+        return None if found else "torch.compile needs a C++ compiler on a CPU"
 
     def refusal_of(self, dtype: torch.dtype) -> str | None:
         if dtype == torch.float8_e4m3fn:

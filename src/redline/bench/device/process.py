@@ -10,7 +10,7 @@ import resource
 import sys
 import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -19,6 +19,10 @@ from redline.units import format_bytes
 
 _STATUS = Path("/proc/self/status")
 NEAR_LIMIT = 0.85
+NAMED = 3
+"""So many of the busiest other processes are named."""
+WORTH_NAMING = 0.1
+"""Cores. Less is what any machine has."""
 _FILLING: list[mmap.mmap] = []
 _MOST_FILLING = 16 * 2**40
 """Of the 128 TiB that an address space has."""
@@ -107,6 +111,8 @@ class ProcessorUse(NamedTuple):
     waited_s: dict[str, float]
     """By thread: ready to run, and no processor was free. Empty where the system does not tell."""
     machine_s: float
+    others: dict[int, tuple[str, float]]
+    """By process that is not ours: its name, and its own seconds."""
 
     @classmethod
     def now(cls) -> ProcessorUse:
@@ -114,9 +120,9 @@ class ProcessorUse(NamedTuple):
         own_s = usage.ru_utime + usage.ru_stime + sum(_processor_s(child) for child in _descendants())
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
-        return cls(own_s=own_s, waited_s=_waited_s(), machine_s=sum(times) - idle_s)
+        return cls(own_s=own_s, waited_s=_waited_s(), machine_s=sum(times) - idle_s, others=_others())
 
-    def since(self, before: ProcessorUse) -> dict[str, float | None]:
+    def since(self, before: ProcessorUse, wall_s: float) -> dict[str, Any]:
         """As the fields of a `Block`."""
         own_s = max(self.own_s - before.own_s, 0.0)
         waited_s = sum(waited - before.waited_s.get(thread, 0.0) for thread, waited in self.waited_s.items())
@@ -124,7 +130,19 @@ class ProcessorUse(NamedTuple):
             "cpu_s": own_s,
             "waited_s": max(waited_s, 0.0) if self.waited_s else None,
             "others_cpu_s": max(self.machine_s - before.machine_s - own_s, 0.0),
+            "busiest": self._busiest(before, wall_s),
         }
+
+    def _busiest(self, before: ProcessorUse, wall_s: float) -> tuple[str, ...]:
+        """As a person reads them: `python3 (pid 4711): 0.98 cores`."""
+        used = {
+            pid: (name, (seconds - before.others.get(pid, ("", 0.0))[1]) / max(wall_s, 1e-9))
+            for pid, (name, seconds) in self.others.items()
+        }
+        busiest = sorted(used.items(), key=lambda item: -item[1][1])[:NAMED]
+        return tuple(
+            f"{name} (pid {pid}): {cores:.2f} cores" for pid, (name, cores) in busiest if cores >= WORTH_NAMING
+        )
 
 
 def _descendants() -> list[psutil.Process]:
@@ -141,6 +159,20 @@ def _processor_s(process: psutil.Process) -> float:
     except psutil.Error:  # it has just ended
         return 0.0
     return float(times.user + times.system)
+
+
+def _others() -> dict[int, tuple[str, float]]:
+    """Every process outside our own session, which holds what we started. Empty where the system does not tell."""
+    session, found = os.getsid(0), {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it may end meanwhile, or not be ours to see
+            # The name stands in parentheses and may hold blanks and parentheses of its own.
+            head, _, tail = path.read_text(errors="replace").rpartition(")")
+            fields = tail.split()
+            if int(fields[3]) != session:
+                ticks = int(fields[11]) + int(fields[12])
+                found[int(path.parts[-2])] = (head.partition("(")[2], ticks / os.sysconf("SC_CLK_TCK"))
+    return found
 
 
 def _waited_s() -> dict[str, float]:

@@ -75,7 +75,7 @@ def measure_block(step: TimedStep, device: Device, request: Measure, step_estima
         take = _latency if request.kind == "latency" else _throughput
         block = take(step, device, settling, timed, deadline)
         wall_s = time.perf_counter() - started
-        block |= ProcessorUse.now().since(before)
+        block |= ProcessorUse.now().since(before, wall_s)
     return Block(
         **block,
         kind=request.kind,

@@ -151,6 +151,47 @@ def _formats_needed(
     return needs, casting.keys() - set(suited)
 
 
+CANDIDATES: dict[tuple[bool, Task], tuple[str, ...]] = {
+    (False, "infer"): ("channels-last+compile", "compile", "channels-last", "bf16"),
+    (False, "train"): ("channels-last", "compile", "amp-bf16"),
+    (True, "infer"): (
+        "fp16+channels-last+compile",
+        "fp16+compile",
+        "fp16+channels-last+graphs",
+        "fp16+graphs",
+        "fp16",
+        "bf16",
+        "tf32",
+        "graphs",
+        "compile",
+    ),
+    (True, "train"): (
+        "amp-bf16+channels-last+compile",
+        "amp-bf16+compile",
+        "amp-bf16+channels-last",
+        "amp-bf16",
+        "tf32",
+    ),
+}
+"""What usually helps on an accelerator or a CPU, for the task; the most promising first."""
+
+
+def applicable_recipes(model: nn.Module, device: Device, task: Task) -> tuple[str, ...]:
+    """Those of the candidates that can be had here and would change something about this model. Only looks."""
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        return ()  # nothing to compute with, or quantized already
+    return tuple(text for text in CANDIDATES[device.is_accelerator, task] if _is_applicable(text, model, device, task))
+
+
+def _is_applicable(text: str, model: nn.Module, device: Device, task: Task) -> bool:
+    try:
+        switches = switches_of(Recipe.parse(text), task)
+        refuse_impossible(switches, task, device, model)
+    except (BenchError, UsageError):
+        return False
+    return not any(switch.capabilities().compiles for switch in switches) or device.compiler_refusal() is None
+
+
 def exclude_each_other(one: RecipeSwitch, other: RecipeSwitch, task: Task) -> bool:
     """One name stands in a recipe once, and a graph is recorded once: not inside another, nor around another engine."""
     does, also = one.capabilities(), other.capabilities()

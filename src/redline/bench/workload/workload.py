@@ -22,6 +22,7 @@ from redline.bench.workload.inputs import (
 )
 from redline.bench.workload.losses import TrainingLoss, training_loss
 from redline.bench.workload.structure import describe, map_leaves
+from redline.errors import SpecError
 from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
 from redline.spec import Task
@@ -62,6 +63,8 @@ class Workload:
     again: Callable[[int, int | None], Inputs] | None = None
     """Other inputs of the same kind on the CPU, from the user's factory: of a seed and a batch, where it takes one."""
     device: torch.device | str = "cpu"
+    is_cpu_only: bool = False
+    """Torch has its operators for no other device."""
     weights_are_random: bool = True
     """Numerics then need a model that carries signal: see `signal.py`."""
     notes: list[Note] = field(default_factory=list)
@@ -75,6 +78,8 @@ class Workload:
 
     def to(self, device: torch.device | str) -> Workload:
         """Move model, inputs and the user's own targets; random ones are made where the output is."""
+        if self.is_cpu_only and torch.device(device).type != "cpu":
+            raise SpecError("torch computes quantized models like this one on a CPU alone: give --device cpu")
         self.device = device
         self.loss.to(device)
         self.model.to(device)
@@ -173,7 +178,7 @@ def assemble(
     A source that makes its inputs names their `batch`, and has put it first in every tensor that has it.
     """
     args, kwargs = inputs
-    if batch is not None and batch_from == "source":
+    if batch is not None and batch_from == "source" and axes is None:
         axes = {path: 0 for path, tensor in input_tensors(inputs) if tensor.ndim and tensor.shape[0] == batch}
     return Workload(
         model=model.train(task == "train"),

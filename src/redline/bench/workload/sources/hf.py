@@ -5,53 +5,78 @@ NAME is an architecture (`bert`, `gpt2`, `vit`), a folder with a config.json, or
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
 
 from redline.bench.workload.fingerprint import short_hash
+from redline.bench.workload.inputs import Inputs, seeded
+from redline.bench.workload.modalities import MODALITIES, Offer, Shape, Shapes, get, item_of, look_up, reads
 from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName
 from redline.note import Note, note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
-IMAGE_SIZE, SEQUENCE_LENGTH, AUDIO_SAMPLES = 224, 128, 16_000
 REACH_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Head:
-    """One way to use an architecture: which auto class builds it and what it reads."""
+    """One way to use an architecture: the table of transformers that lists it, and the auto class that builds it."""
 
     kind: str
+    table: str
     auto: str
-    reads: str | None
-    """The main input; None: the model itself says."""
+    reads: tuple[str, ...]
+    """Its modalities; empty: the model itself says."""
+    labels: Literal["class", "tokens", "pixels", "none"] = "none"
+    """What its own loss is made of, where Redline can make that up."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Reads several modalities, each of which goes through a tower of its own."""
+        return len(self.reads) > 1
 
 
-IMAGE = Head("image classification", "AutoModelForImageClassification", "pixel_values")
-SEQ2SEQ = Head("sequence to sequence", "AutoModelForSeq2SeqLM", "input_ids")
-MASKED = Head("masked language model", "AutoModelForMaskedLM", "input_ids")
-CAUSAL = Head("causal language model", "AutoModelForCausalLM", "input_ids")
-TEXT_CLASSES = Head("text classification", "AutoModelForSequenceClassification", "input_ids")
-BARE = Head("features", "AutoModel", None)
+IMAGE = Head("image classification", "IMAGE_CLASSIFICATION", "AutoModelForImageClassification", ("image",), "class")
+TEXT_CLASSES = Head(
+    "text classification", "SEQUENCE_CLASSIFICATION", "AutoModelForSequenceClassification", ("text",), "class"
+)
+BARE = Head("features", "", "AutoModel", ())
 
-_TABLES = {
-    "IMAGE_CLASSIFICATION": IMAGE,
-    "SEQ_TO_SEQ_CAUSAL_LM": SEQ2SEQ,
-    "MASKED_LM": MASKED,
-    "CAUSAL_LM": CAUSAL,
-}
-"""In order of preference: BERT is in two of them, and means the masked one."""
+HEADS = (
+    Head("image and text towers", "ZERO_SHOT_IMAGE_CLASSIFICATION", "AutoModel", ("image", "text")),
+    IMAGE,
+    Head("video classification", "VIDEO_CLASSIFICATION", "AutoModelForVideoClassification", ("image",), "class"),
+    Head("speech to text", "SPEECH_SEQ_2_SEQ", "AutoModelForSpeechSeq2Seq", ("audio",), "tokens"),
+    Head("speech recognition", "CTC", "AutoModelForCTC", ("audio",)),
+    Head("audio classification", "AUDIO_CLASSIFICATION", "AutoModelForAudioClassification", ("audio",), "class"),
+    Head("image and text to text", "IMAGE_TEXT_TO_TEXT", "AutoModelForImageTextToText", ("image", "text"), "tokens"),
+    Head("visual questions", "VISUAL_QUESTION_ANSWERING", "AutoModelForVisualQuestionAnswering", ("image", "text")),
+    Head("sequence to sequence", "SEQ_TO_SEQ_CAUSAL_LM", "AutoModelForSeq2SeqLM", ("text",), "tokens"),
+    Head("masked language model", "MASKED_LM", "AutoModelForMaskedLM", ("text",), "tokens"),
+    Head("causal language model", "CAUSAL_LM", "AutoModelForCausalLM", ("text",), "tokens"),
+    Head("object detection", "OBJECT_DETECTION", "AutoModelForObjectDetection", ("image",)),
+    Head("semantic segmentation", "SEMANTIC_SEGMENTATION", "AutoModelForSemanticSegmentation", ("image",), "pixels"),
+    Head("segmentation", "UNIVERSAL_SEGMENTATION", "AutoModelForUniversalSegmentation", ("image",)),
+    Head("depth estimation", "DEPTH_ESTIMATION", "AutoModelForDepthEstimation", ("image",)),
+    Head("mask generation", "MASK_GENERATION", "AutoModelForMaskGeneration", ("image",)),
+    Head("keypoint detection", "KEYPOINT_DETECTION", "AutoModelForKeypointDetection", ("image",)),
+    Head("time series", "TIME_SERIES_PREDICTION", "AutoModelForTimeSeriesPrediction", ("time",)),
+    TEXT_CLASSES,
+)
+"""In order of preference: BERT is in two of these tables, and means the masked one; CLIP is two towers, not one."""
 
 
 class HfSource(Source):
@@ -60,23 +85,24 @@ class HfSource(Source):
     def check(self, spec: WorkloadSpec) -> None:
         refuse_options(spec, "stem", why="it is built from its config")
         config = read_config(_bare(spec.model))
-        _configure(config, choose_head(config, spec), spec)
+        heads = heads_for(config, spec)
+        _configure(config, heads[0], spec)
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         config = read_config(_bare(spec.model))
-        head = choose_head(config, spec)
-        _configure(config, head, spec)
+        choice = _choose(config, spec, batch)
+        head = choice.head
         # A config of the hub may ask for bf16; the reference is fp32.
-        model: nn.Module = getattr(_transformers(), head.auto).from_config(config).float()
-        reads = head.reads or str(getattr(model, "main_input_name", ""))
-        kwargs, vocabulary = _inputs(config, reads, batch, spec)
+        model: nn.Module = getattr(_transformers(), head.auto).from_config(choice.config).float()
+        kwargs = choice.draw()
         _check_positions(model, kwargs.get("input_ids"), spec)
+        vocabulary = {name: shape.vocabulary for name, shape in choice.shapes.items() if shape.vocabulary}
         if spec.task == "train":
-            _add_labels(kwargs, vocabulary, head, config)
-        notes.append(note("model", f"{head.kind} from its config"))
-        return assemble(
+            _add_labels(kwargs, vocabulary, choice, notes)
+        notes.append(note("model", f"{choice.described} from its config"))
+        workload = assemble(
             model,
             ((), kwargs),
             task=spec.task,
@@ -84,26 +110,92 @@ class HfSource(Source):
             identity=_identity(config),
             seed=seed,
             batch=batch,
-            item="img" if reads == "pixel_values" else "seq",
+            item=item_of(list(choice.shapes)),
+            inputs_are_free=choice.image_tokens == 0,
             vocabulary=vocabulary,
             notes=notes,
         )
+        if choice.image_tokens:  # drawn anew, tokens would no longer say where the image belongs
+            workload.again = lambda seed, _: choice.again(seed, kwargs)
+        return workload
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
         return _identity(read_config(_bare(spec.model)))
 
     def models(self) -> list[ModelName]:
+        """Those with a way to use them that Redline knows; parts of a model and backbones are left out."""
         tables = _auto_tables()
-        names = _config_names()
         kinds = {
-            name: next((head.kind for table, head in _TABLES.items() if name in tables[table]), "features")
-            for name in names
+            name: next((head.kind for head in HEADS if name in tables[head.table]), None) for name in _config_names()
         }
-        return [ModelName(name=f"hf:{name}", source="hf", kind=kinds[name]) for name in names]
+        return [ModelName(name=f"hf:{name}", source="hf", kind=kind) for name, kind in kinds.items() if kind]
 
 
 def _identity(config: Any) -> str:
     return f"transformers {_transformers().__version__} {short_hash(config.to_json_string())}"
+
+
+@dataclass
+class Choice:
+    """How an architecture is built and fed."""
+
+    head: Head
+    config: Any
+    shapes: Shapes
+    is_partial: bool = False
+    """Only its text goes through it: nothing could be made up for its other towers."""
+    image_tokens: int = 0
+    """How many places in front of the text each image takes."""
+
+    @property
+    def described(self) -> str:
+        return f"{self.head.kind}, text only: its other towers are not run," if self.is_partial else self.head.kind
+
+    def draw(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = {name: shape.draw() for name, shape in self.shapes.items()}
+        if (tokens := kwargs.get("input_ids")) is not None and (self.image_tokens or self.is_partial):
+            special = _special_tokens(self.config)
+            plain = next(number for number in range(len(special) + 1) if number not in special)
+            kwargs["input_ids"] = tokens.masked_fill(torch.isin(tokens, torch.tensor(sorted(special))), plain)
+        if self.image_tokens:
+            kwargs["input_ids"][:, : self.image_tokens] = _image_token(self.config)
+        return kwargs
+
+    def again(self, seed: int, like: dict[str, Any]) -> Inputs:
+        """Other inputs of the same kind; labels stay."""
+        with seeded(seed):
+            return (), {**like, **self.draw()}
+
+
+def _choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
+    """The first way to use the architecture whose inputs can be made up; the model says so on a copy without memory."""
+    reasons: list[str] = []
+    for head in heads_for(config, spec):
+        own = copy.deepcopy(config)
+        _configure(own, head, spec)
+        try:
+            with torch.device("meta"):
+                model = getattr(_transformers(), head.auto).from_config(own)
+        except Exception as error:  # an architecture may refuse its own defaults, each in its own way
+            reasons.append(_first_line(error))
+            continue
+        offer = Offer(own, batch, spec)
+        names = reads(model, head.is_whole)
+        strange = [name for name in names if name not in MODALITIES]
+        if strange:
+            reasons.append(f"it needs {', '.join(strange)}")
+            continue
+        tokens = _image_tokens(model, offer, names) if head.is_whole else 0
+        if tokens and (found := offer.accepted_by(_LongerText(model, tokens), names)) is not None:
+            longer = {**found, "input_ids": _longer(found["input_ids"], tokens)}
+            return Choice(head, own, longer, image_tokens=tokens)
+        if (found := offer.accepted_by(model, names)) is not None:
+            return Choice(head, own, found)
+        reasons += offer.refusals[:1]
+        if head.is_whole and "input_ids" in names and (found := offer.accepted_by(model, ["input_ids"])) is not None:
+            return Choice(head, own, found, is_partial=True)
+    told = reasons[0] if reasons else "transformers has no model for it"
+    raise SpecError(f"{spec.model} cannot be fed by name: {told}; wrap it in a factory that brings inputs")
 
 
 def read_config(name: str) -> Any:
@@ -128,30 +220,39 @@ def read_config(name: str) -> Any:
     return _read(auto.from_pretrained, name, name)
 
 
-def choose_head(config: Any, spec: WorkloadSpec) -> Head:
-    """What the architecture is mostly used for; asking for classes of a text model means classifying."""
+def heads_for(config: Any, spec: WorkloadSpec) -> list[Head]:
+    """What the architecture is mostly used for, first; asking for classes of a text model means classifying."""
     tables, kind = _auto_tables(), config.model_type
-    head = next((head for table, head in _TABLES.items() if kind in tables[table]), BARE)
-    if head is CAUSAL and getattr(config, "is_encoder_decoder", False):
-        head = BARE  # only its decoder is a causal language model: a speech model, for one
-    if spec.classes is not None and head is not IMAGE and kind in tables["SEQUENCE_CLASSIFICATION"]:
-        return TEXT_CLASSES
-    return head
+    heads = [head for head in HEADS if kind in tables[head.table]]
+    if not _has_towers(config):
+        heads = [head for head in heads if not head.is_whole or len(heads) == 1]
+    if getattr(config, "is_encoder_decoder", False):
+        # Only its decoder is a causal language model: a speech model, for one.
+        heads = [head for head in heads if head.table != "CAUSAL_LM"]
+    if spec.classes is not None and TEXT_CLASSES in heads and heads[0].reads == ("text",):
+        return [TEXT_CLASSES]
+    return [*heads, BARE] if kind in tables[""] else heads or [BARE]
+
+
+def _has_towers(config: Any) -> bool:
+    return sum(get(config, name) is not None for name in ("text_config", "vision_config", "qformer_config")) > 1
 
 
 def _configure(config: Any, head: Head, spec: WorkloadSpec) -> None:
     """Put the spec's options into the config, or say which of them cannot be honoured."""
-    if head.reads == "pixel_values":
+    if head.reads == ("image",):
         refuse_options(spec, "sequence_length", why="it takes images")
+    if "image" in head.reads:
         _set_image_size(config, spec)
-    elif head.reads == "input_ids":
-        refuse_options(spec, "image_size", why="it takes tokens")
+    elif head.reads:
+        refuse_options(spec, "image_size", why="it takes no images")
+    if "text" in head.reads:
         limit = getattr(_text_config(config), "max_position_embeddings", None)
         if spec.sequence_length and limit and 0 < limit < spec.sequence_length:
             raise SpecError(f"sequence_length must be {limit} or less for {spec.model}, got {spec.sequence_length}")
     if spec.classes is not None:
-        if head not in (IMAGE, TEXT_CLASSES):
-            refuse_options(spec, "classes", why=f"it is built as a {head.kind}")
+        if head.labels not in ("class", "pixels"):
+            refuse_options(spec, "classes", why=f"it is built for {head.kind}")
         config.num_labels = spec.classes
     if head is TEXT_CLASSES and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # decoders look for it to find the last token of each row
@@ -170,35 +271,72 @@ def _set_image_size(config: Any, spec: WorkloadSpec) -> None:
     holder.image_size = spec.image_size
 
 
-def _inputs(config: Any, reads: str, batch: int, spec: WorkloadSpec) -> tuple[dict[str, Tensor], dict[str, int]]:
-    if reads == "pixel_values":
-        holder = _vision_config(config)
-        size = spec.image_size or getattr(holder, "image_size", None) or IMAGE_SIZE
-        height, width = (size, size) if isinstance(size, int) else tuple(size)
-        return {reads: torch.randn(batch, getattr(holder, "num_channels", 3), height, width)}, {}
-    text = _text_config(config)
-    if reads == "input_ids" and isinstance(getattr(text, "vocab_size", None), int):
-        limit = getattr(text, "max_position_embeddings", None) or 0
-        length = spec.sequence_length or (min(SEQUENCE_LENGTH, limit) if limit > 0 else SEQUENCE_LENGTH)
-        names = [reads, "decoder_input_ids"] if getattr(config, "is_encoder_decoder", False) else [reads]
-        vocabulary = dict.fromkeys(names, int(text.vocab_size))
-        return {name: torch.randint(0, vocabulary[name], (batch, length)) for name in names}, vocabulary
-    if reads == "input_values":
-        return {reads: torch.randn(batch, spec.sequence_length or AUDIO_SAMPLES)}, {}
-    raise SpecError(
-        f"{spec.model} reads {reads or 'something unknown'}, which Redline cannot make up: wrap it in a factory"
-    )
+def _image_token(config: Any) -> int:
+    return int(look_up(config, "image_token_id", "image_token_index"))
 
 
-def _add_labels(kwargs: dict[str, Tensor], vocabulary: dict[str, int], head: Head, config: Any) -> None:
+def _special_tokens(config: Any) -> set[int]:
+    """Tokens that stand for something else than text: images, frames, sounds."""
+    parts = (config, _text_config(config))
+    names = {name for part in parts for name in vars(part) if name.endswith(("_token_id", "_token_index"))}
+    found = {get(part, name) for part in parts for name in names}
+    return {value for value in found if isinstance(value, int) and value >= 0}
+
+
+def _image_tokens(model: nn.Module, offer: Offer, names: list[str]) -> int:
+    """How many tokens of the text an image takes the place of; 0 where the model knows no such thing."""
+    features = getattr(model, "get_image_features", None)
+    if (
+        features is None
+        or "pixel_values" not in names
+        or look_up(offer.config, "image_token_id", "image_token_index") is None
+    ):
+        return 0
+    for shape in offer.shapes("pixel_values"):
+        try:
+            with torch.no_grad():
+                found = features(shape.without_memory())
+        except Exception:  # it wants more than pixels, or other ones: then only its text can be fed
+            continue
+        width = look_up(_text_config(offer.config), "hidden_size")
+        size = sum(tensor.numel() for _, tensor in named_tensors(getattr(found, "pooler_output", found)))
+        return size // (width * offer.batch) if width else 0
+    return 0
+
+
+class _LongerText(nn.Module):
+    """The model on the meta device, given as many tokens more as an image takes."""
+
+    def __init__(self, model: nn.Module, tokens: int) -> None:
+        super().__init__()
+        self.model, self.tokens = model, tokens
+
+    def forward(self, **inputs: Tensor) -> Any:
+        text = inputs["input_ids"]
+        longer = text.new_zeros((text.shape[0], text.shape[1] + self.tokens))
+        return self.model(**{**inputs, "input_ids": longer})
+
+
+def _longer(shape: Shape, tokens: int) -> Shape:
+    return Shape((shape.sizes[0], shape.sizes[1] + tokens), shape.vocabulary)
+
+
+def _add_labels(kwargs: dict[str, Any], vocabulary: dict[str, int], choice: Choice, notes: list[Note]) -> None:
     """With labels the model computes its own loss."""
-    if head in (IMAGE, TEXT_CLASSES):
-        batch = next(iter(kwargs.values())).shape[0]
+    head, config = choice.head, choice.config
+    main = next(iter(kwargs.values()))
+    if head.labels == "class":
         vocabulary["labels"] = config.num_labels
-        kwargs["labels"] = torch.randint(0, config.num_labels, (batch,))
-    elif head is not BARE:
-        vocabulary["labels"] = vocabulary["input_ids"]
-        kwargs["labels"] = torch.randint(0, vocabulary["labels"], kwargs["input_ids"].shape)
+        kwargs["labels"] = torch.randint(0, config.num_labels, (main.shape[0],))
+    elif head.labels == "pixels":
+        vocabulary["labels"] = config.num_labels
+        kwargs["labels"] = torch.randint(0, config.num_labels, (main.shape[0], *main.shape[-2:]))
+    elif head.labels == "tokens":
+        like = "input_ids" if "input_ids" in kwargs else "decoder_input_ids"
+        vocabulary["labels"] = vocabulary[like]
+        kwargs["labels"] = torch.randint(0, vocabulary["labels"], kwargs[like].shape)
+    else:
+        notes.append(note("model", "its own loss needs annotations: it is trained on cross-entropy of its outputs"))
 
 
 def _check_positions(model: nn.Module, tokens: Tensor | None, spec: WorkloadSpec) -> None:
@@ -254,10 +392,9 @@ def _auto_tables() -> dict[str, Any]:
     _transformers()
     from transformers.models.auto import modeling_auto
 
-    return {
-        name: getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES")
-        for name in (*_TABLES, "SEQUENCE_CLASSIFICATION")
-    }
+    # A version of transformers may not know all of them.
+    named = {head.table: getattr(modeling_auto, f"MODEL_FOR_{head.table}_MAPPING_NAMES", {}) for head in HEADS}
+    return {**named, "": modeling_auto.MODEL_MAPPING_NAMES}
 
 
 def _config_names() -> list[str]:
