@@ -15,7 +15,7 @@ from redline.spec import Frozen, Recipe, RunSpec
 from redline.work import WorkCount
 
 SCHEMA = 2
-"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to mend it."""
+"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to fix it."""
 
 BENCHMARK_VERSION = "1"
 """Raised whenever the way of measuring changes so that new numbers must not be set against old ones."""

@@ -130,7 +130,7 @@ class TestTune:
         assert result.exit_code == 0
         told = result.stdout
         assert "winner: fp16+channels-last, 2.5" in told
-        assert "what each switch brings" in told
+        assert "gain of each switch" in told
         assert "rejected: bf16" in told
         assert "no compiler here" in told
         assert "not tried: graphs: this device has none" in told
@@ -169,7 +169,7 @@ class TestTune:
         stopped = redline("tune", "resnet50", "--budget", "30m")
         assert stopped.exit_code == 130
         assert "best so far: " in stopped.stdout
-        assert "--resume goes on" in stopped.stdout
+        assert "--resume continues" in stopped.stdout
         monkeypatch.setattr(Trials, "attempt", real)
         told = document(redline("tune", "resnet50", "--budget", "30m", "--resume", "--json"))
         assert told["state"] == "done"

@@ -199,12 +199,12 @@ def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilin
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
     """From a table of kernels with hardware counters, which knows nothing of the host."""
     if bandwidth_share is None:
-        text = "a table of kernels does not tell who waits for whom"
+        text = "a kernel table does not show what waits for what"
         return Bound(label="unknown", evidence=note("kernel-table", text))
     used = f"kernels use {bandwidth_share:.0%} of the memory bandwidth"
     if bandwidth_share > MEMORY_BOUND_BANDWIDTH:
         return Bound(label="memory", evidence=note("memory", used))
-    evidence = note("kernel-table", f"{used}; a table of kernels does not tell who waits for whom")
+    evidence = note("kernel-table", f"{used}; a kernel table does not show what waits for what")
     return Bound(label="unknown", evidence=evidence)
 
 
@@ -236,7 +236,7 @@ def _untold_by_issuing(record: RunRecord) -> Note | None:
     if device_kind(record) == "cpu":
         return SAME_AS_DEVICE
     if record.prepared is not None and record.prepared.step_synchronises:
-        return note("step-waits", "issue time cannot tell: the step itself waits for the device")
+        return note("step-waits", "issue time says nothing here: the step itself waits for the device")
     return None
 
 
@@ -257,8 +257,8 @@ def _by_work(record: RunRecord | None, ceilings: Ceilings | None, so_far: Note) 
         return unknown("the device's ceilings are not measured yet")
     found = attainable(work, ceilings)
     told = (
-        f"operators at their limits need {found.unfused_compute_s / measured_s:.0%} of the step for products and "
-        f"{found.unfused_memory_s / measured_s:.0%} for bytes, unfused"
+        f"at the device's limits, unfused operators need {found.unfused_compute_s / measured_s:.0%} of the step for "
+        f"arithmetic and {found.unfused_memory_s / measured_s:.0%} for memory traffic"
     )
     if found.unfused_s < EXPLAINED_SHARE * measured_s:
         return unknown(told)
@@ -271,7 +271,7 @@ def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | No
         evidence = f"the device waits for the data loader {trace.share(trace.data_wait_s):.0%} of the time"
         return Bound(label="data", evidence=note("data", evidence))
     if trace.share(trace.exposed_copy_s) >= EXPOSED_SHARE:
-        evidence = f"copies alone keep the device {trace.share(trace.exposed_copy_s):.0%} of the time"
+        evidence = f"the device only copies data {trace.share(trace.exposed_copy_s):.0%} of the time"
         return Bound(label="data", evidence=note("data", evidence))
     return None
 
@@ -279,7 +279,7 @@ def _data_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | No
 def _communication_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Bound | None:
     share = trace.share(trace.exposed_communication_s)
     if share >= EXPOSED_SHARE:
-        evidence = f"communication with nothing computed beside it takes {share:.0%} of the time"
+        evidence = f"communication that overlaps no computation takes {share:.0%} of the time"
         return Bound(label="communication", evidence=note("communication", evidence))
     return None
 

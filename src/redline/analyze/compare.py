@@ -91,7 +91,7 @@ def compare_records(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> C
     """Benchmarks that both sides have; with one on each side those two, though their recipes differ."""
     both = {record.id for record in first} & {record.id for record in other}
     if both:
-        raise UsageError(f"record {min(both)} is on both sides: a run cannot be set against itself")
+        raise UsageError(f"record {min(both)} is on both sides: a run cannot be compared with itself")
     ours, theirs = _by_benchmark(first), _by_benchmark(other)
     if len(ours) == 1 and len(theirs) == 1:
         (mine, runs), (yours, others) = next(iter(ours.items())), next(iter(theirs.items()))

@@ -214,7 +214,7 @@ def copies(profile: Profile) -> Finding | None:
     pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
     return Finding(
         code="copy-bound",
-        evidence=f"copies with no kernel beside them take {share:.0%} of the time{most}",
+        evidence=f"copies that overlap no kernel take {share:.0%} of the time{most}",
         next=f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own",
         gain_bound=gain_without(profile, profile.timeline.exposed_copy_s),
     )
@@ -227,7 +227,7 @@ def communication(profile: Profile) -> Finding | None:
     hidden = 1 - profile.timeline.exposed_communication_s / max(profile.timeline.communication_s, 1e-12)
     return Finding(
         code="communication-bound",
-        evidence=f"communication with nothing computed beside it takes {share:.0%} of the time; {hidden:.0%} is hidden",
+        evidence=f"communication that overlaps no computation takes {share:.0%} of the time; {hidden:.0%} is hidden",
         next="overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), a larger batch per device, "
         "gradient accumulation, or bf16 gradients",
         gain_bound=gain_without(profile, profile.timeline.exposed_communication_s),

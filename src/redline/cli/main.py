@@ -96,7 +96,7 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         from redline import __version__

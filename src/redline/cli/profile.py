@@ -104,7 +104,7 @@ def profile(
             raise UsageError("--diff takes two profiles and nothing else")
         _refuse_settings(capture, "--diff")
         if html or open_ or csv or report:
-            raise UsageError("--diff prints a comparison; --open, --html, --csv and --report are of one profile")
+            raise UsageError("--diff prints a comparison; --open, --html, --csv and --report apply to one profile")
         with Workspace() as workspace:
             changed = compare_profiles(*diff, workspace=workspace)
         print_json(json_document("profile-diff", changed)) if json else make_console().print(DiffReport(changed, rows))
@@ -117,7 +117,7 @@ def profile(
             _refuse_settings(capture, "--trace" if trace else "--import")
             if report is not None:
                 raise UsageError(
-                    "--report is of records, and a file from elsewhere has none; --html writes a page of it"
+                    "--report needs records, and a file from elsewhere has none; --html writes a page of it"
                 )
             if trace:
                 found = read_profile(*trace, *what, by_shape=by_shape, workspace=workspace)

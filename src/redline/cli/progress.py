@@ -32,7 +32,7 @@ from redline.units import format_share
 WORDS = {
     "device": "opening the device",
     "build": "building",
-    "batch": "looking for the batch",
+    "batch": "searching for the batch",
     "calibrate": "calibrating batch-norm",
     "reference": "computing the fp32 reference",
     "recipe": "applying the recipe",
@@ -85,7 +85,7 @@ class LiveObserver(Observer):
             self._progress.stop()
 
     def waiting(self, holder: str) -> None:
-        self.noted(f"waiting for the GPU: {holder} holds it")
+        self.noted(f"waiting for the GPU: {holder} is using it")
 
     def noted(self, line: str) -> None:
         if line != self._last_line:  # each cell of a sweep would say it again
@@ -288,4 +288,4 @@ def tell_report(files: ReportFiles, *, on_stderr: bool = True) -> None:
         console.print(Text("no record to report; start with 'redline demo'", style="dim"))
     pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"
     console.print(Text(f"dashboard: {files.dashboard}"))
-    console.print(Text(f"beside it: report.md, {pictures}, results.csv, results.json", style="dim"))
+    console.print(Text(f"also written: report.md, {pictures}, results.csv, results.json", style="dim"))

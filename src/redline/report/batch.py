@@ -151,12 +151,12 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
         return _next_under_target(running)
     if best.knee_batch is not None:
         return (
-            f"next: with {best.recipe}, batch {best.knee_batch} already has {SATURATED:.0%} of the speed; "
-            f"more only pays if you need it"
+            f"next: with {best.recipe}, batch {best.knee_batch} already reaches {SATURATED:.0%} of the "
+            "maximum throughput; larger batches gain little"
         )
     if best.at_length is None:
-        return f"next: measure batch {best.max_batch} at length"
-    return f"next: '{best.at_length}' measures it at length"
+        return f"next: measure batch {best.max_batch} thoroughly"
+    return f"next: '{best.at_length}' measures it thoroughly"
 
 
 def _next_under_target(running: Sequence[BatchFinding]) -> str:

@@ -35,9 +35,9 @@ def ceilings_report(found: CeilingsSummary) -> RenderableType:
         _told(_giga(copy.measured), "GB/s"),
         _told(_giga(copy.datasheet), "GB/s"),
         _reached(copy),
-        f"buffers beyond the cache of {format_bytes(found.cache_bytes)}" if found.cache_bytes else "large buffers",
+        f"buffers larger than the cache of {format_bytes(found.cache_bytes)}" if found.cache_bytes else "large buffers",
     )
-    table.add_row("tiny operator to tiny operator", format_seconds(found.launch_s.measured), "–", "–", "from Python")
+    table.add_row("launch of a tiny operator", format_seconds(found.launch_s.measured), "–", "–", "from Python")
     return Group(table, *(Text(f"  {line}", style="dim") for line in _remarks(found)))
 
 

@@ -194,7 +194,7 @@ def _line(measured: Sequence[tuple[Subject, RunRecord, RunSummary]]) -> Line:
 
 
 METHOD = (
-    "Every spec ran in a process of its own. Warm-up ended when two windows of steps agreed; timing stopped when the 95 % "
+    "Every spec ran in its own process. Warm-up ended when two windows of steps agreed; timing stopped when the 95 % "
     "interval of the median was narrow enough, or the verdict says why it was not.",
     "Latency waits for the device after every step. Throughput and training run without waiting and are timed by device "
     "events; on a CPU the host clock serves both.",

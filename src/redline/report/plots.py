@@ -117,9 +117,7 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
     axes.set_xlim(left=0)
     first = next((row.vs_first.recipe for row in bars if row.vs_first is not None), None)
     against = f"; × against {_label(first, 40)}" if first is not None else ""
-    axes.set_xlabel(
-        f"{_label(bars[0].item or 'items')} per second, 95 % interval{against}\nhatched: not to be relied on"
-    )
+    axes.set_xlabel(f"{_label(bars[0].item or 'items')} per second, 95 % interval{against}\nhatched: unreliable")
     axes.set_title(_label(f"{subject}{f' · batch {batch}' if batch else ''}", 90), fontsize=10.5, loc="left")
     return _saved(figure, path)
 

@@ -95,7 +95,7 @@ def hints(profile: Profile) -> Iterator[str]:
         yield f"trace: {trace}"
         yield f"open it at {PERFETTO} (it stays in the browser), or: tensorboard --logdir {trace.rpartition('/')[0]}"
         assert profile.capture is not None
-        yield f"again: redline profile --diff {profile.capture.record_id[:13]} OTHER sets it beside another"
+        yield f"compare: redline profile --diff {profile.capture.record_id[:13]} OTHER compares it with another"
     elif profile.capture is None:
         yield f"the whole timeline: open the file at {PERFETTO} (it stays in the browser)"
     elif trace:
@@ -114,7 +114,7 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
             "timeline",
             f"{_time(timeline.span_s)}: busy {_part(timeline.busy_s, timeline.span_s)}, "
             f"idle {_part(timeline.idle_s, timeline.span_s)}; computing {_time(timeline.compute_s)}, communicating "
-            f"{_time(timeline.communication_s)} (alone {_time(timeline.exposed_communication_s)}), "
+            f"{_time(timeline.communication_s)} (exposed {_time(timeline.exposed_communication_s)}), "
             f"copying {_time(timeline.copy_s)}",
         )
     if timeline.idle_s and profile.has_device:
@@ -169,7 +169,7 @@ def _ranks(profile: Profile) -> Table:
     table = plain_table("devices")
     table.add_column("rank")
     table.add_column("device", justify="right")
-    for header in ("span", "busy", "idle", "communicating", "alone", "host wait"):
+    for header in ("span", "busy", "idle", "communicating", "exposed", "host wait"):
         table.add_column(header, justify="right", no_wrap=True)
     for rank in profile.ranks:
         timeline = rank.timeline
@@ -267,7 +267,7 @@ def _rank(row: OperatorRow, sort: Sort) -> float:
 
 def _findings(profile: Profile) -> Iterator[RenderableType]:
     if not profile.findings:
-        yield Text("nothing stands out: no rule of the diagnosis fits", style="bold")
+        yield Text("nothing stands out: no diagnosis applies", style="bold")
         return
     for finding in profile.findings:
         yield Text(f"{finding.code} (at most {finding.gain_bound:.2f}× faster): {finding.evidence}", style="yellow")
@@ -329,9 +329,9 @@ class DiffReport:
         if diff.operators:
             yield _table(f"operators: {_told(diff.operators)}", diff.operators, self._rows)
         if diff.findings_gone:
-            yield Text(f"no longer in the way: {', '.join(diff.findings_gone)}", style="green")
+            yield Text(f"resolved: {', '.join(diff.findings_gone)}", style="green")
         if diff.findings_new:
-            yield Text(f"new in the way: {', '.join(diff.findings_new)}", style="red")
+            yield Text(f"new: {', '.join(diff.findings_new)}", style="red")
         yield from (Text(f"note: {note}", style="dim") for note in diff.notes)
 
 

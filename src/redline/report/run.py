@@ -108,7 +108,7 @@ def _share_out(table: Table, widths: Mapping[str, int], room: int) -> None:
 
 
 def _not_shown(hidden: Iterable[str]) -> str:
-    return f"not shown in this width: {', '.join(hidden)}"
+    return f"not shown at this width: {', '.join(hidden)}"
 
 
 def run_table(rows: Sequence[RunSummary], hidden: Collection[str] = ()) -> Table:
@@ -155,7 +155,7 @@ def cold_start_table(rows: Sequence[RunSummary], width: int) -> Table:
     told = [cells for row in rows if (cells := _cold_cells(row))]
     widths = {name: max(len(name), *(len(cells[name]) for cells in told)) for name in told[0]}
     hidden = _too_many(_at_most(widths, READABLE), COLD_EXPENDABLE, width + GAP)
-    table = make_table(Text("cold start, apart", style="dim"))
+    table = make_table(Text("Cold start (not included above)", style="dim"))
     table.add_column("recipe", overflow="fold", min_width=READABLE["recipe"])
     shown = [name for name in widths if name not in ("recipe", *hidden)]
     for name in shown:
@@ -303,14 +303,16 @@ def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
     pooled = row.throughput_per_s / first.throughput_per_s
     if versus.low / APART <= pooled <= versus.high * APART:
         return []
-    said = f"{pooled:.2f}× by its speed in all, {versus.ratio:.2f}× in turns"
-    return [Text(f"  {row.recipe}: {said}: the machine changed pace between rounds, rely on neither", style="yellow")]
+    said = f"{pooled:.2f}× by overall throughput, but {versus.ratio:.2f}× interleaved"
+    return [
+        Text(f"  {row.recipe}: {said}: the machine's speed changed between rounds, so rely on neither", style="yellow")
+    ]
 
 
 def next_step(rows: Sequence[RunSummary]) -> str:
     measured = [row for row in rows if row.failure is None]
     if not rows:
-        return "next: nothing was asked for; name a model"
+        return "next: nothing to measure; name a model"
     if not measured:
         return f"next: nothing could be measured; 'redline show {rows[0].record_id[:13]}' has the whole error"
     best = max(

@@ -73,7 +73,7 @@ def _winner(found: TuneFinding, winner: Winner) -> Text:
     told = f"{_standing(found)}: {winner.recipe}"
     if winner.recipe != BASELINE:
         told += f", {winner.ratio:.2f}× the baseline"
-        told += f" ({winner.low:.2f}–{winner.high:.2f})" if winner.low and winner.high else ", seen in one process only"
+        told += f" ({winner.low:.2f}–{winner.high:.2f})" if winner.low and winner.high else ", from one process only"
     if rate is not None:
         told += f", {significant(rate, max(3, len(str(round(rate)))))} {winner.item or 'item'}/s"
     told += f" at batch {winner.batch}" if winner.batch else ""
@@ -95,7 +95,7 @@ def _standing(found: TuneFinding) -> str:
 
 
 def _steps(found: TuneFinding) -> Table:
-    table = make_table(Text("what each switch brings (time without it over time with it)", style="dim"))
+    table = make_table(Text("gain of each switch (time without it / time with it)", style="dim"))
     table.add_column("switch", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
     for gain in found.switches:
@@ -122,15 +122,15 @@ def _spent(found: TuneFinding) -> str:
 
 def _next_step(found: TuneFinding) -> str:
     if found.state in ("running", "interrupted"):
-        return "next: the same command with --resume goes on"
+        return "next: the same command with --resume continues"
     if not found.has_answer:
-        return "next: the same command with --resume and more --budget goes on"
+        return "next: the same command with --resume and a larger --budget continues"
     if found.winner is None:
-        return "next: nothing may be recommended; the reasons are above"
+        return "next: no recipe can be recommended; the reasons are above"
     if found.winner.recipe == BASELINE:
         return "next: nothing here beats the baseline; try another batch, or --allow-quantized with a --check"
     use = f"redline.recipe({found.winner.recipe!r}).apply(model, *example_inputs)"
     if found.task == "train":
         use = f"redline.recipe({found.winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
     told = f"next: {use}, or the code above"
-    return f"{told}; '{found.explained_by}' explains the rest" if found.explained_by else told
+    return f"{told}; '{found.explained_by}' profiles it" if found.explained_by else told

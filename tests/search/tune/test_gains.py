@@ -109,10 +109,10 @@ def test_what_one_process_showed_is_told_as_that() -> None:
         "fp16+compile ran resnet50 3.05× as fast as baseline on fake cuda device in one process: "
         "whether it does in others is not known"
     )
-    assert told.details[0].startswith("3.05×, seen in one process only")
+    assert told.details[0].startswith("3.05×, from one process only")
     assert told.details[0].endswith(": inconclusive")
     assert told.ratio is None, "no figure at the top of the page"
-    assert contents.headrooms[0].verdict == "valid, inconclusive, seen in one process only"
+    assert contents.headrooms[0].verdict == "valid, inconclusive, from one process only"
     hardly = with_interval(finding(ratio=1.03), None, None)
     assert contents_of(RECORDS, tunes=[hardly]).headline.startswith("Stay with baseline")
 

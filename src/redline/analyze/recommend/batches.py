@@ -95,7 +95,7 @@ def _for_throughput(evidence: Evidence, curve: Curve, of_all: RunSummary) -> Adv
 def _knee(curve: Curve, item: str | None) -> Iterator[str]:
     if curve.knee_batch is not None and curve.limit_per_s is not None:
         limit = rate_text(curve.limit_per_s, item)
-        yield f"the knee lies at batch {curve.knee_batch}: {SATURATED:.0%} of the {limit} that larger batches near"
+        yield f"the knee is at batch {curve.knee_batch}: {SATURATED:.0%} of the limit of {limit}"
 
 
 def _faster_but(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Iterator[str]:
@@ -107,10 +107,10 @@ def _faster_but(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Iterat
 
 
 def _below_the_knee(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Advice:
-    """A knee that only rows show which may not be recommended: far below it is no place to send anyone."""
+    """Where only rows that cannot be recommended show the knee: batches far below it are no advice either."""
     told = (
-        f"For throughput {work(curve.subject)} wants batch {curve.knee_batch} or more, and nothing that was measured "
-        "there may be recommended yet"
+        f"For throughput {work(curve.subject)} needs batch {curve.knee_batch} or more, but nothing measured there "
+        "can be recommended yet"
     )
     again = evidence.command("run", fastest, batch=curve.knee_batch)
     details = [
@@ -131,6 +131,6 @@ def _not_of_batches(evidence: Evidence, curve: Curve, fastest: RunSummary, of_al
     search = evidence.command("batch", of_all)
     details = (
         f"that is {of_all.recipe}{noise_remark(of_all)}",
-        "other batches may bring it more" + (f": '{search}' tells" if search else ""),
+        "other batches may be faster" + (f": '{search}' searches" if search else ""),
     )
     return advise(curve.subject, "throughput", told, details, of_all)

@@ -80,10 +80,10 @@ class Evidence:
     def why_not(self, row: RunSummary) -> str:
         """Of a row that may not be recommended."""
         if row.numerics is not None and row.numerics.is_wrong:
-            return "its answers are too far from strict fp32"
+            return "its outputs are too far from strict fp32"
         if not _is_believable(row):
             return f"that number is {', '.join(row.verdict.labels)}"
-        return "its answers were not checked"
+        return "its outputs were not checked"
 
     def sound(self, curve: Curve) -> list[RunSummary]:
         """What may be recommended of a curve, batches growing."""
@@ -187,7 +187,7 @@ def noise_remark(row: RunSummary) -> str:
     return (
         ""
         if row.verdict.trusted
-        else f"; the number is {', '.join(row.verdict.labels)}: look again before relying on it"
+        else f"; the number is {', '.join(row.verdict.labels)}: measure again before relying on it"
     )
 
 

@@ -47,7 +47,7 @@ def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) ->
         first = next((row for row in firsts.values() if may_recommend(row)), None)
         if first is None:
             return None
-        told = f"Stay with {first.recipe} for {work(subject)}: nothing that keeps the numerics was clearly faster"
+        told = f"Stay with {first.recipe} for {work(subject)}: nothing with acceptable outputs was clearly faster"
         details = () if best is None else (f"next best: {best.recipe}, {ratio_text(best)} of its speed",)
         return advise(subject, "recipe", told, details, first)
     assert best.group is not None
@@ -58,8 +58,7 @@ def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) ->
         f"{best.recipe} {does} {subject.model} {significant(ratio, 3)}× as fast as {first.recipe} on {subject.device}"
     )
     speed = (
-        f"{ratio_text(best)} at batch {best.batch}, measured in turns: "
-        f"{rate(best)} against {rate(first)}{noise_remark(best)}"
+        f"{ratio_text(best)} at batch {best.batch}, interleaved: {rate(best)} against {rate(first)}{noise_remark(best)}"
     )
     advice = advise(subject, "recipe", told, (speed, *costs(best, first)), best)
     return msgspec.structs.replace(advice, **dict(zip(("ratio", "low", "high"), ratio_of(best), strict=True)))
@@ -83,7 +82,7 @@ def _separate_recipe(evidence: Evidence) -> Advice | None:
     first = next((row for row in shared[batch] if row.recipe == BASELINE), shared[batch][0])
     unproven = [row for row in shared[batch] if evidence.is_unproven(row) and per_s(row) > CLEARLY_FASTER * per_s(best)]
     if best.recipe == first.recipe:
-        told = f"Stay with {best.recipe} for {work(subject)}: it is the fastest here that is known to keep the numerics"
+        told = f"Stay with {best.recipe} for {work(subject)}: it is the fastest here whose outputs are known to be acceptable"
         details = [f"{rate(best)} at batch {batch}{noise_remark(best)}"]
     else:
         told = f"{best.recipe} is the fastest for {work(subject)} on {subject.device}: {rate(best)} at batch {batch}"
@@ -96,7 +95,7 @@ def _speed(evidence: Evidence, best: RunSummary, first: RunSummary) -> str:
     gives_one = f": '{again}' gives one" if again else ""
     return (
         f"about {significant(per_s(best) / per_s(first), 2)}× {first.recipe} ({rate(first)}); they were measured one "
-        f"after the other, so this carries no interval{gives_one}{noise_remark(best)}"
+        f"after the other, so this has no interval{gives_one}{noise_remark(best)}"
     )
 
 
@@ -154,7 +153,7 @@ def what_to_avoid(evidence: Evidence) -> Iterator[Advice]:
     for curve in evidence.curves:
         wrong = [row for row in curve.measured if row.numerics and row.numerics.is_wrong]
         if wrong:
-            told = f"Keep {curve.recipe} away from {work(curve.subject)}: its answers are too far from strict fp32"
+            told = f"Do not use {curve.recipe} for {work(curve.subject)}: its outputs are too far from strict fp32"
             reason = wrong[0].numerics.reason if wrong[0].numerics else None
             yield advise(curve.subject, "avoid", told, (str(reason),) if reason else (), wrong[0])
     yield from _too_large(evidence)
@@ -194,8 +193,8 @@ def _reference_too_large(evidence: Evidence) -> Iterator[Advice]:
     first = next(iter(rows_of.values()))[0]
     search = evidence.command("batch", first, recipes=tuple(rows_of))
     told = (
-        f"The strict fp32 reference of {evidence.subject.model} ran out of memory: whether {_some(rows_of)} would fit "
-        "there was not seen"
+        f"The strict fp32 reference of {evidence.subject.model} ran out of memory: it is not known whether "
+        f"{_some(rows_of)} would fit there"
     )
     details = [*_by_recipe(rows_of), *([f"'{search}' tries without the reference"] if search else [])]
     yield advise(evidence.subject, "failed", told, details, first)
