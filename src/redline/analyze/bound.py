@@ -37,7 +37,7 @@ class ClassLimit(Frozen):
     limited_by: LimitedBy
     """What most of that time is spent on."""
     measured_s: float | None = None
-    """Of one step, where a profile told; kernels that fuse several kinds count as the one their name tells."""
+    """Of one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
 
     @property
     def efficiency(self) -> float | None:
@@ -86,7 +86,7 @@ def attainable(work: WorkCount, ceilings: Ceilings) -> Attainable:
 
 
 def operator_time(one: OperatorWork, ceilings: Ceilings) -> tuple[float, LimitedBy]:
-    """All its calls. Only products are held against the matrix units; everything else is limited by its bytes."""
+    """Least time of all its calls, and what limits it. Only products are limited by the matrix units; everything else by its bytes."""
     memory_s = one.bytes / ceilings.copy_bytes_per_s
     peak = ceilings.flops_per_s.get(one.number_format) if one.kind in PRODUCTS else None
     compute_s = one.flops / peak if peak else 0.0
@@ -127,7 +127,7 @@ more, so that a smaller share proves nothing about the run without the profiler.
 
 DATA_WAIT_SHARE = 0.1
 EXPOSED_SHARE = 0.1
-"""Communication or copies with nothing beside them, as a share of the whole time."""
+"""Communication or copies that overlap nothing else, as a share of the whole time."""
 LAUNCH_GAP_SHARE = 0.1
 MEMORY_CLASSES_SHARE = 0.5
 """Of the device's busy time, in kernels that do little with each byte."""
@@ -145,7 +145,7 @@ SAME_AS_DEVICE = note("same-as-device", "host and device are the same")
 
 
 class TraceEvidence(Frozen, frozen=True, kw_only=True):
-    """What a trace says about who waits for whom. Seconds, over all steps and devices of the trace."""
+    """What a trace shows about waiting. Seconds, over all steps and devices of the trace."""
 
     has_device: bool
     span_s: float
@@ -197,7 +197,7 @@ def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilin
 
 
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
-    """From a table of kernels with hardware counters, which knows nothing of the host."""
+    """The bound from a kernel table with hardware counters, which has no data about the host."""
     if bandwidth_share is None:
         text = "a kernel table does not show what waits for what"
         return Bound(label="unknown", evidence=note("kernel-table", text))

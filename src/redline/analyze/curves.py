@@ -24,7 +24,7 @@ class Curve(Frozen):
     """The row behind each point."""
     knee_batch: int | None = None
     limit_per_s: float | None = None
-    """What throughput nears as the batch grows, where the knee is known."""
+    """The limit of throughput for large batches, where the knee is known."""
 
     @property
     def measured(self) -> list[RunSummary]:

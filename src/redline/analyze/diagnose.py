@@ -1,4 +1,4 @@
-"""A finding, and the arithmetic of what mending it can bring at most."""
+"""A finding, and an upper bound of what fixing it can gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May a number be believed? Labels with their reasons, from one record and nothing else."""
+"""Whether a number can be trusted: labels with their reasons, from one record alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONDEMNING_THROTTLE = {
     "power_brake": "external power brake",
 }
 NOTED_THROTTLE = {
-    # A power cap is how many cards run all day long: worth knowing, no reason to disbelieve the number.
+    # Many cards always run at their power cap: worth knowing, but no reason to distrust the number.
     "sw_power_cap": "software power cap",
     "sync_boost": "clocks held to those of a sync-boost group",
 }
@@ -40,7 +40,7 @@ class Verdict(Frozen, frozen=True, kw_only=True):
     labels: tuple[TrustLabel, ...]
     reasons: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
-    """Worth knowing, no reason to disbelieve."""
+    """Worth knowing, but no reason for distrust."""
 
     @property
     def trusted(self) -> bool:
@@ -91,7 +91,7 @@ def device_kind(record: RunRecord) -> str:
 def _noise(record: RunRecord) -> Iterator[Doubt]:
     target = target_half_width(record)
     for kind, blocks in _series(record):
-        # A run cut short by hand is no better than one cut short by its ceiling.
+        # A run interrupted by hand is no better than one stopped by its time limit.
         if record.stopped in ("ceiling", "unreachable", "interrupted"):
             interval = median_interval(blocks)
             if interval is None:
@@ -194,9 +194,9 @@ def _distinct(names: Iterable[str]) -> str:
 
 
 def farthest(checks: Iterable[Numerics | None]) -> Numerics | None:
-    """Of several checks of one recipe the one that looked farthest: errors grow along a path of losses.
+    """Of several checks of one recipe, the one over the most steps: errors grow along a loss path.
 
-    The first of those that looked equally far; what only timed says nothing.
+    The first of those with equally many steps; records that were only timed do not count.
     """
     known = [each for each in checks if each is not None]
     return max(known, key=lambda each: (not each.is_left_out, each.steps or 0), default=None)

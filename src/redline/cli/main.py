@@ -87,7 +87,7 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
             is_broken = isinstance(error, BenchError | DoorError)
             _complain(" ".join(str(error).splitlines()))
             if isinstance(error, BenchError) and error.kind == "crash" and error.traceback:
-                sys.stderr.write(f"{error.traceback.rstrip()}\n")  # a bug of ours, or a worker that died: all is told
+                sys.stderr.write(f"{error.traceback.rstrip()}\n")  # our bug, or a worker that died: print everything
             raise typer.Exit(Exit.FAILED_ROW if is_broken else Exit.USAGE) from None
         raise typer.Exit(code or 0)
 
@@ -127,14 +127,14 @@ def main() -> None:
     _print_what_can_be()
     try:
         code = app(standalone_mode=False)
-        if sys.stdout is not None:  # closed by whoever wants none of it
+        if sys.stdout is not None:  # stdout is closed
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
         # Python would try once more to write the rest when it ends, and complain in its own way.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != errno.EPIPE:  # whoever closes a pipe has read enough
+        if error.errno != errno.EPIPE:  # the reader closed the pipe: it has read enough
             _complain(f"cannot write to stdout: {error.strerror}")
         sys.exit(Exit.SLOWER)
     except ArgumentMistake as error:

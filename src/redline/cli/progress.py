@@ -47,7 +47,7 @@ WORDS = {
     "reading": "reading what the profiler wrote",
 }
 QUIET_LINE_PERIOD_S = 5.0
-"""Without a terminal, rounds are told this often."""
+"""Without a terminal, rounds are printed this often."""
 
 
 class LiveObserver(Observer):
@@ -88,7 +88,7 @@ class LiveObserver(Observer):
         self.noted(f"waiting for the GPU: {holder} is using it")
 
     def noted(self, line: str) -> None:
-        if line != self._last_line:  # each cell of a sweep would say it again
+        if line != self._last_line:  # each cell of a sweep would repeat it
             self._last_line = line
             self._console.print(one_line(line), markup=False)
 
@@ -150,7 +150,7 @@ class LiveObserver(Observer):
 
 
 class LiveSweep(LiveObserver):
-    """One moving line for the cell at hand, one that stays for each that is settled."""
+    """One live line for the running cell, one permanent line for each finished cell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class LiveSweep(LiveObserver):
             f"sweep {plan.name}: {len(plan.cells)} cells, {settled} settled, {waiting} to do; {estimate_text(estimate)}"
         )
         self.say(Text(told), on_stdout=False)
-        for idle in plan.idle_exclusions:  # now, while it can still be stopped and mended
+        for idle in plan.idle_exclusions:  # now, while it can still be stopped and fixed
             self.say(Text(str(idle), style="yellow"), on_stdout=False)
 
     def cell(self, cell: Cell, number: int, of: int) -> None:
@@ -214,7 +214,7 @@ class LiveBatches(LiveObserver):
 
 
 class LiveRace(LiveObserver):
-    """One moving line per recipe of the replicate, and after each replicate how the pairs stand."""
+    """One live line per recipe of the replicate, and after each replicate the state of the pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class LiveRace(LiveObserver):
 
 
 class LiveTune(LiveObserver):
-    """A line that stays for each trial, and who leads; one that moves for what is happening."""
+    """A permanent line for each trial and for the leader; a live line for what is happening."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A batch search in a terminal and as a document: a line per trial as it comes, then what it all says."""
+"""A batch search in a terminal and as a document: a line per trial as it comes, then the result."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def trust_cell(row: RunSummary) -> Text:
     if row.verdict.labels == ("noisy",) and not row.verdict.doubts("throughput"):
         told = "noisy (latency)"  # the throughput beside it is sound
     if row.verdict.trusted and row.verdict.noted("spread"):
-        told = "valid, noted"  # how wide it scatters stands below the table
+        told = "valid, noted"  # the spread is below the table
     return Text(told, style=TRUST_STYLE.get(row.verdict.labels[0], "yellow"))
 
 
@@ -52,7 +52,7 @@ def limit_cells(row: RunSummary) -> dict[str, str | Text]:
 
 
 def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
-    """Limits that were beaten, and once what would make them known."""
+    """Rows faster than their limit, and once how to measure limits."""
     told = [
         Text(f"  {row.recipe}: {row.roofline.error}", style="red")
         for row in rows

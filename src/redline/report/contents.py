@@ -25,7 +25,7 @@ from redline.trace.decode import read_trace
 from redline.units import format_bytes
 
 MOST_NOTES = 8
-"""A history full of damaged records is told of in a few lines."""
+"""So that a history full of damaged records takes a few lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Contents:
     notes: Sequence[Note]
     """What the reader must know about the report itself: records that could not be read, traces that are gone."""
     headrooms: Sequence[Headroom]
-    """The ways to the fastest recipes, where someone looked for them; the best known first."""
+    """The waterfalls of searches, the one with the most switches first."""
     rooflines: Sequence[RooflineChart]
 
 
@@ -148,7 +148,7 @@ class Line:
 
     @property
     def told(self) -> str:
-        """How many there were and how far apart; the intervals of single processes do not show that."""
+        """How many there were and how much they differ, which intervals of single processes do not show."""
         if len(self.rates) < 2:
             return "1"
         low, high = (rate_figure(each) for each in (min(self.rates), max(self.rates)))
@@ -250,7 +250,7 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
 
 
 def _variables(environment: Environment) -> list[str]:
-    """Those that say how; where something lies changes no speed and is nobody else's business."""
+    """Without paths, which change no speed and may be private."""
     told = sorted(environment.variables.items())
     return [f"{name}={value}" for name, value in told if not name.endswith(("_DIR", "_PATH", "_HOME"))]
 

@@ -237,7 +237,7 @@ def dashboard(contents: Contents) -> str:
     payload = payload_of(contents)
     script = _script()
     library, packed = _library()
-    # Names are anyone's to write: everything the template fills in is escaped, and the data is no markup at all.
+    # Names are not trusted: everything the template fills in is escaped, and the data is not markup.
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

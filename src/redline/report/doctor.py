@@ -1,4 +1,4 @@
-"""What there is: models by name, and how the machine does."""
+"""Lists of models, and the doctor's table."""
 
 from __future__ import annotations
 

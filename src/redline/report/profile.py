@@ -1,4 +1,4 @@
-"""A profile in the terminal: what is in the way first, the tables it rests on below, the next step last."""
+"""A profile in the terminal: what limits the step first, then the tables, the next step last."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     yield from _step_facts(profile)
     if profile.phases:
         bottleneck = f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else ""
-        # Whole traces are summed up; a person sets phases against the time of one step.
+        # The profile has sums over all steps; a person compares phases with the time of one step.
         steps = profile.steps.count if profile.steps else 1
         of_what = "per step, under the profiler" if profile.steps else "of the whole trace"
         told = ", ".join(
@@ -282,7 +282,7 @@ def _grid(lines: Iterator[tuple[str, str]]) -> Table:
 
 
 def _label(text: str) -> str:
-    """A name from a trace: anyone's to write, and as long as they like."""
+    """A name from a trace, which is not trusted and may be very long."""
     shown = printable(text[: LABEL_LENGTH + 1])
     return shown if len(shown) <= LABEL_LENGTH else shown[:LABEL_LENGTH] + "…"
 

@@ -27,7 +27,7 @@ def profile_page_of(profile: Profile) -> str:
 
 
 def profile_page(profile: Profile, strips: Sequence[Strip] = ()) -> str:
-    # Names in traces are anyone's to write: everything is escaped.
+    # Names in traces are not trusted: everything is escaped.
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

@@ -206,7 +206,7 @@ def _roofs(ceilings: Ceilings, formats: Sequence[str]) -> tuple[Roof, ...]:
 
 
 def _title(ceilings: Ceilings) -> str:
-    """All that ceilings are kept by: two places with one title would share their roofs."""
+    """Everything ceilings are stored under, so that two devices never share a chart."""
     threads = f"{ceilings.threads} threads" if ceilings.threads else ""
     driver = f"driver {ceilings.driver}" if ceilings.driver else ""
     torch = f"torch {ceilings.torch}" if ceilings.torch else ""

@@ -17,20 +17,20 @@ from redline.report.terminal import as_text, make_table
 from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
-"""What a narrow terminal does without, in this order."""
+"""Columns that a narrow terminal hides, in this order."""
 
 LAST_RESORT = ("error", "±", "versus")
-"""What a very narrow one does without as well, once recipe and trust are as narrow as can be read: they always stay."""
+"""Columns that a very narrow terminal hides too, once recipe and trust have their least width; those two always stay."""
 
 COMFORTABLE = {"recipe": 24, "trust": 14}
-"""Columns whose text may go on in the next line, and the width they keep as long as others can go instead."""
+"""Columns whose text may wrap, and the width they keep while other columns can be hidden instead."""
 READABLE = {"recipe": 14, "trust": 12}
 """The width below which they cannot be read."""
 
 COLD_EXPENDABLE = ("cache", "import", "worker", "build", "first call")
 
 GAP = 3
-"""Between two columns; behind the last there is none."""
+"""Between two columns; there is none after the last."""
 
 
 def run_table_text(rows: Sequence[RunSummary]) -> str:
@@ -265,11 +265,11 @@ def _workload(row: RunSummary) -> tuple[Any, ...]:
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
 
 APART = 1.05
-"""Two ways to the same ratio differ by this factor on a machine that keeps its pace, and not by more."""
+"""On a machine with a steady speed, two estimates of the same ratio differ by at most this factor."""
 
 
 def remarks(rows: Sequence[RunSummary]) -> list[Text]:
-    """Why rows failed, why numbers are not to be trusted, why numerics did not pass."""
+    """Why rows failed, why numbers are not trusted, why numerics did not pass."""
     told = []
     for row in rows:
         if row.failure:
@@ -293,7 +293,7 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
 
 
 def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
-    """Ratios compare rounds, the column beside them pools all: where the pace changes in between they say two things."""
+    """A remark where the interleaved ratio contradicts the throughput column, which pools all rounds."""
     versus = row.vs_first
     first = next((each for each in rows if versus is not None and each.recipe == versus.recipe), None)
     if versus is None or versus.low is None or versus.high is None or first is None:

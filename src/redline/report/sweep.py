@@ -143,7 +143,7 @@ def _status(cell: SweepCell, row: RunSummary | None) -> Text:
 
 
 def _in_reading_order(cells: Iterable[SweepCell]) -> list[SweepCell]:
-    """Measured in an order that tells much early; read by model, task, threads and recipe, with the batch growing."""
+    """Sorted by model, task, threads, recipe and batch; they were measured in another order."""
     models: dict[str, int] = {}
     recipes: dict[str, int] = {}
     cells = list(cells)

@@ -112,7 +112,7 @@ def _reasons(found: TuneFinding) -> list[RenderableType]:
 
 
 def _apart(found: TuneFinding) -> Sequence[Any]:
-    """What was left out because it was asked for needs no line each."""
+    """Refused switches, without those the user left out."""
     return [row for row in found.refused if row.reason.code not in ("not-asked-for", "excluded")]
 
 

@@ -1,4 +1,4 @@
-"""What to do in production, drawn from the records and nothing else: which recipe, which batch, and what each costs.
+"""Recommendations from records alone: which recipe, which batch, and what each costs.
 
 A recommendation rests on rows that were measured, that keep the numerics and that may be believed. Where the rows do
 not support an answer, there is none.

@@ -1,4 +1,4 @@
-"""Which recipe to use, and what it asks for in return."""
+"""Which recipe to use, and what it costs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) ->
     rivals = [row for row in evidence.rows if row.vs_first and row.vs_first.low is not None]
     if not rivals:
         return None
-    # Only what was checked itself: of the replicates of a race, which check but once, the luckiest would speak.
+    # Only records that were checked: otherwise the luckiest replicate of a race, which checks once, would be chosen.
     sound = [row for row in rivals if may_recommend(row) and row.group in firsts]
     best = max(sound, key=lambda row: ratio_of(row)[0], default=None)
     if best is None or ratio_of(best)[1] <= 1:
@@ -112,7 +112,7 @@ def _in_turns(evidence: Evidence, first: RunSummary, other: RunSummary) -> str |
 
 
 def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
-    """What the faster recipe asks for in return."""
+    """What the faster recipe costs: accuracy, memory, compile time."""
     numerics = best.numerics
     if numerics is not None and numerics.is_compared and numerics.rel_l2 is not None:
         allowed = (
@@ -139,7 +139,7 @@ def _start_cost(best: RunSummary, first: RunSummary) -> Iterator[str]:
 
 
 def _about(count: float) -> str:
-    """With two digits: nobody can say it more exactly."""
+    """Rounded to two digits."""
     return significant(float(f"{count:.2g}"), max(2, len(str(round(count)))))
 
 
@@ -182,7 +182,7 @@ def _too_large(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _reference_too_large(evidence: Evidence) -> Iterator[Advice]:
-    """No fault of a recipe: what its answers are held against did not fit."""
+    """Not the recipe's fault: the fp32 reference did not fit."""
     rows_of: dict[str, list[RunSummary]] = {}
     for curve in evidence.curves:
         rows = [row for row, failure in _broken(curve) if failure.kind == "oom" and _is_of_reference(failure)]
