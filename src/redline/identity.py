@@ -431,7 +431,7 @@ def batch_of(record: RunRecord) -> int | None:
 
 
 def is_capture(record: RunRecord) -> bool:
-    """Timed only briefly, beside a profile: good for a row, but no rival of a record that was measured at length."""
+    """Timed only briefly, beside a profile: good for a row, but not as good as a record that was measured thoroughly."""
     return record.trace is not None
 
 

@@ -238,7 +238,7 @@ class CheckedSpecs(Frozen, tag=True):
 
 
 class HealthItem(Frozen):
-    """One thing looked at: fine or not, what was seen, how to mend it."""
+    """One thing looked at: fine or not, what was seen, how to fix it."""
 
     name: str
     ok: bool | None

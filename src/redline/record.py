@@ -16,7 +16,7 @@ from redline.training import DataInfo, Epoch, Fed
 from redline.work import WorkCount
 
 SCHEMA = 2
-"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to mend it."""
+"""Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to fix it."""
 
 BENCHMARK_VERSION = "1"
 """Raised whenever the way of measuring changes so that new numbers must not be set against old ones."""

@@ -48,7 +48,7 @@ def test_a_reference_that_does_not_fit_is_not_the_recipes_fault() -> None:
     reference = msgspec.structs.replace(OOM, stage="reference")
     assert told([ran, broken(large, reference)]) == [
         (
-            "The strict fp32 reference of resnet50 ran out of memory: whether fp16 would fit there was not seen",
+            "The strict fp32 reference of resnet50 ran out of memory: it is not known whether fp16 would fit there",
             ("fp16: 100", "'redline batch resnet50 --image-size 32 -r fp16' tries without the reference"),
         )
     ]

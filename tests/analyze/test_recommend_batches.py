@@ -67,7 +67,7 @@ class TestThroughput:
     def test_far_below_the_knee_is_no_place_to_send_anyone(self) -> None:
         large = sweep_records(fake_door(throttle=("hw_thermal",)), recipe="fp16", batches=[64, 128])
         found = one([*sweep_records(recipe="fp16", batches=[4, 16]), *large], "throughput")
-        assert found.headline.startswith("For throughput resnet50 wants batch ")
+        assert found.headline.startswith("For throughput resnet50 needs batch ")
         assert found.headline.endswith(" or more, and nothing that was measured there may be recommended yet")
         assert found.batch is None
         told = "; ".join(found.details)
@@ -121,14 +121,14 @@ class TestCommands:
         assert f"'redline run resnet50 {self.WORDS} --batch 32 -r baseline -r fp16' gives one" in found.details[0]
         records = sweep_records(recipe="baseline", batches=[1, 4, 16, 64], **self.SETTINGS)
         found = one([*records, *race_records(**self.SETTINGS)], "throughput")
-        assert f"'redline batch resnet50 {self.WORDS} -r fp16+compile' tells" in found.details[1]
+        assert f"'redline batch resnet50 {self.WORDS} -r fp16+compile' searches" in found.details[1]
 
     def test_a_live_module_is_given_none(self) -> None:
         live = {"model": "live:Net", "artifact": "/somewhere/net.pkl"}
         found = one(sweep_records(batches=[8, 32], **live), "recipe")
-        assert found.details[0].endswith("so this carries no interval")
+        assert found.details[0].endswith("so this has no interval")
         found = one([*sweep_records(recipe="baseline", batches=[1, 4], **live), *race_records(**live)], "throughput")
-        assert found.details[1] == "other batches may bring it more"
+        assert found.details[1] == "other batches may be faster"
 
 
 def test_what_was_faster_but_never_checked_is_said_beside_the_recipe() -> None:

@@ -145,7 +145,7 @@ class TestBound:
         found = self.of(make_record, make_prepared, work_of(operator("mm", "matmul", 6.4e12, 1), RELU))
         assert found.label == "compute"
         assert str(found.evidence).startswith(
-            "operators at their limits need 80% of the step for products and 20% for bytes"
+            "at the device's limits, unfused operators need 80% of the step for arithmetic and 20% for memory traffic"
         )
 
     def test_memory(self, make_record: Any, make_prepared: Any) -> None:
@@ -156,7 +156,7 @@ class TestBound:
         found = self.of(make_record, make_prepared, work_of(operator("mm", "matmul", 0.8e12, 1)))
         assert found.label == "unknown"
         assert found.evidence.code == "not-host"
-        assert "10% of the step for products" in str(found.evidence)
+        assert "10% of the step for arithmetic" in str(found.evidence)
 
     def test_the_host_comes_first(self, make_record: Any, make_prepared: Any, make_block: Any) -> None:
         blocks = (make_block(0.010, issue_s=(0.01, 0.01, 0.01)),)

@@ -85,7 +85,7 @@ def test_a_run_whose_desk_was_killed_is_cut_off_and_one_that_lives_is_running() 
         told = {row["id"]: row["status"] for row in document(invoke("show", "--json"))["records"]}
         assert told == {killed: "cut off", living.id: "running"}
         assert "running: still being measured, or killed on another machine" in invoke("show").stdout
-        assert "cut off with the process that measured it" in invoke("show", killed).stdout
+        assert "cut off: the measuring process ended" in invoke("show", killed).stdout
         assert "running after" in invoke("show", living.id).stdout
         history.finish(record)
     assert {row["status"] for row in document(invoke("show", "--json"))["records"]} == {"cut off", "done"}

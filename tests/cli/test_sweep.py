@@ -110,7 +110,7 @@ class TestSweep:
         assert result.exit_code == 0
         assert door.opened == 2
         assert "4 cells, 0 done, 4 to do" in result.stdout
-        assert "4 cells unknown: nothing was measured yet of resnet50" in result.stdout
+        assert "no estimate for 4 cells: resnet50 not measured yet" in result.stdout
         told = document(redline("sweep", "resnet50", "-b", "1..8", "--dry-run", "--json"))
         assert (told["planned"], told["done"], told["estimate"]["unknown"]) == (4, 0, 4)
 

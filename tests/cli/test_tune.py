@@ -130,7 +130,7 @@ class TestTune:
         assert result.exit_code == 0
         told = result.stdout
         assert "winner: fp16+channels-last, 2.5" in told
-        assert "what each switch brings" in told
+        assert "gain of each switch" in told
         assert "rejected: bf16" in told
         assert "no compiler here" in told
         assert "not tried: graphs: this device has none" in told

@@ -24,7 +24,7 @@ def test_all_forms_tell_ratio_interval_and_verdict() -> None:
         assert f"{row['ratio']:.3f}×" in form
         assert f"{row['low']:.3f}–{row['high']:.3f}" in form
         assert "faster" in form
-        assert "measured in turns" in form
+        assert "interleaved" in form
 
 
 @pytest.mark.parametrize("name", ["<script>|\n# x", "\x1b[31mred", "[a](http://b)", "y" * 300])

@@ -50,8 +50,8 @@ def test_the_ratio_goes_later_than_the_error_and_what_went_is_named(rows: list[R
     assert "vs baseline" in headers_of(lines)[0]
     assert "rel. error" not in headers_of(lines)[0]
     told = " ".join(" ".join(lines).split())
-    assert "not shown in this width: memory, p95 ms, bound, p50 ms, error" in told
-    assert "not shown in this width: cache, import" in told
+    assert "not shown at this width: memory, p95 ms, bound, p50 ms, error" in told
+    assert "not shown at this width: cache, import" in told
 
 
 def test_all_about_one_record_hides_the_same_columns(rows: list[RunSummary]) -> None:
@@ -61,5 +61,5 @@ def test_all_about_one_record_hides_the_same_columns(rows: list[RunSummary]) -> 
     (header,) = headers_of(lines)
     for name in ("recipe", "img/s", "vs baseline", "trust"):
         assert name in header
-    assert any(line.strip().startswith("not shown in this width:") for line in lines)
+    assert any(line.strip().startswith("not shown at this width:") for line in lines)
     assert not any("…" in line for line in lines[:6])

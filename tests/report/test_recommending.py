@@ -91,5 +91,5 @@ def test_a_ratio_that_the_speeds_beside_it_deny_is_told_apart() -> None:
         )
         return as_text(RunReport([baseline, other]))
 
-    assert "5.90× by its speed in all, 1.40× in turns" in text(59.0)
-    assert "in turns" not in text(14.1)
+    assert "5.90× by overall throughput, but 1.40× interleaved" in text(59.0)
+    assert "by overall throughput" not in text(14.1)

@@ -211,7 +211,7 @@ class TestARecipeAgainstItself:
         replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16", "fp16")
         (pair,) = pairs_of(replicates)
         assert (pair.a, pair.b, pair.verdict) == ("fp16", "fp16 (2)", "same")
-        assert "one recipe raced itself: differences up to ±" in as_text(race_report(replicates))
+        assert "one recipe was raced against itself: differences up to ±" in as_text(race_report(replicates))
 
     def test_written_in_another_order_it_is_still_itself(self) -> None:
         replicates, _ = raced(Landscape(step_s=0.01, offset_sigma=0.002), "fp16+graphs", "graphs+fp16")

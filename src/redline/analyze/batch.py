@@ -30,10 +30,10 @@ Purpose = Literal["largest", "knee", "slo"]
 
 SLO_CONFIDENCE = 0.95
 SLO_TESTS = 8
-"""At most so many batches are set against the target; the doubt is shared out among them."""
+"""At most this many batches are compared with the target; the error probability is divided among them."""
 CLEARLY_FASTER = 1.03
 FEWEST_BATCHES = 3
-"""Two points always lie on a line: a knee drawn through them would claim what nobody saw."""
+"""Two points always lie on a line: a knee through them would have no evidence."""
 LARGEST_MISFIT = 0.2
 """Points further than this from t = a + c·b are not described by it."""
 BEYOND = 1.5
@@ -42,7 +42,7 @@ nobody saw that more brings little."""
 
 
 class BatchTrial(Frozen):
-    """One batch, tried in a process of its own."""
+    """One batch, tried in its own process."""
 
     batch: int
     fits: bool
@@ -59,7 +59,7 @@ class BatchTrial(Frozen):
     """None where too few steps were timed."""
     latency_p50_s: float | None = None
     latency_p95_ceiling_s: float | None = None
-    """p95 lies at or below this, with the confidence that the target's promise takes."""
+    """p95 is at or below this, with the confidence that the target requires."""
     needed_bytes: int | None = None
     """What must fit: the least a step ran with, on a CPU all that the worker held."""
     resident_bytes: int | None = None
@@ -69,7 +69,7 @@ class BatchTrial(Frozen):
     items_per_s_per_gib: float | None = None
     bound: str = "unknown"
     allocator_retries: int = 0
-    """While timing: it fits only because the allocator gives its cache back again and again, which costs time."""
+    """While timing: it fits only because the allocator frees its cache repeatedly, which costs time."""
     purpose: Purpose = "largest"
     failure: Failure | None = None
     record_id: str = ""
@@ -106,7 +106,7 @@ class BatchFinding(Frozen):
     item: str | None = None
     limit_bytes: int | None = None
     max_batch: int | None = None
-    """The largest that ran in a process of its own; None where none did."""
+    """The largest that ran in its own process; None where none did."""
     max_batch_below: int | None = None
     """The largest there is lies below this, by the trials and by their secant; None where nothing bounds it."""
     knee: Knee | None = None
@@ -119,7 +119,7 @@ class BatchFinding(Frozen):
     trials: tuple[BatchTrial, ...] = ()
     notes: tuple[Note, ...] = ()
     at_length: str | None = None
-    """The command that measures the largest batch at length; None where there is none to be typed."""
+    """The command that measures the largest batch thoroughly; None where no command line can name the model."""
 
     @property
     def knee_batch(self) -> int | None:
@@ -158,21 +158,21 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
 
 
 def p95_ceiling_s(record: RunRecord) -> float | None:
-    """An upper bound of p95 that holds for all the batches a search sets against its target at once."""
+    """An upper bound of p95 that holds for all batches of a search at once."""
     return percentile_ceiling(
         [block.samples for block in latency_blocks(record)], 0.95, 1 - (1 - SLO_CONFIDENCE) / SLO_TESTS
     )
 
 
 def curve_of(trials: Sequence[BatchTrial]) -> Saturation | None:
-    """Throughput over the batch, from the trials in which the device alone set the pace."""
+    """Throughput over the batch, from the trials that only the device limits."""
     return saturation([StepTime(batch=trial.batch, seconds=step_s(trial)) for trial in device_bound(trials)])
 
 
 def device_bound(trials: Sequence[BatchTrial]) -> list[BatchTrial]:
-    """Not held up by the host, nor by an allocator that is short of memory."""
+    """Trials limited neither by the host nor by an allocator short of memory."""
     fitting = [trial for trial in trials if trial.fits]
-    # Above a batch that the device limits, the device limits every other, whatever a look at few steps may say.
+    # If the device limits one batch, it limits every larger one, even where a few steps suggest otherwise.
     since = min((trial.batch for trial in fitting if trial.bound != "host"), default=math.inf)
     return [trial for trial in fitting if trial.batch >= since and not trial.allocator_retries]
 

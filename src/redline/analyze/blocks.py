@@ -94,7 +94,7 @@ def _scatter(logs: Sequence[float]) -> float:
 
 
 def _rescaled(block: Block, factor: float) -> Block:
-    """Host times of issuing stay: they are not the device's."""
+    """Issue times are not rescaled: they are the host's."""
     return msgspec.structs.replace(
         block,
         samples=tuple(factor * each for each in block.samples),
@@ -127,7 +127,7 @@ def limit_bytes(record: RunRecord) -> int | None:
 
 
 def retries_while_timed(record: RunRecord) -> int:
-    """How often the allocator had to give its cache back between the first timed block and the last."""
+    """How often the allocator had to free its cache between the first timed block and the last."""
     counts = [memory.allocator_retries for memory in _timed(record) if memory.allocator_retries is not None]
     return counts[-1] - counts[0] if counts else 0
 

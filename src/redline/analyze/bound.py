@@ -38,7 +38,7 @@ class ClassLimit(Frozen):
     limited_by: LimitedBy
     """What most of that time is spent on."""
     measured_s: float | None = None
-    """Of one step, where a profile told; kernels that fuse several kinds count as the one their name tells."""
+    """Of one step, where a profile shows it; kernels that fuse several kinds count as the kind in their name."""
 
     @property
     def efficiency(self) -> float | None:
@@ -87,7 +87,7 @@ def attainable(work: WorkCount, ceilings: Ceilings) -> Attainable:
 
 
 def operator_time(one: OperatorWork, ceilings: Ceilings) -> tuple[float, LimitedBy]:
-    """All its calls. Only products are held against the matrix units; everything else is limited by its bytes."""
+    """Least time of all its calls, and what limits it. Only products are limited by the matrix units; everything else by its bytes."""
     memory_s = one.bytes / ceilings.copy_bytes_per_s
     peak = ceilings.flops_per_s.get(one.number_format) if one.kind in PRODUCTS else None
     compute_s = one.flops / peak if peak else 0.0
@@ -128,7 +128,7 @@ more, so that a smaller share proves nothing about the run without the profiler.
 
 DATA_WAIT_SHARE = 0.1
 EXPOSED_SHARE = 0.1
-"""Communication or copies with nothing beside them, as a share of the whole time."""
+"""Communication or copies that overlap nothing else, as a share of the whole time."""
 LAUNCH_GAP_SHARE = 0.1
 MEMORY_CLASSES_SHARE = 0.5
 """Of the device's busy time, in kernels that do little with each byte."""
@@ -149,7 +149,7 @@ SHAPES_SHARE = 0.5
 
 
 class TraceEvidence(Frozen, frozen=True, kw_only=True):
-    """What a trace says about who waits for whom. Seconds, over all steps and devices of the trace."""
+    """What a trace shows about waiting. Seconds, over all steps and devices of the trace."""
 
     has_device: bool
     span_s: float
@@ -236,14 +236,14 @@ def _by_shapes(trace: TraceEvidence, share: float) -> Bound | None:
 
 
 def bound_of_counters(bandwidth_share: float | None) -> Bound:
-    """From a table of kernels with hardware counters, which knows nothing of the host."""
+    """The bound from a kernel table with hardware counters, which has no data about the host."""
     if bandwidth_share is None:
-        text = "a table of kernels does not tell who waits for whom"
+        text = "a kernel table does not show what waits for what"
         return Bound(label="unknown", evidence=note("kernel-table", text))
     used = f"kernels use {bandwidth_share:.0%} of the memory bandwidth"
     if bandwidth_share > MEMORY_BOUND_BANDWIDTH:
         return Bound(label="memory", evidence=note("memory", used))
-    evidence = note("kernel-table", f"{used}; a table of kernels does not tell who waits for whom")
+    evidence = note("kernel-table", f"{used}; a kernel table does not show what waits for what")
     return Bound(label="unknown", evidence=evidence)
 
 
@@ -282,7 +282,7 @@ def _untold_by_issuing(record: RunRecord) -> Note | None:
     if device_kind(record) == "cpu":
         return SAME_AS_DEVICE
     if record.prepared is not None and record.prepared.step_synchronises:
-        return note("step-waits", "issue time cannot tell: the step itself waits for the device")
+        return note("step-waits", "issue time says nothing here: the step itself waits for the device")
     return None
 
 
@@ -303,8 +303,8 @@ def _by_work(record: RunRecord | None, ceilings: Ceilings | None, so_far: Note) 
         return unknown("the device's ceilings are not measured yet")
     found = attainable(work, ceilings)
     told = (
-        f"operators at their limits need {found.unfused_compute_s / measured_s:.0%} of the step for products and "
-        f"{found.unfused_memory_s / measured_s:.0%} for bytes, unfused"
+        f"at the device's limits, unfused operators need {found.unfused_compute_s / measured_s:.0%} of the step for "
+        f"arithmetic and {found.unfused_memory_s / measured_s:.0%} for memory traffic"
     )
     if found.unfused_s < EXPLAINED_SHARE * measured_s:
         return unknown(told)

@@ -53,7 +53,7 @@ class CeilingsSummary(Frozen):
 
 
 class Point(Frozen):
-    """Something under a roof: a module that holds no others."""
+    """A point under the roofline: a module without submodules."""
 
     name: str
     kind: str
@@ -63,7 +63,7 @@ class Point(Frozen):
 
 
 class RooflineRow(Roofline, kw_only=True):
-    """A record under the roofs of its device."""
+    """A record under the roofline of its device."""
 
     model: str
     task: str

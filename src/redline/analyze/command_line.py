@@ -11,7 +11,7 @@ from redline.spec import DataSpec, Frozen, RunSpec, TrainSpec
 from redline.units import exact_bytes
 
 FIRST_CHOICES = frozenset({"auto", "cuda", "cuda:0", "rocm", "rocm:0"})
-"""Devices that need no naming: records carry what `auto` found. A CPU may stand in a machine that has more than that."""
+"""Devices that need not be named: `auto` finds them. A CPU is named, because its machine may have a GPU too."""
 
 
 def command_line(

@@ -34,7 +34,7 @@ MEMORY_BAND = 0.01
 FEWEST_REPLICATES = 3
 ALLOWANCE = {"cpu": 0.25}
 OTHER_ALLOWANCE = 0.10
-"""How far two processes of one recipe may lie apart, where too few were run to see it. On a GPU two were seen 4 % apart,
+"""How much two processes of one recipe may differ, where too few were run to see it. On a GPU two were seen 4 % apart,
 each steady to 0.2 %; on a shared CPU medians of blocks vary by 10 %. Both are doubled, for two occasions."""
 TELLING = 0.05
 """The ratio of the two medians and the ratio by rounds differ by less on a machine that keeps its pace."""
@@ -57,7 +57,7 @@ class Comparison(Frozen):
 
     benchmark: Benchmark
     other_recipe: str
-    """Differs from the benchmark's where two recipes are set against each other."""
+    """Differs from the benchmark's where two recipes are compared."""
     verdict: ComparisonVerdict
     basis: Basis
     ratio: float | None = None
@@ -70,7 +70,7 @@ class Comparison(Frozen):
     other_runs: int = 0
     metrics: tuple[Metric, ...] = ()
     reasons: tuple[Note, ...] = ()
-    """Why the verdict is not a clear one."""
+    """Why the verdict is not clear."""
     notes: tuple[Note, ...] = ()
 
 
@@ -81,7 +81,7 @@ class Comparisons(Frozen):
 
     @property
     def verdict(self) -> ComparisonVerdict:
-        """The one that matters most, for an exit code."""
+        """The worst of all verdicts, for the exit code."""
         order: tuple[ComparisonVerdict, ...] = ("invalid", "slower", "incomparable", "inconclusive", "same", "faster")
         seen = {each.verdict for each in self.comparisons}
         return next((each for each in order if each in seen), "incomparable")
@@ -170,7 +170,7 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
 
 
 def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[Note]:
-    """Where the times in the table say another thing than the ratio beside them."""
+    """A note where the times in the table contradict the ratio beside them."""
     if interval is None or interval.low / (1 + TELLING) <= pooled <= interval.high * (1 + TELLING):
         return
     yield note(
@@ -294,7 +294,7 @@ def _metrics(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator
 
 
 def _held_bytes(record: RunRecord) -> int | None:
-    """What the allocator took. The memory of a whole process moves by itself and proves nothing within a percent."""
+    """What the allocator reserved. The memory of a whole process varies too much to compare within a percent."""
     return max((block.memory.peak_reserved_bytes or 0 for block in record.blocks), default=None)
 
 

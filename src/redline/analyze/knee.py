@@ -1,4 +1,4 @@
-"""Where a larger batch stops paying: the saturation point of throughput, from a handful of batches.
+"""Where a larger batch stops helping: the saturation point of throughput, from a handful of batches.
 
 A step takes t = a + c·b once the device is the limit: a fixed part and a part per item. Throughput b/t then nears
 1/c, and reaches the fraction f of that at b = f/(1 − f) · a/c.

@@ -21,7 +21,7 @@ from redline.spec import Frozen, RunSpec
 RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
 
 TIME_BAND = 0.03
-"""A difference below it is none worth having."""
+"""Differences below this do not matter."""
 
 CONFIDENCE = 0.95
 CONFIDENCE_AFTER = {2: 0.99, 3: 0.98}
@@ -30,7 +30,7 @@ CONFIDENCE_LATER = 0.97
 happen to agree; with these, all looks together still cover the truth 95 % of the time (simulated: 95.8 % at worst)."""
 
 SMALLEST_SPREAD = 0.001
-"""Between processes: a few that agree by chance promise no more."""
+"""Between processes: a few may agree by chance."""
 
 Replicate = Sequence[RunRecord]
 """One record per recipe, each of a process of its own."""

@@ -1,4 +1,4 @@
-"""Peaks from datasheets, by the name the driver gives. A card that is not listed has none: nothing is guessed."""
+"""Peaks from datasheets, by the name the driver gives. A card that is not listed has none."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Roofline(Frozen):
     attainable_s: float
     """The roofline time: the longer of the two."""
     limited_by: LimitedBy
-    """What the limit itself rests on; `bound` says what the step rests on today."""
+    """What the limit itself comes from; `bound` says what limits the step now."""
     unfused_s: float
     """What the operators need one by one, each at its own limit."""
     measured_s: float
@@ -89,7 +89,7 @@ class Roofline(Frozen):
     """Compulsory bytes over measured time."""
     bound: Bound
     error: Note | None = None
-    """Set where the step beats its limit: the count or a ceiling is wrong."""
+    """Set where the step is faster than its limit: the count or a ceiling is wrong."""
     notes: tuple[Note, ...] = ()
     classes: tuple[ClassLimit, ...] = ()
 

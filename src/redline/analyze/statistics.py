@@ -1,4 +1,4 @@
-"""What samples can support: intervals of the median, tails, paired ratios. Nothing here assumes a bell curve of times."""
+"""Intervals of the median, tail percentiles and paired ratios. Nothing here assumes normally distributed times."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Floats = NDArray[np.float64]
 
 
 class Interval(Frozen, frozen=True, kw_only=True):
-    """Where the median lies, and on how many independent samples that rests."""
+    """An interval of the median, and the effective number of samples behind it."""
 
     low: float
     median: float
     high: float
     n: int
     n_effective: float
-    """Samples that would say as much if they were independent."""
+    """The number of independent samples that would give the same information."""
 
     @property
     def half_width(self) -> float:

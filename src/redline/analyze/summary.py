@@ -76,7 +76,7 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
 
 
 class RunSummary(Frozen, frozen=True, kw_only=True):
-    """One row. None is unknown, never a guess; a failed run claims no speed, whatever it timed before it broke."""
+    """One row. None means unknown, never a guess; a failed run has no speed, even if some blocks were timed."""
 
     model: str
     task: Task

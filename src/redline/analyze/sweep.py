@@ -1,4 +1,4 @@
-"""A sweep as a person or a program reads it: its cells, how each stands, and how long the rest may take."""
+"""The summary of a sweep: its cells, their status, and how long the rest may take."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SweepCell(Frozen):
 
 
 class LeftOut(Frozen):
-    """A combination that cannot be, such as training with a step for inference, though both occur in the grid."""
+    """An impossible combination, such as training with a switch for inference, where both occur in the grid."""
 
     model: str
     task: Task
@@ -39,7 +39,7 @@ class LeftOut(Frozen):
 
 
 class IdleExclusion(Frozen):
-    """An exclusion that asks for what the grid does not have: left over from another grid, or written wrong."""
+    """An exclusion that matches nothing in the grid: left over from another grid, or misspelt."""
 
     exclusion: dict[str, list[Any]]
     reason: Note
@@ -113,7 +113,7 @@ def sweep_summary(
 
 
 def elapsed_s(record: RunRecord) -> float | None:
-    """Seconds from opening a worker to the last timed block. None for records measured in turns with others."""
+    """Seconds from opening a worker to the last timed block. None for records measured interleaved with others."""
     if record.group is not None or not record.blocks:
         return None
     last = record.blocks[-1]

@@ -1,4 +1,4 @@
-"""May a number be believed? Labels with their reasons, from one record and nothing else."""
+"""Whether a number can be trusted: labels with their reasons, from one record alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONDEMNING_THROTTLE = {
     "power_brake": "external power brake",
 }
 NOTED_THROTTLE = {
-    # A power cap is how many cards run all day long: worth knowing, no reason to disbelieve the number.
+    # Many cards always run at their power cap: worth knowing, but no reason to distrust the number.
     "sw_power_cap": "software power cap",
     "sync_boost": "clocks held to those of a sync-boost group",
 }
@@ -55,7 +55,7 @@ class Verdict(Frozen, frozen=True, kw_only=True):
     labels: tuple[TrustLabel, ...]
     reasons: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
-    """Worth knowing, no reason to disbelieve."""
+    """Worth knowing, but no reason for distrust."""
 
     @property
     def trusted(self) -> bool:
@@ -268,9 +268,9 @@ def _distinct(names: Iterable[str]) -> str:
 
 
 def farthest(checks: Iterable[Numerics | None]) -> Numerics | None:
-    """Of several checks of one recipe the one that looked farthest: errors grow along a path of losses.
+    """Of several checks of one recipe, the one over the most steps: errors grow along a loss path.
 
-    The first of those that looked equally far; what only timed says nothing.
+    The first of those with equally many steps; records that were only timed do not count.
     """
     known = [each for each in checks if each is not None]
     return max(known, key=lambda each: (not each.is_left_out, each.steps or 0), default=None)

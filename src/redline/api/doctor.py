@@ -1,4 +1,4 @@
-"""What is wrong with this machine and how to mend it: everything that can be seen without torch.
+"""What is wrong with this machine and how to fix it: everything that can be seen without torch.
 
 `ok` is True where all is well, False where something is broken, None where something is absent or could be better
 and Redline works without it.

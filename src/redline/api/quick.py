@@ -409,7 +409,7 @@ class LineObserver(CollectingObserver):
         self._console = make_console(stderr=True)
 
     def waiting(self, holder: str) -> None:
-        self._say(f"waiting for the GPU: {holder} holds it")
+        self._say(f"waiting for the GPU: {holder} is using it")
 
     def trying(self, batch: int, purpose: Purpose) -> None:
         self._say(f"batch search: trying {batch}")

@@ -95,7 +95,7 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
             is_broken = isinstance(error, BenchError | DoorError)
             _complain(" ".join(str(error).splitlines()))
             if isinstance(error, BenchError) and error.kind == "crash" and error.traceback:
-                sys.stderr.write(f"{error.traceback.rstrip()}\n")  # a bug of ours, or a worker that died: all is told
+                sys.stderr.write(f"{error.traceback.rstrip()}\n")  # our bug, or a worker that died: print everything
             raise typer.Exit(Exit.FAILED_ROW if is_broken else Exit.USAGE) from None
         raise typer.Exit(code or 0)
 
@@ -104,7 +104,7 @@ def one_line_errors(command: Callable[P, int | None]) -> Callable[P, None]:
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         from redline import __version__

@@ -124,7 +124,7 @@ def profile(
             _refuse_settings(capture, "--trace" if trace else "--import")
             if report is not None:
                 raise UsageError(
-                    "--report is of records, and a file from elsewhere has none; --html writes a page of it"
+                    "--report needs records, and a file from elsewhere has none; --html writes a page of it"
                 )
             if trace:
                 found = read_profile(*trace, *what, by_shape=by_shape, workspace=workspace)

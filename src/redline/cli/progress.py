@@ -34,7 +34,7 @@ from redline.units import format_seconds, format_share
 WORDS = {
     "device": "opening the device",
     "build": "building",
-    "batch": "looking for the batch",
+    "batch": "searching for the batch",
     "calibrate": "calibrating batch-norm",
     "reference": "computing the fp32 reference",
     "recipe": "applying the recipe",
@@ -52,7 +52,7 @@ WORDS = {
     "feed": "loader and model",
 }
 QUIET_LINE_PERIOD_S = 5.0
-"""Without a terminal, rounds are told this often."""
+"""Without a terminal, rounds are printed this often."""
 
 
 class LiveObserver(Observer):
@@ -90,10 +90,10 @@ class LiveObserver(Observer):
             self._progress.stop()
 
     def waiting(self, holder: str) -> None:
-        self.noted(f"waiting for the GPU: {holder} holds it")
+        self.noted(f"waiting for the GPU: {holder} is using it")
 
     def noted(self, line: str) -> None:
-        if line != self._last_line:  # each cell of a sweep would say it again
+        if line != self._last_line:  # each cell of a sweep would repeat it
             self._last_line = line
             self._console.print(one_line(line), markup=False)
 
@@ -155,7 +155,7 @@ class LiveObserver(Observer):
 
 
 class LiveSweep(LiveObserver):
-    """One moving line for the cell at hand, one that stays for each that is settled."""
+    """One live line for the running cell, one permanent line for each finished cell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class LiveSweep(LiveObserver):
             f"sweep {plan.name}: {len(plan.cells)} cells, {settled} settled, {waiting} to do; {estimate_text(estimate)}"
         )
         self.say(Text(told), on_stdout=False)
-        for idle in plan.idle_exclusions:  # now, while it can still be stopped and mended
+        for idle in plan.idle_exclusions:  # now, while it can still be stopped and fixed
             self.say(Text(str(idle), style="yellow"), on_stdout=False)
 
     def cell(self, cell: Cell, number: int, of: int) -> None:
@@ -219,7 +219,7 @@ class LiveBatches(LiveObserver):
 
 
 class LiveRace(LiveObserver):
-    """One moving line per recipe of the replicate, and after each replicate how the pairs stand."""
+    """One live line per recipe of the replicate, and after each replicate the state of the pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ class LiveTrain(LiveObserver):
 
 
 class LiveTune(LiveObserver):
-    """A line that stays for each trial, and who leads; one that moves for what is happening."""
+    """A permanent line for each trial and for the leader; a live line for what is happening."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,4 +334,4 @@ def tell_report(files: ReportFiles, *, on_stderr: bool = True) -> None:
         console.print(Text("no record to report; start with 'redline demo'", style="dim"))
     pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"
     console.print(Text(f"dashboard: {files.dashboard}"))
-    console.print(Text(f"beside it: report.md, {pictures}, results.csv, results.json", style="dim"))
+    console.print(Text(f"also written: report.md, {pictures}, results.csv, results.json", style="dim"))

@@ -1,1 +1,1 @@
-"""What people and other programs read: pure functions of records that return text, and print nothing."""
+"""Output for people and programs: pure functions of records that return text and print nothing."""

@@ -1,4 +1,4 @@
-"""A batch search in a terminal and as a document: a line per trial as it comes, then what it all says."""
+"""A batch search in a terminal and as a document: a line per trial as it comes, then the result."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
             f"more only pays if you need it"
         )
     if best.at_length is None:
-        return f"next: measure batch {best.max_batch} at length"
-    return f"next: '{best.at_length}' measures it at length"
+        return f"next: measure batch {best.max_batch} thoroughly"
+    return f"next: '{best.at_length}' measures it thoroughly"
 
 
 def _next_under_target(running: Sequence[BatchFinding]) -> str:

@@ -37,7 +37,7 @@ def ceilings_report(found: CeilingsSummary) -> RenderableType:
         _told(_giga(copy.usual), "GB/s"),
         _told(_giga(copy.datasheet), "GB/s"),
         _reached(copy),
-        f"buffers beyond the cache of {format_bytes(found.cache_bytes)}" if found.cache_bytes else "large buffers",
+        f"buffers larger than the cache of {format_bytes(found.cache_bytes)}" if found.cache_bytes else "large buffers",
     )
     launch = format_seconds(found.launch_s.measured)
     table.add_row("tiny operator to tiny operator", launch, launch, "–", "–", "from Python")

@@ -56,7 +56,7 @@ def limit_cells(row: RunSummary) -> dict[str, str | Text]:
 
 
 def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
-    """Limits that were beaten, and once what would make them known."""
+    """Rows faster than their limit, and once how to measure limits."""
     told = [
         Text(f"  {row.recipe}: {row.roofline.error}", style="red")
         for row in rows
@@ -67,7 +67,10 @@ def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
     measured = [row for row in rows if row.failure is None]
     if any(row.flops for row in measured) and not any(row.roofline for row in measured):
         told.append(
-            Text("  'redline ceilings' measures this device's limits once; rows then say how much is left", style="dim")
+            Text(
+                "  'redline ceilings' measures this device's limits; tables then show how close each row is",
+                style="dim",
+            )
         )
     return told
 
@@ -76,7 +79,7 @@ def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
     """All about one record."""
     if row.flops is None:
         return []
-    lines = [("work", f"{format_count(row.flops)} FLOPs of products in a step")]
+    lines = [("work", f"{format_count(row.flops)} FLOPs of matrix products and convolutions per step")]
     if (found := row.roofline) is not None:
         left = "" if found.headroom is None else f", {found.headroom:.2f}× less than measured"
         lines.append(("roofline", f"{format_seconds(found.attainable_s)} ({found.limited_by}){left}"))

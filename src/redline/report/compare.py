@@ -22,9 +22,9 @@ STYLES = {
     "invalid": "red",
 }
 BASES = {
-    "turns": "measured in turns, one process each",
+    "turns": "interleaved, one process each",
     "replicates": "over processes",
-    "single runs": "fewer than three processes a side",
+    "single runs": "fewer than three processes per side",
     "none": "",
 }
 HEADERS = ("benchmark", "A", "B", "A/B", "95 % interval", "runs", "p95", "memory", "verdict")

@@ -26,7 +26,7 @@ from redline.trace.decode import read_trace
 from redline.units import format_bytes
 
 MOST_NOTES = 8
-"""A history full of damaged records is told of in a few lines."""
+"""So that a history full of damaged records takes a few lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class Line:
 
     @property
     def told(self) -> str:
-        """How many there were and how far apart; the intervals of single processes do not show that."""
+        """How many there were and how much they differ, which intervals of single processes do not show."""
         if len(self.rates) < 2:
             return "1"
         low, high = (rate_figure(each) for each in (min(self.rates), max(self.rates)))
@@ -206,7 +206,7 @@ def _line(measured: Sequence[tuple[Subject, RunRecord, RunSummary]]) -> Line:
 
 
 METHOD = (
-    "Every spec ran in a process of its own. Warm-up ended when two windows of steps agreed; timing stopped when the 95 % "
+    "Every spec ran in its own process. Warm-up ended when two windows of steps agreed; timing stopped when the 95 % "
     "interval of the median was narrow enough, or the verdict says why it was not.",
     "Latency waits for the device after every step. Throughput and training run without waiting and are timed by device "
     "events; on a CPU the host clock serves both.",
@@ -262,7 +262,7 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
 
 
 def _variables(environment: Environment) -> list[str]:
-    """Those that say how; where something lies changes no speed and is nobody else's business."""
+    """Without paths, which change no speed and may be private."""
     told = sorted(environment.variables.items())
     return [f"{name}={value}" for name, value in told if not name.endswith(("_DIR", "_PATH", "_HOME"))]
 

@@ -166,38 +166,38 @@ SECTIONS = (
     Section(
         "recipes",
         "Recipes compared",
-        "Throughput with its 95 % interval. Hatched bars are not to be relied on; point at one to see why.",
+        "Throughput with its 95 % interval. Hatched bars are unreliable; hover over one to see why.",
         _has("throughput_per_s"),
         wide=True,
     ),
     Section(
         "throughput",
         "Throughput against batch",
-        "Items per second with intervals. A star marks the knee: 90 % of what larger batches near.",
+        "Items per second with intervals. A star marks the knee: 90 % of the limit.",
         _several_batches,
     ),
     Section(
         "latency",
         "Latency against batch",
-        "Median of a step, and p95 dotted where there were samples enough.",
+        "Median of a step; p95 is dotted where there are enough samples.",
         _several_batches,
     ),
     Section(
         "memory",
         "Memory against batch",
-        "What must fit: reserved by the allocator, on a CPU the worker's resident memory. Crosses did not run.",
+        "What must fit: reserved by the allocator, on a CPU the worker's resident memory. Crosses failed.",
         _memory_by_batch,
     ),
     Section(
         "distribution",
         "Latency distribution",
-        "The share of steps that took no longer. A steep line is steady; a stair is two speeds in one run.",
+        "The share of steps that took at most this long. A steep line means steady times; a stair means two speeds in one run.",
         _filled("distributions"),
     ),
     Section(
         "cold",
         "Cold start and compiling",
-        "What passes before the first steady step, apart from importing torch.",
+        "Time before the first steady step, without importing torch.",
         _has("build_s", "first_call_s"),
     ),
     Section(
@@ -230,7 +230,7 @@ SECTIONS = (
     Section(
         "telemetry",
         "Telemetry over time",
-        "The device while the timed blocks ran, by seconds since the first of them.",
+        "State of the device during the timed blocks, in seconds since the first one.",
         _filled("telemetry"),
         wide=True,
     ),
@@ -250,7 +250,7 @@ def dashboard(contents: Contents) -> str:
     payload = payload_of(contents)
     script = _script()
     library, packed = _library()
-    # Names are anyone's to write: everything the template fills in is escaped, and the data is no markup at all.
+    # Names are not trusted: everything the template fills in is escaped, and the data is not markup.
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

@@ -1,4 +1,4 @@
-"""What there is: models by name, and how the machine does."""
+"""Lists of models, and the doctor's table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def health_report(items: Sequence[HealthItem]) -> Table:
     table.add_column("")
     table.add_column("what", no_wrap=True)
     table.add_column("seen", overflow="fold")
-    table.add_column("how to mend it", overflow="fold")
+    table.add_column("how to fix it", overflow="fold")
     signs = {True: Text("ok", style="green"), False: Text("✗", style="red"), None: Text("–", style="dim")}
     for item in items:
         table.add_row(signs[item.ok], Text(item.name), Text(item.seen), Text(item.mend))

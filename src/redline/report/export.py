@@ -97,7 +97,7 @@ def export_epochs_csv(trainings: Sequence[TrainingSummary]) -> str:
 
 
 def _summarize(records: Sequence[RunRecord]) -> Sequence[msgspec.Struct]:
-    # Here and not above: it brings numpy, which a caller with rows of its own need not wait for.
+    # Imported here: it loads numpy, which a caller with its own rows does not need.
     return summarize(records)
 
 
@@ -232,7 +232,7 @@ def _cell(value: Any) -> str:
 
 
 def harmless(text: str) -> str:
-    """Text on one line that no spreadsheet takes for a formula: file names and error messages are anyone's to write."""
+    """Text on one line that no spreadsheet takes for a formula: file names and error messages are not trusted."""
     one_line = " ".join(text.splitlines())
     # Spreadsheets trim what they import, so a formula behind blanks is one too.
     formula = text[:1] in ("\t", "\r", "\n") or one_line.lstrip().startswith(("=", "+", "-", "@"))

@@ -31,7 +31,7 @@ class FlopsReport:
         yield _tree(self._found, self._depth)
         hidden = sum(row.depth > self._depth for row in self._found.modules)
         if hidden:
-            yield Text(f"  {hidden} modules lie deeper: --depth {self._depth + 1} shows more", style="dim")
+            yield Text(f"  {hidden} modules are nested deeper: --depth {self._depth + 1} shows more", style="dim")
         for note in self._found.notes:
             yield Text(f"  {note}", style="dim")
 

@@ -59,7 +59,7 @@ def write_folder(contents: Contents, folder: Path) -> ReportFiles:
     rows = list(contents.rows)
 
     def known_rows(records: Any) -> Any:
-        return rows  # summaries are the dear part: they are made once
+        return rows  # summaries are expensive: they are made once
 
     try:
         pictures = draw_pictures(contents, folder)

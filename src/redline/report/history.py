@@ -20,7 +20,9 @@ from redline.report.terminal import make_table
 from redline.store import Row
 from redline.units import format_bytes, format_seconds
 
-RUNNING = "running: still being measured, or killed on another machine or by an older Redline, which nobody can tell"
+RUNNING = (
+    "running: still being measured, or killed on another machine or under an older Redline (these cannot be told apart)"
+)
 
 
 BATCH_WORDS: dict[BatchOrigin, str] = {
@@ -59,7 +61,7 @@ def listing(listed: Sequence[Listed]) -> RenderableType:
 
 def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> RenderableType:
     """Everything about one record, in plain words."""
-    unfinished = "cut off with the process that measured it" if is_cut_off else "running"
+    unfinished = "cut off: the measuring process ended" if is_cut_off else "running"
     lines: list[tuple[str, str]] = [("record", record.id), ("key", record.key or "n/a")]
     if (prepared := record.prepared) is not None:
         environment, workload = prepared.environment, prepared.workload

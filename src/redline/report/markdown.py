@@ -109,9 +109,9 @@ def _results(contents: Contents) -> Iterator[str]:
         yield f"\n{len(every) - MOST_ROWS} older ones are in `results.csv`."
     yield ""
     yield (
-        "`±` is the 95 % interval of the median within one process; a ratio with an interval was measured in turns. "
-        "Where the same was measured more than once, the newest that was checked stands for all, and `processes` says "
-        "how many there were and how far apart."
+        "`±` is the 95 % interval of the median within one process; a ratio with an interval was measured interleaved. "
+        "Where the same was measured more than once, the row shows the newest record that was checked, and `processes` "
+        "says how many there are and how much they differ."
     )
 
 

@@ -85,9 +85,9 @@ def _what_differs(subjects: Sequence[Subject]) -> dict[Subject, list[str]]:
 
 
 def _recipes(contents: Contents, path: Path) -> Path | None:
-    """The subject and batch with the most recipes: those measured in turns before those that followed each other."""
+    """The subject and batch with the most recipes: interleaved ones before others."""
     groups: dict[tuple[Subject, int | None], dict[str, RunSummary]] = {}
-    # What ran beside a profile gives way to what was measured at length.
+    # Records of a profile come after those that were measured thoroughly.
     for line in sorted(folded(contents), key=lambda line: not is_capture(line.record)):
         if line.row.throughput_per_s is not None:
             groups.setdefault((line.subject, line.row.batch), {})[line.row.recipe] = line.row
@@ -165,7 +165,7 @@ def _batch_ticks(axes: Any, batches: set[int]) -> None:
 
 
 def _in_two_lines(recipe: str) -> str:
-    """Broken between two steps: what tells long recipes apart may be any of them."""
+    """Wrapped between two switches: long recipes may differ in any of them."""
     place = recipe.rfind("+", 0, LABEL) + 1
     if len(recipe) <= LABEL or not place:
         return label_text(recipe)

@@ -1,4 +1,4 @@
-"""A profile in the terminal: what is in the way first, the tables it rests on below, the next step last."""
+"""A profile in the terminal: what limits the step first, then the tables, the next step last."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _ranks(profile: Profile) -> Table:
     table = plain_table("devices")
     table.add_column("rank")
     table.add_column("device", justify="right")
-    for header in ("span", "busy", "idle", "communicating", "alone", "host wait"):
+    for header in ("span", "busy", "idle", "communicating", "exposed", "host wait"):
         table.add_column(header, justify="right", no_wrap=True)
     for rank in profile.ranks:
         timeline = rank.timeline
@@ -254,7 +254,7 @@ def _rank(row: OperatorRow, sort: Sort) -> float:
 
 def _findings(profile: Profile) -> Iterator[RenderableType]:
     if not profile.findings:
-        yield Text("nothing stands out: no rule of the diagnosis fits", style="bold")
+        yield Text("nothing stands out: no diagnosis applies", style="bold")
         return
     for finding in profile.findings:
         yield Text(f"{finding.code} (at most {finding.gain_bound:.2f}× faster): {finding.evidence}", style="yellow")
@@ -287,9 +287,9 @@ class DiffReport:
         if diff.operators:
             yield _changes(f"operators: {_told(diff.operators)}", diff.operators, self._rows)
         if diff.findings_gone:
-            yield Text(f"no longer in the way: {', '.join(diff.findings_gone)}", style="green")
+            yield Text(f"resolved: {', '.join(diff.findings_gone)}", style="green")
         if diff.findings_new:
-            yield Text(f"new in the way: {', '.join(diff.findings_new)}", style="red")
+            yield Text(f"new: {', '.join(diff.findings_new)}", style="red")
         yield from (Text(f"note: {note}", style="dim") for note in diff.notes)
 
 

@@ -90,7 +90,7 @@ def _spread_note(replicates: Sequence[Replicate]) -> list[Text]:
     spread = process_spread(replicates)
     if spread is None:
         return []
-    told = f"  processes of one recipe lie ±{format_share(spread[0] ** 0.5)} apart; the intervals cover that"
+    told = f"  processes of one recipe differ by ±{format_share(spread[0] ** 0.5)}; the intervals include that"
     return [Text(told, style="dim")]
 
 
@@ -103,13 +103,11 @@ def _next_step(replicates: Sequence[Replicate], racers: Mapping[str, Sequence[Ru
         return f"next: fewer than two recipes ran; 'redline show {failed[:13]}' has the whole error"
     pairs = {(pair.a, pair.b): pair for pair in pairs_of(replicates)}
     if not pairs:
-        return "next: no replicate was finished, so that nothing is known; the same command begins anew"
+        return "next: no replicate finished, so nothing is known; run the same command again"
     if all(is_same_recipe(replicates, *pair) for pair in pairs):
         return f"next: {_noise_floor(list(pairs.values()))}"
     if any(pair.verdict == "inconclusive" for pair in pairs.values()):
-        return (
-            f"next: not every pair is decided within ±{TIME_BAND:.0%}; --replicates 7 or --effort strict looks longer"
-        )
+        return f"next: not every pair is decided within ±{TIME_BAND:.0%}; --replicates 7 or --effort strict measures longer"
     if not fit:
         return "next: no recipe here has acceptable outputs"
     ratios = {name: pairs[names[0], name].ratio for name in fit if (names[0], name) in pairs}
@@ -124,5 +122,5 @@ def _noise_floor(pairs: Sequence[Pair]) -> str:
         return "one replicate says nothing about other processes; --replicates 3 shows the noise floor"
     far = max(max(bound, 1 / bound) - 1 for bound in bounds)
     wrong = any(pair.verdict in ("faster", "slower") for pair in pairs)
-    told = f"one recipe raced itself: differences up to ±{format_share(far)} are noise on this machine"
+    told = f"one recipe was raced against itself: differences up to ±{format_share(far)} are noise on this machine"
     return f"{told}; a verdict of faster or slower here is false: the machine is not quiet" if wrong else told

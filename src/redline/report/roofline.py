@@ -90,7 +90,7 @@ def headroom_text(headroom: float | None, *, beaten: bool) -> Text:
 
 
 def _classes(row: RooflineRow) -> Table:
-    title = f"{row.recipe}: operators one by one, unfused, need {format_seconds(row.unfused_s)}"
+    title = f"{row.recipe}: operators unfused, one by one, need {format_seconds(row.unfused_s)}"
     table = make_table(Text(title, style="dim"))
     table.add_column("class")
     for header in ("calls", "FLOPs", "min bytes", "FLOP/byte", "attainable", "measured", "efficiency"):
@@ -114,23 +114,21 @@ def _classes(row: RooflineRow) -> Table:
 def _in_cache(row: RooflineRow) -> list[str]:
     quick = [one.name for one in row.classes if (one.efficiency or 0) > 1 and one.limited_by == "memory"]
     return (
-        [f"{', '.join(quick)} beat the copy bandwidth: what they read was still in cache, or fused away"]
-        if quick
-        else []
+        [f"{', '.join(quick)} exceed the copy bandwidth: their data was still in cache, or fused away"] if quick else []
     )
 
 
 def _next(rows: Sequence[RooflineRow]) -> str:
     if any(row.error for row in rows):
-        return "next: a step beats its limit, so a number here is wrong: 'redline ceilings --fresh', then again"
+        return "next: a step is faster than its limit, so a count or a ceiling is wrong: run 'redline ceilings --fresh' and repeat"
     best = min(rows, key=lambda row: row.measured_s)
     if best.headroom is None:
-        return "next: nothing was counted that the device's limits could be set against"
+        return "next: no work was counted to compare with the device's limits"
     left = f"next: {best.headroom:.1f}× left to the roofline under {best.recipe}"
     advice = {
-        "host": "the host is in the way: compile:reduce-overhead, or a larger batch",
+        "host": "the host limits it: compile:reduce-overhead, or a larger batch",
         "memory": "unfused operators move too many bytes: compile fuses them, fp16 halves them",
-        "compute": "the products are in the way: a shorter number format (tf32, fp16, bf16) computes faster",
+        "compute": "matrix products limit it: a smaller number format (tf32, fp16, bf16) is faster",
     }
     return f"{left}; {advice.get(best.bound.label, 'redline profile shows where the time goes')}"
 
@@ -210,7 +208,7 @@ def _roofs(ceilings: Ceilings, formats: Sequence[str]) -> tuple[Roof, ...]:
 
 
 def _title(ceilings: Ceilings) -> str:
-    """All that ceilings are kept by: two places with one title would share their roofs."""
+    """Everything ceilings are stored under, so that two devices never share a chart."""
     threads = f"{ceilings.threads} threads" if ceilings.threads else ""
     driver = f"driver {ceilings.driver}" if ceilings.driver else ""
     torch = f"torch {ceilings.torch}" if ceilings.torch else ""

@@ -30,13 +30,13 @@ from redline.report.terminal import as_text, make_table
 from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
-"""What a narrow terminal does without, in this order."""
+"""Columns that a narrow terminal hides, in this order."""
 
 LAST_RESORT = ("error", "±", "versus")
-"""What a very narrow one does without as well, once recipe and trust are as narrow as can be read: they always stay."""
+"""Columns that a very narrow terminal hides too, once recipe and trust have their least width; those two always stay."""
 
 COMFORTABLE = {"recipe": 24, "trust": 14}
-"""Columns whose text may go on in the next line, and the width they keep as long as others can go instead."""
+"""Columns whose text may wrap, and the width they keep while other columns can be hidden instead."""
 READABLE = {"recipe": 14, "trust": 12}
 """The width below which they cannot be read."""
 
@@ -120,7 +120,7 @@ def _share_out(table: Table, widths: Mapping[str, int], room: int) -> None:
 
 
 def _not_shown(hidden: Iterable[str]) -> str:
-    return f"not shown in this width: {', '.join(hidden)}"
+    return f"not shown at this width: {', '.join(hidden)}"
 
 
 def run_table(rows: Sequence[RunSummary], hidden: Collection[str] = ()) -> Table:
@@ -167,7 +167,7 @@ def cold_start_table(rows: Sequence[RunSummary], width: int) -> Table:
     told = [cells for row in rows if (cells := _cold_cells(row))]
     widths = {name: max(len(name), *(len(cells[name]) for cells in told)) for name in told[0]}
     hidden = _too_many(_at_most(widths, READABLE), COLD_EXPENDABLE, width + GAP)
-    table = make_table(Text("cold start, apart", style="dim"))
+    table = make_table(Text("Cold start (not included above)", style="dim"))
     table.add_column("recipe", overflow="fold", min_width=READABLE["recipe"])
     shown = [name for name in widths if name not in ("recipe", *hidden)]
     for name in shown:
@@ -245,7 +245,7 @@ def _workload(row: RunSummary) -> tuple[Any, ...]:
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
 
 APART = 1.05
-"""Two ways to the same ratio differ by this factor on a machine that keeps its pace, and not by more."""
+"""On a machine with a steady speed, two estimates of the same ratio differ by at most this factor."""
 
 
 UNKNOWN_BATCH = (
@@ -279,7 +279,7 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
 
 
 def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
-    """Ratios compare rounds, the column beside them pools all: where the pace changes in between they say two things."""
+    """A remark where the interleaved ratio contradicts the throughput column, which pools all rounds."""
     versus = row.vs_first
     first = next((each for each in rows if versus is not None and each.recipe == versus.recipe), None)
     if versus is None or versus.low is None or versus.high is None or first is None:
@@ -289,15 +289,17 @@ def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
     pooled = row.throughput_per_s / first.throughput_per_s
     if versus.low / APART <= pooled <= versus.high * APART:
         return []
-    said = f"{pooled:.2f}× by its speed in all, {versus.ratio:.2f}× in turns"
-    return [Text(f"  {row.recipe}: {said}: the machine changed pace between rounds, rely on neither", style="yellow")]
+    said = f"{pooled:.2f}× by overall throughput, but {versus.ratio:.2f}× interleaved"
+    return [
+        Text(f"  {row.recipe}: {said}: the machine's speed changed between rounds, so rely on neither", style="yellow")
+    ]
 
 
 def next_step(rows: Sequence[RunSummary]) -> str:
     """What to do with what was found. Several models have one line: about the first there is something to say about."""
     measured = [row for row in rows if row.failure is None]
     if not rows:
-        return "next: nothing was asked for; name a model"
+        return "next: nothing to measure; name a model"
     if not measured:
         return f"next: nothing could be measured; 'redline show {rows[0].record_id[:13]}' has the whole error"
     by_model: dict[str, list[RunSummary]] = {}

@@ -18,8 +18,8 @@ from redline.report.terminal import make_table
 from redline.units import format_share, significant
 
 NO_RATIOS = (
-    "cells were measured one after the other, so ratios between rows carry no interval; "
-    "'redline run MODEL -r A -r B' measures recipes in turns"
+    "cells were measured one after the other, so ratios between rows have no interval; "
+    "'redline run MODEL -r A -r B' measures recipes interleaved"
 )
 
 
@@ -56,7 +56,7 @@ def estimate_text(estimate: Estimate) -> str:
         )
     if estimate.unknown:
         models = ", ".join(estimate.unknown_models[:5]) + (" …" if len(estimate.unknown_models) > 5 else "")
-        parts.append(f"{estimate.unknown} cells unknown: nothing was measured yet of {models}")
+        parts.append(f"no estimate for {estimate.unknown} cells: {models} not measured yet")
     return "time: " + "; ".join(parts)
 
 
@@ -143,7 +143,7 @@ def _status(cell: SweepCell, row: RunSummary | None) -> Text:
 
 
 def _in_reading_order(cells: Iterable[SweepCell]) -> list[SweepCell]:
-    """Measured in an order that tells much early; read by model, task, threads and recipe, with the batch growing."""
+    """Sorted by model, task, threads, recipe and batch; they were measured in another order."""
     models: dict[str, int] = {}
     recipes: dict[str, int] = {}
     cells = list(cells)
@@ -169,13 +169,13 @@ def _name(cell: SweepCell) -> str:
 
 def _next_step(summary: SweepSummary, estimate: Estimate | None) -> str:
     if estimate is not None:
-        return "next: run it without --dry-run; stopped at any point, the same command goes on"
+        return "next: run it without --dry-run; you can stop it at any time, the same command continues"
     if summary.pending:
-        return "next: the same command goes on with what is left"
+        return "next: the same command continues with the rest"
     if summary.failed:
         failed = next(cell.record_id or "" for cell in summary.cells if cell.status == "failed")
         return f"next: 'redline show {failed[:13]}' has the whole error; --retry-failed tries failed cells again"
-    return "next: all cells are settled; --fresh measures them anew, 'redline export' writes them as CSV"
+    return "next: all cells are done; --fresh measures them again, 'redline export' writes them as CSV"
 
 
 def _number(value: int | None) -> str:

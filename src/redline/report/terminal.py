@@ -1,4 +1,4 @@
-"""The paper everything is printed on: consoles, plain text and the look of tables."""
+"""Consoles, plain text and the style of tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_table(title: Text | None) -> Table:
 
 
 def one_line(text: str, longest: int | None = None) -> str:
-    """Blanks of any kind become one space, nothing is left that a terminal would obey; the end stays when it is cut."""
+    """The text on one line: white space becomes one space, control characters are removed; the end is kept when it is cut."""
     line = printable(" ".join(text.split()))
     return line if longest is None or len(line) <= longest else f"{line[: longest - 9]}…{line[-8:]}"
 
@@ -66,7 +66,7 @@ _LEADING = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 
 def escaped(text: str, longest: int | None = None) -> str:
-    """On one line, cut where it is too long, with nothing in it that a Markdown reader or a browser would obey."""
+    """On one line, cut where it is too long, with Markdown and HTML escaped."""
     line = one_line(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
     line = _SPECIAL.sub(r"\\\1", line)
     # At the start of a line these would begin a list, a quote or a heading's underline.

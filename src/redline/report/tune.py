@@ -172,7 +172,7 @@ def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
     if found.leader is None:
         return "next: make the baseline run; 'redline run' shows where it breaks"
     if not found.has_answer:
-        return "next: the same command with --resume and more --budget goes on"
+        return "next: the same command with --resume and a larger --budget continues"
     if found.winner is None:
         return "next: stay with the baseline; try another batch, or --allow-quantized with a --check"
     use = f"redline.recipe({found.winner.recipe!r}).apply(model, *example_inputs)"

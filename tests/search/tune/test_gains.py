@@ -116,7 +116,7 @@ def test_what_one_process_showed_is_told_as_that() -> None:
         "fp16+compile ran resnet50 3.05× as fast as baseline on fake cuda device in one process: "
         "whether it does in others is not known"
     )
-    assert told.details[0].startswith("3.05×, seen in one process only")
+    assert told.details[0].startswith("3.05×, from one process only")
     assert told.details[0].endswith(": inconclusive")
     assert told.ratio is None, "no figure at the top of the page"
     assert contents.gain_paths[0].verdict == "valid, inconclusive, seen in one process only"

@@ -500,7 +500,7 @@ class TestBudget:
         told = str(result)
         assert "winner" not in told
         assert "beats the baseline" not in told
-        assert told.rstrip().endswith("next: the same command with --resume and more --budget goes on")
+        assert told.rstrip().endswith("next: the same command with --resume and a larger --budget continues")
 
     @pytest.mark.parametrize("budget_s", [3.0, 25.0, 60.0, 90.0])
     def test_what_ended_for_want_of_it_goes_on_with_more(self, history: History, budget_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What to do in production, drawn from the records and nothing else: which recipe, which batch, and what each costs.
+"""Recommendations from records alone: which recipe, which batch, and what each costs.
 
 A recommendation rests on rows that were measured, that keep the numerics and that may be believed. Where the rows do
 not support an answer, there is none.
@@ -86,4 +86,4 @@ def headline(advice: Sequence[Advice], rows: Sequence[RunSummary]) -> str:
     fastest = max(rows, key=lambda row: row.throughput_per_s or 0.0)
     if fastest.throughput_per_s is None:
         return "No step was timed"
-    return f"{fastest.model} runs at {rate(fastest)} with {fastest.recipe}; nothing here may be recommended yet"
+    return f"{fastest.model} runs at {rate(fastest)} with {fastest.recipe}; nothing here can be recommended yet"

@@ -34,7 +34,7 @@ def batches_to_use(evidence: Evidence, chosen: Advice | None) -> Iterator[Advice
     curve = _curve_to_advise(evidence, chosen)
     if curve is None:
         return
-    # Whatever is said of one recipe's batches may not hide what another does.
+    # Advice about one recipe's batches must not hide a faster recipe.
     of_all = [row for each in evidence.curves for row in evidence.sound(each)]
     yield _for_latency(evidence, of_all)
     yield _for_throughput(evidence, curve, max(of_all, key=per_s))
@@ -123,7 +123,7 @@ def _below_the_knee(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Ad
 
 
 def _not_of_batches(evidence: Evidence, curve: Curve, fastest: RunSummary, of_all: RunSummary) -> Advice:
-    """The batches of one recipe say nothing of what another, which is faster, would gain from them."""
+    """Advice where another recipe is faster at a batch than this one is at any."""
     told = (
         f"For throughput the recipe matters more than the batch: {curve.recipe} reaches {rate(fastest)} at batch "
         f"{fastest.batch}, a faster one {rate(of_all)} at batch {of_all.batch}"
@@ -131,6 +131,6 @@ def _not_of_batches(evidence: Evidence, curve: Curve, fastest: RunSummary, of_al
     search = evidence.command("batch", of_all)
     details = (
         f"that is {of_all.recipe}{noise_remark(of_all)}",
-        "other batches may bring it more" + (f": '{search}' tells" if search else ""),
+        "other batches may be faster" + (f": '{search}' searches" if search else ""),
     )
     return advise(curve.subject, "throughput", told, details, of_all)

@@ -17,11 +17,11 @@ from redline.units import format_seconds, significant
 DISQUALIFYING = frozenset({"invalid", "throttled", "shared-gpu", "shared-cpu", "no-steady-state"})
 """Doubts about a number that no recommendation may rest on; `noisy` is said beside it."""
 CLEARLY_FASTER = 1.03
-"""What followed each other carries no interval: a smaller difference is none."""
+"""Rows that were not interleaved have no interval: smaller differences are ignored."""
 
 
 def may_recommend(row: RunSummary, proven: Collection[str] = ()) -> bool:
-    """Measured, believable, with the right answers, and not quantized: that only a check on real data can approve.
+    """Measured, trusted, with acceptable outputs, and not quantized, which only a check on real data can approve.
 
     `proven`: recipes whose answers are known from other batches, for rows that only timed. Numerics hardly depend on the
     batch.
@@ -32,7 +32,7 @@ def may_recommend(row: RunSummary, proven: Collection[str] = ()) -> bool:
 
 
 def proven_recipes(rows: Sequence[RunSummary]) -> set[str]:
-    """Of one subject: found right and never wrong. The baseline is what the others are held against."""
+    """Recipes of one subject whose outputs passed and never failed. The baseline is the reference itself."""
     checks = [(row.recipe, row.numerics) for row in rows if row.numerics is not None]
     right = {recipe for recipe, numerics in checks if numerics.passed}
     return (right | {BASELINE}) - {recipe for recipe, numerics in checks if numerics.is_wrong}
@@ -74,16 +74,16 @@ class Evidence:
         return may_recommend(row, self._proven)
 
     def is_unproven(self, row: RunSummary) -> bool:
-        """Good enough, were its answers known to be right."""
+        """Good enough, if its outputs were known to be acceptable."""
         return _is_believable(row) and _is_unchecked(row) and row.recipe not in self._proven
 
     def why_not(self, row: RunSummary) -> str:
         """Of a row that may not be recommended."""
         if row.numerics is not None and row.numerics.is_wrong:
-            return "its answers are too far from strict fp32"
+            return "its outputs are too far from strict fp32"
         if not _is_believable(row):
             return f"that number is {', '.join(row.verdict.labels)}"
-        return "its answers were not checked"
+        return "its outputs were not checked"
 
     def sound(self, curve: Curve) -> list[RunSummary]:
         """What may be recommended of a curve, batches growing."""
@@ -96,7 +96,7 @@ class Evidence:
         return command_line(command, self.specs[row.record_id], batch=batch, recipes=recipes)
 
     def asked_batch(self, row: RunSummary) -> int | None:
-        """As the spec has it: inputs that a person brought along have a batch that nobody asked for."""
+        """As the spec has it: a user's own inputs have a batch that was not asked for."""
         return self.specs[row.record_id].workload.batch
 
     @cached_property
@@ -187,7 +187,7 @@ def noise_remark(row: RunSummary) -> str:
     return (
         ""
         if row.verdict.trusted
-        else f"; the number is {', '.join(row.verdict.labels)}: look again before relying on it"
+        else f"; the number is {', '.join(row.verdict.labels)}: measure again before relying on it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which recipe to use, and what it asks for in return."""
+"""Which recipe to use, and what it costs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) ->
     rivals = [row for row in evidence.rows if row.vs_first and row.vs_first.low is not None]
     if not rivals:
         return None
-    # Only what was checked itself: of the replicates of a race, which check but once, the luckiest would speak.
+    # Only records that were checked: otherwise the luckiest replicate of a race, which checks once, would be chosen.
     sound = [row for row in rivals if may_recommend(row) and row.group in firsts]
     best = max(sound, key=lambda row: ratio_of(row)[0], default=None)
     if best is None or ratio_of(best)[1] <= 1:
         first = next((row for row in firsts.values() if may_recommend(row)), None)
         if first is None:
             return None
-        told = f"Stay with {first.recipe} for {work(subject)}: nothing that keeps the numerics was clearly faster"
+        told = f"Stay with {first.recipe} for {work(subject)}: nothing with acceptable outputs was clearly faster"
         details = () if best is None else (f"next best: {best.recipe}, {ratio_text(best)} of its speed",)
         return advise(subject, "recipe", told, details, first)
     assert best.group is not None
@@ -58,8 +58,7 @@ def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) ->
         f"{best.recipe} {does} {subject.model} {significant(ratio, 3)}× as fast as {first.recipe} on {subject.device}"
     )
     speed = (
-        f"{ratio_text(best)} at batch {best.batch}, measured in turns: "
-        f"{rate(best)} against {rate(first)}{noise_remark(best)}"
+        f"{ratio_text(best)} at batch {best.batch}, interleaved: {rate(best)} against {rate(first)}{noise_remark(best)}"
     )
     advice = advise(subject, "recipe", told, (speed, *costs(best, first)), best)
     return msgspec.structs.replace(advice, **dict(zip(("ratio", "low", "high"), ratio_of(best), strict=True)))
@@ -83,7 +82,7 @@ def _separate_recipe(evidence: Evidence) -> Advice | None:
     first = next((row for row in shared[batch] if row.recipe == BASELINE), shared[batch][0])
     unproven = [row for row in shared[batch] if evidence.is_unproven(row) and per_s(row) > CLEARLY_FASTER * per_s(best)]
     if best.recipe == first.recipe:
-        told = f"Stay with {best.recipe} for {work(subject)}: it is the fastest here that is known to keep the numerics"
+        told = f"Stay with {best.recipe} for {work(subject)}: it is the fastest here whose outputs are known to be acceptable"
         details = [f"{rate(best)} at batch {batch}{noise_remark(best)}"]
     else:
         told = f"{best.recipe} is the fastest for {work(subject)} on {subject.device}: {rate(best)} at batch {batch}"
@@ -96,7 +95,7 @@ def _speed(evidence: Evidence, best: RunSummary, first: RunSummary) -> str:
     gives_one = f": '{again}' gives one" if again else ""
     return (
         f"about {significant(per_s(best) / per_s(first), 2)}× {first.recipe} ({rate(first)}); they were measured one "
-        f"after the other, so this carries no interval{gives_one}{noise_remark(best)}"
+        f"after the other, so this has no interval{gives_one}{noise_remark(best)}"
     )
 
 
@@ -113,7 +112,7 @@ def _in_turns(evidence: Evidence, first: RunSummary, other: RunSummary) -> str |
 
 
 def costs(best: RunSummary, first: RunSummary) -> Iterator[str]:
-    """What the faster recipe asks for in return."""
+    """What the faster recipe costs: accuracy, memory, compile time."""
     numerics = best.numerics
     if numerics is not None and numerics.is_compared and numerics.rel_l2 is not None:
         allowed = (
@@ -140,7 +139,7 @@ def _start_cost(best: RunSummary, first: RunSummary) -> Iterator[str]:
 
 
 def _about(count: float) -> str:
-    """With two digits: nobody can say it more exactly."""
+    """Rounded to two digits."""
     return significant(float(f"{count:.2g}"), max(2, len(str(round(count)))))
 
 
@@ -154,7 +153,7 @@ def what_to_avoid(evidence: Evidence) -> Iterator[Advice]:
     for curve in evidence.curves:
         wrong = [row for row in curve.measured if row.numerics and row.numerics.is_wrong]
         if wrong:
-            told = f"Keep {curve.recipe} away from {work(curve.subject)}: its answers are too far from strict fp32"
+            told = f"Do not use {curve.recipe} for {work(curve.subject)}: its outputs are too far from strict fp32"
             reason = wrong[0].numerics.reason if wrong[0].numerics else None
             yield advise(curve.subject, "avoid", told, (str(reason),) if reason else (), wrong[0])
     yield from _too_large(evidence)
@@ -183,7 +182,7 @@ def _too_large(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _reference_too_large(evidence: Evidence) -> Iterator[Advice]:
-    """No fault of a recipe: what its answers are held against did not fit."""
+    """Not the recipe's fault: the fp32 reference did not fit."""
     rows_of: dict[str, list[RunSummary]] = {}
     for curve in evidence.curves:
         rows = [row for row, failure in _broken(curve) if failure.kind == "oom" and _is_of_reference(failure)]
@@ -194,8 +193,8 @@ def _reference_too_large(evidence: Evidence) -> Iterator[Advice]:
     first = next(iter(rows_of.values()))[0]
     search = evidence.command("batch", first, recipes=tuple(rows_of))
     told = (
-        f"The strict fp32 reference of {evidence.subject.model} ran out of memory: whether {_some(rows_of)} would fit "
-        "there was not seen"
+        f"The strict fp32 reference of {evidence.subject.model} ran out of memory: it is not known whether "
+        f"{_some(rows_of)} would fit there"
     )
     details = [*_by_recipe(rows_of), *([f"'{search}' tries without the reference"] if search else [])]
     yield advise(evidence.subject, "failed", told, details, first)

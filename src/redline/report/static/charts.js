@@ -296,7 +296,7 @@ function againstBatch(section, rows, redraw, value, { error }) {
     };
   });
   const doubtful = lines.flat().some((row) => !row.trusted || !row.sound);
-  return { traces, lines, remark: [remark, lines.length < series.length && !remark ? `${series.length - lines.length} recipes measured at one batch only are under "Recipes compared".` : "", doubtful ? "Open markers are not to be relied on: noisy, or too far from fp32." : ""].filter(Boolean).join(" ") };
+  return { traces, lines, remark: [remark, lines.length < series.length && !remark ? `${series.length - lines.length} recipes measured at one batch only are under "Recipes compared".` : "", doubtful ? "Open markers are unreliable: noisy, or too far from fp32." : ""].filter(Boolean).join(" ") };
 }
 
 // Beside lines, a few points are enough: the fastest, whatever the chart shows of them.
