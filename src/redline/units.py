@@ -1,4 +1,4 @@
-"""Seconds, bytes, joules and rates: how a person writes them and how they print. SI inside, pretty only here."""
+"""Seconds, bytes, joules and rates: how a person writes them and how they print, and names that are safe to print. SI inside, pretty only here."""
 
 from __future__ import annotations
 
@@ -94,3 +94,8 @@ def format_share(value: float | None) -> str:
     if value is None:
         return "n/a"
     return f"{value * 100:.2g}{THIN_SPACE}%" if value < 0.1 else f"{value * 100:.0f}{THIN_SPACE}%"
+
+
+def printable(text: str) -> str:
+    """The text with every character replaced that a terminal would obey or no file could hold."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)

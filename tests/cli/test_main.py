@@ -152,7 +152,7 @@ def test_two_recipes_make_one_table(tiny: str) -> None:
     rows = {line.split()[0]: line for line in lines[3:5]}
     assert list(rows) == ["baseline", "channels-last"]
     assert re.search(r"\d×", rows["channels-last"])
-    assert any(line.startswith("cold start") for line in lines)
+    assert any(line.startswith("Cold start") for line in lines)
     assert "next: " in "".join(lines[-2:])
     assert all(len(line) <= PIPE_WIDTH for line in lines)
     assert "simple_cnn channels-last: warming up" in result.stderr, "progress is told, and not on stdout"

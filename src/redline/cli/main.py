@@ -36,6 +36,7 @@ from redline.cli.train import train
 from redline.cli.tune import tune
 from redline.cli.workshop import workshop
 from redline.errors import BenchError, DoorError, RedlineError
+from redline.units import printable
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     run,
@@ -123,7 +124,7 @@ app.command(
 
 def _complain(message: str) -> None:
     """What a terminal would obey, in a name that the message quotes, is shown as a question mark."""
-    shown = "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in message)
+    shown = "\n".join(map(printable, message.splitlines()))
     print(f"redline: {shown}", file=sys.stderr)  # noqa: T201  (the CLI is the printer)
 
 

@@ -32,7 +32,7 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
         "Median latency against batch": _against_batch(
             contents.curves, folder / "latency.png", _latency_ms, "ms per step", "median latency"
         ),
-        "Trainings": draw_trainings(contents.trainings, folder / "training.png"),
+        "Trainings": draw_trainings(contents.trainings, folder / "training.png") if contents.trainings else None,
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
     }
     return {title: path for title, path in drawn.items() if path is not None}

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from redline.trace.names import printable
+from redline.units import printable
 
 PIPE_WIDTH = 160
 """Where there is no terminal to measure: wide enough for every column."""

@@ -44,8 +44,11 @@ def parse_batches(value: Any) -> list[int]:
         doubling = _DOUBLING.fullmatch(text)
         if doubling:
             found += _doubled(int(doubling.group(1)), int(doubling.group(2)), text)
-        elif text.isdecimal() and len(text) <= MOST_DIGITS and not isinstance(part, bool):
-            found.append(int(text))
+        elif text.isdecimal() and not isinstance(part, bool):
+            # A longer number is refused as too large; int() would refuse to read thousands of digits.
+            number = int(text[: MOST_DIGITS + 1])
+            require_range("batch", number, 0, MOST_ITEMS)
+            found.append(number)
         else:
             shown = text if len(text) < 40 else f"{text[:37]}…"
             raise SpecError(f"batch must be a number, a list such as 1,8,16 or a range such as 16..512, got {shown!r}")

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from redline.units import printable
+
 SHORT_NAME_LENGTH = 56
 LONGEST_NAME = 1500
 """No function's own name, nor the functor that tells what it does, stands further on."""
@@ -126,11 +128,6 @@ def short_of(parts: Parts) -> str:
     functor = next((f"<{word}>" for word in _telling_words(parts) if word not in base), "")
     short = printable(base + functor)
     return short if len(short) <= SHORT_NAME_LENGTH else short[: SHORT_NAME_LENGTH - 1] + "…"
-
-
-def printable(text: str) -> str:
-    """The text with every character replaced that a terminal would obey or no file could hold."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 def label_of(name: str) -> str:

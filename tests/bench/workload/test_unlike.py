@@ -96,7 +96,7 @@ def spec_of(name: str, **workload: Any) -> RunSpec:
 
 def measured(spec: RunSpec) -> Prepared | Failure:
     """Prepare and time one block, as `run` does."""
-    session = BenchSession(lambda stage, detail: None, isolated=False)
+    session = BenchSession(lambda progress: None, isolated=False)
     try:
         reply = session.handle(Prepare(spec=spec))
         if isinstance(reply, FailureReply):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.device.failure import one_line
 from redline.spec import WorkloadSpec
@@ -140,14 +141,24 @@ class Offer:
 def refusal(model: nn.Module, shapes: Shapes) -> str | None:
     """Why the model cannot compute with inputs of these shapes; None where it can, or where it cannot be told here."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _ValuesAreMissed():
             model(**{name: shape.without_memory() for name, shape in shapes.items()})
-    except NotImplementedError:
-        return None  # an operator that needs real numbers
+    except (NotImplementedError, _NeedsValues):
+        return None  # an operator that needs real numbers, or a branch on them: with real ones it may well run
     except Exception as error:
-        # Tensors without memory have no values to branch on. With real ones it may well run.
-        return None if "meta tensor" in str(error) else one_line(error)
+        return one_line(error)
     return None
+
+
+class _NeedsValues(Exception):
+    """The model looked at a value, which tensors without memory do not have."""
+
+
+class _ValuesAreMissed(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise _NeedsValues
+        return func(*args, **(kwargs or {}))
 
 
 def reads(model: nn.Module, whole: bool) -> list[str]:
