@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from unicodedata import category
 
 from redline.errors import SpecError
 
@@ -98,4 +99,7 @@ def format_share(value: float | None) -> str:
 
 def printable(text: str) -> str:
     """The text with every character replaced that a terminal would obey or no file could hold."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
+    if text.isprintable():
+        return text
+    # Blanks that do not break a line, as between a number and its unit, count as unprintable too.
+    return "".join(one if one.isprintable() or category(one) == "Zs" else "\ufffd" for one in text)

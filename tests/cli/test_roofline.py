@@ -57,12 +57,39 @@ class TestFlops:
         assert sum(row["latency_s"] for row in rest if row["depth"] == 1) <= whole["latency_s"] * 1.001
         assert found["latency_by"] == "operators"
         assert whole["achieved_flops_per_s"] == pytest.approx(whole["flops"] / whole["latency_s"])
+        assert [(phase["name"], phase["flops"]) for phase in found["phases"]] == [("forward", found["flops"])]
+
+    def test_shares_of_modules_are_of_the_whole_model(self) -> None:
+        whole, *rest = document("flops", "simple_cnn", "-b", "4")["modules"]
+        for share, figure in (("params_share", "params"), ("macs_share", "macs")):
+            assert whole[share] == 1.0
+            assert all(row[share] == pytest.approx(row[figure] / whole[figure]) for row in rest)
+            assert sum(row[share] for row in rest if row["depth"] == 1) == pytest.approx(1.0)
+
+    def test_a_training_step_has_its_phases_apart(self) -> None:
+        found = document("flops", "simple_cnn", "-b", "4", "--task", "train", "--latency", "--device", "cpu")
+        phases = {phase["name"]: phase for phase in found["phases"]}
+        assert list(phases) == ["forward", "backward", "optimizer", "step"]
+        assert phases["backward"]["flops"] == found["backward_flops"]
+        assert phases["optimizer"]["flops"] == 0
+        assert phases["step"]["flops"] == found["flops"] + found["backward_flops"]
+        assert all(each["flops_per_s"] == each["flops"] / each["latency_s"] for each in phases.values())
+
+    def test_batches_show_what_the_device_reaches(self) -> None:
+        words = ("flops", "simple_cnn", "--batches", "1,4", "--device", "cpu")
+        found = document(*words)
+        assert [row["batch"] for row in found["batches"]] == [1, 4]
+        for row in found["batches"]:
+            assert row["flops_per_s"] == pytest.approx(row["flops"] / row["step_s"])
+            assert row["efficiency"] is None, "no ceilings are known"
+        assert [note["code"] for note in found["notes"]][-1] == "no-ceiling"
+        assert found["batches"][1]["flops"] == 4 * found["batches"][0]["flops"]
 
     @pytest.mark.parametrize(
         ("words", "told"),
         [
             (("flops", "resnet999"), "unknown model 'resnet999'"),
-            (("flops", "simple_cnn", "--device", "cpu"), "--device goes with --latency"),
+            (("flops", "simple_cnn", "--device", "cpu"), "--device goes with --latency or --batches"),
             (("flops", "simple_cnn", "--depth", "-1"), "depth must be 0 or more"),
             (("roofline",), "name one model, or --last"),
             (("roofline", "simple_cnn", "--last"), "--last takes the last run"),

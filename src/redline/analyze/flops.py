@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
 from redline.analyze.bound import LimitedBy
+from redline.analyze.summary import RunSummary
 from redline.note import Note
 from redline.record import DeviceInfo, WorkloadInfo
 from redline.spec import Frozen, RunSpec
@@ -26,6 +27,10 @@ class ModuleRow(Frozen):
     other_flops: int
     min_bytes: int
     """Per operator, unfused, of the forward pass."""
+    params_share: float | None
+    """Of the model's parameters; None where it has none."""
+    macs_share: float | None
+    """Of the model's MACs."""
     backward_min_bytes: int
     latency_s: float | None = None
     """Of one step, forward and backward; None where modules were not told apart."""
@@ -34,6 +39,31 @@ class ModuleRow(Frozen):
     achieved_flops_per_s: float | None = None
     bound: LimitedBy | None = None
     """Which of its two limits is the higher one; None without ceilings."""
+
+
+class PhaseSpeed(Frozen):
+    """What a part of the step makes of its time, without the profiler."""
+
+    name: str
+    """`forward`, `backward`, `optimizer`, or `step` for all of it."""
+    latency_s: float
+    flops: int
+    flops_per_s: float
+
+
+class BatchEfficiency(Frozen):
+    """What the device reaches at one batch."""
+
+    batch: int | None
+    step_s: float | None
+    throughput_per_s: float | None
+    flops: int | None
+    """Products of one step."""
+    flops_per_s: float | None
+    efficiency: float | None
+    """Of what the device's measured ceilings allow for these products; None where they are not known."""
+    record_id: str
+    failure: str | None = None
 
 
 class FlopsSummary(Frozen):
@@ -66,6 +96,10 @@ class FlopsSummary(Frozen):
     latency_by: Literal["kernels", "operators"] | None = None
     """Whose times were added up: a CPU has no kernels."""
     device_name: str | None = None
+    phases: tuple[PhaseSpeed, ...] = ()
+    """Empty where nothing ran."""
+    batches: tuple[BatchEfficiency, ...] = ()
+    """Where several batches were asked for."""
     count_s: float = 0.0
 
 
@@ -77,6 +111,8 @@ def flops_summary(
     times: Mapping[str, float] | None = None,
     ceilings: Ceilings | None = None,
     device: DeviceInfo | None = None,
+    measured: RunSummary | None = None,
+    batches: tuple[BatchEfficiency, ...] = (),
     notes: tuple[Note, ...] = (),
 ) -> FlopsSummary:
     """`times`: seconds of a step directly in each module, by path."""
@@ -103,15 +139,46 @@ def flops_summary(
         uncounted=work.uncounted,
         for_these_inputs=work.for_these_inputs,
         notes=(*info.notes, *work.notes, *notes),
-        modules=tuple(_row(one, inside.get(one.path) if times else None, whole, ceilings) for one in work.modules),
+        modules=tuple(
+            _row(one, work, inside.get(one.path) if times else None, whole, ceilings) for one in work.modules
+        ),
         latency_s=whole,
         latency_by=None if whole is None or device is None else "operators" if device.kind == "cpu" else "kernels",
         device_name=device.name if device is not None else None,
+        phases=tuple(_phase_speeds(work, measured)) if measured is not None else (),
+        batches=batches,
         count_s=work.seconds,
     )
 
 
-def _row(one: ModuleWork, latency_s: float | None, whole_s: float | None, ceilings: Ceilings | None) -> ModuleRow:
+def batch_efficiency(row: RunSummary) -> BatchEfficiency:
+    step_s = row.step_s
+    return BatchEfficiency(
+        batch=row.batch,
+        step_s=step_s,
+        throughput_per_s=row.throughput_per_s,
+        flops=row.flops,
+        flops_per_s=row.flops / step_s if row.flops and step_s else None,
+        efficiency=row.roofline.efficiency if row.roofline is not None else None,
+        record_id=row.record_id,
+        failure=row.failure.told if row.failure is not None else None,
+    )
+
+
+def _phase_speeds(work: WorkCount, measured: RunSummary) -> Iterator[PhaseSpeed]:
+    flops = {"forward": work.flops, "backward": work.backward_flops, "optimizer": 0}
+    phases = measured.phases_s or ({"forward": measured.step_s} if measured.step_s else {})
+    for name, seconds in phases.items():
+        if name in flops and seconds:
+            yield PhaseSpeed(name=name, latency_s=seconds, flops=flops[name], flops_per_s=flops[name] / seconds)
+    if measured.step_s and measured.task == "train":
+        whole = work.total_flops
+        yield PhaseSpeed(name="step", latency_s=measured.step_s, flops=whole, flops_per_s=whole / measured.step_s)
+
+
+def _row(
+    one: ModuleWork, work: WorkCount, latency_s: float | None, whole_s: float | None, ceilings: Ceilings | None
+) -> ModuleRow:
     return ModuleRow(
         path=one.path,
         type=one.type,
@@ -122,6 +189,8 @@ def _row(one: ModuleWork, latency_s: float | None, whole_s: float | None, ceilin
         backward_flops=one.backward_flops,
         other_flops=one.other_flops,
         min_bytes=one.bytes,
+        params_share=one.params / work.params if work.params else None,
+        macs_share=one.flops / work.flops if work.flops else None,
         backward_min_bytes=one.backward_bytes,
         latency_s=latency_s,
         share=latency_s / whole_s if latency_s is not None and whole_s else None,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import msgspec
 
 from redline.analyze.ceilings import module_seconds
-from redline.analyze.flops import FlopsSummary, flops_summary
+from redline.analyze.flops import BatchEfficiency, FlopsSummary, batch_efficiency, flops_summary
+from redline.analyze.summary import summarize
 from redline.api.profile import DEFAULT_STEPS, profile_spec
+from redline.api.run import measure_specs
 from redline.api.settings import Settings, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
-from redline.note import note
+from redline.note import Note, note
 from redline.protocol import AskCount, CountAnswer, Profile
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.flops import FlopsReport
 from redline.report.terminal import as_text
-from redline.spec import RunSpec
+from redline.search.grid import parse_batches
+from redline.spec import MeasureSpec, RunSpec
 
 DISSOLVED = note("modules-dissolved", "no latency per module: under this recipe modules no longer run one by one")
+NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not measured yet: redline ceilings")
 UNMARKED = note("modules-not-marked", "no latency per module: no module of the model was seen in the trace")
 
 
@@ -44,20 +49,26 @@ def flops(
     recipe: str = "baseline",
     loss: Any | None = None,
     latency: bool = False,
+    batches: Sequence[int] | str | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> FlopsResult:
     """Count one step, module by module. Nothing runs and no memory is needed.
 
-    With `latency` a few steps run under the profiler, and each module carries its time.
+    With `latency` a few steps run under the profiler, and each module carries its time. With `batches` (`[1, 8, 32]`,
+    `"1..64"`) the model is measured at each of them: the FLOP/s it reaches, and how much of the device that is.
     """
     with use(workspace) as opened:
         spec, working = one_spec(opened, "a count", model, inputs, recipes=recipe, loss=loss, **settings)
+        reached = _batches(spec, working, parse_batches(batches)) if batches is not None else ()
         if latency:
-            return _flops_with_latency(spec, working)
+            return _flops_with_latency(spec, working, reached)
         (spec,) = working.checked([msgspec.structs.replace(spec, device="cpu")])
         counted = working.ask(AskCount(spec=spec), CountAnswer, spec.launch)
-    return FlopsResult(flops_summary(spec, counted.workload, counted.work))
+        device = working.environment(spec.device, spec.threads).device if reached else None
+    return FlopsResult(
+        flops_summary(spec, counted.workload, counted.work, device=device, batches=reached, notes=_unmeasured(reached))
+    )
 
 
 def module_profile() -> Profile:
@@ -65,7 +76,28 @@ def module_profile() -> Profile:
     return Profile(path="", active=DEFAULT_STEPS, shapes=False, modules=True)
 
 
-def _flops_with_latency(spec: RunSpec, workspace: Workspace) -> FlopsResult:
+def _batches(spec: RunSpec, workspace: Workspace, batches: Sequence[int]) -> tuple[BatchEfficiency, ...]:
+    if not batches:
+        raise UsageError("batches is empty: give some, such as 1,8,32")
+    sized = [
+        msgspec.structs.replace(
+            spec,
+            workload=msgspec.structs.replace(spec.workload, batch=batch),
+            measure=MeasureSpec.for_effort("quick"),
+        )
+        for batch in batches
+    ]
+    records = measure_specs(sized, workspace)
+    ceilings_of = workspace.ceilings_of(records)
+    return tuple(batch_efficiency(summarize([record], ceilings_of)[0]) for record in records)
+
+
+def _unmeasured(reached: Sequence[BatchEfficiency]) -> tuple[Note, ...]:
+    missing = [row for row in reached if row.flops_per_s is not None and row.efficiency is None]
+    return (NO_CEILINGS,) if missing else ()
+
+
+def _flops_with_latency(spec: RunSpec, workspace: Workspace, reached: tuple[BatchEfficiency, ...] = ()) -> FlopsResult:
     record = profile_spec(spec, module_profile(), workspace).record
     assert record is not None
     assert record.prepared is not None
@@ -75,13 +107,17 @@ def _flops_with_latency(spec: RunSpec, workspace: Workspace) -> FlopsResult:
         why = next((str(each) for each in notes if each.code == "work-not-counted"), "work not counted")
         raise UsageError(f"{spec.workload.model}: {why}")
     times = module_seconds(record)
+    ceilings_of = workspace.ceilings_of([record])
+    unmarked = () if times else (DISSOLVED if record.prepared.capabilities.dissolves_modules else UNMARKED,)
     summary = flops_summary(
         record.spec,
         record.prepared.workload,
         work,
         times=times or None,
-        ceilings=workspace.ceilings_of([record])(record),
+        ceilings=ceilings_of(record),
         device=record.prepared.environment.device,
-        notes=() if times else (DISSOLVED if record.prepared.capabilities.dissolves_modules else UNMARKED,),
+        measured=summarize([record], ceilings_of)[0],
+        batches=reached,
+        notes=(*_unmeasured(reached), *unmarked),
     )
     return FlopsResult(summary, record)

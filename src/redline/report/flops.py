@@ -10,7 +10,7 @@ from rich.text import Text
 
 from redline.analyze.flops import FlopsSummary, ModuleRow
 from redline.report.terminal import make_table
-from redline.units import format_bytes, format_count, format_seconds, format_share
+from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
 DEFAULT_DEPTH = 2
 TOP = 3
@@ -27,6 +27,9 @@ class FlopsReport:
         yield Text("")
         if self._depth:
             yield _top(self._found, self._depth)
+            yield Text("")
+        if self._found.batches:
+            yield _batches(self._found)
             yield Text("")
         yield _tree(self._found, self._depth)
         hidden = sum(row.depth > self._depth for row in self._found.modules)
@@ -67,6 +70,28 @@ def _lines(found: FlopsSummary) -> Iterator[tuple[str, str]]:
         yield "for these inputs", f"counted in one real step: {found.for_these_inputs}"
     if found.latency_s is not None:
         yield "latency", f"{format_seconds(found.latency_s)} in modules on {found.device_name}, by {found.latency_by}"
+    for phase in found.phases:
+        reached = f" at {format_count(phase.flops_per_s)} FLOP/s" if phase.flops else ""
+        yield _PHASES[phase.name], f"{format_seconds(phase.latency_s)}{reached}, without the profiler"
+
+
+_PHASES = {"forward": "forward time", "backward": "backward time", "optimizer": "optimizer time", "step": "step time"}
+
+
+def _batches(found: FlopsSummary) -> Table:
+    """Which batch makes how much of the device."""
+    table = make_table(Text(f"achieved on {found.device_name}", style="dim"))
+    for header in ("batch", f"{found.item}/s", "step", "FLOP/s", "efficiency"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in found.batches:
+        cells = (
+            "n/a" if row.throughput_per_s is None else significant(row.throughput_per_s, 4),
+            format_seconds(row.step_s),
+            "n/a" if row.flops_per_s is None else format_count(row.flops_per_s),
+            "n/a" if row.efficiency is None else format_share(row.efficiency),
+        )
+        table.add_row(str(row.batch or "n/a"), *(("failed", "", "", "") if row.failure else cells))
+    return table
 
 
 def _top(found: FlopsSummary, depth: int) -> Table:
@@ -99,7 +124,7 @@ def _most(rows: list[ModuleRow], figure: str, whole: float) -> str:
 def _tree(found: FlopsSummary, depth: int) -> Table:
     table = make_table(Text("modules, each with everything inside it", style="dim"))
     table.add_column("module", overflow="fold")
-    headers = ["params", "MACs", "FLOPs", "share", "backward", "min bytes"]
+    headers = ["params", "params %", "MACs", "MACs %", "FLOPs", "backward", "min bytes"]
     if found.latency_s is not None:
         headers += ["latency", "of time", "FLOP/s"]
     if any(row.bound for row in found.modules):
@@ -123,7 +148,8 @@ def _cells(row: ModuleRow, found: FlopsSummary) -> dict[str, str]:
         "params": format_count(row.params),
         "MACs": format_count(row.macs),
         "FLOPs": format_count(row.flops),
-        "share": format_share(row.flops / found.flops) if found.flops else "–",
+        "params %": "–" if row.params_share is None else format_share(row.params_share),
+        "MACs %": "–" if row.macs_share is None else format_share(row.macs_share),
         "backward": format_count(row.backward_flops),
         "min bytes": format_bytes(row.min_bytes),
         "latency": format_seconds(row.latency_s),
