@@ -39,7 +39,7 @@ from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, Tra
 from redline.training import DataInfo, Epoch, Fed
 from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
 
-SAMPLES = (0.1, 1 / 3, 5e-324, 1.7976931348623157e308, 0.010000000000000002)
+SAMPLES = (0.1, 1 / 3, 5e-324, 999_999_999.9999999, 0.010000000000000002)
 """Seconds that lose something wherever a double is not kept as it is."""
 
 
@@ -139,6 +139,7 @@ def whole_record(**changes: Any) -> RunRecord:
         warmup=Warmup(samples=SAMPLES, seconds=1.5, steady=True, reason=note("steady", "two windows agree", about="x")),
         memory=memory,
         recipe_notes=(note("switch", "no graphs", about="compile"),),
+        applicable=("channels-last",),
         switches={
             "compile": Capabilities(
                 compiles=True,
@@ -245,6 +246,10 @@ def whole_record(**changes: Any) -> RunRecord:
         memory=memory,
         energy_j=150.25,
         telemetry=(look, look),
+        cpu_s=0.25,
+        waited_s=0.01,
+        others_cpu_s=0.125,
+        busiest=("python3 (pid 4711): 0.50 cores",),
     )
     parts: dict[str, Any] = {
         "id": "0123",
@@ -382,12 +387,12 @@ class TestRoundTrip:
             assert [sample.hex() for sample in samples] == [sample.hex() for sample in SAMPLES]
         assert [sample.hex() for sample in block.settling] == [sample.hex() for sample in SAMPLES[:2]]
 
-    def test_what_is_no_number_comes_back_as_that(self) -> None:
+    @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e308])
+    def test_what_cannot_be_a_time_is_refused(self, seconds: float) -> None:
         (block, _) = whole_record().blocks
-        strange = msgspec.structs.replace(block, samples=(math.nan, math.inf))
-        (found,) = decode(encode(whole_record(blocks=(strange,)))).blocks
-        assert math.isnan(found.samples[0])
-        assert found.samples[1] == math.inf
+        strange = msgspec.structs.replace(block, samples=(0.1, seconds))
+        with pytest.raises(RecordError, match=r"record '0123' is damaged: .*samples\[1\]"):
+            decode(encode(whole_record(blocks=(strange,))))
 
     def test_one_that_broke_before_it_began_comes_back_too(self) -> None:
         bare = RunRecord(

@@ -35,7 +35,7 @@ def noisy(record: RunRecord, factor: float = 1.0) -> RunRecord:
     for block in record.blocks:
         samples = tuple(factor * sample * (0.4 if place % 2 else 1.6) for place, sample in enumerate(block.samples))
         blocks.append(msgspec.structs.replace(block, samples=samples))
-    return msgspec.structs.replace(record, blocks=tuple(blocks))
+    return msgspec.structs.replace(record, blocks=tuple(blocks), stopped="ceiling")
 
 
 class TestThroughput:

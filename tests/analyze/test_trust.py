@@ -69,15 +69,22 @@ class TestNoisy:
         assert found.labels == ("noisy",)
         assert found.reasons[0].code == "few-samples"
 
-    def test_by_its_spread_alone(self, make_record: Any, make_block: Any) -> None:
-        found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.15),)))
-        assert found.labels == ("noisy",)
-        assert found.reasons[0].code == "spread"
-        assert "spread 15" in str(found.reasons[0])
+    def test_a_wide_spread_about_a_median_that_is_known_is_only_noted(self, make_record: Any, make_block: Any) -> None:
+        found = verdict(make_record(blocks=(make_block(count=4000, sigma=0.15),), stopped="ceiling"))
+        assert found.labels == ("valid",)
+        (told,) = [each for each in found.notes if each.code == "spread"]
+        assert "spread 15" in str(told)
 
-    def test_by_the_spread_of_its_latency_alone(self, make_record: Any, make_block: Any) -> None:
-        blocks = (make_block(count=500), make_block(kind="latency", clock="host", count=500, sigma=0.2))
-        found = verdict(make_record(blocks=blocks))
+    def test_steps_that_took_much_longer_are_noted(self, make_record: Any, make_block: Any) -> None:
+        block = make_block(count=1000)
+        late = msgspec.structs.replace(block, samples=(*block.samples[:-2], *(5 * block.samples[0],) * 2))
+        (told,) = [each for each in verdict(make_record(blocks=(late,))).notes if each.code == "outliers"]
+        assert "2 of 1000 steps took more than 2× the median" in str(told)
+        assert not [each for each in verdict(make_record(blocks=(block,))).notes if each.code == "outliers"]
+
+    def test_by_the_interval_of_its_latency_alone(self, make_record: Any, make_block: Any) -> None:
+        blocks = (make_block(count=500), make_block(kind="latency", clock="host", count=30, sigma=0.2))
+        found = verdict(make_record(blocks=blocks, stopped="ceiling"))
         assert found.labels == ("noisy",)
         assert {reason.about for reason in found.reasons} == {"latency"}
         assert found.doubts("latency")
@@ -144,7 +151,8 @@ def test_several_labels_may_hold_and_valid_is_none_of_them(
 ) -> None:
     record = make_record(
         prepared=make_prepared(isolated=False, warmup=Warmup(steady=False)),
-        blocks=(make_block(count=500, sigma=0.3, telemetry=look(throttle=("hw_thermal",), foreign=("other",))),),
+        blocks=(make_block(count=30, sigma=0.3, telemetry=look(throttle=("hw_thermal",), foreign=("other",))),),
+        stopped="ceiling",
     )
     found = verdict(record)
     assert found.labels == ("noisy", "throttled", "no-steady-state", "shared-gpu", "not-isolated")

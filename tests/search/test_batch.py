@@ -183,7 +183,7 @@ class TestKnee:
             high = BatchTrial(batch=2000, fits=True, throughput_per_s=10_500.0, throughput_interval=interval)
             found = supported_knee([*trials, high])
             assert isinstance(found, Knee)
-            assert found.batch == 192
+            assert 10_000 < found.limit_per_s < 10_200
 
     def test_none_is_claimed_below_the_smallest_that_ran(self) -> None:
         """Training is never tried below 2: speed that is flat from there on says nothing of 1."""

@@ -72,7 +72,7 @@ def test_a_slip_of_the_pen_is_answered_with_the_closest_names(model: str, near: 
         ("simple_cnn", {"image_size": 4}, "must be 8 or more"),
         ("timm:resnet18", {"sequence_length": 3}, "it takes images"),
         ("hf:bert", {"sequence_length": 1000}, "must be 512 or less"),
-        ("hf:bert", {"image_size": 32}, "it takes tokens"),
+        ("hf:bert", {"image_size": 32}, "it takes no images"),
         ("hf:vit", {"image_size": 100}, "multiple of 16"),
         ("hf:mamba", {"classes": 3}, "causal language model"),
     ],

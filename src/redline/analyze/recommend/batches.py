@@ -109,7 +109,7 @@ def _below_the_knee(evidence: Evidence, curve: Curve, fastest: RunSummary) -> Ad
     """A knee that only rows show which may not be recommended: far below it is no place to send anyone."""
     assert curve.knee is not None
     told = (
-        f"For throughput {work(curve.subject)} wants batch {curve.knee.batch} or more, and nothing that was measured "
+        f"For throughput {work(curve.subject)} needs batch {curve.knee.batch} or more, and nothing that was measured "
         "there may be recommended yet"
     )
     again = evidence.command("run", fastest, batch=curve.knee.batch)
