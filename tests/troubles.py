@@ -103,7 +103,7 @@ class Rank:
                 self._small_kernels()
             self._work("Optimizer.step#AdamW.step", ADAM, 150 * US, "adam")
             if program.size("late launch"):
-                self.now += self.about(program.size("late launch") * 6000 * US, self.step, "logging")
+                self.now += self.about(program.size("late launch") * 12_000 * US, self.step, "logging")
             self.maker.annotation(f"ProfilerStep#{self.step}", begin, self.now - begin)
             self.ends.append((begin, self.now))
 
@@ -125,7 +125,7 @@ class Rank:
         """An operator and its kernel; when the kernel starts and ends."""
         program = self.program
         begin = self.now
-        overhead = 6 * US + program.size("launch overhead") * 90 * US
+        overhead = 6 * US + program.size("launch overhead") * 300 * US
         self.now += self.about(overhead, self.step, *key, "host")
         call = CALL_NS
         if kernel not in self.seen and program.size("warm-up"):

@@ -68,7 +68,7 @@ def test_host_bound(made: Made) -> None:
         "torch.compile(model, mode='reduce-overhead')"
     )  # nobody's recipe: what to change in code
     assert found.gain_bound == pytest.approx(950 / 500, rel=1e-6)
-    assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=5 * US, late=True)))
+    assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=2 * US, late=True)))
     # The same gaps, but the work was launched in time: the host is not to blame.
     assert "host-bound" not in codes(made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US)))
 
@@ -158,7 +158,7 @@ def test_fp32_products_on_amd(made: Made) -> None:
 def test_batch_norm_in_eval(made: Made) -> None:
     found = finding(made(row(TraceMaker(), (CONV, 80), (BN_EVAL, 20))), "batch-norm-eval")
     assert "fuse(model.eval())" in found.next
-    assert found.gain_bound == pytest.approx(101 / 81, rel=1e-6)
+    assert found.gain_bound == pytest.approx(101 / 80, rel=1e-6)  # the gap before it goes too
     assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 80), (BN_TRAIN, 20))))
     assert "batch-norm-eval" not in codes(made(row(TraceMaker(), (CONV, 99), (BN_EVAL, 1))))
 
@@ -336,7 +336,7 @@ class TestAdviceFitsTheHardwareAndTheTrace:
         """173 launches took 6.3 ms each, every one the first of its kernel."""
         maker = TraceMaker()
         for number in range(50):
-            at = 7000 * number
+            at = 6400 * number
             maker.kernel(f"void kernel_{'abcdefghij'[number % 10]}{number}<float>(int)", (at + 6310) * US, 50 * US,
                          launched=at * US, call_ns=6300 * US)  # fmt: skip
         profile = made(maker)

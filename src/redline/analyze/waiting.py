@@ -24,7 +24,7 @@ from redline.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
 
-HOST_SHARE = 0.1
+HOST_SHARE = 0.05
 """Recording slows the host down, so that a smaller share says little about the program without the profiler."""
 LAUNCH_SHARE = 0.05
 """A microsecond or two between kernels is what every program pays."""

@@ -176,6 +176,9 @@ class Waiting:
     """For each device, for each of its collectives, how long it waited for others; NaN where that is not known."""
 
     waits: list[NDArray[np.float64]]
+    late: int
+    """How much earlier the steps of each device would end, had no rank been later than the first: by the longest
+    exposed wait of any rank in each collective, since all of them go on together."""
     from_ranks: bool
     stragglers: list[Straggler]
 
@@ -184,11 +187,12 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
     """Against the other ranks where they took part in the same collectives, else against the fastest of the same size."""
     groups = _matched(all_calls) if len(all_calls) > 1 else []
     if not groups:
-        return Waiting([_against_fastest(calls) for calls in all_calls], False, [])
+        return Waiting([_against_fastest(calls) for calls in all_calls], 0, False, [])
     offsets = _clock_offsets(all_calls, groups)
     waits = [np.full(len(calls), np.nan) for calls in all_calls]
     last: defaultdict[int, list[float]] = defaultdict(list)
     skews = []
+    late = 0
     for group in groups:
         arrived = {device: int(all_calls[device].start[index]) - offsets[device] for device, index in group.items()}
         latest = max(arrived, key=lambda device: arrived[device])
@@ -198,6 +202,8 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
         for device, index in group.items():
             length = int(all_calls[device].end[index] - all_calls[device].start[index])
             waits[device][index] = min(max(arrived[latest] - arrived[device], 0), length)
+        exposed = [waits[device][index] - all_calls[device].hidden[index] for device, index in group.items()]
+        late += max(int(max(exposed)), 0)
     found = [
         Straggler(
             label=all_calls[device].label,
@@ -208,7 +214,7 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
         )
         for device, waited in last.items()
     ]
-    return Waiting(waits, True, sorted(found, key=lambda one: -one.waited_s))
+    return Waiting(waits, late, True, sorted(found, key=lambda one: -one.waited_s))
 
 
 def _matched(all_calls: Sequence[Calls]) -> list[dict[int, int]]:

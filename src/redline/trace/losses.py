@@ -10,17 +10,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from redline.spec import Frozen
 from redline.trace.classes import short_name
 from redline.trace.collectives import Calls, Waiting, calls_of, waiting_of
-from redline.trace.columns import HostRanges, Mask, Work
+from redline.trace.columns import HostRanges, Ints, Mask, Work
 from redline.trace.host import HostView, picked
 from redline.trace.idle import IdleTime, idle_time
-from redline.trace.intervals import NEVER, Intervals, both, seconds, union, without
+from redline.trace.intervals import NEVER, Intervals, both, joined, seconds, union, without
 from redline.trace.patterns import cold_kernels, launching, recomputed, unfused_attention
 from redline.trace.replay import Replay, host_time_without
 from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_views
@@ -98,31 +99,44 @@ class _Sum:
             self.what, self.longest = what, ns
 
 
+Sums: TypeAlias = defaultdict[LossCode, _Sum]
+"""The losses of one device, or of all."""
+
+
 def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiting]:
     """Of all devices together, the largest saving first; and the collectives, which some of them rest on."""
-    sums: defaultdict[LossCode, _Sum] = defaultdict(_Sum)
     calls = [calls_of(run.view) for run in runs]
     waiting = waiting_of(calls)
+    each = []
     for run, own, waits in zip(runs, calls, waiting.waits, strict=True):
+        each.append(sums := Sums(_Sum))
         _of_the_host(run, sums)
-        _of_communication(run, own, waits if waiting.from_ranks else None, sums)
+        _of_waits(run, sums)
+        _of_communication(run, own, _exposed_waiting(own, waits) if waiting.from_ranks else 0, sums)
+        _of_copies(run, sums)
         _of_work(run, sums)
+    if waiting.late:
+        _of_stragglers(runs, each, waiting.late)
+    total = Sums(_Sum)
+    for sums in each:
+        for code, one in sums.items():
+            total[code].add(one.ns, one.saved, max(one.most, one.saved), one.count, one.what)
     found = [
         Loss(
             code=code,
             seconds=seconds(one.ns),
             saves_s=seconds(one.saved),
-            most_s=seconds(max(one.most, one.saved)),
+            most_s=seconds(one.most),
             count=one.count,
             what=one.what,
         )
-        for code, one in sums.items()
+        for code, one in total.items()
         if one.ns or one.saved
     ]
     return sorted(found, key=lambda loss: -loss.saves_s), calls, waiting
 
 
-def _of_the_host(run: DeviceRun, sums: defaultdict[LossCode, _Sum]) -> None:
+def _of_the_host(run: DeviceRun, sums: Sums) -> None:
     host, replay, idle = run.host, run.replay, run.idle
     calls = host.trace.calls
     threads = host.launching_threads
@@ -134,7 +148,7 @@ def _of_the_host(run: DeviceRun, sums: defaultdict[LossCode, _Sum]) -> None:
     loading, warming = when(host.loader), when(host.warming_up)
     blocked, allocating = when(picked(calls, host.blocking)), when(picked(calls, host.allocating))
     plain = host_time_without(host, run.bounds, loading, warming, blocked, allocating)
-    stalls = both(plain, _stalls(host))
+    stalls = without(both(plain, _stalls(host, run.bounds)), idle.when["sync"])
     steady = without(plain, stalls)
     if len(loading):
         sums["data"].add(idle.ns("data"), replay.saved(without_host=loading), count=len(host.loader))
@@ -143,11 +157,6 @@ def _of_the_host(run: DeviceRun, sums: defaultdict[LossCode, _Sum]) -> None:
         sums["allocator"].add(idle.ns("allocator"), saved, count=len(host.allocating))
     if len(warming):
         sums["warm-up"].add(idle.ns("warm-up"), replay.saved(without_host=warming), count=len(host.warming_up))
-    copies = host.copying[replay.waits]
-    for code, mask in (("blocking-copy", copies), ("sync", ~copies)):
-        ns = int(idle.by_call[host.copying if code == "blocking-copy" else ~host.copying].sum())
-        if ns or mask.any():
-            sums[code].add(ns, replay.saved(without_waits=mask), count=int(mask.sum()))  # type: ignore[index]
     stalled = both(idle.when["host"], stalls).total
     if stalled:
         sums["stall"].add(stalled, replay.saved(without_host=stalls), count=len(stalls))
@@ -167,46 +176,106 @@ def _of_the_host(run: DeviceRun, sums: defaultdict[LossCode, _Sum]) -> None:
         sums["dependency"].add(other, other)
 
 
-def _stalls(host: HostView) -> Intervals:
+def _of_waits(run: DeviceRun, sums: Sums) -> None:
+    """Calls that wait for the device. Copies among them are gone with their own work, which is not counted as copies."""
+    host, replay, idle = run.host, run.replay, run.idle
+    copies = host.copying[replay.waits]
+    own = run.replay.shorter(run.view, _blocking_copies(run))
+    for code, mask, work in (("blocking-copy", copies, own), ("sync", ~copies, None)):
+        ns = int(idle.by_call[host.copying if code == "blocking-copy" else ~host.copying].sum())
+        if ns or mask.any():
+            copying = int(work.sum()) if work is not None else 0
+            saved = replay.saved(without_waits=mask, without_work=work)
+            # What the host did next while the device had run dry may have been there for the sake of the result.
+            around = joined(_operators_around(host, replay.waits[mask]), idle.when["sync"])
+            most = replay.saved(without_waits=mask, without_work=work, without_host=around)
+            sums[code].add(ns + copying, saved, max(most, ns + copying), int(mask.sum()))  # type: ignore[index]
+
+
+def _blocking_copies(run: DeviceRun) -> Mask:
+    """Copies between host and device whose call blocks the host."""
+    links = run.recorded.links
+    return _moving(run) & links.is_launched & np.isin(links.call, run.host.blocking)
+
+
+def _operators_around(host: HostView, calls: Ints) -> Intervals:
+    operators = host.trace.operators
+    rows = host.links.operators_of(calls)
+    rows = rows[rows >= 0]
+    return union(operators.start[rows], operators.end[rows])
+
+
+def _stalls(host: HostView, bounds: tuple[int, int]) -> Intervals:
     """Stretches in which no thread launched anything, far longer than usual."""
     calls = host.trace.calls
     launches = host.launching
     if len(launches) < 2:
         return NEVER
     busy = union(calls.start[launches], calls.end[launches])
-    start, end = busy.end[:-1], busy.start[1:]
-    if not len(start):
-        return NEVER
-    long = (end - start) >= max(STALL_NS, STALL_RATIO * float(np.median(end - start)))
+    start, end = np.concatenate(([bounds[0]], busy.end)), np.concatenate((busy.start, [bounds[1]]))
+    usual = float(np.median(end[1:-1] - start[1:-1])) if len(busy) > 1 else 0.0
+    long = (end - start) >= max(STALL_NS, STALL_RATIO * usual)
     return union(start[long], end[long])
 
 
-def _of_communication(
-    run: DeviceRun, calls: Calls, waits: np.ndarray[tuple[int], np.dtype[np.float64]] | None,
-    sums: defaultdict[LossCode, _Sum],
-) -> None:  # fmt: skip
+def _of_communication(run: DeviceRun, calls: Calls, waited: int, sums: Sums) -> None:
+    """`waited`: for other ranks, as far as their traces are known; that is theirs."""
     links, view, replay = run.recorded.links, run.view, run.replay
     talking = links.is_class("communication")
     exposed = run.time.exposed_communication
     if exposed:
-        saved = replay.saved(without_work=replay.shorter(view, talking))
-        waited = _exposed_waiting(calls, waits) if waits is not None else 0
-        what = _longest(run, talking)
-        if waited:
-            part = replay.shorter(view, talking)
-            whole = max(int(part.sum()), 1)
-            late = replay.saved(without_work=(part * (waited / whole)).astype(np.int64))
-            sums["straggler"].add(waited, late, count=len(calls))
-            sums["communication"].add(exposed - waited, max(saved - late, 0), saved, len(calls), what)
-        else:
-            sums["communication"].add(exposed, saved, count=len(calls), what=what)
-    if run.time.exposed_copy:
-        moving = _moving(run)
-        saved = replay.saved(without_work=replay.shorter(view, moving))
-        sums["copies"].add(run.time.exposed_copy, saved, count=int(moving.sum()), what=_longest(run, moving))
+        shorter = replay.shorter(view, talking)
+        saved = replay.saved(without_work=shorter)
+        most = replay.saved(without_work=shorter, without_host=launching(links, talking))
+        sums["communication"].add(exposed - waited, max(saved - waited, 0), most, len(calls), _longest(run, talking))
+        sums["straggler"].ns += waited
 
 
-def _exposed_waiting(calls: Calls, waits: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
+_WAITED_FOR: tuple[LossCode, ...] = (
+    "data", "sync", "blocking-copy", "allocator", "warm-up", "stall", "host", "launch", "dependency",
+)  # fmt: skip
+
+
+def _of_stragglers(runs: Sequence[DeviceRun], each: Sequence[Sums], late: int) -> None:
+    """What all ranks lose when one is late: to its work where it has more of it, else to what made it late.
+
+    A rank whose loader stalls is late because of its loader: there the others' waiting belongs.
+    """
+    latest = min(range(len(runs)), key=lambda index: each[index]["straggler"].ns)
+    others = [index for index in range(len(runs)) if index != latest]
+    worked = [run.time.busy - run.time.communication for run in runs]
+    by_work = min(max(worked[latest] - int(np.mean([worked[index] for index in others])), 0), late)
+    extra = {
+        code: max(each[latest][code].ns - float(np.mean([each[index][code].ns for index in others])), 0.0)
+        for code in _WAITED_FOR
+    }
+    whole = sum(extra.values())
+    if not whole:
+        by_work = late
+    for index, sums in enumerate(each):
+        talking = sums["communication"].most
+        sums["straggler"].saved += by_work
+        sums["straggler"].most += late + talking
+        sums["straggler"].count += 1
+        for code, more in extra.items():
+            if more and index != latest:
+                sums[code].saved += int((late - by_work) * more / whole)
+            if sums[code].ns or more:
+                sums[code].most = max(sums[code].most, sums[code].saved) + late
+
+
+def _of_copies(run: DeviceRun, sums: Sums) -> None:
+    """Copies that no kernel runs beside, less those that block the host."""
+    moving = _moving(run) & ~_blocking_copies(run)
+    if not moving[run.view.rows].any():
+        return
+    shorter = run.replay.shorter(run.view, moving)
+    exposed = min(int(shorter.sum()), run.time.exposed_copy)
+    saved = run.replay.saved(without_work=shorter)
+    sums["copies"].add(exposed, saved, count=int(moving.sum()), what=_longest(run, moving))
+
+
+def _exposed_waiting(calls: Calls, waits: NDArray[np.float64]) -> int:
     """Waiting comes first in a collective; what is computed beside it hides the waiting first."""
     known = np.nan_to_num(waits)
     return int(np.maximum(known - calls.hidden, 0).sum())
@@ -218,7 +287,7 @@ def _moving(run: DeviceRun) -> Mask:
     return run.view.moving.holds(work.start) & copying
 
 
-def _of_work(run: DeviceRun, sums: defaultdict[LossCode, _Sum]) -> None:
+def _of_work(run: DeviceRun, sums: Sums) -> None:
     links = run.recorded.links
     in_training = links.are(lambda name: name.is_training_norm).any()
     attention = unfused_attention(links)

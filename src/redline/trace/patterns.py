@@ -142,12 +142,11 @@ def cold_kernels(recorded: Recorded) -> Cold:
 
 
 def launching(links: Links, rows: Mask) -> Intervals:
-    """The host's time to launch these rows: for each launch, since the launch before it on the same thread."""
+    """The host's time to launch these rows: for each launch, since the launch before it on any thread."""
     calls = links.trace.calls
     launches = np.unique(links.call[links.is_launched])
+    launches = launches[np.argsort(calls.start[launches], kind="stable")]
     wanted = np.isin(launches, links.call[rows & links.is_launched])
-    order = np.lexsort((calls.start[launches], calls.thread[launches]))
-    launches, wanted = launches[order], wanted[order]
-    thread, end = calls.thread[launches], calls.end[launches]
-    since = np.concatenate((calls.start[launches[:1]], np.where(_differs(thread), calls.start[launches[1:]], end[:-1])))
+    end = np.maximum.accumulate(calls.end[launches])
+    since = np.concatenate((calls.start[launches[:1]], end[:-1]))
     return union(since[wanted], np.maximum(end, since)[wanted])

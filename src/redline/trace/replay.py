@@ -48,6 +48,11 @@ class Replay:
         known = links.is_launched[first]
         launched = np.where(known, links.launched_by[first], _LONG_AGO)
         before = np.concatenate(([bounds[0]], device.busy.end[:-1]))
+        # A copy that blocks the host was launched when its call began, if all it then waited for was the device.
+        began = np.where(known, links.launched_at[first], _LONG_AGO)
+        queued = known & np.isin(links.call[first], host.blocking)
+        queued &= (began <= before) & (device.busy.start - before <= LAUNCH_GAP_NS)
+        launched = np.where(queued, began, launched)
         waits = host.waits
         # Nested waits, and those of several threads at once, are one.
         merged = union(calls.start[waits], calls.end[waits])
@@ -82,7 +87,7 @@ class Replay:
         if without_work is not None:
             length = length - np.minimum(without_work, length)
         before = np.concatenate(([self.bounds[0]], self.end[:-1]))
-        gap = np.where(self.late, 0, self.start - before)
+        gap = np.where(self.late | (length == 0), 0, self.start - before)  # work that is gone needs no gap before it
         if without_gaps:
             gap = np.where(gap <= LAUNCH_GAP_NS, 0, gap)
         # What lay between a late launch and its work stays; of work launched in time, that was the queue.
@@ -165,11 +170,11 @@ class _Pauses:
         """How much earlier the host is after a wait, less what was taken out of its own time."""
         arrives = self.start[wait] - shift - self.taken_before[wait]
         device, end, block = self.device[wait], self.end[wait], self.block[wait]
-        leaves = arrives
-        if not self.skipped[wait]:
-            if not 0 <= block < played:
-                return shift  # it waits for work that comes later: nothing can be said
-            leaves = max(arrives, int(ends[block]) - (int(was[block]) - device))
+        if self.skipped[wait]:
+            return end - arrives - self.taken_after[wait]
+        if not 0 <= block < played:
+            return shift  # it waits for work that comes later: nothing can be said
+        leaves = max(arrives, int(ends[block]) - (int(was[block]) - device))
         return end - (leaves + end - device) - self.taken_after[wait]
 
 

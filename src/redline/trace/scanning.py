@@ -18,6 +18,10 @@ _REALLY_OVER = re.compile(rb'[ \t\r\n]*+(?:\}|,[ \t\r\n]*+"|$)')
 _QUOTE, _OPENING, _CLOSING, _END = ord('"'), frozenset(b"[{"), frozenset(b"]}"), ord("]")
 
 
+_APART = ord("]") - ord("[")
+"""From each opening bracket to its closing one: the same for both kinds."""
+
+
 @dataclass(frozen=True)
 class Scan:
     """What an exact look at a buffer that begins between two events found."""
@@ -73,24 +77,26 @@ def last_boundary(buffer: bytes) -> int | None:
 def scan(buffer: bytes) -> Scan:
     """Step over strings and count brackets, so that not even nonsense between them leads astray."""
     spans: list[tuple[int, int]] = []
-    strays = depth = start = consumed = 0
+    strays = start = consumed = 0
+    opened: list[int] = []
     for token in _TOKEN.finditer(buffer):
         character = buffer[token.start()]
         if character in _OPENING:
-            if depth == 0:
+            if not opened:
                 start = token.start()
                 strays += _strays(buffer[consumed:start])
-            depth += 1
+            opened.append(character)
         elif character in _CLOSING:
-            if depth == 0:
+            if not opened:
                 between = _strays(buffer[consumed : token.start()])
                 if character == _END and _REALLY_OVER.match(buffer, token.end()):
                     return Scan(spans, strays + between, consumed, token.start())
                 strays += between + 1  # a bracket that closes nothing: events follow all the same
                 consumed = token.end()
                 continue
-            depth -= 1
-            if depth == 0:
+            if character - opened.pop() != _APART:
+                break  # a bracket is missing: from here on they pair up wrongly
+            if not opened:
                 spans.append((start, token.end()))
                 consumed = token.end()
         elif character == _QUOTE and token.end() - token.start() == 1:
