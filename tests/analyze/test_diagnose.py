@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
+from troubles import CODES, Program, run
 
 from redline.analyze.diagnose import diagnose
 from redline.analyze.finding import Finding
 from redline.analyze.profile import Capture, Profile, profile_of
 from redline.record import Capabilities
-from redline.trace.decode import read_trace
+from redline.trace.decode import read_trace, read_traces
 
 US = 1000
 SGEMM = "ampere_sgemm_128x64_tn"
@@ -418,3 +419,28 @@ def test_a_busy_device_is_the_limit_even_where_its_kind_is_not_known(made: Made)
     evidence = str(made(BUSY).bound.evidence)
     assert "busy 99% of the time" in evidence
     assert "not known" in evidence
+
+
+class TestTroublesOfKnownSize:
+    """Simulated programs with a trouble and without it: `benchmarks/trace_diagnosis.py` has many more of them."""
+
+    def judged(self, tmp_path: Path, troubles: dict[str, float], larger: str) -> None:
+        program = Program(0, troubles, 2 if "straggler" in troubles else 1)
+        whole = run(program)
+        gain = whole.wall_ns / run(program.without(larger)).wall_ns
+        first = profile_of(read_traces(whole.write(tmp_path))).findings[0]
+        assert first.code in CODES[larger]
+        assert first.gain_bound >= gain * (1 - 1e-9)
+        assert first.gain_bound < 1 + 2 * (gain - 1), "a bound that says something"
+
+    @pytest.mark.parametrize("trouble", CODES)
+    def test_alone(self, tmp_path: Path, trouble: str) -> None:
+        self.judged(tmp_path, {trouble: 0.8}, trouble)
+
+    @pytest.mark.parametrize(
+        ("larger", "smaller"),
+        [("late launch", "sync copy"), ("unfused attention", "sync copy"), ("launch overhead", "straggler"),
+         ("item", "recompute")],
+    )  # fmt: skip
+    def test_the_larger_of_two(self, tmp_path: Path, larger: str, smaller: str) -> None:
+        self.judged(tmp_path, {larger: 0.8, smaller: 0.3}, larger)
