@@ -431,7 +431,8 @@ class TestTroublesOfKnownSize:
         first = profile_of(read_traces(whole.write(tmp_path))).findings[0]
         assert first.code in CODES[larger]
         assert first.gain_bound >= gain * (1 - 1e-9)
-        assert first.gain_bound < 1 + 2 * (gain - 1), "a bound that says something"
+        if program.ranks == 1:  # of several ranks, each may be what the others wait for
+            assert first.gain_bound < 1 + 2 * (gain - 1), "a bound that says something"
 
     @pytest.mark.parametrize("trouble", CODES)
     def test_alone(self, tmp_path: Path, trouble: str) -> None:
