@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import redline
-from redline.spec import RunSpec, WorkloadSpec
+from redline.spec import DataSpec, RunSpec, WorkloadSpec
 
-VERBS = ["run", "race", "sweep", "tune", "profile", "roofline", "flops", "find_batch", "run_quick_profile"]
+VERBS = ["run", "race", "sweep", "tune", "profile", "roofline", "flops", "find_batch"]
+TRAINERS = ["train", "run_quick_profile"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -26,6 +27,15 @@ def test_signatures_name_every_setting_with_its_default(verb: str) -> None:
     assert parameters["effort"].default == spec.measure.effort
     assert parameters["task"].default == spec.workload.task
     assert parameters["optimizer"].default == spec.workload.optimizer
+
+
+@pytest.mark.parametrize("verb", TRAINERS)
+def test_signatures_of_trainers_name_theirs(verb: str) -> None:
+    parameters = inspect.signature(getattr(redline, verb)).parameters
+    assert not [each for each in parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
+    spec = RunSpec(workload=WorkloadSpec(model="any"))
+    assert (parameters["device"].default, parameters["seed"].default) == (spec.device, spec.seed)
+    assert parameters["workers"].default == DataSpec(name="any").workers
 
 
 def test_a_verb_shows_no_setting_that_it_replaces() -> None:

@@ -293,7 +293,7 @@ def test_the_result_reads_as_a_table_and_as_a_document(history: History) -> None
     text = str(result)
     assert "60 cells, 56 done, 4 failed" in text
     assert "failed: oom at compile" in text
-    assert "ratios between rows carry no interval" in text
+    assert "ratios between rows have no interval" in text
     document = json.loads(result.to_json())
     assert {name: document[name] for name in ("planned", "done", "failed")} == {"planned": 60, "done": 56, "failed": 4}
     assert document["cells"][0].keys() >= {"model", "task", "recipe", "batch", "status", "record_id", "failure"}

@@ -286,16 +286,19 @@ class TestSweeps:
     ) -> None:
         monkeypatch.setattr("redline.store.database.PATIENCE_S", 0.5)
         monkeypatch.setattr(stopped, "start", lambda: None)
-        with pytest.raises(StoreError, match="what was measured is kept in"):
-            redline.sweep(
-                **GRID, workspace=Workspace(door=fake_door(), history=url, observer=Killing(stopped, after=4))
-            )
+        killing = Killing(stopped, after=4)
+        with (
+            Workspace(door=fake_door(), history=url, observer=killing) as workspace,
+            pytest.raises(StoreError, match="what was measured is kept in"),
+        ):
+            redline.sweep(**GRID, workspace=workspace)
         monkeypatch.undo()
         stopped.start()
         with History.open(url) as history:
             kept = {cell.record_id for cell in history.sweep("study").cells().values()}
-            assert len(kept) == 5, "four settled, and the one that was measured when it went away"
-        result = redline.sweep(**GRID, workspace=Workspace(door=fake_door(), history=url))
+            assert len(kept) == 4, "all that were measured before it went away"
+        with Workspace(door=fake_door(), history=url) as workspace:
+            result = redline.sweep(**GRID, workspace=workspace)
         assert kept < {cell.record_id for cell in result}
         with History.open(url) as history:
             assert history.count() == 15
@@ -310,11 +313,15 @@ class TestSweeps:
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
                     "AND backend_type = 'client backend'"
                 )
-                with pytest.raises(UsageError, match="is being run by process") as error:
-                    redline.sweep(**GRID, workspace=Workspace(door=fake_door(), history=url))
+                with (
+                    Workspace(door=fake_door(), history=url) as second,
+                    pytest.raises(UsageError, match="is being run by process") as error,
+                ):
+                    redline.sweep(**GRID, workspace=second)
                 refused.append(str(error.value))
 
-        redline.sweep(**GRID, workspace=Workspace(door=fake_door(), history=url, observer=Dropping()))
+        with Workspace(door=fake_door(), history=url, observer=Dropping()) as workspace:
+            redline.sweep(**GRID, workspace=workspace)
         assert len(refused) == 15
         with History.open(url) as history:
             assert history.count() == 15

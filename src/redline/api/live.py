@@ -156,6 +156,10 @@ def _feed_parts(value: Any, update: Update, seen: dict[int, tuple[int, Any]]) ->
         _feed_object(value, feed, update)
 
 
+_TELLING = (FunctionType, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+"""What a class holds that may change what its objects do."""
+
+
 def _feed_class(kind: type, feed: Callable[[Any], None]) -> None:
     feed(f"{kind.__module__}.{kind.__qualname__}")
     if kind.__module__.partition(".")[0] in _LIBRARIES:
@@ -163,9 +167,12 @@ def _feed_class(kind: type, feed: Callable[[Any], None]) -> None:
     for base in kind.__bases__:
         feed(base)
     for name, part in sorted(vars(kind).items()):
-        if isinstance(part, FunctionType | int | float | str | tuple) and name != "__firstlineno__":
+        part = getattr(part, "__func__", part)  # of a static or class method
+        if isinstance(part, _TELLING) and name != "__firstlineno__":
             feed(name)
             feed(part)
+        elif isinstance(part, property):
+            feed((name, part.fget, part.fset))
 
 
 def _feed_function(function: FunctionType, feed: Callable[[Any], None]) -> None:
@@ -182,7 +189,7 @@ def _feed_function(function: FunctionType, feed: Callable[[Any], None]) -> None:
             feed("an empty cell")
     for name in function.__code__.co_names:
         part = function.__globals__.get(name)
-        if isinstance(part, FunctionType | type | bool | int | float | str):
+        if isinstance(part, FunctionType | type | int | float | complex | str | bytes | tuple | frozenset):
             feed(name)
             feed(part)
 
