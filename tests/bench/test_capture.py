@@ -37,7 +37,7 @@ def spec_of(task: str) -> RunSpec:
 
 @pytest.fixture
 def session():
-    bench = BenchSession(on_progress=lambda stage, detail: None, isolated=False)
+    bench = BenchSession(on_progress=lambda progress: None, isolated=False)
     yield bench
     bench._close()
 

@@ -18,7 +18,7 @@ from redline.spec_table import specs_from_table
 
 @pytest.fixture
 def bench() -> Iterator[BenchSession]:
-    session = BenchSession(lambda stage, detail: None)
+    session = BenchSession(lambda progress: None)
     yield session
     session.handle(Close())
 

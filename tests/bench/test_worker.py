@@ -72,7 +72,7 @@ def test_a_helper_that_was_forked_and_ends_by_itself_is_nobodys_business(
 def test_only_ctrl_c_leaves_the_bench_and_only_where_a_person_pressed_it(
     monkeypatch: pytest.MonkeyPatch, isolated: bool, kind: type[BaseException]
 ) -> None:
-    session = BenchSession(on_progress=lambda stage, detail: None, isolated=isolated)
+    session = BenchSession(on_progress=lambda progress: None, isolated=isolated)
 
     def interrupted(*_: object, **__: object) -> None:
         raise kind("bye")

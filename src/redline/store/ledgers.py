@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from redline.store.database import Database
 
+_HELD: set[str] = set()
+"""Tokens that this process holds: a hold that a server could not take back is nobody's any more."""
 LEASE_S = 30.0
 """On a server: how long a hold lasts that its holder does not renew."""
 
@@ -89,15 +91,17 @@ class Lease:
             found = read_holder(connection, self._what)
             # A server that was just started has heard of no renewal yet.
             is_over = found is None or max(found.until, clocks.started + LEASE_S) <= clocks.now
-            if found is not None and not is_over and not is_gone(found.process):
+            if found is not None and not is_over and not _is_forgotten(found):
                 return _named(found)
             self._write(connection, clocks.now)
+        _HELD.add(self.token)
         self._thread.start()
         return None
 
     def give_back(self) -> None:
         self._over.set()
         self._thread.join()
+        _HELD.discard(self.token)
         # A server that is away forgets the hold by itself.
         with contextlib.suppress(StoreError), self._database.writing(patient=False) as connection:
             found = read_holder(connection, self._what)
@@ -118,6 +122,12 @@ class Lease:
 
     def _write(self, connection: Connection, now: float) -> None:
         write_holder(connection, self._what, Holder(token=self.token, process=this_process(), until=now + LEASE_S))
+
+
+def _is_forgotten(holder: Holder) -> bool:
+    if holder.process == this_process():
+        return holder.token not in _HELD
+    return is_gone(holder.process)
 
 
 def _named(holder: Holder) -> str:

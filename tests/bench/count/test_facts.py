@@ -219,7 +219,7 @@ def test_the_workload_is_left_as_it_was() -> None:
 
 def ask(**table: Any) -> SwitchChoices:
     (spec,) = specs_from_table({"model": "simple_cnn", "batch": 2, "device": "cpu", "threads": 1, **table})
-    reply = BenchSession(lambda stage, detail: None).handle(Ask(question=AskSwitches(spec=spec)))
+    reply = BenchSession(lambda progress: None).handle(Ask(question=AskSwitches(spec=spec)))
     assert isinstance(reply, SwitchChoices), reply
     return reply
 
