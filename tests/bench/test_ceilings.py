@@ -61,13 +61,13 @@ def test_a_format_only_some_cards_have_becomes_a_note(monkeypatch: pytest.Monkey
 
 def test_the_best_of_several_shapes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_formats", lambda device: ["fp32"])
-    monkeypatch.setattr(ceilings, "_timed", lambda device, call: 1.0)
+    monkeypatch.setattr(ceilings, "_timed", lambda device, call: ceilings.Timing(1.0, 1.0, 5))
     found = measure_ceilings(CpuDevice())
     assert (found.shapes, found.flops_per_s) == ({"fp32": "128×128×128"}, {"fp32": 2.0 * 128**3})
 
 
 def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_timed", lambda device, call: 1.0)
+    monkeypatch.setattr(ceilings, "_timed", lambda device, call: ceilings.Timing(1.0, 1.0, 5))
     assert measure_ceilings(CpuDevice()).copy_bytes_per_s == 2 * 4 * (1 << 18)
 
 

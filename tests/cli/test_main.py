@@ -758,7 +758,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(
 def test_ctrl_c_before_the_first_block_leaves_no_process_either(tiny: str, own_history: Path) -> None:
     marker = f"redline-interrupted-early-{os.getpid()}"
     running = start(marker, "run", f"{MISBEHAVING}:hangs", "-f", tiny)
-    wait_for_line(running, "computing the fp32 reference")
+    wait_for_line(running, "searching for the batch")
     stdout, stderr = interrupt(running)
     assert running.returncode == 130
     assert stdout == ""
