@@ -50,6 +50,8 @@ from redline.protocol import (
     PreparedReply,
     Profile,
     Progress,
+    Serve,
+    ServedReply,
     Snippet,
     Squeeze,
     SqueezeReply,
@@ -79,6 +81,7 @@ from redline.record import (
     Warmup,
     WorkloadInfo,
 )
+from redline.serving import Served
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.training import Epoch, Fed, TrainingProgress
 from redline.work import Ceilings, OperatorTime, OperatorWork, WorkCount
@@ -141,6 +144,7 @@ REQUESTS = [
     Profile(path="trace.json.gz", wait=0, warmup=1, active=2, shapes=False, memory=True, stacks=True, modules=True),
     TrainEpoch(number=2),
     Feed(part="together", seconds=1.5, workers=4, prefetch=False),
+    Serve(arrivals_s=(0.0, 0.5), rate=2.0, deadline_s=3.0, seed=7),
     Squeeze(),
     Close(),
     Ask(question=AskEnvironment(device="cuda:1", threads=3)),
@@ -163,6 +167,9 @@ REPLIES = [
     BlockReply(block=BLOCK),
     EpochReply(epoch=EPOCH, block=BLOCK),
     FedReply(fed=Fed(part="loader", samples=512, seconds=1.5, wait_s=0.25, workers=4, prefetch=False)),
+    ServedReply(
+        served=Served(rate=2.0, arrivals_s=(0.0, 0.5), sizes=(2,), started_s=(0.5,), finished_s=(0.75,), ended_s=0.75)
+    ),
     TraceReply(trace=TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096)),
     SqueezeReply(needed_bytes=2**33),
     ClosedReply(closed=Closed(memory=Memory(allocator_retries=2))),

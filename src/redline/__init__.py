@@ -34,6 +34,10 @@ _HOMES = {
         "LadderResult",
         "ladder",
     ),
+    "load": (
+        "LoadResult",
+        "load",
+    ),
     "loader": (
         "LoaderResult",
         "loader",
@@ -93,6 +97,7 @@ if TYPE_CHECKING:
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
     from redline.api.ladder import LadderResult, ladder
+    from redline.api.load import LoadResult, load
     from redline.api.loader import LoaderResult, loader
     from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
@@ -113,6 +118,7 @@ __all__ = [
     "CeilingsResult",
     "FlopsResult",
     "LadderResult",
+    "LoadResult",
     "LoaderResult",
     "OpsResult",
     "PlainRecipe",
@@ -137,6 +143,7 @@ __all__ = [
     "import_profile",
     "kept_tune",
     "ladder",
+    "load",
     "loader",
     "models",
     "ops",

@@ -50,7 +50,7 @@ def plan_key(spec: RunSpec, fingerprint: str, environment: Environment) -> str:
 def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> str:
     """Of what was asked for, and of what is known `besides`."""
     asked = {
-        **given(spec, leave_out=("launch", "recipe", "device", "workload", "measure", "train")),
+        **given(spec, leave_out=("launch", "recipe", "device", "workload", "measure", "train", "load")),
         "workload": given(spec.workload, leave_out=NOT_OF_THE_WORKLOAD),
         "measure": given(spec.measure),
         "recipe": spec.recipe.canonical(),
@@ -59,6 +59,8 @@ def spec_key(spec: RunSpec, besides: Mapping[str, str | None] | None = None) -> 
     if spec.train is not None:
         asked["train"] = given(spec.train, leave_out=("data",))
         asked["data"] = given(spec.train.data, leave_out=NOT_OF_THE_DATA)
+    if spec.load is not None:
+        asked["load"] = {"max_batch": spec.load.max_batch, "max_wait_s": spec.load.max_wait_s}
     return _digest([asked, {**(besides or {}), **_memory_limit(spec)}])
 
 

@@ -130,6 +130,7 @@ Code = Literal[
     "unreadable",
     "trace-gone",
     "more",
+    "padding",
 ]
 
 

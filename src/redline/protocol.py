@@ -26,6 +26,7 @@ from redline.record import (
     TraceRef,
     WorkloadInfo,
 )
+from redline.serving import Served
 from redline.spec import Frozen, RunSpec
 from redline.training import Epoch, Fed, FedPart, TrainingProgress
 from redline.work import Ceilings, Facts, OperatorTime, WorkCount
@@ -88,6 +89,16 @@ class Feed(Frozen, tag=True):
     seconds: float
     workers: int = 0
     prefetch: bool = True
+
+
+class Serve(Frozen, tag=True):
+    """Serve requests that arrive at these moments, in batches as the spec's `load` says."""
+
+    arrivals_s: tuple[float, ...]
+    rate: float
+    deadline_s: float
+    """Stop then, whoever still waits: above its capacity a server falls behind without end."""
+    seed: int | None = None
 
 
 class Squeeze(Frozen, tag=True):
@@ -198,7 +209,7 @@ class Ask(Frozen, tag=True):
     question: Question
 
 
-Request = Prepare | Measure | TrainEpoch | Feed | Profile | Squeeze | Close | Ask
+Request = Prepare | Measure | TrainEpoch | Feed | Serve | Profile | Squeeze | Close | Ask
 
 
 class Progress(Frozen, tag=True):
@@ -341,6 +352,10 @@ class FedReply(Frozen, tag=True):
     fed: Fed
 
 
+class ServedReply(Frozen, tag=True):
+    served: Served
+
+
 class TraceReply(Frozen, tag=True):
     trace: TraceRef
 
@@ -364,6 +379,7 @@ Reply = (
     | BlockReply
     | EpochReply
     | FedReply
+    | ServedReply
     | TraceReply
     | SqueezeReply
     | ClosedReply

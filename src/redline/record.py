@@ -11,6 +11,7 @@ import msgspec
 
 from redline.errors import RecordError, SpecError
 from redline.note import Note, notes_from_texts
+from redline.serving import Served
 from redline.spec import Count, Figure, Frozen, Items, Moment, Recipe, RunSpec, Seconds
 from redline.training import DataInfo, Epoch, Fed
 from redline.work import WorkCount
@@ -374,6 +375,8 @@ class RunRecord(Frozen):
     """Of a training on data; the steps of an epoch are the block whose round is its number."""
     feeds: tuple[Fed, ...] = ()
     """Loader and model, apart and together, where that was asked for."""
+    loads: tuple[Served, ...] = ()
+    """Of a load: what was served at each rate."""
     trace: TraceRef | None = None
     closed: Closed | None = None
     stopped: StopReason | None = None

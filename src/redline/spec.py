@@ -259,6 +259,22 @@ class TrainSpec(Frozen):
             raise SpecError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
 
+class LoadSpec(Frozen):
+    """How requests are put together into batches in front of the model."""
+
+    max_batch: int = 32
+    max_wait_s: float = 0.005
+    """The longest that the oldest request of a batch that is not full waits for others while the device is idle."""
+    slo_p99_s: float | None = None
+    """What the p99 of latency must stay within for a rate to count as sustained."""
+
+    def __post_init__(self) -> None:
+        require_range("max_batch", self.max_batch, 1, MOST_ITEMS)
+        require_seconds("max_wait", self.max_wait_s, zero_too=True)
+        if self.slo_p99_s is not None:
+            require_seconds("slo_p99", self.slo_p99_s)
+
+
 class MeasureSpec(Frozen):
     """How long to look and when to be content. `for_effort` fills it in; single fields may be set by hand."""
 
@@ -372,8 +388,12 @@ class RunSpec(Frozen):
     seed: int = 0
     train: TrainSpec | None = None
     """Epochs on data instead of timed steps on one batch."""
+    load: LoadSpec | None = None
+    """Requests that arrive by themselves instead of timed steps one after the other."""
 
     def __post_init__(self) -> None:
+        if self.load is not None and self.workload.task != "infer":
+            raise SpecError(f"a load is served by task 'infer', got {self.workload.task!r}")
         if self.train is not None and self.workload.task != "train":
             raise SpecError(f"epochs on data are for task 'train', got {self.workload.task!r}")
         require_unicode("device", self.device)

@@ -14,6 +14,7 @@ from redline.analyze.advice import worth_trying
 from redline.analyze.blocks import latency_blocks, ratio_in_turns, round_medians_s, timed_blocks
 from redline.analyze.bound import Bound, bound
 from redline.analyze.command_line import command_line
+from redline.analyze.load import LoadSummary, load_of
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.training import TrainingSummary, training_of
@@ -113,6 +114,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """None where work or ceilings are not known."""
     training: TrainingSummary | None = None
     """Of a training on data."""
+    load: LoadSummary | None = None
+    """Of requests that arrived by themselves."""
     failure: Failure | None = None
     """Without its traceback."""
     printed: str = ""
@@ -188,6 +191,8 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
             flops=prepared.work.total_flops if prepared.work else None,
             roofline=roofline_of(record, ceilings),
         )
+    if record.spec.load is not None:
+        row = msgspec.structs.replace(row, load=load_of(record))
     if record.spec.train is not None:
         training = training_of(record, ceilings)
         row = msgspec.structs.replace(row, training=training)

@@ -29,6 +29,7 @@ from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blami
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
+from redline.bench.serve import Server
 from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
@@ -53,6 +54,8 @@ from redline.protocol import (
     Progress,
     Reply,
     Request,
+    Serve,
+    ServedReply,
     Squeeze,
     SqueezeReply,
     TraceReply,
@@ -90,6 +93,7 @@ class BenchSession:
         self._device: Device | None = None
         self._step: Timed | None = None
         self._training: TrainingSession | None = None
+        self._server: Server | None = None
         self._eager_model: torch.nn.Module | None = None
         self._step_estimate_s = 0.0
         self._memory_limit_bytes: int | None = None
@@ -128,6 +132,10 @@ class BenchSession:
             raise BenchError("crash", f"asked to {self._stage} before anything was prepared")
         if isinstance(request, TrainEpoch | Feed):
             return self._train(request)
+        if isinstance(request, Serve):
+            if self._server is None:
+                raise BenchError("crash", "asked to serve where no load was prepared")
+            return ServedReply(served=self._server.serve(request))
         if isinstance(request, Profile):
             return TraceReply(trace=capture(self._step, self._device, request, self._eager_model))
         if isinstance(request, Squeeze):
@@ -151,6 +159,9 @@ class BenchSession:
         work, info = self._count(spec, setup, info, modules)
         warmup = self._warm_up(spec, step, device)
         self._step = step
+        if spec.load is not None:
+            assert isinstance(step, InferenceStep)
+            self._server = Server(spec, setup, step, lambda size: self._enter("compile", f"batch {size}"))
         self._eager_model = None if setup.capabilities.dissolves_modules else setup.workload.model
         self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
         gc.collect()
@@ -411,7 +422,7 @@ class BenchSession:
 
     def _forget(self) -> None:
         """Let go of the model, so that an inline session leaves the memory as it found it."""
-        self._step = self._eager_model = None
+        self._step = self._eager_model = self._server = None
         if self._training is not None:
             self._training.close()
             self._training = None

@@ -22,6 +22,7 @@ from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
 from redline.cli.history import export, show
 from redline.cli.ladder import ladder
+from redline.cli.load import load
 from redline.cli.loader import loader
 from redline.cli.micro import micro
 from redline.cli.ops import ops
@@ -42,6 +43,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     run,
     sweep,
     batch,
+    load,
     race,
     tune,
     train,

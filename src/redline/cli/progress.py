@@ -15,6 +15,7 @@ from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
@@ -50,6 +51,7 @@ WORDS = {
     "data": "reading the data",
     "epoch": "training",
     "feed": "loader and model",
+    "serve": "serving",
 }
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are printed this often."""
@@ -105,7 +107,7 @@ class LiveObserver(Observer):
 
     def progress(self, record: RunRecord, progress: Progress) -> None:
         words = WORDS.get(progress.stage, progress.stage)
-        show_detail = progress.stage in ("warm-up", "build", "data", "feed")
+        show_detail = progress.stage in ("warm-up", "build", "data", "feed", "serve")
         self._tell(record, f"{words} ({progress.detail})" if progress.detail and show_detail else words)
 
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None:
@@ -238,6 +240,15 @@ class LiveRace(LiveObserver):
     def standing(self, pairs: Sequence[Pair]) -> None:
         for pair in pairs:
             self.say(Text(f"{self._replicate}: {pair_line(pair)}", style="dim"), on_stdout=False)
+
+
+class LiveLoad(LiveObserver):
+    """One live line, and one that stays for each rate."""
+
+    def served(self, record: RunRecord, point: LoadPoint) -> None:
+        told = f"{self.name_of(record)}: {point.rate:.4g} requests/s, p50 {format_seconds(point.p50_s)}, "
+        told += f"p99 {format_seconds(point.p99_s)}, batches of {point.mean_batch:.3g}"
+        self.say(Text(one_line(told), style="dim"), on_stdout=False)
 
 
 class LiveTrain(LiveObserver):

@@ -31,6 +31,7 @@ from redline.protocol import (
     Progress,
     Reply,
     Request,
+    Serve,
     Squeeze,
     TrainEpoch,
     receive_reply,
@@ -242,6 +243,8 @@ class WorkerSession:
     def _timeout_of(self, request: Request) -> float:
         if isinstance(request, Measure | Feed):
             return self._launch.measure_timeout_s + request.seconds
+        if isinstance(request, Serve):
+            return self._launch.measure_timeout_s + request.deadline_s
         if isinstance(request, Squeeze | TrainEpoch):
             return self._launch.measure_timeout_s
         if isinstance(request, Ask):

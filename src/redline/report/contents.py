@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from redline.analyze.curves import Curve, curves_of, standing
+from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.recommend import Advice, headline, rate_figure, recommend
 from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
@@ -54,6 +55,11 @@ class Contents:
     def trainings(self) -> list[TrainingSummary]:
         """Of the records that trained on data."""
         return [row.training for row in self.rows if row.training is not None]
+
+    @property
+    def loads(self) -> list[LoadSummary]:
+        """Of the records that served requests."""
+        return [row.load for row in self.rows if row.load is not None and row.load.points]
 
 
 def contents_of(

@@ -212,6 +212,12 @@ SECTIONS = (
         "Time, speed, share of the time spent waiting for data, memory and utilisation of each epoch.",
         _filled("trainings"),
     ),
+    Section(
+        "load",
+        "Latency under load",
+        "Requests that arrive at random; latency counts from the intended arrival. p50 dashed.",
+        _filled("loads"),
+    ),
     Section("phases", "Phases of a step", "Median seconds of a training step, phase by phase.", _phases),
     Section(
         "kernels",

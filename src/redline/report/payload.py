@@ -131,6 +131,7 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "profiles": list(_profiles(contents)),
         "rooflines": msgspec.to_builtins(contents.rooflines),
         "trainings": list(_trainings(contents)),
+        "loads": list(_loads(contents)),
         "gain_paths": list(_gain_paths(contents)),
     }
 
@@ -248,6 +249,29 @@ def _trainings(contents: Contents) -> Iterator[dict[str, Any]]:
         series = {name: [short(getattr(epoch, name)) for epoch in training.epochs] for name in EPOCH_FIGURES}
         known = {name: values for name, values in series.items() if any(value is not None for value in values)}
         yield {"row": number, "epoch": [epoch.epoch for epoch in training.epochs], "series": known}
+
+
+LOAD_FIGURES = (
+    "p50_s",
+    "p95_s",
+    "p99_s",
+    "queue_s",
+    "batching_s",
+    "compute_s",
+    "mean_batch",
+    "achieved_rate",
+    "busy_share",
+)
+
+
+def _loads(contents: Contents) -> Iterator[dict[str, Any]]:
+    """Each figure by rate."""
+    for number in _newest(contents.records, TRAININGS, lambda record: bool(record.loads)):
+        load = contents.rows[number].load
+        assert load is not None
+        series = {name: [short(getattr(point, name)) for point in load.points] for name in LOAD_FIGURES}
+        rates = [short(point.rate) for point in load.points]
+        yield {"row": number, "rate": rates, "series": series, "sustainable_rate": short(load.sustainable_rate)}
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:

@@ -15,6 +15,7 @@ from redline.analyze.training import TrainingSummary
 from redline.identity import Subject, is_capture
 from redline.report.canvas import COLOURS, LABEL, label_text, new_figure, save_figure
 from redline.report.contents import Contents, folded
+from redline.report.load import plot_loads
 from redline.report.terminal import one_line
 from redline.report.train import draw_trainings
 
@@ -33,6 +34,7 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
             contents.curves, folder / "latency.png", _latency_ms, "ms per step", "median latency"
         ),
         "Trainings": draw_trainings(contents.trainings, folder / "training.png") if contents.trainings else None,
+        "Latency under load": plot_loads(contents.loads, folder / "load.png") if contents.loads else None,
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
     }
     return {title: path for title, path in drawn.items() if path is not None}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
@@ -38,6 +39,11 @@ class Observer:
 
     def epoch(self, record: RunRecord, epoch: Epoch) -> None:
         """An epoch is done and written down."""
+
+    # load
+
+    def served(self, record: RunRecord, point: LoadPoint) -> None:
+        """The requests of one rate are done."""
 
     # race
 

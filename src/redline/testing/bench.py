@@ -16,6 +16,7 @@ from redline.errors import UnknownName
 from redline.note import note
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Capabilities, Failure, Memory, Numerics, Prepared
+from redline.serving import VirtualClock, serve
 from redline.spec import Recipe, RunSpec
 from redline.testing.landscape import Landscape, MemoryTruth, look_up
 from redline.testing.training import data_of, epoch_of, fed_of
@@ -143,6 +144,8 @@ class FakeBench:
                 self._spec, self.truth, request.part, request.seconds, step_s, request.workers, request.prefetch
             )
             return protocol.FedReply(fed=fed)
+        if isinstance(request, protocol.Serve):
+            return self._serve(self._spec, request)
         if isinstance(request, protocol.Squeeze):
             return protocol.SqueezeReply(needed_bytes=self._squeeze(self._spec))
         scripted = self._scripted(self._spec, "profile")
@@ -200,6 +203,26 @@ class FakeBench:
         if self._checkpoint is not None:
             self._world.checkpoints.setdefault(self._checkpoint, []).append(epoch)
         return protocol.EpochReply(epoch=epoch, block=block)
+
+    def _serve(self, spec: RunSpec, request: protocol.Serve) -> Reply:
+        """The real queue in virtual time: a batch takes what the landscape says of a step of its size."""
+        if failure := self._scripted(spec, "serve"):
+            return self.fail(failure)
+        assert spec.load is not None
+        clock, steps_s = VirtualClock(), dict[int, float]()
+        draws = iter(np.random.default_rng(request.seed).standard_normal(len(request.arrivals_s)).tolist())
+
+        def run(size: int) -> int:
+            if size not in steps_s:
+                workload = msgspec.structs.replace(spec.workload, batch=size)
+                alike = msgspec.structs.replace(spec, workload=workload)
+                steps_s[size] = look_up(self.truth.step_s, alike) * self._offset
+            clock.advance(steps_s[size] * math.exp(self.truth.noise_sigma * next(draws)))
+            return size
+
+        served = serve(request.arrivals_s, spec.load, clock, run, request.deadline_s)
+        self._world.advance(served.ended_s)
+        return protocol.ServedReply(served=msgspec.structs.replace(served, rate=request.rate, seed=request.seed))
 
     def _warmup(self, step_s: float, seconds: float) -> record.Warmup:
         steady = self.truth.steady

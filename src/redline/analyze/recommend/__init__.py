@@ -85,5 +85,14 @@ def headline(advice: Sequence[Advice], rows: Sequence[RunSummary]) -> str:
         return f"Nothing could be measured: {what} failed"
     fastest = max(rows, key=lambda row: row.throughput_per_s or 0.0)
     if fastest.throughput_per_s is None:
-        return "No step was timed"
+        return _load_headline(rows) or "No step was timed"
     return f"{fastest.model} runs at {rate(fastest)} with {fastest.recipe}; nothing here can be recommended yet"
+
+
+def _load_headline(rows: Sequence[RunSummary]) -> str | None:
+    """Of a report that is about requests alone."""
+    loads = [row.load for row in rows if row.load is not None and row.load.sustainable_rate]
+    best = max(loads, key=lambda load: load.sustainable_rate or 0.0, default=None)
+    if best is None:
+        return None
+    return f"{best.model} with {best.recipe} sustains {best.sustainable_rate:.4g} requests per second"

@@ -208,6 +208,31 @@ const CHARTS = {
     return { traces, remark, layout: layout({ height: 360, xaxis: axis("seconds since the first timed block"), yaxis: axis(`${title}, ${unit}`, { rangemode: name === "clock_hz" || name === "memory_used_bytes" ? "normal" : "tozero" }) }) };
   },
 
+  load: (rows, section, redraw) => {
+    const shown = new Set(rows.map((row) => row.number));
+    const kept = PAYLOAD.loads.filter((each) => shown.has(each.row));
+    if (!kept.length) return null;
+    const figures = {
+      latency: ["latency", "ms", 1e3, [["p99_s", "solid"], ["p50_s", "dash"]]],
+      queue: ["waiting for the device", "ms", 1e3, [["queue_s", "solid"]]],
+      batching: ["waiting for the batch to fill", "ms", 1e3, [["batching_s", "solid"]]],
+      compute: ["computing", "ms", 1e3, [["compute_s", "solid"]]],
+      batch: ["requests per batch", "", 1, [["mean_batch", "solid"]]],
+      achieved: ["requests completed per second", "", 1, [["achieved_rate", "solid"]]],
+      busy: ["device busy", "%", 100, [["busy_share", "solid"]]],
+    };
+    const [title, unit, factor, parts] = figures[pick(section, "figure", Object.keys(figures).map((name) => [name, figures[name][0]]), redraw)];
+    const [lines, remark] = limited(kept.reverse(), MOST_SERIES, "loads");
+    const name = namer(lines.map((each) => ROWS[each.row]));
+    const traces = lines.flatMap((each, place) => parts.map(([field, dash]) => ({
+      type: "scatter", mode: "lines+markers", label: `${name(ROWS[each.row])}${field === "p50_s" ? " (p50)" : ""}`, legendgroup: String(each.row), x: each.rate,
+      y: each.series[field].map((value) => (known(value) ? value * factor : null)), line: { color: paletteColour(place), width: 2, dash }, marker: { size: 6, color: paletteColour(place) },
+      hoverinfo: "text", hovertext: each.rate.map((rate, at) => `<b>${plain(name(ROWS[each.row]), 70)}</b><br>${figure(rate, 4)} requests/s: ${known(each.series[field][at]) ? figure(each.series[field][at] * factor, 4) : "n/a"} ${unit}<br>record ${plain(ROWS[each.row].record_id)}`),
+    })));
+    const values = traces.flatMap((trace) => trace.y.filter(known));
+    return { traces, remark, layout: layout({ xaxis: axis("requests per second", { type: "log" }), yaxis: logWhenWide(axis(unit ? `${title}, ${unit}` : title), values) }) };
+  },
+
   learning: (rows, section, redraw) =>
     byEpoch(rows, section, redraw, {
       accuracy: ["accuracy", "%", 100, [["val_accuracy", "solid"]]],

@@ -1,0 +1,121 @@
+"""A model behind a queue, in real time: steps for every batch size that may form, and the clock they are served by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from redline.bench.device.base import Device
+from redline.bench.measure.blocks import quiet_collector
+from redline.bench.recipe.compose import apply_recipe
+from redline.bench.workload.batch import Axes
+from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.step import InferenceStep, Setup, make_step
+from redline.bench.workload.structure import map_leaves, named_tensors
+from redline.protocol import Serve
+from redline.serving import Served, bucket_of, doubling_buckets, serve
+from redline.spec import RunSpec
+
+WARM_STEPS = 3
+"""Of each batch size before any request comes: libraries choose their kernels on the first calls."""
+SPIN_S = 0.0005
+"""The system wakes a sleeper about this late: the rest of a wait is spent looking at the clock."""
+
+
+class RealClock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._started
+
+    def wait_until(self, moment_s: float) -> None:
+        while (left := moment_s - self.now()) > 0:
+            if left > SPIN_S:
+                time.sleep(left - SPIN_S)
+
+
+class Server:
+    """The prepared model at every batch size up to the largest.
+
+    A recipe that neither compiles nor records runs each size as it comes, on the first rows of the largest batch's
+    inputs. Others are prepared once per size for powers of two, and a batch in between is padded.
+    """
+
+    def __init__(self, spec: RunSpec, setup: Setup, step: InferenceStep, on_size: Callable[[int], None]) -> None:
+        assert spec.load is not None
+        self._load, self._device = spec.load, setup.device
+        fixed = setup.capabilities.compiles or setup.capabilities.records_graph or not _can_be_cut(setup)
+        self._steps: dict[int, Callable[[], Any]] = {}
+        if fixed:
+            for size in doubling_buckets(spec.load.max_batch)[:-1]:
+                on_size(size)
+                self._steps[size] = _built_at(spec, size, setup.device)
+            self._steps[spec.load.max_batch] = step
+        else:
+            self._steps = {size: _cut(step, setup, size) for size in range(1, spec.load.max_batch + 1)}
+        self._sizes = tuple(sorted(self._steps))
+        self._context = step.context
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        with self._context():
+            for run in self._steps.values():
+                for _ in range(WARM_STEPS):
+                    run()
+            self._device.synchronize()
+
+    def serve(self, request: Serve) -> Served:
+        self._device.synchronize()
+        with self._context(), quiet_collector():
+            served = serve(request.arrivals_s, self._load, RealClock(), self._run, request.deadline_s)
+        return msgspec.structs.replace(served, rate=request.rate, seed=request.seed)
+
+    def _run(self, size: int) -> int:
+        bucket = bucket_of(size, self._sizes)
+        self._steps[bucket]()
+        self._device.synchronize()
+        return bucket
+
+
+def _can_be_cut(setup: Setup) -> bool:
+    """Whether all that holds items is tensors, of which the first rows can be taken without a copy."""
+    axes = setup.workload.axes
+    tensors = {path for path, _ in named_tensors(setup.args)} | {path for path, _ in named_tensors(setup.kwargs)}
+    return bool(axes) and all(isinstance(axis, int) and path in tensors for path, axis in (axes or {}).items())
+
+
+def _cut(step: InferenceStep, setup: Setup, size: int) -> Callable[[], Any]:
+    assert setup.workload.axes is not None
+    args, kwargs = _first_rows((setup.args, setup.kwargs), setup.workload.axes, size)
+    return lambda: step.on(args, kwargs)
+
+
+def _first_rows(inputs: Inputs, axes: Axes, size: int) -> Inputs:
+    def cut(path: str, leaf: Any) -> Any:
+        axis = axes.get(path)
+        return leaf.narrow(axis, 0, size) if isinstance(leaf, Tensor) and isinstance(axis, int) else leaf
+
+    args, kwargs = inputs
+    return map_leaves(args, cut), map_leaves(kwargs, cut)
+
+
+def _built_at(spec: RunSpec, size: int, device: Device) -> InferenceStep:
+    """A model of its own for this size: a second shape would turn a compiled program dynamic, and slower."""
+    smaller = msgspec.structs.replace(spec.workload, batch=size)
+    workload = build_workload(smaller, spec.seed).to(device.torch_device)
+    settle_batch(workload, smaller)
+    setup = apply_recipe(spec.recipe, workload, device)
+    setup.let_originals_go()
+    step = make_step(setup, smaller.optimizer)
+    assert isinstance(step, InferenceStep)
+    with step.context():
+        step()
+    return step

@@ -1,0 +1,136 @@
+"""A load asked for rate by rate, each written down as it comes; then the limit is closed in on."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import msgspec
+
+from redline.analyze.load import LoadPoint, load_point
+from redline.identity import record_key
+from redline.launch.door import Door, Session
+from redline.protocol import Prepare, PreparedReply, Progress, Reply, Request, Serve, ServedReply
+from redline.record import RunRecord, StopReason, new_id
+from redline.search.group import failure_of
+from redline.search.observer import Journal, Observer
+from redline.serving import MOST_REQUESTS, at_rate, poisson_arrivals
+from redline.spec import Effort, Frozen, RunSpec
+
+SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
+"""Of requests at each rate."""
+LONGEST = 6.0
+"""At low rates a point takes up to so many times as long, for the sake of p99."""
+FEWEST_REQUESTS = 750
+"""With those that settle left out, enough for p99."""
+OVERTIME = 1.5
+"""A server that needs so many times as long as the requests took to come is above its capacity."""
+REFINED = 1.04
+"""The highest rate that was sustained and the lowest that was not end up this close to each other."""
+MOST_REFINEMENTS = 5
+
+
+class LoadQuestion(Frozen):
+    """Which rates, and for how long."""
+
+    rates: tuple[float, ...]
+    """Rising."""
+    seconds: float
+    arrivals_s: tuple[float, ...] | None = None
+    """Recorded arrivals, stretched to each rate; None: Poisson."""
+    refine: bool = True
+
+
+def serve_rates(
+    spec: RunSpec, question: LoadQuestion, door: Door, journal: Journal, observer: Observer | None = None
+) -> RunRecord:
+    """One record with what was served at each rate; what breaks is in its failure."""
+    run = _Run(spec, question, journal, observer or Observer())
+    session = door.open(spec)
+    try:
+        run.go(session)
+    except BaseException:
+        session.kill()
+        raise
+    finally:
+        run.finish(session)
+    return run.record
+
+
+class _Run:
+    """A record on its way."""
+
+    def __init__(self, spec: RunSpec, question: LoadQuestion, journal: Journal, observer: Observer) -> None:
+        self.record = RunRecord(id=new_id(), spec=spec, created_at=time.time())
+        self._question, self._journal, self._observer = question, journal, observer
+        assert spec.load is not None
+        self._load = spec.load
+        self._stopped: StopReason | None = None
+        self._points: list[LoadPoint] = []
+        observer.opened(self.record)
+
+    def go(self, session: Session) -> None:
+        reply = self._ask(session, Prepare(spec=self.record.spec))
+        if not isinstance(reply, PreparedReply):
+            return self._fail(reply)
+        key = record_key(self.record.spec, reply.prepared)
+        self.record = msgspec.structs.replace(self.record, prepared=reply.prepared, key=key)
+        self._journal.begin(self.record)
+        for rate in self._question.rates:
+            if not self._serve(session, rate):
+                return None
+        if self._question.refine and not self._close_in(session):
+            return None
+        self._stopped = "target"
+        return None
+
+    def finish(self, session: Session) -> None:
+        closed = session.close()
+        self.record = msgspec.structs.replace(self.record, closed=closed, stopped=self._stopped or "interrupted")
+        self._journal.finish(self.record)
+        self._observer.closed(self.record)
+
+    def _close_in(self, session: Session) -> bool:
+        """Try rates between the highest that was sustained and the next; False where the worker broke."""
+        for _ in range(MOST_REFINEMENTS):
+            ordered = sorted(self._points, key=lambda point: point.rate)
+            broken = next((index for index, point in enumerate(ordered) if not point.keeps_target), None)
+            if broken is None or broken == 0:
+                return True
+            low, high = ordered[broken - 1].rate, ordered[broken].rate
+            if high <= REFINED * low:
+                return True
+            if not self._serve(session, math.sqrt(low * high)):
+                return False
+        return True
+
+    def _serve(self, session: Session, rate: float) -> bool:
+        arrivals = self._arrivals(rate)
+        self._observer.progress(self.record, Progress(stage="serve", detail=f"{rate:.4g} requests/s"))
+        deadline_s = max(OVERTIME * arrivals[-1], arrivals[-1] + 1.0)
+        seed = None if self._question.arrivals_s is not None else self.record.spec.seed
+        reply = self._ask(session, Serve(arrivals_s=arrivals, rate=rate, deadline_s=deadline_s, seed=seed))
+        if not isinstance(reply, ServedReply):
+            self._fail(reply)
+            return False
+        self.record = msgspec.structs.replace(self.record, loads=(*self.record.loads, reply.served))
+        self._journal.begin(self.record)
+        point = load_point(reply.served, self._load.slo_p99_s)
+        self._points.append(point)
+        self._observer.served(self.record, point)
+        return True
+
+    def _arrivals(self, rate: float) -> tuple[float, ...]:
+        question = self._question
+        if question.arrivals_s is not None:
+            return at_rate(question.arrivals_s, rate)
+        seconds = min(max(question.seconds, FEWEST_REQUESTS / rate), LONGEST * question.seconds)
+        count = min(max(2, round(rate * seconds)), MOST_REQUESTS)
+        return poisson_arrivals(rate, count, self.record.spec.seed)
+
+    def _ask(self, session: Session, request: Request) -> Reply:
+        return session.ask(request, lambda progress: self._observer.progress(self.record, progress))
+
+    def _fail(self, reply: Reply) -> None:
+        self.record = msgspec.structs.replace(self.record, failure=failure_of(reply))
+        self._stopped = "failed"

@@ -1,0 +1,260 @@
+"""Loads before a fake bench, set against queueing theory; and the search for the rate that keeps a target."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from redline.analyze.load import LoadSummary, load_of, load_point
+from redline.api.load import load, parse_rates
+from redline.api.workspace import Workspace
+from redline.errors import SpecError
+from redline.record import Failure, RunRecord, decode, encode
+from redline.report.contents import contents_of
+from redline.report.dashboard import dashboard
+from redline.report.payload import payload_of
+from redline.report.plots import draw_pictures
+from redline.search.load import LoadQuestion, serve_rates
+from redline.search.observer import NoJournal
+from redline.serving import Served, VirtualClock, poisson_arrivals, read_arrivals, serve
+from redline.spec import LoadSpec, RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+WITHIN = 0.02
+
+
+def spec_of(max_batch: int, max_wait_s: float = 0.0, slo_p99_s: float | None = None) -> RunSpec:
+    return RunSpec(
+        workload=WorkloadSpec(model="resnet18", batch=max_batch),
+        device="cuda:0",
+        load=LoadSpec(max_batch=max_batch, max_wait_s=max_wait_s, slo_p99_s=slo_p99_s),
+    )
+
+
+def served_by(
+    step_s: object, rate: float, requests: int, *, max_batch: int = 1, max_wait_s: float = 0.0
+) -> LoadSummary:
+    door = FakeDoor(Landscape(step_s=step_s, noise_sigma=0.0))  # type: ignore[arg-type]
+    question = LoadQuestion(rates=(rate,), seconds=requests / rate, refine=False)
+    return load_of(serve_rates(spec_of(max_batch, max_wait_s), question, door, NoJournal()))
+
+
+@pytest.mark.parametrize(("use", "requests"), [(0.3, 200_000), (0.6, 400_000)])
+def test_one_at_a_time_waits_as_pollaczek_and_khinchine_say(use: float, requests: int) -> None:
+    service_s = 0.01
+    (point,) = served_by(service_s, use / service_s, requests).points
+    waiting_s = use * service_s / (2 * (1 - use))
+    assert point.queue_s == pytest.approx(waiting_s, rel=WITHIN)
+    assert point.mean_s == pytest.approx(waiting_s + service_s, rel=WITHIN)
+    assert point.compute_s == pytest.approx(service_s)
+    assert point.busy_share == pytest.approx(use, rel=WITHIN)
+    assert point.batching_s == pytest.approx(0.0, abs=1e-12)
+    assert not point.is_saturated
+
+
+def bulk_service(rate: float, step_s: list[float]) -> tuple[float, float]:
+    """Mean wait and mean batch of a server that takes whoever is there, up to its most, and never waits for company.
+
+    From the chain of those left behind at the end of each batch: exact up to the length at which it is cut.
+    """
+    most, size = len(step_s), 25 * len(step_s)
+    chain = np.zeros((size, size))
+    waiting, length, served = np.zeros(size), np.zeros(size), np.zeros(size)
+    for left in range(size):
+        batch = min(max(left, 1), most)
+        mean = rate * step_s[batch - 1]
+        stay = max(left - batch, 0)
+        chances = np.exp(np.arange(size) * math.log(mean) - mean - np.array([math.lgamma(n + 1) for n in range(size)]))
+        chain[left, stay:] = chances[: size - stay]
+        chain[left, -1] += max(0.0, 1 - chain[left].sum())
+        served[left] = batch
+        length[left] = step_s[batch - 1] + (1 / rate if left == 0 else 0.0)
+        waiting[left] = stay * step_s[batch - 1] + rate * step_s[batch - 1] ** 2 / 2
+    values, vectors = np.linalg.eig(chain.T)
+    share = np.real(vectors[:, np.argmin(np.abs(values - 1))])
+    share /= share.sum()
+    return float(share @ waiting / (share @ length) / rate), float(share @ served)
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.15])
+def test_batches_wait_as_the_chain_of_bulk_service_says(growth: float) -> None:
+    steps = [0.01 * (1 + growth * batch) for batch in range(8)]
+    rate = 0.7 * 8 / steps[-1]
+    (point,) = served_by(lambda spec: steps[spec.workload.batch - 1], rate, 200_000, max_batch=8).points
+    waiting_s, mean_batch = bulk_service(rate, steps)
+    assert point.queue_s + point.batching_s == pytest.approx(waiting_s, rel=WITHIN)
+    assert point.mean_batch == pytest.approx(mean_batch, rel=WITHIN)
+
+
+def test_an_idle_server_waits_for_company_as_long_as_it_may() -> None:
+    """With a device that takes no time, a request waits for the rest of the window its first one opened."""
+    rate, wait_s = 100.0, 0.02
+    (point,) = served_by(1e-9, rate, 200_000, max_batch=1000, max_wait_s=wait_s).points
+    company = rate * wait_s  # arrivals in a window, each of which waits half of it on average
+    assert point.mean_batch == pytest.approx(1 + company, rel=WITHIN)
+    assert point.batching_s == pytest.approx((wait_s + company * wait_s / 2) / (1 + company), rel=WITHIN)
+    assert point.queue_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    clock = VirtualClock()
+
+    def run(size: int) -> int:
+        clock.advance(0.001)
+        return size
+
+    served = serve((0.0, 0.1, 0.2, 0.3, 5.0), LoadSpec(max_batch=2, max_wait_s=1.0), clock, run, 100.0)
+    assert served.sizes == (2, 2, 1)
+    assert served.started_s == pytest.approx((0.1, 0.3, 6.0))
+
+
+def test_latency_counts_from_the_intended_arrival_of_those_who_were_never_served_too() -> None:
+    (point,) = served_by(0.1, 100.0, 1000).points
+    assert point.is_saturated
+    assert not point.keeps_target
+    assert point.unfinished > 800
+    assert point.achieved_rate == pytest.approx(10.0, rel=0.05)
+    assert point.p50_s > 5.0  # half of them waited half of the fifteen seconds and longer
+
+
+def tail_of_one_server(use: float, steps: float) -> float:
+    """The chance of waiting longer than so many service times in M/D/1, by its exponential tail."""
+    low, high = 1e-9, 50.0
+    while high - low > 1e-12:
+        decay = (low + high) / 2
+        low, high = (low, decay) if use * math.expm1(decay) > decay else (decay, high)
+    return (1 - use) / (use * math.exp(low) - 1) * math.exp(-low * steps)
+
+
+def test_the_sustainable_rate_is_closed_in_on() -> None:
+    """One server of 10 ms whose p99 must stay within 50 ms: theory says how much use it can bear."""
+    truth = 100 * next(use / 1000 for use in range(100, 1000) if tail_of_one_server(use / 1000, 4.0) > 0.01)
+    door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.0))
+    question = LoadQuestion(rates=(10.0, 20.0, 40.0, 80.0, 160.0), seconds=500.0)
+    found = load_of(serve_rates(spec_of(1, slo_p99_s=0.05), question, door, NoJournal()))
+    assert found.sustainable_rate == pytest.approx(truth, rel=0.06)
+    assert not found.is_open_ended
+    assert 20.0 <= (found.knee_rate or 0.0) <= 80.0
+    kept = [point.rate for point in found.points if point.keeps_target]
+    assert kept == [point.rate for point in found.points][: len(kept)]
+    assert found.points[len(kept)].rate / kept[-1] < 1.05
+
+
+def test_a_range_that_is_sustained_whole_says_so() -> None:
+    found = served_by(0.001, 10.0, 1000)
+    assert found.sustainable_rate == 10.0
+    assert found.is_open_ended
+
+
+def test_few_requests_have_no_p99_and_are_judged_by_the_slowest() -> None:
+    served = Served(
+        rate=1.0,
+        arrivals_s=(0.0, 1.0, 2.0, 3.0),
+        sizes=(1, 1, 1, 1),
+        started_s=(0.0, 1.0, 2.0, 3.0),
+        finished_s=(0.1, 1.1, 2.1, 3.5),
+        ended_s=3.5,
+    )
+    assert load_point(served, 0.6).p99_s is None
+    assert load_point(served, 0.6).keeps_target
+    assert not load_point(served, 0.4).keeps_target
+
+
+def test_a_broken_worker_leaves_a_failed_record_with_what_was_served() -> None:
+    failure = Failure(stage="serve", kind="crash", message="gone")
+    door = FakeDoor(Landscape(step_s=0.01, failure=failure))
+    record = serve_rates(spec_of(1), LoadQuestion(rates=(10.0,), seconds=1.0), door, NoJournal())
+    assert record.failure == failure
+    assert record.stopped == "failed"
+    assert load_of(record).sustainable_rate is None
+
+
+def test_a_load_is_kept_in_the_history_and_told_as_json(tmp_path: Path) -> None:
+    door = FakeDoor(Landscape(step_s=lambda spec: 0.001 * (1 + spec.workload.batch), noise_sigma=0.02))
+    with Workspace(door=door, history=tmp_path / "history.sqlite") as workspace:
+        result = load("resnet18", rate="100..400", max_batch=4, max_wait="2ms", slo_p99="50ms", workspace=workspace)
+        stored = workspace.history.load(result.records[0].id)
+    assert stored.loads == result.records[0].loads
+    told = msgspec.json.decode(result.to_json())
+    assert told["kind"] == "load"
+    assert told["sustainable_rate"] == 400.0
+    assert [point["rate"] for point in told["points"]] == [100.0, 200.0, 400.0]
+    wanted = {"rate", "achieved_rate", "p50_s", "p95_s", "p99_s", "mean_batch", "queue_s", "compute_s"}
+    assert all(wanted <= point.keys() for point in told["points"])
+    assert "sustains 400 requests/s" in str(result)
+    assert result.plot(tmp_path / "load.png").stat().st_size > 10_000
+
+
+def test_several_recipes_are_set_against_the_first() -> None:
+    door = FakeDoor(Landscape(step_s={"baseline": 0.01, "fp16": 0.005}, noise_sigma=0.0))
+    with Workspace(door=door, keep=False) as workspace:
+        result = load("resnet18", rate="20..320", max_batch=1, recipes=["baseline", "fp16"], workspace=workspace)
+    one, other = (row.sustainable_rate or 0.0 for row in result)
+    assert other / one == pytest.approx(2.0, rel=0.15)
+    assert "vs first" in str(result)
+    assert len(msgspec.json.decode(result.to_json())["loads"]) == 2
+
+
+def test_arrivals_are_the_same_for_the_same_seed() -> None:
+    assert poisson_arrivals(10.0, 50, 3) == poisson_arrivals(10.0, 50, 3) != poisson_arrivals(10.0, 50, 4)
+    gaps = np.diff(poisson_arrivals(10.0, 20_000, 0))
+    assert gaps.mean() == pytest.approx(0.1, rel=WITHIN)
+    assert gaps.std() == pytest.approx(0.1, rel=0.03)
+
+
+def test_recorded_arrivals_are_replayed(tmp_path: Path) -> None:
+    file = tmp_path / "arrivals.txt"
+    file.write_text("# seconds\n100.0\n100.5\n101.0\n\n102.0\n")
+    assert read_arrivals(file) == (0.0, 0.5, 1.0, 2.0)
+    with Workspace(door=FakeDoor(Landscape(step_s=0.01, noise_sigma=0.0)), keep=False) as workspace:
+        own = load("resnet18", arrivals=file, max_batch=1, max_wait=0.0, workspace=workspace)
+        faster = load("resnet18", arrivals=file, rate=150, max_batch=1, max_wait=0.0, workspace=workspace)
+    assert own[0].points[0].rate == pytest.approx(1.5)
+    assert own[0].arrivals == "file"
+    assert own.records[0].loads[0].arrivals_s == pytest.approx((0.0, 0.5, 1.0, 2.0))
+    assert faster.records[0].loads[0].arrivals_s == pytest.approx((0.0, 0.005, 0.01, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("1\n0.5\n", "line 2"), ("1\nx\n", "line 2: expected a time"), ("1\n", "two or more"), ("nan\n1\n", "finite")],
+)
+def test_a_bad_arrival_file_is_one_line(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "arrivals.txt"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=told):
+        read_arrivals(file)
+
+
+def test_rates_as_a_person_writes_them() -> None:
+    assert parse_rates("50..400") == (50.0, 100.0, 200.0, 400.0)
+    assert parse_rates("50..300") == (50.0, 100.0, 200.0, 300.0)
+    assert parse_rates("5,1.5") == (1.5, 5.0)
+    assert parse_rates([10, 20]) == (10.0, 20.0)
+    for bad in ("0", "9..3", "fast", "nan", ""):
+        with pytest.raises(SpecError):
+            parse_rates(bad)
+
+
+def test_a_record_without_loads_still_decodes() -> None:
+    record = RunRecord(id="1", spec=spec_of(1))
+    plain = msgspec.msgpack.decode(encode(record))
+    del plain["loads"], plain["spec"]["load"]
+    assert decode(msgspec.msgpack.encode(plain)).loads == ()
+
+
+def test_a_load_is_on_the_dashboard_and_in_the_report(tmp_path: Path) -> None:
+    door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.0))
+    question = LoadQuestion(rates=(20.0, 40.0, 80.0, 160.0), seconds=10.0)
+    contents = contents_of([serve_rates(spec_of(1), question, door, NoJournal())])
+    (curve,) = payload_of(contents)["loads"]
+    assert curve["rate"][0] == 20.0
+    assert len(curve["series"]["p99_s"]) == len(curve["rate"])
+    assert "Latency under load" in dashboard(contents)
+    assert "sustains" in contents.headline
+    assert draw_pictures(contents, tmp_path)["Latency under load"].stat().st_size > 10_000
