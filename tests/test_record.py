@@ -35,6 +35,7 @@ from redline.record import (
     migrate,
     new_id,
 )
+from redline.serving import Served
 from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 from redline.training import DataInfo, Epoch, Fed
 from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
@@ -320,6 +321,18 @@ def whole_record(**changes: Any) -> RunRecord:
         "epochs": (epoch,),
         "feeds": (Fed(part="together", samples=512, seconds=2.0, wait_s=0.5, workers=4, prefetch=False),),
         "blocks": (block, msgspec.structs.replace(block, kind="latency", clock="host", phases={}, round=4)),
+        "loads": (
+            Served(
+                rate=2.0,
+                arrivals_s=(0.0, 0.5),
+                sizes=(2,),
+                started_s=(0.5,),
+                finished_s=(0.75,),
+                ended_s=0.75,
+                seed=1,
+                padded=2,
+            ),
+        ),
         "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096),
         "closed": Closed(memory=memory, printed="a line of the model"),
         "stopped": "ceiling",
@@ -369,6 +382,7 @@ class TestRoundTrip:
             "Switch.argument",  # of fp16
             "Switch.options",
             "DataSpec.on_device",  # goes with no workers
+            "RunSpec.load",  # does not go with a training
         }
 
     def test_every_part_comes_back(self) -> None:
