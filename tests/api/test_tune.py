@@ -68,8 +68,7 @@ def test_a_wrong_step_is_rejected_with_the_reason_though_it_would_win(tmp_path: 
     images = torch.randn(4, 3, 32, 32)
     model(images)
     found = tuned(model, images, ["shortcut", "channels-last"], tmp_path).summary
-    assert found.winner is not None
-    assert "shortcut" not in found.winner.recipe
+    assert found.winner is None or "shortcut" not in found.winner.recipe
     assert not any("shortcut" in row.recipe for row in found.ranking)
     (rejected,) = [each for each in found.rejected if each.recipe == "shortcut"]
     assert (rejected.code, rejected.switch, rejected.scope) == ("above-tolerance", "shortcut", "switch")

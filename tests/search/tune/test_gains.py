@@ -116,7 +116,7 @@ def test_what_one_process_showed_is_told_as_that() -> None:
         "fp16+compile ran resnet50 3.05× as fast as baseline on fake cuda device in one process: "
         "whether it does in others is not known"
     )
-    assert told.details[0].startswith("3.05×, from one process only")
+    assert told.details[0].startswith("3.05×, seen in one process only")
     assert told.details[0].endswith(": inconclusive")
     assert told.ratio is None, "no figure at the top of the page"
     assert contents.gain_paths[0].verdict == "valid, inconclusive, seen in one process only"
@@ -148,7 +148,7 @@ def test_each_search_speaks_for_its_own_subject_and_the_newest_for_one() -> None
     cut = msgspec.structs.replace(mine, state="interrupted")
     (ended,) = [each for each in contents_of(RECORDS, tunes=[older, cut]).advice if each.kind == "recipe"]
     assert ended.ratio == 2.0
-    assert "measured in turns: " in told["vit_b_16"].details[0], "as its records alone suggest"
+    assert "interleaved: " in told["vit_b_16"].details[0], "as its records alone suggest"
     at_one = with_leader(msgspec.structs.replace(mine, name="at 1"), batch=1)
     several = [each for each in contents_of(records, tunes=[mine, at_one]).advice if each.kind == "recipe"]
     assert [each.batch for each in several if each.subject.model == "resnet50"] == [32, 1]
