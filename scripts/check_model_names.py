@@ -8,6 +8,7 @@ Each name is measured for a moment on the CPU with one item and a small input, o
     python scripts/check_model_names.py --only detr    # names that contain this
     python scripts/check_model_names.py --every-hf     # every hf: name that `redline models` lists
     python scripts/check_model_names.py --write        # also write the table into docs/models.md
+    python scripts/check_model_names.py --seconds 150 --keep found.json --write    # in pieces: repeat it until it is done
 
 Exits with 1 where something broke without being refused.
 """
@@ -106,23 +107,35 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names that contain this")
     parser.add_argument("--every-hf", action="store_true", help="every hf: name that is listed")
     parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
+    parser.add_argument("--keep", type=Path, help="a file of what was tried before, which is not tried again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so long")
     asked = parser.parse_args()
     sources = asked.sources or ["torchvision", "timm", "hf"]
-    outcomes = []
+    outcomes = _kept(asked.keep)
+    done = {(one.name, one.task) for one in outcomes}
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, redline.Workspace(keep=False) as workspace:
         listed = {model.name: model.kind for model in redline.models(workspace=workspace).models}
         for name, task in _wanted(sources, listed, every_hf=asked.every_hf):
-            if asked.only in name:
-                outcomes.append(_tried(name, task, listed.get(name, "not listed"), Path(folder), workspace))
-                print(
-                    f"{outcomes[-1].state:9} {outcomes[-1].seconds:5.1f} s  {name} {task}: {outcomes[-1].said}",
-                    flush=True,
-                )
+            if asked.only not in name or (name, task) in done:
+                continue
+            if time.perf_counter() - started > asked.seconds:
+                print("not done yet: the same command goes on", flush=True)
+                break
+            one = _tried(name, task, listed.get(name, "not listed"), Path(folder), workspace)
+            outcomes.append(one)
+            print(f"{one.state:9} {one.seconds:5.1f} s  {name} {task}: {one.said}", flush=True)
+            if asked.keep is not None:
+                asked.keep.write_text(json.dumps([vars(each) for each in outcomes], indent=1))
     counts = {state: sum(one.state == state for one in outcomes) for state in ("measured", "refused", "broken")}
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if asked.write:
         _write(outcomes)
     return 1 if counts["broken"] else 0
+
+
+def _kept(path: Path | None) -> list[Outcome]:
+    return [Outcome(**one) for one in json.loads(path.read_text())] if path is not None and path.exists() else []
 
 
 def _wanted(sources: list[str], listed: dict[str, str], *, every_hf: bool) -> Iterator[tuple[str, str]]:

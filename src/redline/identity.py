@@ -224,6 +224,7 @@ def conditions_of(record: RunRecord) -> Conditions:
         inputs=info.input_shapes,
         image_size=info.image_size or found.image_size,
         sequence_length=info.sequence_length or found.sequence_length,
+        optimizer=info.optimizer or found.optimizer,
         loss=info.loss or None,
         stem=prepared.data.stem if prepared.data else found.stem,
         threads=environment.threads or found.threads,

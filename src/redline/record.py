@@ -261,6 +261,8 @@ class WorkloadInfo(Frozen):
     """Tokens or samples per sequence that Redline made."""
     loss: str = ""
     """Training: what was trained on; empty where that is not known yet."""
+    optimizer: str = ""
+    """Training: the module's own, where it brings one."""
     model_hash: str = ""
     input_hash: str = ""
     notes: tuple[Note, ...] = ()

@@ -9,7 +9,8 @@ import msgspec
 
 from redline.errors import SpecError
 
-Task = Literal["infer", "train"]
+Task = Literal["infer", "train", "step"]
+"""`step`: a function of the user's, timed as it is."""
 Effort = Literal["quick", "normal", "strict"]
 DoorName = Literal["inline", "fork", "spawn", "fake"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -183,7 +184,8 @@ class WorkloadSpec(Frozen):
         for name in ("batch", "items", "classes", "sequence_length"):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
         if self.check_inputs is not None and self.task != "infer":
-            raise SpecError(f"check_inputs is for inference, not for {self.task}: training compares its loss path")
+            why = "training compares its loss path" if self.task == "train" else "a function is timed as it is"
+            raise SpecError(f"check_inputs is for inference, not for {self.task}: {why}")
         if not self.model.strip():
             raise SpecError("model must not be empty")
         require_unicode("model", self.model)

@@ -275,3 +275,60 @@ def test_models_and_the_package_speak_the_same_names() -> None:
     names = {model.name for model in redline.models("resnet").models}
     assert {"resnet18", "resnet50"} <= names
     assert UnknownName("model", "resnet5", names).close[0] == "resnet50"
+
+
+class TestFunctions:
+    """What is callable and no module is timed as it is."""
+
+    def test_it_is_measured_with_its_setup_and_teardown_in_a_worker(self, tmp_path: Path) -> None:
+        ended = tmp_path / "ended"
+
+        def setup(batch: int, device: str) -> Any:
+            assert device == "cpu"
+            return nn.Linear(4, 2), torch.ones(batch, 4)
+
+        def train(state: Any) -> None:
+            state[0](state[1]).sum().backward()
+
+        result = redline.run(
+            train, setup=setup, teardown=lambda state: ended.write_text(str(len(state))), batch=6, **TINY
+        )
+        (row,), (record,) = result.rows, result.records
+        assert record.failure is None, record.failure
+        assert (row.model, row.task, row.batch, row.batch_from) == ("live:train", "step", 6, "asked")
+        assert row.numerics is not None
+        assert row.numerics.method == "unchecked"
+        assert record.prepared is not None
+        assert record.prepared.isolated
+        assert record.prepared.workload.parameters == 10
+        assert row.flops == 2 * (2 * 6 * 4 * 2)
+        assert ended.read_text() == "2"
+        assert "live:train" in str(result)
+        assert "batch unknown" not in str(result)
+
+    def test_one_that_no_pickle_can_carry_runs_here(self) -> None:
+        endless = (torch.ones(2) for _ in iter(int, 1))
+        result = redline.run(lambda: next(endless) * 2, **TINY)
+        assert result.records[0].failure is None
+        assert "not-isolated" in result.rows[0].verdict.labels
+        assert "redline.profile(lambda)" in str(result)
+
+    @pytest.mark.parametrize(
+        ("model", "given", "says"),
+        [
+            (nn.Linear, {}, "Linear is a class: pass an instance"),
+            (print, {"task": "train"}, "a function is timed as it is"),
+            (print, {"loss": print}, "a function is timed as it is"),
+            (print, {"setup": 3}, "setup must be a function, got int"),
+            (nn.Linear(2, 2), {"inputs": torch.ones(1, 2), "teardown": print}, "go with a function"),
+            (nn.Linear(2, 2), {"inputs": torch.ones(1, 2), "task": "step"}, "this is a module: leave task out"),
+            ("resnet18", {"task": "step"}, "task step is for a function of yours"),
+        ],
+    )
+    def test_what_does_not_go_together_is_refused(self, model: Any, given: dict[str, Any], says: str) -> None:
+        with pytest.raises(UsageError, match=says):
+            redline.run(model, **given, **TINY, launch={"door": "inline"})
+
+    def test_there_is_no_recipe_to_search_for(self) -> None:
+        with pytest.raises(UsageError, match="no recipe to search"):
+            redline.tune(print, device="cpu", launch={"door": "inline"})

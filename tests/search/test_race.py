@@ -40,6 +40,20 @@ def raced(landscape: Landscape, *recipes: str, **settings: Any) -> tuple[list[li
     return race_specs(specs_of(*recipes), door, NoJournal(), **settings), door
 
 
+def test_functions_race_each_other_under_their_own_names() -> None:
+    functions = [
+        msgspec.structs.replace(specs_of(recipe)[0], workload=WorkloadSpec(model=model, task="step"))
+        for model, recipe in (("a.py:step", "baseline"), ("b.py:step", "baseline"), ("a.py:step", "tf32"))
+    ]
+    truth = Landscape(step_s={"baseline": 0.02, "tf32": 0.01}, offset_sigma=0.0005)
+    pairs = {(pair.a, pair.b): pair.verdict for pair in pairs_of(race_specs(functions, FakeDoor(truth), NoJournal()))}
+    assert pairs == {
+        ("a.py:step", "b.py:step"): "same",
+        ("a.py:step", "a.py:step tf32"): "faster",
+        ("b.py:step", "a.py:step tf32"): "faster",
+    }
+
+
 class TestVerdicts:
     def test_a_clear_difference_is_decided_before_all_replicates_are_run(self) -> None:
         replicates, _ = raced(

@@ -57,14 +57,21 @@ def pairs_of(replicates: Sequence[Replicate], kind: BlockKind = "throughput") ->
 
 
 def racer_names(specs: Iterable[RunSpec]) -> list[str]:
-    """The recipes as written. One that races itself is told apart by a number: `fp16`, `fp16 (2)`."""
+    """What each is called; what races itself is told apart by a number: `fp16`, `fp16 (2)`."""
     seen: Counter[str] = Counter()
     names = []
     for spec in specs:
-        recipe = str(spec.recipe)
-        seen[recipe] += 1
-        names.append(recipe if seen[recipe] == 1 else f"{recipe} ({seen[recipe]})")
+        name = racer_name(spec)
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return names
+
+
+def racer_name(spec: RunSpec) -> str:
+    """The recipe as written. Functions race each other, so they go by their own names."""
+    if spec.workload.task != "step":
+        return str(spec.recipe)
+    return spec.workload.model + (f" {spec.recipe}" if spec.recipe.switches else "")
 
 
 def names_in(replicate: Replicate) -> list[str]:
@@ -72,9 +79,9 @@ def names_in(replicate: Replicate) -> list[str]:
 
 
 def is_same_recipe(replicates: Sequence[Replicate], a: str, b: str) -> bool:
-    """Whether two racers are one recipe, written alike or in another order."""
+    """Whether two racers are one thing: one recipe, written alike or in another order, of one model."""
     recipes = {
-        name: record.spec.recipe.canonical()
+        name: (record.spec.workload.model, record.spec.recipe.canonical())
         for replicate in replicates
         for name, record in zip(names_in(replicate), replicate, strict=True)
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Unpack
 
 import msgspec
@@ -53,7 +54,7 @@ def flops(
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> FlopsResult:
-    """Count one step, module by module. Nothing runs and no memory is needed.
+    """Count one step, module by module. Nothing runs and no memory is needed; a function of yours is called once.
 
     With `latency` a few steps run under the profiler, and each module carries its time. With `batches` (`[1, 8, 32]`,
     `"1..64"`) the model is measured at each of them: the FLOP/s it reaches, and how much of the device that is.
@@ -63,8 +64,11 @@ def flops(
         reached = _batches(spec, working, parse_batches(batches)) if batches is not None else ()
         if latency:
             return _flops_with_latency(spec, working, reached)
-        (spec,) = working.checked([msgspec.structs.replace(spec, device="cpu")])
-        counted = working.ask(AskCount(spec=spec), CountAnswer, spec.launch)
+        (on_cpu,) = working.checked([msgspec.structs.replace(spec, device="cpu")])
+        is_run = on_cpu.workload.task == "step"
+        (spec,) = working.checked([spec]) if is_run else (on_cpu,)
+        with working.lock(spec.device) if is_run else nullcontext():
+            counted = working.ask(AskCount(spec=spec), CountAnswer, spec.launch)
         device = working.environment(spec.device, spec.threads).device if reached else None
     return FlopsResult(
         flops_summary(spec, counted.workload, counted.work, device=device, batches=reached, notes=_unmeasured(reached))

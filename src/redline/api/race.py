@@ -17,6 +17,7 @@ from redline.report.export import JsonDocument
 from redline.report.race import race_json, race_report
 from redline.report.terminal import as_text
 from redline.search.race import REPLICATES, check_racers, race_specs
+from redline.spec import RunSpec
 from redline.spec_table import layered
 
 
@@ -48,27 +49,42 @@ class RaceResult(Sequence[Pair]):
         return race_json(self.replicates)
 
 
+def _is_beside(spec: RunSpec, first: RunSpec) -> bool:
+    """Whether they differ in their recipes alone."""
+    return msgspec.structs.replace(spec, recipe=first.recipe) == first
+
+
 @takes_settings
 def race(
     model: Any,
     inputs: Any | None = None,
     *,
-    recipes: Iterable[str],
+    recipes: Iterable[str] = (),
     replicates: int = REPLICATES,
     loss: Any | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> RaceResult:
-    """Measure recipes against each other in fresh processes with interleaved blocks, until every pair is decided."""
+    """Measure recipes against each other in fresh processes with interleaved blocks, until every pair is decided.
+
+    `model` may also be a list of functions, as such or as `file.py:step`: they race each other.
+    """
     table = layered({"effort": "quick"}, settings)
     with use(workspace) as opened:
         recipes = listed(recipes)
-        # Without any recipe there would be no spec to refuse.
-        specs, working = specs_of(opened, model, inputs, recipes=recipes or "baseline", loss=loss, **table)
+        models = model if isinstance(model, list | tuple) and any(map(callable, model)) else [model]
+        specs: list[RunSpec] = []
+        for each in models:
+            # Without any recipe there would be no spec to refuse.
+            own, working = specs_of(opened, each, inputs, recipes=recipes or "baseline", loss=loss, **table)
+            if len(models) > 1 and working is not opened:
+                raise UsageError("a function that cannot be pickled cannot race another: give both as file.py:step")
+            specs += own
         check_racers(specs, replicates)
-        if any(msgspec.structs.replace(spec, recipe=specs[0].recipe) != specs[0] for spec in specs):
-            raise UsageError("a race is of one model: name one")
         specs = working.checked(specs)
+        are_functions = all(spec.workload.task == "step" for spec in specs)
+        if not are_functions and any(not _is_beside(spec, specs[0]) for spec in specs):
+            raise UsageError("a race is of one model under several recipes, or of several functions")
         with working.lock(specs[0].device):
             door = working.door(specs[0].launch)
             raced = race_specs(

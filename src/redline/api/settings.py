@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
@@ -23,7 +24,7 @@ T = TypeVar("T")
 class OtherSettings(TypedDict, total=False):
     """Settings of a verb that has its own idea of batch and threads."""
 
-    task: Literal["infer", "train"]
+    task: Literal["infer", "train", "step"]
     image_size: int | None
     classes: int | None
     sequence_length: int | None
@@ -31,6 +32,8 @@ class OtherSettings(TypedDict, total=False):
     items: int | None
     check_inputs: Any
     targets: Any
+    setup: Any
+    teardown: Any
     optimizer: Literal["sgd", "adam", "adamw"]
     stem: Literal["imagenet", "cifar"] | None
     device: str
@@ -74,7 +77,17 @@ def _default_settings() -> dict[str, Any]:
     specs = (DataSpec, TrainSpec, WorkloadSpec, RunSpec, MeasureSpec)
     fields = [field for spec in specs for field in msgspec.structs.fields(spec)]
     own = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
-    return {**own, "tail": False, "no_check": False, "targets": None, "max_memory": None, "measure": {}, "launch": {}}
+    return {
+        **own,
+        "tail": False,
+        "no_check": False,
+        "targets": None,
+        "setup": None,
+        "teardown": None,
+        "max_memory": None,
+        "measure": {},
+        "launch": {},
+    }
 
 
 def listed(value: str | Iterable[str]) -> list[str]:
@@ -89,6 +102,8 @@ def specs_of(
     recipes: str | Iterable[str] = "baseline",
     loss: Any | None = None,
     targets: Any | None = None,
+    setup: Any | None = None,
+    teardown: Any | None = None,
     file: str | Path | None = None,
     trust: bool = False,
     **settings: Any,
@@ -99,7 +114,9 @@ def specs_of(
         named = {} if model is None else {"model": model}
         given = {} if recipes == "baseline" else {"recipe": listed(recipes)}
         return load_specs(Path(file), {**settings, **named, **given}, trust=trust), workspace
-    described, workspace = described_model(workspace, model, inputs, loss, targets)
+    described, workspace = described_model(
+        workspace, model, inputs, loss, targets, setup, teardown, task=settings.get("task")
+    )
     return specs_from_table({"recipe": listed(recipes), **settings, **described}), workspace
 
 
@@ -114,17 +131,36 @@ def one_spec(
 
 
 def described_model(
-    workspace: Workspace, model: Any, inputs: Any | None, loss: Any | None, targets: Any | None = None
+    workspace: Workspace,
+    model: Any,
+    inputs: Any | None,
+    loss: Any | None,
+    targets: Any | None = None,
+    setup: Any | None = None,
+    teardown: Any | None = None,
+    *,
+    task: Any = None,
 ) -> tuple[dict[str, Any], Workspace]:
-    """What a spec says of a model, by name or live."""
+    """What a spec says of a model by name, of a live one, or of a function that is timed as it is."""
+    if is_function(model):
+        if loss is not None or targets is not None or task not in (None, "step", ["step"]):
+            raise UsageError("a function is timed as it is: leave out loss, targets and task")
+        return _described_function(workspace, model, inputs, setup, teardown)
+    if setup is not None or teardown is not None:
+        raise UsageError("setup and teardown go with a function: redline.run(step, setup=..., teardown=...)")
     if model is None:
         return {}, workspace
     if isinstance(model, str) or (isinstance(model, list | tuple) and all(isinstance(name, str) for name in model)):
         if inputs is not None or loss is not None or targets is not None:
             raise UsageError("inputs, loss and targets go with a live module; a model by name brings its own")
         return {"model": model}, workspace
-    live = (model, inputs, loss, targets)
-    name = f"live:{type(model).__name__}"
+    if task in ("step", ["step"]):
+        raise UsageError("task step is for a function of yours, and this is a module: leave task out")
+    return _handed_over(workspace, (model, inputs, loss, targets), f"live:{type(model).__name__}", model)
+
+
+def _handed_over(workspace: Workspace, live: Any, name: str, model: Any) -> tuple[dict[str, Any], Workspace]:
+    """As a file that a worker can open, or in this process."""
     artifact = workspace.artifact(live)
     if artifact is not None:
         return {"model": name, "artifact": artifact}, workspace
@@ -134,6 +170,31 @@ def described_model(
         {"model": name, "artifact": address, "launch": {"door": "inline"}},
         workspace.derived(door=InlineDoor(handed_over={address: live})),
     )
+
+
+def is_function(model: Any) -> bool:
+    """Whether it is called as it is: anything callable that is no module of torch."""
+    torch = sys.modules.get("torch")  # where it was never loaded, nothing is a module
+    is_module = torch is not None and isinstance(model, torch.nn.Module)
+    return callable(model) and not is_module
+
+
+def _described_function(
+    workspace: Workspace, function: Any, inputs: Any | None, setup: Any | None, teardown: Any | None
+) -> tuple[dict[str, Any], Workspace]:
+    """What a spec says of a function that is timed as it is."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name: str = (getattr(inner, "__name__", "") or type(inner).__name__).strip("<>")
+    if isinstance(function, type):
+        raise UsageError(f"{name} is a class: pass an instance of it")
+    for what, given in (("setup", setup), ("teardown", teardown)):
+        if given is not None and not callable(given):
+            raise UsageError(f"{what} must be a function, got {type(given).__name__}")
+    live = {"step": function, "name": name, "inputs": inputs, "setup": setup, "teardown": teardown}
+    described, workspace = _handed_over(workspace, live, f"live:{name}", function)
+    return {**described, "task": "step"}, workspace
 
 
 def with_named_functions(workspace: Workspace, settings: Mapping[str, Any]) -> dict[str, Any]:

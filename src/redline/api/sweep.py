@@ -93,8 +93,8 @@ def sweep(
     if exclude:
         given["exclude"] = exclude
     with use(workspace) as opened:
-        targets = settings.pop("targets", None)
-        described, working = described_model(opened, model, inputs, loss, targets)
+        handed = [settings.pop("targets", None), settings.pop("setup", None), settings.pop("teardown", None)]
+        described, working = described_model(opened, model, inputs, loss, *handed, task=given.get("task"))
         table = layered(
             _table_of(file, preset, trust), {**given, **with_named_functions(opened, settings), **described}
         )

@@ -208,6 +208,8 @@ def _tune_spec(
     with ledger.held(called):
         kept = _kept(ledger, called) if resume else None
         (spec,) = workspace.checked([asked.spec])
+        if spec.workload.task == "step":
+            raise UsageError("a function is timed as it is, so there is no recipe to search: tune the model inside it")
         asked = msgspec.structs.replace(asked, spec=spec)
         kept = _resumed(kept, asked) if kept is not None else None
         offered = workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch)

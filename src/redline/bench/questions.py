@@ -16,8 +16,15 @@ from redline.bench.measure.ceilings import answer_ceilings
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.metric import metric_of
 from redline.bench.recipe.snippet import snippet_of
-from redline.bench.workload.build import build_workload, check_model, fingerprint_of, list_models, settle_batch
-from redline.bench.workload.sources.live import HANDED_OVER, remember_module
+from redline.bench.workload.build import (
+    build_workload,
+    check_model,
+    fingerprint_of,
+    list_models,
+    settle_batch,
+    understood,
+)
+from redline.bench.workload.sources.live import remember_live
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
 from redline.protocol import (
@@ -78,8 +85,7 @@ def choices_for(spec: RunSpec) -> SwitchChoices:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     device = open_device(resolve_device(spec.device))
-    handed = HANDED_OVER.get(spec.workload.artifact or "")
-    give_back = remember_module(handed[0]) if handed else lambda: None
+    give_back = remember_live(spec.workload)
     try:
         workload = build_workload(spec.workload, spec.seed)
         facts = _facts(spec, workload, device)
@@ -105,9 +111,10 @@ def _facts(spec: RunSpec, workload: Workload, device: Device) -> Facts | None:
 def check(spec: RunSpec) -> Checked:
     """What can be known before anything is built: names, files, exclusions, the device."""
     try:
+        check_model(_before_data(spec))
+        spec = msgspec.structs.replace(spec, workload=understood(spec.workload))
         resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
         switches = switches_of(spec.recipe, spec.workload.task)
-        check_model(_before_data(spec))
         if spec.train is not None:
             check_data(spec.train.data, spec.workload)
         fingerprint = fingerprint_of(spec.workload)

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from redline.bench.capture import capture
-from redline.bench.count.ask import count_step
+from redline.bench.count.ask import count_step, shown_model
 from redline.bench.count.count import because
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
@@ -33,8 +33,9 @@ from redline.bench.serve import Server
 from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.workload.called import OwnStep, TrainsItself
 from redline.bench.workload.signal import give_signal
-from redline.bench.workload.sources.live import HANDED_OVER, remember_module
+from redline.bench.workload.sources.live import HANDED_OVER, remember_live
 from redline.bench.workload.sources.user import check_inputs_of
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
@@ -68,6 +69,9 @@ from redline.work import WorkCount
 
 Timed = InferenceStep | TrainingStep
 
+ONE_STEP = (
+    "on data Redline needs a module with loss(output, target); 'redline run --task train' measures one step of it"
+)
 BARE_WARMUP_STEPS = 2
 NOT_WAITED_FOR = note("not-waited-for", "a steady state was not waited for")
 
@@ -95,6 +99,7 @@ class BenchSession:
         self._training: TrainingSession | None = None
         self._server: Server | None = None
         self._eager_model: torch.nn.Module | None = None
+        self._own_step: OwnStep | None = None
         self._step_estimate_s = 0.0
         self._memory_limit_bytes: int | None = None
         self._restore_flags = remember_flags()
@@ -162,7 +167,7 @@ class BenchSession:
         if spec.load is not None:
             assert isinstance(step, InferenceStep)
             self._server = Server(spec, setup, step, lambda size: self._enter("compile", f"batch {size}"))
-        self._eager_model = None if setup.capabilities.dissolves_modules else setup.workload.model
+        self._eager_model = None if setup.capabilities.dissolves_modules else shown_model(setup.workload)
         self._step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
         gc.collect()
         gc.freeze()  # later collections, between blocks, then look at little
@@ -214,6 +219,8 @@ class BenchSession:
         data = open_data(request.spec.train.data, request.spec.workload)
         spec, size = fitted(request.spec, data)
         workload = self._build(spec, device, calibrate=False, settle=False)
+        if isinstance(workload.model, TrainsItself):
+            raise BenchError("user", f"{workload.info().class_name} trains itself by its training_step: {ONE_STEP}")
         training = TrainingSession(spec, data, size, workload, device, self._tell_training)
         info = workload.info()
         setup = self._apply(spec, workload, device)
@@ -267,9 +274,9 @@ class BenchSession:
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
-        if spec.workload.artifact in HANDED_OVER:
-            self._give_back_model = remember_module(HANDED_OVER[spec.workload.artifact][0])
+        self._give_back_model = remember_live(spec.workload)
         workload = build_workload(spec.workload, spec.seed)
+        self._own_step = workload.step
         apart_s = 0.0
         if settle and spec.measure.sparing:
             # Off the device, which then sees what a plain loop would show it, and nothing else.
@@ -292,7 +299,7 @@ class BenchSession:
         return time.perf_counter() - started
 
     def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference | None:
-        if not spec.measure.check_numerics:
+        if not spec.measure.check_numerics or workload.step is not None:
             return None
         self._enter("reference", "strict fp32")
         number_format = number_format_of(spec.recipe, workload.task)
@@ -327,6 +334,8 @@ class BenchSession:
             setup.device.synchronize()
             seconds = time.perf_counter() - started
         self._note_first_call(setup, seconds)
+        if setup.task == "step" and (unseen := setup.device.unseen_work()) is not None:
+            raise BenchError("user", f"the function computes on {unseen}, which is not waited for: give --device cuda")
         # Training starts again from the same weights with an optimizer that has seen nothing.
         return make_step(setup, spec.workload.optimizer) if starts_again else step
 
@@ -340,7 +349,8 @@ class BenchSession:
         self, spec: RunSpec, reference: OutputReference | LossReference | None, step: Timed, setup: Setup
     ) -> Numerics:
         if reference is None:
-            return Numerics(method="unchecked", reason=note("unchecked", "not checked: the spec asked for none"))
+            why = "the spec asked for none" if setup.task != "step" else "a function is timed as it is"
+            return Numerics(method="unchecked", reason=note("unchecked", f"not checked: {why}"))
         if not spec.recipe.switches:
             return reference.as_numerics()
         self._enter("numerics", str(spec.recipe))
@@ -426,6 +436,9 @@ class BenchSession:
         if self._training is not None:
             self._training.close()
             self._training = None
+        if self._own_step is not None:
+            self._own_step.close()
+            self._own_step = None
         self._give_back_model()
         gc.unfreeze()
         if self._device is not None:

@@ -96,7 +96,12 @@ ANY_BATCH: Options = {
         ),
     ],
     "task": Annotated[
-        str | None, opt(group=WHAT, metavar="[infer|train]", help="Inference (default) or a training step.")
+        str | None,
+        opt(
+            group=WHAT,
+            metavar="[infer|train|step]",
+            help="Inference (default), a training step, or a function of yours timed as it is (file.py:step).",
+        ),
     ],
     "optimizer": Annotated[
         str | None, opt(group=WHAT, metavar="[sgd|adam|adamw]", help="Optimizer of a training step. Default: sgd.")

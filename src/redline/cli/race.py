@@ -8,7 +8,7 @@ from redline.cli.options import (
     Exit,
     Given,
     Json,
-    Model,
+    Models,
     Recipes,
     Replicates,
     TrialEffort,
@@ -21,14 +21,14 @@ from redline.cli.options import (
 @takes(WORKLOAD | ISOLATED)
 def race(
     *,
-    model: Model,
+    model: Models = None,
     recipe: Recipes = None,
     replicates: Replicates = 3,
     given: Given,
     effort: TrialEffort = "quick",
     json: Json = False,
 ) -> int:
-    """Decide which recipe is faster: fresh processes measured interleaved, until every pair is decided.
+    """Decide which recipe, or which of your functions, is faster: fresh processes measured interleaved, until every pair is decided.
 
     Verdicts are faster, slower, same (within 3 %) or inconclusive. The interval covers differences between processes.
     A recipe raced against itself (-r A -r A) shows the noise floor of the machine.
@@ -37,6 +37,7 @@ def race(
     Examples:
       redline race resnet50 --batch 32 -r fp16 -r fp16+channels-last
       redline race resnet50 -r compile -r compile:max-autotune --replicates 5
+      redline race steps.py:old_step steps.py:new_step
     """
     from redline.api.race import race as race_recipes
     from redline.api.workspace import Workspace
@@ -48,7 +49,12 @@ def race(
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     with LiveRace() as observer, Workspace(observer=observer) as workspace:
         result = race_recipes(
-            model, recipes=recipe or [], replicates=replicates, **given, **only_set(effort=effort), workspace=workspace
+            model or [],
+            recipes=recipe or [],
+            replicates=replicates,
+            **given,
+            **only_set(effort=effort),
+            workspace=workspace,
         )
         observer.stop()
     print_json(result.to_json()) if json else make_console().print(race_report(result.replicates))

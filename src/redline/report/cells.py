@@ -116,7 +116,11 @@ def headline(rows: Sequence[RunSummary], *more: str) -> str:
     parts = [
         row.model,
         row.task,
-        f"batch {row.batch}" if row.batch else "batch unknown" if row.batch_from == "unknown" else "",
+        f"batch {row.batch}"
+        if row.batch
+        else "batch unknown"
+        if row.batch_from == "unknown" and row.task != "step"
+        else "",
         *condition_words(row.conditions, row.device).values(),
         *more,
         f"{row.device_name} ({row.device})" if row.device_name else row.device,

@@ -41,8 +41,9 @@ class FlopsReport:
 
 def _summary(found: FlopsSummary) -> Table:
     grid = Table.grid(padding=(0, 2))
-    batch = f"batch {found.batch}" if found.batch else "batch unknown"
-    grid.title = Text(" · ".join((found.model, found.task, batch, found.recipe)), style="bold")
+    batch = f"batch {found.batch}" if found.batch else "" if found.task == "step" else "batch unknown"
+    parts = (found.model, found.task, batch, found.recipe)
+    grid.title = Text(" · ".join(part for part in parts if part), style="bold")
     grid.title_justify = "left"
     for name, value in _lines(found):
         grid.add_row(Text(name, style="dim"), Text(value))
@@ -50,7 +51,8 @@ def _summary(found: FlopsSummary) -> Table:
 
 
 def _lines(found: FlopsSummary) -> Iterator[tuple[str, str]]:
-    yield "inputs", ", ".join(found.input_shapes)
+    if found.input_shapes:
+        yield "inputs", ", ".join(found.input_shapes)
     yield "parameters", format_count(found.params)
     yield "forward", f"{format_count(found.macs)} MACs = {format_count(found.flops)} FLOPs of products"
     if found.backward_flops is not None:

@@ -256,7 +256,11 @@ UNKNOWN_BATCH = (
 
 def remarks(rows: Sequence[RunSummary]) -> list[Text]:
     """Why rows failed, why numbers are not to be trusted, why numerics did not pass."""
-    told = [Text(f"  {UNKNOWN_BATCH}", style="dim")] if any(row.batch_from == "unknown" for row in rows) else []
+    told = (
+        [Text(f"  {UNKNOWN_BATCH}", style="dim")]
+        if any(row.batch_from == "unknown" and row.task != "step" for row in rows)
+        else []
+    )
     for row in rows:
         if row.failure:
             told.append(Text(f"  {row.recipe}: {row.failure.told}", style="red"))
@@ -332,11 +336,18 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
     faster = [row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1]
     if any(map(_is_quantized, faster)):
         return "only quantized recipes are faster than the first here; check them on your own data, or try others"
+    if any(row.numerics and row.numerics.method == "unchecked" for row in faster):
+        best = max(faster, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0)
+        assert best.vs_first is not None
+        return (
+            f"{best.recipe} is the fastest here ({best.vs_first.ratio:.2f}×); its outputs were not compared with fp32"
+        )
     if faster:
         return "only recipes without acceptable outputs are faster than the first here; try others"
     if first.worth_trying:
         return f"no recipe here is faster than the first; {_try(first)}"
-    return f"no recipe here is faster than the first; {_look_closer(first, 'tune', 'searches for one')}"
+    command, what = ("profile", "shows where its time goes") if first.task == "step" else ("tune", "searches for one")
+    return f"no recipe here is faster than the first; {_look_closer(first, command, what)}"
 
 
 def _fastest(measured: Sequence[RunSummary]) -> RunSummary | None:
@@ -356,7 +367,8 @@ def _try(row: RunSummary) -> str:
 
 def _look_closer(row: RunSummary, command: str, what: str) -> str:
     if row.arguments is None:
-        return f"redline.{command}(model, inputs) {what}"
+        live = row.model.partition(":")[2] if row.task == "step" else "model, inputs"
+        return f"redline.{command}({live}) {what}"
     return f"'redline {command} {row.arguments}' {what}"
 
 

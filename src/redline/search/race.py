@@ -14,7 +14,7 @@ from itertools import combinations
 
 import msgspec
 
-from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of, racer_names
+from redline.analyze.race import TIME_BAND, Pair, log_ratio, pairs_of, racer_name, racer_names
 from redline.analyze.statistics import student_t
 from redline.errors import UsageError
 from redline.launch.door import Door
@@ -148,7 +148,7 @@ def race_specs(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> list[list[RunRecord]]:
-    """Race `specs`, which differ in their recipes alone; the replicates, each a list of records.
+    """Race `specs`, which differ in their recipes alone or are functions; the replicates, each a list of records.
 
     A recipe that breaks is out after its first replicate; one whose every pair is decided leaves before an extension.
     """
@@ -160,8 +160,8 @@ def race_specs(
     while True:
         observer.replicate(len(running.replicates) + 1, planned, racer_names(racers))
         records = running.run_replicate(racers)
-        broken = {str(record.spec.recipe) for record in records if record.failure is not None}
-        racers = [spec for spec in racers if str(spec.recipe) not in broken]
+        broken = {racer_name(record.spec) for record in records if record.failure is not None}
+        racers = [spec for spec in racers if racer_name(spec) not in broken]
         pairs = running.pairs
         observer.standing(pairs)
         open_pairs = _undecided(pairs, racers)
@@ -172,17 +172,19 @@ def race_specs(
                 return running.replicates
             extensions, planned = extensions + 1, planned + REPLICATES_PER_EXTENSION
             in_doubt = {name for pair in open_pairs for name in (pair.a, pair.b)}
-            # By recipe: copies of one that races itself stay together, or their names would change.
+            # Copies of one that races itself stay together, or their names would change.
             stays = {
-                str(spec.recipe) for spec, name in zip(racers, racer_names(racers), strict=True) if name in in_doubt
+                racer_name(spec) for spec, name in zip(racers, racer_names(racers), strict=True) if name in in_doubt
             }
-            racers = [spec for spec in racers if str(spec.recipe) in stays]
+            racers = [spec for spec in racers if racer_name(spec) in stays]
 
 
 def check_racers(specs: Sequence[RunSpec], replicates: int) -> None:
     """Refuse what is no race. The same recipe may race itself: what then differs is noise."""
     if len(specs) < 2:
-        raise UsageError("a race needs at least two recipes: -r A -r B, or -r A -r A to see the noise floor")
+        raise UsageError(
+            "a race needs at least two recipes (-r A -r B, or -r A -r A to see the noise floor), or two functions"
+        )
     if replicates < 1:
         raise UsageError(f"replicates must be 1 or more, got {replicates}")
 

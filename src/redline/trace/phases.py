@@ -86,7 +86,8 @@ def _times(view: HostView, marks: dict[str, Intervals]) -> dict[str, tuple[int, 
 
 
 def _is_marked_by_us(trace: Trace) -> bool:
-    return any(trace.names[number].startswith(OWN_PREFIX) for number in np.unique(trace.annotations.name).tolist())
+    marks = {OWN_PREFIX + name for name in PHASES}
+    return any(trace.names[number] in marks for number in np.unique(trace.annotations.name).tolist())
 
 
 def _device(links: Links, rows: Mask) -> int:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.count.count import Task, because, count_work
 from redline.bench.count.counter import Tf32
+from redline.bench.device import open_device, resolve_device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.base import COMPILER, PRECISION
-from redline.bench.recipe.compose import switches_of
+from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.workload.called import StepModule
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
@@ -24,6 +28,8 @@ from redline.work import ModuleWork, WorkCount
 
 
 def answer_count(spec: RunSpec) -> CountAnswer:
+    if spec.workload.task == "step":
+        return _counted_step(spec)
     # Most code builds on the meta device, some only under a fake mode, and some reads a value and needs the real thing.
     for without_memory in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True)):
         try:
@@ -35,6 +41,18 @@ def answer_count(spec: RunSpec) -> CountAnswer:
     return _counted(spec, build_workload(spec.workload, spec.seed))
 
 
+def _counted_step(spec: RunSpec) -> CountAnswer:
+    """A function of the user's, in one real call: it may do anything, so nothing of it is made without memory."""
+    device = open_device(resolve_device(spec.device))
+    workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
+    assert workload.step is not None
+    try:
+        setup = apply_recipe(spec.recipe, workload, device)
+        return CountAnswer(work=count_step(setup, spec.workload.optimizer, modules=True), workload=workload.info())
+    finally:
+        workload.step.close()
+
+
 def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
     settle_batch(workload, spec.workload, ask=False)
     setup = _prepared(spec, workload)
@@ -44,7 +62,7 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
         inputs=(setup.args, setup.kwargs),
         loss=workload.loss if trains else None,
         autocast=setup.autocast,
-        optimizer=spec.workload.optimizer if trains else None,
+        optimizer=counted_optimizer(workload, spec.workload.optimizer),
         tf32=_tf32(spec),
         modules=True,
     )
@@ -91,16 +109,32 @@ def _joined(forward: ModuleWork, both: ModuleWork | None) -> ModuleWork:
     return msgspec.structs.replace(forward, backward_flops=both.backward_flops, backward_bytes=both.backward_bytes)
 
 
+def shown_model(workload: Workload) -> nn.Module:
+    """The model; for a function of the user's, one with the modules in sight that it reaches."""
+    return workload.model.with_modules() if isinstance(workload.model, StepModule) else workload.model
+
+
+def counted_optimizer(workload: Workload, name: OptimizerName) -> OptimizerName | None:
+    """Whose update is counted: the module's own where it brings one of these; None where there is none, or another."""
+    if workload.task != "train":
+        return None
+    own = workload.info().optimizer.partition(" ")[0].lower()
+    if not own:
+        return name
+    return next((known for known in get_args(OptimizerName) if known == own), None)
+
+
 def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount:
     trains = setup.task == "train"
     return count_work(
         Task(
-            model=setup.workload.model,
+            model=shown_model(setup.workload),
             inputs=(setup.args, setup.kwargs),
             loss=setup.workload.loss if trains else None,
             autocast=setup.autocast,
-            optimizer=optimizer if trains else None,
+            optimizer=counted_optimizer(setup.workload, optimizer),
             tf32=Tf32.of(setup.device),
             modules=modules,
+            is_whole_step=setup.task == "step",
         )
     )

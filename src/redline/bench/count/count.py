@@ -135,13 +135,22 @@ class Task:
     """None: the forward pass alone, without autograd."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: OptimizerName | None = None
+    is_whole_step: bool = False
+    """The model is a step of the user's own: backward and update happen inside it."""
     tf32: Tf32 = NO_TF32
     modules: bool = False
+
+
+AS_IT_RUNS = "a function is counted as it runs"
 
 
 def count_work(task: Task) -> WorkCount:
     """Raises whatever the model raises in a real step, where a step without memory was not possible."""
     started = time.perf_counter()
+    if task.is_whole_step:
+        with plainly():
+            work = msgspec.structs.replace(_count(task, task.model, task.inputs), for_these_inputs=AS_IT_RUNS)
+        return msgspec.structs.replace(work, seconds=time.perf_counter() - started)
     try:
         with plainly():
             work = _without_memory(task)
@@ -186,7 +195,9 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     args, kwargs = inputs
     leaves = [*model.parameters(), *model.buffers(), *(tensor for _, tensor in named_tensors((args, kwargs)))]
     counter = WorkCounter(leaves, task.tf32)
-    with counter.places.watch(model), counter, torch.set_grad_enabled(task.loss is not None):
+    phases = counter.finding_phases() if task.is_whole_step else nullcontext()
+    has_gradients = task.is_whole_step or task.loss is not None
+    with phases, counter.places.watch(model), counter, torch.set_grad_enabled(has_gradients):
         with task.autocast():
             output = model(*args, **kwargs)
             loss = task.loss(output) if task.loss is not None else None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.count.formulas import is_ragged
@@ -126,9 +127,10 @@ class Places:
         self._turn()
 
     def here(self) -> str:
-        if self._stack:
-            return self._stack[-1]
         node = torch._C._current_autograd_node()
+        # A step of the user's own calls backward from inside: then the whole is at work, and the node says more.
+        if self._stack and (node is None or self._stack != [""]):
+            return self._stack[-1]
         if node is None or not self._numbers:
             return ""
         position = bisect_right(self._numbers, node._sequence_nr()) - 1
@@ -157,6 +159,28 @@ class WorkCounter(TorchDispatchMode):
         self.places = Places()
         self.touched = Touched(leaves)
         self._tf32 = tf32
+        self._finds_phases = False
+
+    @contextmanager
+    def finding_phases(self) -> Iterator[None]:
+        """Inside, the phase is read off what autograd and the optimizers are doing."""
+        self._finds_phases = True
+        hooks = [
+            register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
+            register_optimizer_step_post_hook(lambda *_: self._enter("forward")),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, phase: WorkPhase) -> None:
+        self.phase = phase
+
+    def _phase_now(self) -> WorkPhase:
+        is_backward = self._finds_phases and torch._C._current_graph_task_id() >= 0
+        return "backward" if is_backward else self.phase
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -180,7 +204,8 @@ class WorkCounter(TorchDispatchMode):
         outputs = distinct(tensors_in(out))
         written = sum(tensor_bytes(tensor) for _, tensor in outputs)
         read = read_bytes(inputs, about.reads, written)
-        if self.phase == "forward":
+        phase = self._phase_now()
+        if phase == "forward":
             for (region, _), size in zip(inputs, read, strict=True):
                 self.touched.look(region, size)
         flops = _flops(func, about, args, kwargs, out)
@@ -188,7 +213,7 @@ class WorkCounter(TorchDispatchMode):
             self.uncounted[about.name] += 1
         form = number_format([tensor for _, tensor in inputs or outputs], about.kind, self._tf32)
         assert about.kind is not None
-        row: Row = (about.name, about.kind, form, self.phase, flops or 0, sum(read) + written)
+        row: Row = (about.name, about.kind, form, phase, flops or 0, sum(read) + written)
         self.rows[row] += 1
         self._share(row)
 

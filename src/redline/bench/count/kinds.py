@@ -90,7 +90,7 @@ def known(operator: Any) -> Known:
     if not isinstance(operator, torch._ops.OpOverload):
         return Known(str(operator), "other", counted=False)
     namespace, _, plain = operator._schema.name.partition("::")
-    if namespace == "prim" or operator.is_view:
+    if namespace in ("prim", "profiler") or operator.is_view:
         return Known(plain, None)
     pointwise = torch.Tag.pointwise in operator.tags
     if namespace != "aten":  # somebody's own: its name proves nothing

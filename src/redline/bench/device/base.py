@@ -140,6 +140,10 @@ class Device(ABC):
         """Let fp32 products use the shorter format, or forbid it."""
         return
 
+    def unseen_work(self) -> str | None:
+        """Where else in this process work was done that this device's clock does not see; None where nowhere."""
+        return None
+
     def tf32_refusal(self) -> str | None:
         return f"TF32 is a format of NVIDIA Ampere and later GPUs, not of {self.kind}"
 

@@ -42,6 +42,10 @@ class CpuDevice(Device):
             max_clock_hz=frequency.max * 1e6 if frequency and frequency.max else None,
         )
 
+    def unseen_work(self) -> str | None:
+        used = torch.cuda.is_initialized() and torch.cuda.memory_allocated() > 0
+        return "a GPU" if used else None
+
     def synchronize(self) -> None:
         """A CPU is never ahead of itself."""
 

@@ -61,7 +61,8 @@ def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
     """Strict fp32 first, then each switch in its turn; a switch the device cannot do is refused with the reason."""
     switches = switches_of(recipe, workload.task)
     refuse_impossible(switches, workload.task, device, workload.model)
-    device.allow_tf32(False)
+    if workload.task != "step":  # a function sets its flags itself
+        device.allow_tf32(False)
     setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
     setup.switches = {str(switch.switch): switch.capabilities() for switch in switches}
     for switch in switches:

@@ -6,6 +6,8 @@ import fnmatch
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import msgspec
+
 from redline.bench.workload.batch import resize, size_along
 from redline.bench.workload.independence import find_axes
 from redline.bench.workload.inputs import seeded
@@ -33,6 +35,8 @@ def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) ->
 
     `ask` lets the model itself be asked, which runs it a few times. A batch that cannot be given is a `SpecError`.
     """
+    if workload.step is not None:
+        return  # what its setup takes is known, and nothing else can be asked of a function
     why = ""
     if workload.batch is None and ((ask and workload.items is None) or spec.batch is not None):
         found = find_axes(workload.model, (workload.args, workload.kwargs))
@@ -69,6 +73,12 @@ def _resize(workload: Workload, spec: WorkloadSpec, why: str) -> None:
 def check_model(spec: WorkloadSpec) -> None:
     """Raise a `UsageError` for an unknown name, a missing package or file, or options that cannot be honoured."""
     source_of(spec).check(spec)
+
+
+def understood(spec: WorkloadSpec) -> WorkloadSpec:
+    """The spec with the task that its source knows: a function called `step` is timed as it is."""
+    task = source_of(spec).task_of(spec)
+    return spec if task == spec.task else msgspec.structs.replace(spec, task=task)
 
 
 def fingerprint_of(spec: WorkloadSpec) -> str:

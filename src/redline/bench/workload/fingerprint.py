@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +45,13 @@ def forward_code(model: nn.Module) -> str:
     worker, but the code itself came along.
     """
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
-    codes = (getattr(kind.forward, "__code__", None) for kind in sorted(kinds, key=lambda kind: kind.__qualname__))
-    return short_hash("\n".join(_code_text(code) for code in codes if code is not None))
+    return short_hash("\n".join(code_of(kind.forward) for kind in sorted(kinds, key=lambda kind: kind.__qualname__)))
+
+
+def code_of(function: Any) -> str:
+    """The byte-code of a function as text; empty where it has none of its own."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else _code_text(code)
 
 
 def _code_text(code: CodeType) -> str:

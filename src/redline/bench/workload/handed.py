@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.workload.batch import declared_axes, size_along
-from redline.bench.workload.fingerprint import forward_code
+from redline.bench.workload.called import OwnStep, StepModule, TrainsItself, trains_itself
+from redline.bench.workload.fingerprint import code_of, forward_code
 from redline.bench.workload.inputs import Inputs
-from redline.bench.workload.workload import Workload, assemble
+from redline.bench.workload.source import refuse_options
+from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note, note
 from redline.record import BatchOrigin
@@ -50,7 +53,10 @@ def sort_out(returned: Any, whose: str) -> Handed:
     parts = _parts(returned, whose)
     model, loss, items = parts.get("model"), parts.get("loss"), parts.get("items")
     if not isinstance(model, nn.Module):
-        raise BenchError("user", f"{whose} gave {type(model).__name__} where a torch.nn.Module belongs; {EXPECTED}")
+        hint = " (to time the function itself: --task step)" if returned is None else ""
+        raise BenchError(
+            "user", f"{whose} gave {type(model).__name__} where a torch.nn.Module belongs{hint}; {EXPECTED}"
+        )
     if loss is not None and not callable(loss):
         raise BenchError("user", f"{whose} gave {type(loss).__name__} where the loss belongs, which must be callable")
     if items is not None and (not isinstance(items, int) or isinstance(items, bool) or items < 1):
@@ -91,6 +97,39 @@ def sort_inputs(inputs: Any) -> Inputs:
     return (inputs,), {}
 
 
+def batch_to_ask(parameter: inspect.Parameter | None, spec: WorkloadSpec, notes: list[Note]) -> KnownBatch | None:
+    """The batch for a function that takes one: the one asked for, its own default, else ours."""
+    if parameter is None:
+        return None
+    if spec.batch is None and isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
+        return KnownBatch(size=parameter.default, origin="declared")
+    return KnownBatch(size=choose_batch(spec.batch, spec.task, notes), origin="asked")
+
+
+def workload_of_step(step: OwnStep, spec: WorkloadSpec, *, source: str, identity: str, seed: int) -> Workload:
+    """A workload that calls a function as it is; `setup` is called when the device is known."""
+    notes: list[Note] = []
+    refuse_options(spec, "batch_axis", "image_size", why="a function is timed as it is")
+    known = batch_to_ask(step.batch_parameter(), spec, notes)
+    if known is None:
+        refuse_options(spec, "batch", why="its setup takes no batch")
+    workload = assemble(
+        StepModule(step),
+        step.inputs,
+        task="step",
+        source=source,
+        identity=f"{identity} {code_of(step.function)}",
+        seed=seed,
+        batch=known.size if known else None,
+        batch_from=known.origin if known else "unknown",
+        weights_are_random=False,
+        inputs_are_free=False,
+        notes=notes,
+    )
+    workload.items, workload.step, workload.seed = spec.items, step, seed
+    return workload
+
+
 def workload_of(
     handed: Handed,
     spec: WorkloadSpec,
@@ -113,6 +152,8 @@ def workload_of(
     if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         with torch.no_grad():
             model.eval()(*inputs[0], **inputs[1])  # lazy layers take their shape from the first call
+    if spec.task == "train" and handed.loss is None and handed.targets is None and trains_itself(model):
+        model = _training_itself(model, spec, notes)
     declared = spec.batch_axis if spec.batch_axis is not None else handed.batch_axis
     axes = None if declared is None else declared_axes(declared, inputs)
     if axes is not None and known is None:
@@ -142,6 +183,16 @@ def workload_of(
         workload.notes.append(note("model", text))
     # Built without memory, for counting alone, there is nothing to move.
     return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
+
+
+def _training_itself(module: nn.Module, spec: WorkloadSpec, notes: list[Note]) -> TrainsItself:
+    name = type(module).__name__
+    if spec.optimizer != "sgd":
+        raise SpecError(f"optimizer {spec.optimizer} cannot be honoured: {name} brings its own")
+    model = TrainsItself(module)
+    if unused := model.unused_hooks():
+        notes.append(note("model", f"{', '.join(unused)} of {name} not called: a bare step has no trainer"))
+    return model
 
 
 def _refuse_image_size(spec: WorkloadSpec, whose: str) -> None:

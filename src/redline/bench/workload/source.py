@@ -13,7 +13,7 @@ from redline.errors import SpecError
 from redline.names import SOURCES_GROUP
 from redline.protocol import ModelName
 from redline.registry import Registry
-from redline.spec import WorkloadSpec
+from redline.spec import Task, WorkloadSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,14 @@ class Source(ABC):
     @abstractmethod
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         """The workload of a checked spec, on the CPU; random state is already seeded."""
+
+    def task_of(self, spec: WorkloadSpec) -> Task:
+        """The task of a checked spec, as this source understands it."""
+        if spec.task == "step":
+            raise SpecError(
+                "task step is for a function of yours: give it as file.py:step, or as redline.run(function)"
+            )
+        return spec.task
 
     def fingerprint(self, spec: WorkloadSpec) -> str:
         """What is known of the model's identity before it is built; a sweep that goes on by it must not be misled."""

@@ -4,7 +4,7 @@ optimizer for training."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
+from redline.bench.workload.called import TrainsItself
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
 from redline.record import Capabilities
@@ -141,6 +142,15 @@ class InferenceStep:
             self._setup.args, self._setup.kwargs = held
 
 
+class CalledStep(InferenceStep):
+    """A function of the user's, called as it is: gradients are its own affair."""
+
+    phases: ClassVar[tuple[str, ...]] = ("step",)
+
+    def context(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
 class TrainingStep:
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward", "optimizer")
 
@@ -204,7 +214,9 @@ class TrainingStep:
 
 def make_step(setup: Setup, optimizer: OptimizerName) -> InferenceStep | TrainingStep:
     """The step of the setup's task: the plain one, or the one that a switch brings."""
-    kind = setup.step_class or (InferenceStep if setup.task == "infer" else TrainingStep)
+    plain: dict[Task, type[InferenceStep] | type[TrainingStep]]
+    plain = {"infer": InferenceStep, "train": TrainingStep, "step": CalledStep}
+    kind = setup.step_class or plain[setup.task]
     return kind(setup, optimizer) if issubclass(kind, TrainingStep) else kind(setup)
 
 
@@ -214,6 +226,11 @@ def make_scaler(setup: Setup) -> torch.amp.GradScaler:
 
 
 def make_optimizer(name: OptimizerName, model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
+    if isinstance(model, TrainsItself):
+        if options:
+            own = f"{type(model.module).__name__} brings its own optimizer"
+            raise BenchError("unsupported", f"{', '.join(options)} cannot be set: {own}")
+        return model.optimizer()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise BenchError("user", f"{type(model).__name__} has no parameter with a gradient: there is nothing to train")

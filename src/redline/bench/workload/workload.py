@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from redline.bench.device.failure import one_line
 from redline.bench.workload.batch import Axes, resize
+from redline.bench.workload.called import OwnStep, TrainsItself
 from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import (
     Inputs,
@@ -27,7 +28,7 @@ from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
 from redline.spec import Task
 
-DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8}
+DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8}
 """For models by name, and for factories that must be told: one request at a time, and a small training step."""
 
 
@@ -68,6 +69,10 @@ class Workload:
     weights_are_random: bool = True
     """Numerics then need a model that carries signal: see `signal.py`."""
     notes: list[Note] = field(default_factory=list)
+    step: OwnStep | None = None
+    """A function of the user's, which `model` stands for; it is timed as it is."""
+    seed: int = 0
+    """Of `step`."""
     vocabulary: dict[str, int] = field(default_factory=dict)
     """How many values an integer input may take, by its place in the inputs (`0`, `input_ids`)."""
 
@@ -77,10 +82,16 @@ class Workload:
         return self.items or self.batch or 1
 
     def to(self, device: torch.device | str) -> Workload:
-        """Move model, inputs and the user's own targets; random ones are made where the output is."""
+        """Move model, inputs and the user's own targets; random ones are made where the output is.
+
+        A function of the user's stays as it is: its `setup` is told the device.
+        """
         if self.is_cpu_only and torch.device(device).type != "cpu":
             raise SpecError("torch computes quantized models like this one on a CPU alone: give --device cpu")
         self.device = device
+        if self.step is not None:
+            self.step.start(device, self.batch, self.seed)
+            return self
         self.loss.to(device)
         self.model.to(device)
         self.args, self.kwargs = self.moved((self.args, self.kwargs))
@@ -135,11 +146,25 @@ class Workload:
             return next((shape[-1] for shape in shapes if len(shape) >= 4 and shape[-1] == shape[-2]), None)
         return next((shape[1] for shape in shapes if len(shape) == 2), None)
 
+    def _name(self) -> str:
+        if self.step is not None:
+            return self.step.name
+        model = self.model.module if isinstance(self.model, TrainsItself) else self.model
+        return type(model).__qualname__
+
+    def _parts(self) -> list[nn.Module]:
+        return [self.model] if self.step is None else list(self.step.modules().values())
+
+    def _own_optimizer(self) -> str:
+        if not isinstance(self.model, TrainsItself) or any(one.is_meta for one in self.model.parameters()):
+            return ""
+        return f"{type(self.model.optimizer()).__name__} of its own"
+
     def info(self) -> WorkloadInfo:
         return WorkloadInfo(
             source=self.source,
-            class_name=type(self.model).__qualname__,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            class_name=self._name(),
+            parameters=sum(parameter.numel() for part in self._parts() for parameter in part.parameters()),
             items_per_step=self.items_per_step,
             item=self.item if self.items or self.batch else "step",
             batch=self.batch,
@@ -148,6 +173,7 @@ class Workload:
             image_size=self._made("img"),
             sequence_length=self._made("seq"),
             loss=self.loss.name if self.task == "train" else "",
+            optimizer=self._own_optimizer(),
             model_hash=self.model_hash,
             input_hash=self.input_hash,
             notes=tuple(self.notes),
@@ -204,6 +230,7 @@ def choose_batch(batch: int | None, task: Task, notes: list[Note]) -> int:
     """The batch asked for, or the default with a note that says so."""
     if batch is not None:
         return batch
-    text = f"batch {DEFAULT_BATCH[task]} by default for {'inference' if task == 'infer' else 'training'}"
+    what = {"infer": "inference", "train": "training", "step": "a step"}[task]
+    text = f"batch {DEFAULT_BATCH[task]} by default for {what}"
     notes.append(note("default-batch", text))
     return DEFAULT_BATCH[task]

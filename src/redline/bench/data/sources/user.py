@@ -9,8 +9,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from redline.bench.data.source import DATA, USER, DataSource, LoaderData, refuse
+from redline.bench.workload.called import batch_parameter, call_with
 from redline.bench.workload.fingerprint import short_hash
-from redline.bench.workload.sources.user import batch_parameter, call_with, check_object, load_function
+from redline.bench.workload.sources.user import check_object, load_function
 from redline.errors import BenchError, SpecError
 from redline.spec import DataSpec, WorkloadSpec
 

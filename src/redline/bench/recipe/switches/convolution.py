@@ -61,6 +61,7 @@ class CudnnBenchmark(RecipeSwitch):
     summary = "let cuDNN (MIOpen on AMD) time its convolution algorithms and keep the fastest"
     stage = FLAGS
     family = "autotune"
+    tasks = ("infer", "train", "step")
     leaves_program = True
 
     def refusal(self, device: Device, task: Task) -> str | None:
@@ -71,7 +72,7 @@ class CudnnBenchmark(RecipeSwitch):
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
         if facts is not None:
             return None if "convolution" in facts.layers else "no convolution runs in this model"
-        has_convolutions = any(parameter.dim() >= 3 for parameter in model.parameters())
+        has_convolutions = task == "step" or any(parameter.dim() >= 3 for parameter in model.parameters())
         return None if has_convolutions else "the model has no convolutions"
 
     def apply(self, setup: Setup) -> None:

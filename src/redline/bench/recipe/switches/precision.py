@@ -23,6 +23,7 @@ class Tf32(RecipeSwitch):
     stage = FLAGS
     family = "tf32"
     number_format = "tf32"
+    tasks = ("infer", "train", "step")
     excludes = frozenset({"fp16", "bf16", "fp16-bn-fp32"})  # nothing is left in fp32 for it to speed up
 
     def refusal(self, device: Device, task: Task) -> str | None:

@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.workload.handed import sort_out, workload_of
+from redline.bench.workload.called import NO_INPUTS, OwnStep
+from redline.bench.workload.handed import sort_inputs, sort_out, workload_of, workload_of_step
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
-from redline.spec import WorkloadSpec
+from redline.spec import Task, WorkloadSpec
 
 HANDED_OVER: dict[str, Any] = {}
 """Models that cannot be pickled, for a bench in the very process they live in: under the name their spec gives."""
@@ -34,12 +35,18 @@ class LiveSource(Source):
             raise SpecError(f"no such file: {spec.artifact} (the pickled {spec.model})")
         refuse_options(spec, "classes", "sequence_length", "stem", why="the module is already built")
 
+    def task_of(self, spec: WorkloadSpec) -> Task:
+        return spec.task
+
     def fingerprint(self, spec: WorkloadSpec) -> str:
         return Path(spec.artifact or "").stem  # the desk names the file by its content
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         whose = f"live model {spec.model}"
-        handed = sort_out(_open(spec), whose)
+        opened = _open(spec)
+        if spec.task == "step":
+            return workload_of_step(_own_step(opened), spec, source="live", identity="live", seed=seed)
+        handed = sort_out(opened, whose)
         return workload_of(handed, spec, whose=whose, source="live", identity="live", seed=seed, notes=[])
 
 
@@ -62,6 +69,24 @@ def _open(spec: WorkloadSpec) -> Any:
 
 
 SOURCES.register("live")(LiveSource())
+
+
+def _own_step(handed: dict[str, Any]) -> OwnStep:
+    """A function as the desk hands it over."""
+    function, inputs = handed["step"], handed["inputs"]
+    return OwnStep(
+        function,
+        handed["name"],
+        NO_INPUTS if inputs is None else sort_inputs(inputs),
+        setup=handed["setup"],
+        teardown=handed["teardown"],
+    )
+
+
+def remember_live(spec: WorkloadSpec) -> Callable[[], None]:
+    """Returns a function that gives a module of this process back as it was. What a function changes stays changed."""
+    handed = HANDED_OVER.get(spec.artifact or "")
+    return remember_module(handed[0]) if isinstance(handed, tuple) and handed else lambda: None
 
 
 def remember_module(model: nn.Module) -> Callable[[], None]:

@@ -17,18 +17,24 @@ from typing import Any
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.batch import extents
+from redline.bench.workload.called import OwnStep, batch_parameter, call_with, is_named_as_step
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
-from redline.bench.workload.handed import Handed, KnownBatch, sort_inputs, sort_out, workload_of
+from redline.bench.workload.handed import (
+    Handed,
+    batch_to_ask,
+    sort_inputs,
+    sort_out,
+    workload_of,
+    workload_of_step,
+)
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.structure import describe
-from redline.bench.workload.workload import Workload, choose_batch
+from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note
-from redline.spec import WorkloadSpec
+from redline.spec import Task, WorkloadSpec
 
-BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "b", "B", "n", "N")
-SEED_NAME = "seed"
 _loaded: dict[Path, tuple[str, ModuleType]] = {}
 
 
@@ -43,6 +49,9 @@ class UserSource(Source):
         refuse_options(spec, "classes", "sequence_length", "stem", why="the factory decides it")
         check_object(spec.model.removeprefix("user:"), what="model", called="factory")
 
+    def task_of(self, spec: WorkloadSpec) -> Task:
+        return "step" if spec.task == "infer" and is_named_as_step(_split(spec.model)[1]) else spec.task
+
     def fingerprint(self, spec: WorkloadSpec) -> str:
         path = _path_of(_split(spec.model)[0])
         return code_fingerprint(path) if path is not None else ""
@@ -53,8 +62,11 @@ class UserSource(Source):
         whose = f"factory {name} in {place}"
         factory = _attribute(module, name, place)
         notes: list[Note] = []
+        if spec.task == "step":
+            step = OwnStep(factory, name, setup=_beside(module, "setup"), teardown=_beside(module, "teardown"))
+            return workload_of_step(step, spec, source="user", identity=_identity(module, name), seed=seed)
         parameter = batch_parameter(factory, whose)
-        known = _batch_to_ask(parameter, spec, notes)
+        known = batch_to_ask(parameter, spec, notes)
         make = _Factory(factory, parameter, whose)
         handed = make(known.size if known else None, seed)
         if spec.batch is not None and known is not None and handed.inputs is not None:
@@ -70,32 +82,6 @@ class UserSource(Source):
             known=known,
             again=make.inputs,
         )
-
-
-def batch_parameter(factory: Callable[..., Any], whose: str) -> inspect.Parameter | None:
-    """The parameter that takes the batch, by its name. Another one that must be given is not guessed at."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):
-        return None
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for parameter in parameters:
-        is_required = parameter.default is inspect.Parameter.empty and parameter.kind not in variable
-        if is_required and parameter.name not in (*BATCH_NAMES, SEED_NAME):
-            raise SpecError(
-                f"{whose} must be given {parameter.name}, which Redline does not know: "
-                f"give it a default, or call it batch if it is the batch"
-            )
-    return next((parameter for parameter in parameters if parameter.name in BATCH_NAMES), None)
-
-
-def _batch_to_ask(parameter: inspect.Parameter | None, spec: WorkloadSpec, notes: list[Note]) -> KnownBatch | None:
-    """The batch for a factory that takes one: the one asked for, its own default, else ours."""
-    if parameter is None:
-        return None
-    if spec.batch is None and isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
-        return KnownBatch(size=parameter.default, origin="declared")
-    return KnownBatch(size=choose_batch(spec.batch, spec.task, notes), origin="asked")
 
 
 @dataclass(frozen=True)
@@ -116,35 +102,6 @@ class _Factory:
         if inputs is None:
             raise BenchError("user", f"{self.whose} gave no inputs this time")
         return inputs
-
-
-def call_with(
-    function: Callable[..., Any], parameter: inspect.Parameter | None, batch: int | None, seed: int, whose: str
-) -> Any:
-    """What a function of the user's returns, given the batch and the seed where it takes them."""
-    positional: list[int] = []
-    named: dict[str, int] = {}
-    if parameter is not None and batch is not None:
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            positional.append(batch)
-        else:
-            named[parameter.name] = batch
-    if _takes(function, SEED_NAME):
-        named[SEED_NAME] = seed
-    try:
-        return function(*positional, **named)
-    except (Exception, SystemExit) as error:
-        if is_out_of_memory(error):
-            raise  # a failure of another kind, known by its own error
-        raise BenchError("user", f"{whose} raised {one_line(error)}") from error
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    try:
-        parameter = inspect.signature(function).parameters.get(name)
-    except (TypeError, ValueError):
-        return False
-    return parameter is not None and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
 
 
 def _require_scaling(make: _Factory, inputs: Inputs, batch: int, seed: int) -> None:
@@ -272,6 +229,12 @@ def _attribute(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
     if not callable(factory):
         raise SpecError(f"{name} in {place} is {type(factory).__name__}, not a function that makes a model")
     return factory
+
+
+def _beside(module: ModuleType, name: str) -> Callable[..., Any] | None:
+    """A function of this name that the file itself defines: an imported one, such as setuptools' setup, is not meant."""
+    found = getattr(module, name, None)
+    return found if callable(found) and getattr(found, "__module__", None) == module.__name__ else None
 
 
 def _did_you_mean(name: str, known: Any) -> str:
