@@ -121,6 +121,7 @@ class RecipeTruth:
         is_warm = program in self._compiled
         self._compiled.add(program)
         slow = 6.0 if compiling[0].is_slow_to_prepare and not is_warm else 1.0
+        slow *= 0.4 if compiling[0].switch == "compile:regional" else 1.0
         return (self.warm_compile_s if is_warm else self.cold_compile_s) * slow
 
     def landscape(self, chance: Random) -> Landscape:

@@ -188,6 +188,10 @@ class Facts(Frozen):
     """Seconds the host needs to issue one step; None where nothing runs ahead of the host."""
     device_s: float | None = None
     """Seconds of one step in which the device has work, by the sum of its operators."""
+    peak_bytes: int | None = None
+    """Device memory that the process held at most, its context included; None on a CPU."""
+    limit_bytes: int | None = None
+    """Device memory that was free, or the cap that was asked for."""
     seconds: Seconds = 0.0
     """What finding all this out took."""
 

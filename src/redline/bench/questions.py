@@ -85,6 +85,8 @@ def choices_for(spec: RunSpec) -> SwitchChoices:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     device = open_device(resolve_device(spec.device))
+    if device.is_accelerator:
+        device.limit_memory(None, isolated=False)  # looks at what is free, and caps nothing
     give_back = remember_live(spec.workload)
     try:
         workload = build_workload(spec.workload, spec.seed)

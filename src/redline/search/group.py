@@ -257,14 +257,20 @@ class Group:
             record = msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
         return Entry(record=record, session=pending.session, stopped=record.stopped, only=self.only)
 
-    def measure_solo(self, entry: Entry, kind: BlockKind | None = None) -> None:
+    def measure_solo(self, entry: Entry, kind: BlockKind | None = None, *, follows_others: bool = False) -> None:
         """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for.
 
-        `kind`: of this kind only; the other is rescaled by it.
+        `kind`: of this kind only; the other is rescaled by it. `follows_others`: they have used the device since it was
+        prepared, so that a block passes that is not kept.
         """
         kinds = entry.kinds if kind is None or kind not in entry.kinds else (kind,)
         if self.is_shared and entry.is_accelerator:
             with self._others_still():
+                if follows_others:
+                    measure = entry.spec.measure
+                    entry.session.ask(
+                        Measure(kind=kinds[0], seconds=measure.block_seconds, settle_seconds=measure.settle_seconds)
+                    )
                 for number in range(self.solo_blocks):
                     if entry.is_sound:
                         self._measure_blocks(entry, kinds, number, solo=True)

@@ -58,6 +58,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
     stub = SimpleNamespace(
         space=Space(CHOICES),
         tune=SimpleNamespace(
+            facts=given.get("facts"),
             trials=[Trial(recipe=recipe, record_id=recipe, cost_s=seconds) for recipe, seconds in trials]
         ),
         records={
@@ -69,6 +70,9 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
         leader=lambda: fastest,
         asked=TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m"))),
         budget_s=given.get("budget_s", 600.0),
+        on_cpu=False,
+        jobs=given.get("jobs", 1),
+        has_memory_for=lambda workers: workers <= given.get("workers", 100),
     )
     return cast(Tuner, stub)
 

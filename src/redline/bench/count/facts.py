@@ -34,6 +34,7 @@ from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import Setup, make_step
 from redline.bench.workload.workload import Workload
+from redline.record import Memory
 from redline.spec import OptimizerName
 from redline.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
 
@@ -79,6 +80,7 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         torch.manual_seed(seed)
         again = _second_forward(setup, forward, seed + 1, clock)
     whole = step if step.calls else forward
+    memory = device.memory() if device.is_accelerator else Memory()
     branches = [call.name for call in forward.calls] != [call.name for call in again.calls]
     other_shapes = [call.shapes for call in forward.calls] != [call.shapes for call in again.calls]
     return Facts(
@@ -97,6 +99,8 @@ def facts_of(workload: Workload, device: Device, optimizer: OptimizerName, seed:
         step_s=clock.step_s,
         host_s=clock.issue_s if device.is_accelerator else None,
         device_s=clock.device_s if device.is_accelerator else sum(whole.times),
+        peak_bytes=(memory.peak_reserved_bytes or 0) + (memory.context_bytes or 0) or None,
+        limit_bytes=memory.limit_bytes,
         seconds=time.perf_counter() - started,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from redline.search.tune.space import Switches, prepare_s
+from redline.search.tune.space import Switches, compile_s, prepare_s
 from redline.search.tune.tuner import Tuner
 
 FIRST_TRIAL_S = 4.0
@@ -15,8 +15,16 @@ WARM_SHARE = 0.25
 ALIKE = 3
 """Of the trials like it, so many of the nearest say what a recipe will take."""
 
-Kind = frozenset[tuple[str, bool]]
-"""How a recipe is prepared: who compiles is like who compiles, whatever the mode, unless that one takes minutes."""
+CONTENTION = 0.1
+"""By so much each worker that prepares slows down the others."""
+UNKNOWN_COMPILE = 1.5
+"""What compiling may take over what is expected of it, before any was timed."""
+TIMED_S, TIMED_ON_CPU_S = 1.0, 3.0
+"""To time one recipe in one replicate."""
+
+Kind = frozenset[tuple[str, float]]
+"""How a recipe is prepared: who compiles is like who compiles, whatever the mode, unless that one takes minutes, or compiles
+only a block."""
 
 
 class Costs:
@@ -29,6 +37,8 @@ class Costs:
 
     def __init__(self, tuner: Tuner) -> None:
         self._choices = tuner.space.by_switch
+        self.timed_s = TIMED_ON_CPU_S if tuner.on_cpu else TIMED_S
+        self._compile_s = compile_s(tuner.tune.facts, on_cpu=tuner.on_cpu)
         self._known: dict[Switches, float] = {}
         self._paid_first: set[Switches] = set()
         """Those that were the first with one of their switches."""
@@ -61,6 +71,21 @@ class Costs:
         is_warm = self._program(switches) in self._compiled
         return self._warm_s(switches) if is_warm or not self._kind(switches) else self._cold_s(switches)
 
+    def beside_s(self, switches: Switches, others: int) -> float:
+        """The same while others are prepared: they slow it down, and it stands still while they are timed."""
+        return self.expected_s(switches) * (1 + CONTENTION * others) + 2 * self.timed_s * others
+
+    def compiles(self, switches: Switches) -> bool:
+        return bool(self._kind(switches))
+
+    def caution(self, switches: Switches) -> float:
+        """By how much more a recipe may take than is expected: nothing that compiles as it does has been timed yet."""
+        return UNKNOWN_COMPILE if self.compiles(switches) and not self._alike(switches) else 1.0
+
+    def is_same_program(self, one: Switches, other: Switches) -> bool:
+        """Both are compiled, and what one leaves in the cache the other finds there."""
+        return self.compiles(one) and self._program(one) == self._program(other)
+
     def again_s(self, switches: Switches) -> float:
         """To open this recipe again once it has been tried."""
         return self._warm_s(switches)
@@ -85,7 +110,7 @@ class Costs:
         own = [other for other in cold if self._program(other) == self._program(switches)]
         if cold:
             return self._known[own[0]] if own else self._middle(switches, cold)
-        return self._plain_s(switches) + sum(prepare_s(self._choices[switch]) for switch in switches)
+        return self._plain_s(switches) + sum(prepare_s(self._choices[switch], self._compile_s) for switch in switches)
 
     def _plain_s(self, switches: Switches) -> float:
         """With nothing to compile."""
@@ -105,7 +130,7 @@ class Costs:
 
     def _kind(self, switches: Iterable[str]) -> Kind:
         choices = (self._choices[switch] for switch in switches)
-        return frozenset((choice.family, choice.is_slow_to_prepare) for choice in choices if prepare_s(choice) > 0)
+        return frozenset((choice.family, prepare_s(choice)) for choice in choices if prepare_s(choice) > 0)
 
     def _program(self, switches: Switches) -> Switches:
         return frozenset(switch for switch in switches if not self._choices[switch].leaves_program)

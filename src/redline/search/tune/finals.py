@@ -10,7 +10,7 @@ import msgspec
 from redline.analyze.race import TIME_BAND, Pair, Replicate, log_ratio, pair_of, pair_with_spread, process_spread
 from redline.record import RunRecord
 from redline.search.race import FEWEST_REPLICATES, Race
-from redline.search.tune.costs import Costs
+from redline.search.tune.costs import CONTENTION, Costs
 from redline.search.tune.lessons import rejection
 from redline.search.tune.model import PROCESS_SD
 from redline.search.tune.space import BASELINE, Switches
@@ -37,8 +37,10 @@ def decide(tuner: Tuner) -> None:
     race = _race(tuner)
     while finalists and not _is_decided(tuner, replicates, finalists):
         finalists = _with_time_for_all_replicates(tuner, finalists, len(replicates))
+        if not replicates:
+            finalists = _with_time_for_an_interval(tuner, finalists)
         racers = [BASELINE, *(each for each in finalists if each != BASELINE)]
-        if len(racers) < 2 or not _run_final(tuner, race, racers):
+        if len(racers) < 2 or not (_run_finals_at_once(tuner, race, racers) or _run_final(tuner, race, racers)):
             return
         replicates = replicates_of(tuner.tune.finals, tuner.records)
         finalists = _still_in(tuner, replicates)
@@ -85,6 +87,17 @@ def _with_time_for_all_replicates(tuner: Tuner, finalists: list[Switches], done:
     while len(finalists) > 1 and replicate_s(tuner, [BASELINE, *finalists]) * replicates > RACE_SHARE * tuner.left_s:
         finalists = finalists[:-1]
     return finalists
+
+
+def _with_time_for_an_interval(tuner: Tuner, finalists: list[Switches]) -> list[Switches]:
+    """Where the fastest takes too long to be opened twice more, the fastest that does not: it may have an interval."""
+    costs = Costs(tuner)
+    if fewest_race_s(tuner, costs, finalists[0]) <= tuner.left_s:
+        return finalists
+    known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
+    others = [tuner.space.switches_of(each.recipe) for each in known]
+    fitting = [each for each in others if each != BASELINE and fewest_race_s(tuner, costs, each) <= tuner.left_s]
+    return fitting[:1] or finalists
 
 
 def replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
@@ -179,10 +192,36 @@ def _run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
     return True
 
 
+def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
+    """All replicates of the race prepared at the same time, where there is no time for one after the other.
+
+    As many as can be had, and not fewer than give an interval; False where they cannot be had, or need not be.
+    """
+    missing = tuner.asked.replicates - len(tuner.tune.finals)
+    costs = Costs(tuner)
+    if missing < FEWEST_REPLICATES or missing * sum(map(costs.expected_s, racers)) <= tuner.left_s:
+        return False
+    for count in range(missing, FEWEST_REPLICATES - 1, -1):
+        if at_once_s(tuner, costs, racers, count) <= tuner.left_s:
+            names = [tuner.space.text(each) for each in racers]
+            tuner.observer.replicate(len(tuner.tune.finals) + 1, tuner.asked.replicates, names)
+            replicates = race.run_replicates_at_once(_final_specs(tuner, racers), count)
+            tuner.records.update((record.id, record) for replicate in replicates for record in replicate)
+            ids = tuple(tuple(record.id for record in replicate) for replicate in replicates)
+            tuner.keep(finals=(*tuner.tune.finals, *ids))
+            tuner.observer.standing(race.pairs)
+            return True
+    return False
+
+
+def _final_specs(tuner: Tuner, racers: Sequence[Switches]) -> list[RunSpec]:
+    known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
+    return [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
+
+
 def _run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int) -> list[RunRecord]:
     tuner.observer.replicate(number + 1, planned, [tuner.space.text(each) for each in racers])
-    known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
-    specs = [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
+    specs = _final_specs(tuner, racers)
     expected_s, started_s = sum(map(Costs(tuner).expected_s, racers)), tuner.clock()
     records = race.run_replicate(specs)
     tuner.replicate_scale = max(1.0, (tuner.clock() - started_s) / expected_s)
@@ -311,7 +350,17 @@ def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None)
         candidate = tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE
     if candidate == BASELINE:
         return 0.0
-    return FEWEST_REPLICATES * (costs.again_s(BASELINE) + costs.again_s(candidate))
+    racers = [BASELINE, candidate]
+    one_by_one_s = FEWEST_REPLICATES * sum(map(costs.again_s, racers))
+    return min(one_by_one_s, at_once_s(tuner, costs, racers, FEWEST_REPLICATES))
+
+
+def at_once_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:
+    """What so many replicates take that are prepared at the same time; infinite where they cannot be."""
+    workers = len(racers) * replicates
+    if workers > tuner.jobs or not tuner.has_memory_for(workers):
+        return math.inf
+    return max(map(costs.again_s, racers)) * (1 + CONTENTION * (workers - 1)) + workers * costs.timed_s
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:

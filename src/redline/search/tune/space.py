@@ -5,7 +5,6 @@ Only where to look first: every figure is a wide prior that a few trials overrul
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,20 @@ from redline.note import Note, note
 from redline.protocol import SwitchChoice, SwitchNeed
 from redline.search.tune.record import Refused, TuneSpec
 from redline.spec import Recipe
+from redline.work import Facts
 
 COLD_COMPILE_S = 25.0
+"""For a compiler to compile a model, where nothing is known about the model."""
+COMPILE_START_S = 8.0
+COMPILE_OPERATOR_S = 0.05
+"""On a GPU: to begin with, and for each operator of a step. Of ResNet-50 on an H200, 12 to 17 s for inference and 30 s for training."""
+LONGEST_COMPILE_S = 60.0
+BY_BLOCK_SHARE = 0.4
+"""Of that, where only one of the blocks that repeat is compiled."""
 SLOW_PREPARE_S = 150.0
+
+
+BY_BLOCK = "compile:regional"
 
 
 @dataclass(frozen=True)
@@ -108,11 +118,20 @@ def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
     return 0.0
 
 
-def prepare_s(choice: SwitchChoice) -> float:
-    """Seconds it may add to a first trial, where nothing is known yet."""
+def compile_s(facts: Facts | None, *, on_cpu: bool) -> float:
+    """What compiling the model may take, by how many operators its step was seen to run."""
+    if facts is None or not facts.launches or on_cpu:
+        return COLD_COMPILE_S
+    return min(COMPILE_START_S + COMPILE_OPERATOR_S * facts.launches, LONGEST_COMPILE_S)
+
+
+def prepare_s(choice: SwitchChoice, cold_s: float = COLD_COMPILE_S) -> float:
+    """Seconds it may add to a first trial, where nothing is known yet; `cold_s` is what compiling takes."""
     if choice.is_slow_to_prepare:
         return SLOW_PREPARE_S
-    return COLD_COMPILE_S if choice.family in ("compiler", "runtime") else 0.0
+    if choice.family not in ("compiler", "runtime"):
+        return 0.0
+    return cold_s * (BY_BLOCK_SHARE if choice.switch == BY_BLOCK else 1.0)
 
 
 Switches = frozenset[str]
@@ -297,38 +316,6 @@ def _own_variants(seeds: Iterable[str], choices: Sequence[SwitchChoice]) -> list
         known.add(str(switch))
         own.append(msgspec.structs.replace(plain, switch=str(switch), refusal=None))
     return own
-
-
-def safe_recipes(space: Space, *, on_cpu: bool, host_share: float | None) -> list[Switches]:
-    """What a careful hand tries first, the quickest to prepare first.
-
-    Half precision and the layout; the same recorded as a graph where the host would be in the way of it; the same through a
-    compiler. Of each family the switch of which experience expects most. `host_share`: the time to issue a step of the
-    baseline over the time of the step; None where it is not known.
-    """
-
-    def expected(choice: SwitchChoice, *, with_host: bool) -> float:
-        own = expectation(choice, on_cpu=on_cpu)
-        return own.device + (own.host if with_host else 0.0)
-
-    def best(choices: Iterable[SwitchChoice], *, with_host: bool) -> Switches:
-        usable = [each for each in choices if not each.is_slow_to_prepare and not each.capabilities.quantizes]
-        helpful = [each for each in usable if expected(each, with_host=with_host) < 0]
-        chosen = min(helpful, key=lambda each: expected(each, with_host=with_host), default=None)
-        return frozenset({chosen.switch}) if chosen is not None else BASELINE
-
-    plain = BASELINE
-    for family in ("precision", "layout"):
-        plain |= best(space.families.get(family, ()), with_host=False)
-    device = sum(expectation(space.by_switch[switch], on_cpu=on_cpu).device for switch in plain)
-    is_host_bound = not on_cpu and host_share is not None and host_share > math.exp(device)
-    graph = best((each for each in space.choices if each.relieves == "host"), with_host=True)
-    compiler = best((each for each in space.choices if each.capabilities.compiles), with_host=is_host_bound)
-    graphed = [plain | graph] if is_host_bound else []
-    compiled = [plain | compiler | graph, plain | compiler] if is_host_bound else [plain | compiler]
-    ladder = [plain, *graphed, next((each for each in compiled if space.is_valid(space.completed(each))), BASELINE)]
-    completed = [space.completed(each) for each in ladder]
-    return [each for each in dict.fromkeys(completed) if each and space.is_valid(each)]
 
 
 def _names(choice: SwitchChoice) -> set[str]:

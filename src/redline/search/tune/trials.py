@@ -10,13 +10,12 @@ from types import TracebackType
 
 import msgspec
 
-from redline.analyze.blocks import limit_bytes, needed_bytes, peak
 from redline.analyze.race import log_ratio
 from redline.note import Note, note
 from redline.record import BlockKind, RunRecord
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.observer import NoJournal, Observer
-from redline.search.tune.costs import Costs
+from redline.search.tune.costs import CONTENTION, Costs
 from redline.search.tune.lessons import EXACTLY, accepts, find_cause, numerics_reason, rejection, scope_of
 from redline.search.tune.record import Lesson, Probe, Trial
 from redline.search.tune.space import BASELINE, Switches
@@ -30,8 +29,6 @@ CLEARLY = 2.5
 BEHIND = 0.02
 LOOK_S = 0.05
 """How long each worker that prepares is waited for in turn."""
-MEMORY_MARGIN = 1.5
-"""A recipe may need so many times the memory of the baseline."""
 SHORTEST_PROBE_S = 2.0
 MOST_PROBES = 5
 """To find out what broke one recipe."""
@@ -77,6 +74,13 @@ class Flight:
     """While others were timed."""
     waited_s: float = 0.0
     """Its share of the time that was spent waiting for workers to prepare."""
+    shared_s: float = 0.0
+    """Seconds of others that were prepared at the same time, added up."""
+
+    def cost_s(self, now_s: float) -> float:
+        """What it took, less what others slowed it down."""
+        own_s = now_s - self.started_s - self.still_s
+        return own_s / (1 + CONTENTION * self.shared_s / own_s) if own_s > 0 else 0.0
 
 
 class Trials:
@@ -113,21 +117,18 @@ class Trials:
     def in_flight(self) -> list[Switches]:
         return [flight.switches for flight in self._flights] + self._crowded_out
 
+    def under_way(self) -> list[tuple[Switches, float]]:
+        """What is being prepared, and for how many seconds it has been."""
+        now_s = self._tuner.clock()
+        return [(each.switches, now_s - each.started_s - each.still_s) for each in self._flights]
+
     def has_room(self) -> bool:
         """Whether one more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
         if not self._flights:
             return True
         if self._has_been_crowded or self._crowded_out or len(self._flights) >= self._tuner.jobs:
             return False
-        baseline = self._tuner.baseline()
-        record = self._tuner.records[baseline.record_id] if baseline is not None else None
-        if record is None:
-            return False
-        context = record.prepared.memory.context_bytes if record.prepared is not None else None
-        needed, limit = (needed_bytes(record) or 0) + (context or 0), limit_bytes(record)
-        held = len(self._flights) + 1 + (self._anchor is not None)
-        fits_device = not limit or MEMORY_MARGIN * needed * held <= limit
-        return fits_device and self._tuner.host_has_room_for(peak(record, "peak_rss_bytes"))
+        return self._tuner.has_memory_for(len(self._flights) + 1 + (self._anchor is not None))
 
     def start(self, switches: Switches, why: str) -> None:
         """Have a worker prepare this recipe."""
@@ -136,9 +137,8 @@ class Trials:
         pending = self._group.start(tuner.trial_spec(switches), position)
         self._flights.append(Flight(switches, pending, tuner.clock()))
 
-    def attempt(self, switches: Switches, why: str) -> None:
-        """Prepare and time one recipe."""
-        self.start(switches, why)
+    def finish(self, switches: Switches) -> None:
+        """Time those that are prepared until this one is done."""
         while switches in self.in_flight:
             self.finish_one()
 
@@ -163,13 +163,15 @@ class Trials:
             self._has_been_crowded = True
             self._crowded_out.append(flight.switches)
             tuner.charge_as_failed(flight.waited_s)
+            if flight.switches == BASELINE:
+                self._cancel_all()  # nothing can be timed before it is
             return
         anchor_id = None
         if entry is not None and self._is_right(entry):
             anchor_id = self._anchor.record.id if self._anchor is not None else None
             self._measure(entry, flight)
         record = self._group.done[position] if entry is None else entry.record
-        cost_s = tuner.clock() - flight.started_s - flight.still_s
+        cost_s = flight.cost_s(tuner.clock())
         self._keep(flight, record, anchor_id, cost_s, timed_s=tuner.clock() - ready_s)
         said = self._settle(entry) if entry is not None else rejection(record, tuner.tune)
         tuner.observer.attempted(tuner.space.text(flight.switches), str(said or ""))
@@ -180,13 +182,17 @@ class Trials:
     def _first_ready(self, keep_s: float) -> Flight | None:
         tuner = self._tuner
         tuner.charge("other")
-        purpose: Purpose = "baseline" if self._flights[0].switches == BASELINE else "trials"
+        first = self._flights[0]
+        awaited = [first] if first.switches == BASELINE else self._flights  # nothing can be timed before the baseline
+        purpose: Purpose = "baseline" if first.switches == BASELINE else "trials"
         while True:
-            for flight in self._flights:
+            for flight in awaited:
                 before_s = tuner.clock()
                 is_ready = self._group.is_ready(flight.pending, LOOK_S)
+                passed_s, count = tuner.clock() - before_s, len(self._flights)
                 for each in self._flights:
-                    each.waited_s += (tuner.clock() - before_s) / len(self._flights)
+                    each.waited_s += passed_s / count
+                    each.shared_s += passed_s * (count - 1)
                 tuner.charge(purpose)
                 if is_ready:
                     return flight
@@ -196,12 +202,16 @@ class Trials:
     def _give_up(self) -> None:
         tuner = self._tuner
         for flight in self._flights:
-            self._group.cancel(flight.pending)
             tuner.charge_as_failed(flight.waited_s)
             tuner.observer.attempted(tuner.space.text(flight.switches), "given up: no time left to prepare it")
         tuner.given_up |= set(self.in_flight)
-        self._flights.clear()
+        self._cancel_all()
         self._crowded_out.clear()
+
+    def _cancel_all(self) -> None:
+        for flight in self._flights:
+            self._group.cancel(flight.pending)
+        self._flights.clear()
 
     def _is_right(self, entry: Entry) -> bool:
         prepared = entry.record.prepared

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 import psutil
 
+from redline.analyze.blocks import limit_bytes, needed_bytes, peak
 from redline.launch.door import Door
 from redline.note import Note
 from redline.record import BlockKind, Failure, RunRecord
@@ -33,6 +34,8 @@ SHORTEST_PREPARE_S = 30.0
 PROCESSORS_PER_GPU_JOB = 2
 PROCESSORS_PER_CPU_JOB = 4
 MOST_JOBS = 8
+MEMORY_MARGIN = 1.5
+"""A recipe may need so many times the memory of the baseline."""
 FAILED_SHARE = 0.1
 """Of the budget: what finding out why recipes break, and trying suspects, may take."""
 
@@ -142,9 +145,25 @@ class Tuner:
         changed = msgspec.structs.replace(spent, trials=spent.trials - moved_s, failed=spent.failed + moved_s)
         self.tune = msgspec.structs.replace(self.tune, spent=changed)
 
-    def host_has_room_for(self, worker_bytes: int | None) -> bool:
-        """Whether the host's memory holds one more worker."""
-        return worker_bytes is None or psutil.virtual_memory().available > 2 * worker_bytes
+    def has_memory_for(self, workers: int) -> bool:
+        """Whether so many workers fit on the device beside each other, and one more on the host.
+
+        By what the baseline needed; before it was timed, by what the facts say.
+        """
+        baseline, facts = self.baseline(), self.tune.facts
+        record = self.records[baseline.record_id] if baseline is not None else None
+        if record is None:
+            asked = self.asked.spec.launch.memory_limit_bytes
+            limits = [each for each in (facts and facts.limit_bytes, asked) if each is not None]
+            return facts is not None and self._fits(facts.peak_bytes or 0, min(limits, default=None), workers)
+        context = record.prepared.memory.context_bytes if record.prepared is not None else None
+        needed, worker_bytes = (needed_bytes(record) or 0) + (context or 0), peak(record, "peak_rss_bytes")
+        fits_host = worker_bytes is None or psutil.virtual_memory().available > 2 * worker_bytes
+        return fits_host and self._fits(needed, limit_bytes(record), workers)
+
+    @staticmethod
+    def _fits(needed: int, limit: int | None, workers: int) -> bool:
+        return not limit or MEMORY_MARGIN * needed * workers <= limit
 
     # What is kept
 
