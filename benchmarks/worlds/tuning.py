@@ -12,6 +12,7 @@ from redline.search.tune.space import Space, space_for
 from redline.search.tune.tuner import NoLedger, Tuner
 from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
+from redline.work import Facts
 from worlds.recipes import RecipeTruth
 
 
@@ -23,11 +24,20 @@ def simulated_space(truth: RecipeTruth) -> Space:
     return space_for(TuneSpec(spec=simulated_spec(truth)), truth.choices)[0]
 
 
-def tune_simulated(truth: RecipeTruth, seed: int, budget_s: float, jobs: int = 1) -> Tuner:
-    """The search when it has ended."""
+def simulated_facts(truth: RecipeTruth, launches: int = 180) -> Facts:
+    """What a probe of a small model on a large card would tell."""
+    return Facts(
+        launches=launches, step_s=truth.device_s, host_s=truth.host_s, peak_bytes=2 * 2**30, limit_bytes=140 * 2**30
+    )
+
+
+def tune_simulated(
+    truth: RecipeTruth, seed: int, budget_s: float, jobs: int = 1, facts: Facts | None = None, before_s: float = 0.0
+) -> Tuner:
+    """The search when it has ended. `before_s`: spent on starting up and on the facts."""
     door = FakeDoor(truth.landscape(random.Random(seed)))
     tuner = Tuner(
-        tune=TuneRecord(name="simulated", tune=TuneSpec(spec=simulated_spec(truth))),
+        tune=TuneRecord(name="simulated", tune=TuneSpec(spec=simulated_spec(truth)), facts=facts),
         space=simulated_space(truth),
         door=door,
         journal=NoJournal(),
@@ -37,6 +47,7 @@ def tune_simulated(truth: RecipeTruth, seed: int, budget_s: float, jobs: int = 1
         budget_s=budget_s,
         order=random.Random(seed),
         jobs=jobs,
+        before_s=before_s,
     )
     search(tuner)
     return tuner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from invoking import document, invoke
 from trained import TINY
 from typer.testing import Result
 
+from redline.protocol import SwitchChoice
 from redline.record import Failure
 from redline.spec import RunSpec
 from redline.store import History
@@ -96,6 +98,36 @@ class TestTrain:
         assert "Traceback" not in result.stderr
 
 
+class TestReported:
+    """What a training leaves in a report folder."""
+
+    def test_each_epoch_is_a_row_of_the_report_and_of_a_csv(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        told = document(redline("train", "resnet18", "--epochs", "2", "--report", str(tmp_path / "r"), "--json"))
+        text = (tmp_path / "r" / "report.md").read_text()
+        assert "## Training on data" in text
+        assert "resnet18 · cifar stem · synthetic-learnable · baseline" in text
+        assert "- where the time goes: data 17" in text
+        lines = (tmp_path / "r" / "epochs.csv").read_text().splitlines()
+        assert [line.split(",")[0] for line in lines] == ["record_id", told["record_id"], told["record_id"]]
+        page = (tmp_path / "r" / "dashboard.html").read_text()
+        assert "chart-learning" in page
+        assert "chart-epochs" in page
+
+    def test_thread_counts_stand_side_by_side_only_when_asked(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        for threads in ("1", "4"):
+            redline("train", "resnet18", "--epochs", "1", "--device", "cpu", "--threads", threads)
+        title = "## Across devices and thread counts"
+        assert redline("report", "-o", str(tmp_path / "plain")).exit_code == 0
+        assert title not in (tmp_path / "plain" / "report.md").read_text()
+        assert redline("report", "--across", "-o", str(tmp_path / "across")).exit_code == 0
+        told = (tmp_path / "across" / "report.md").read_text().partition(title)[2]
+        assert told.count("resnet18 · train") == 2
+
+
 class TestLoader:
     def test_the_document_tells_rates_verdict_and_workers(self, redline: Callable[..., Result]) -> None:
         result = redline("loader", "resnet18", "--json")
@@ -114,6 +146,48 @@ class TestLoader:
     def test_training_can_measure_it_too(self, redline: Callable[..., Result]) -> None:
         told = document(redline("train", "resnet18", "--epochs", "1", "--diagnose", "--json"))
         assert told["loader"]["best_workers"] == 2
+
+
+def rung_s(spec: RunSpec) -> float:
+    """Threads divide a CPU's time; a GPU has its own, and half of it with any recipe."""
+    if spec.device == "cpu":
+        return 0.4 / (spec.threads or 1)
+    items = (spec.workload.batch or 64) / 64
+    return (0.002 + 0.004 * items) * (0.5 if spec.recipe.switches else 1.0)
+
+
+class TestLadder:
+    @pytest.fixture
+    def door(self, request: pytest.FixtureRequest) -> FakeDoor:
+        kind = getattr(request, "param", "cuda")
+        choices = (SwitchChoice(switch="amp", family="precision"), SwitchChoice(switch="amp-bf16", family="precision"))
+        return FakeDoor(Landscape(step_s=rung_s, cores=8, device_kind=kind, choices=choices))
+
+    def test_each_rung_tells_its_gain_over_the_last_and_over_the_first(
+        self, redline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        told = document(redline("ladder", "resnet18", "--quick", "--plot", str(tmp_path / "l.png"), "--json"))
+        rungs = told["rungs"]
+        names = [rung["name"] for rung in rungs]
+        assert names[:3] == ["CPU, 1 thread", "CPU, 8 threads and 4 loader workers", "GPU, fp32"]
+        assert [rung["batch"] for rung in rungs if "AMP, batch" in rung["name"]] == [16, 64, 256]
+        assert names[-2:] == ["GPU, AMP at the best batch (256)", "GPU, best recipe, data on the GPU"]
+        wanted = "name device threads workers recipe batch epoch_s samples_per_s accuracy peak_bytes top_operator"
+        assert {*wanted.split(), "gain_over_last", "gain_over_first", "skipped"} <= set(rungs[0])
+        assert rungs[1]["gain_over_last"] == rungs[1]["gain_over_first"] == pytest.approx(8, rel=0.01)
+        for before, rung in itertools.pairwise(rungs):
+            assert rung["gain_over_last"] == pytest.approx(rung["samples_per_s"] / before["samples_per_s"])
+            assert rung["gain_over_first"] == pytest.approx(rung["samples_per_s"] / rungs[0]["samples_per_s"])
+        assert all(rung["limit"] for rung in rungs)
+        assert (tmp_path / "l.png").stat().st_size > 1000
+
+    @pytest.mark.parametrize("door", ["cpu"], indirect=True)
+    def test_rungs_without_their_device_are_skipped_and_said_so(self, redline: Callable[..., Result]) -> None:
+        shown = redline("ladder", "resnet18", "--quick")
+        assert shown.exit_code == 0
+        assert "skipped (there is no GPU here): GPU, fp32" in shown.stdout
+        rungs = document(redline("ladder", "resnet18", "--quick", "--json"))["rungs"]
+        assert [bool(rung["skipped"]) for rung in rungs] == [False, False, True, True, True, True]
 
 
 @pytest.mark.slow

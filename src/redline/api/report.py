@@ -68,13 +68,23 @@ def write_report(
     last: bool = False,
     sweep: str | None = None,
     tune: str | None = None,
+    across: bool = False,
     workspace: Workspace | None = None,
 ) -> ReportFiles:
-    """Write the report of the chosen records (see `choose`) into a folder, and list what was written."""
+    """Write the report of the chosen records (see `choose`) into a folder, and list what was written.
+
+    `across` also sets runs on different devices and with different thread counts side by side.
+    """
     with use(workspace) as opened:
         chosen = choose([what] if isinstance(what, str) else what, last=last, sweep=sweep, tune=tune, workspace=opened)
         return report_records(
-            chosen.records, folder, title=chosen.title, notes=chosen.notes, tunes=chosen.tunes, workspace=opened
+            chosen.records,
+            folder,
+            title=chosen.title,
+            notes=chosen.notes,
+            tunes=chosen.tunes,
+            across=across,
+            workspace=opened,
         )
 
 
@@ -86,12 +96,15 @@ def report_records(
     notes: Sequence[Note] = (),
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneSummary] = (),
+    across: bool = False,
     workspace: Workspace | None = None,
 ) -> ReportFiles:
     """`profiles`: those at hand already; None reads the traces that the records name. `tunes`: the searches among them."""
     with use(workspace) as opened:
         known = opened.ceilings_of(records)
-    contents = contents_of(records, title=title, notes=notes, profiles=profiles, tunes=tunes, ceilings_of=known)
+    contents = contents_of(
+        records, title=title, notes=notes, profiles=profiles, tunes=tunes, ceilings_of=known, across=across
+    )
     return write_folder(contents, Path(folder))
 
 

@@ -76,6 +76,6 @@ def ladder(
         if plot is not None:
             result.plot(plot)
         if report is not None:
-            written = report_records(result.records, report, profiles=result.profiles, workspace=workspace)
+            written = report_records(result.records, report, profiles=result.profiles, across=True, workspace=workspace)
             tell_report(written)
     return Exit.FAILED_ROW if result.failed else Exit.DONE

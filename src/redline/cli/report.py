@@ -19,6 +19,9 @@ def report(
     last: Annotated[bool, opt("--last", group=WHAT, help="The last run, with the recipes measured beside it.")] = False,
     sweep: Annotated[str | None, opt(group=WHAT, help="The finished cells of a sweep, by its name.")] = None,
     tune: Annotated[str | None, opt(group=WHAT, help="A search for the fastest recipe, by its name.")] = None,
+    across: Annotated[
+        bool, opt("--across", group=WHAT, help="Also set different devices and thread counts side by side.")
+    ] = False,
     out: Annotated[Path, opt("--out", "-o", group=OUTPUT, metavar="DIR", help="The folder to write.")] = Path(
         "redline-report"
     ),
@@ -36,7 +39,7 @@ def report(
     from redline.cli.progress import tell_report
     from redline.report.export import json_document
 
-    files = write_report(ids or [], out, last=last, sweep=sweep, tune=tune)
+    files = write_report(ids or [], out, last=last, sweep=sweep, tune=tune, across=across)
     if json:
         print_json(json_document("report", files))
     else:

@@ -76,8 +76,8 @@ def contents_of(
     """`profiles`: those that are already there; None reads the traces that the records name.
 
     `tunes`: the searches that records were made for, newest last. `ceilings_of`: what is known of the devices' limits;
-    without it nothing is said of headroom. `across`: set different devices and thread counts side by side. `finding`: the sentence at the top, where whoever asks knows a better one
-    than the records alone suggest.
+    without it nothing is said of headroom. `across`: set different devices and thread counts side by side. `finding`:
+    the sentence at the top, where whoever asks knows a better one than the records alone suggest.
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     curves = curves_of(records, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,10 +12,12 @@ from redline import __version__
 from redline.analyze.recommend import held_bytes, rate_figure, ratio_text
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
-from redline.identity import Subject, is_capture
+from redline.identity import Benchmark, Subject, across_devices, benchmark_of, is_capture
+from redline.record import RunRecord
 from redline.report.cells import bound_word
 from redline.report.contents import METHOD, Contents, Line, folded, places_of
 from redline.report.terminal import cell, escaped, table
+from redline.report.train import epoch_cells, epoch_headers, title_of
 from redline.report.tune import answer, compile_told, facts_told, ratio_told, reasons, remark, spent_told
 from redline.search.tune.gains import waterfall
 from redline.search.tune.result import TuneSummary
@@ -32,6 +35,8 @@ def markdown(contents: Contents, pictures: Mapping[str, str]) -> str:
         _advice(contents),
         _pictures(pictures),
         _results(contents),
+        _trainings(contents),
+        _across(contents),
         _knees(contents),
         _cold_starts(contents),
         _searches(contents),
@@ -60,6 +65,56 @@ def _head(contents: Contents) -> Iterator[str]:
         yield f"{len(contents.rows)} records{f', {failed} failed' if failed else ''}, measured {span} (UTC)."
     for each in contents.notes:
         yield f"\n> {escaped(str(each), 400)}"
+
+
+def _trainings(contents: Contents) -> Iterator[str]:
+    if not contents.trainings:
+        return
+    yield "## Training on data"
+    for row in contents.trainings[:MOST_ROWS]:
+        yield ""
+        yield f"**{escaped(title_of(row), 300)}**"
+        yield ""
+        yield from table(epoch_headers(row), [[cell(each) for each in cells] for cells in epoch_cells(row)])
+        yield ""
+        if row.failure is not None:
+            yield f"- failed: {escaped(row.failure, 400)}"
+        if row.phase_shares:
+            shares = ", ".join(f"{name} {format_share(share)}" for name, share in row.phase_shares.items())
+            yield f"- where the time goes: {shares}"
+        yield f"- bound: {escaped(f'{row.bound.label}: {row.bound.evidence}', 400)}"
+        yield from (f"- {escaped(str(each), 400)}" for each in row.notes)
+
+
+def _across(contents: Contents) -> Iterator[str]:
+    """The same workload and recipe wherever it ran, the slowest first; only where somebody asked for it."""
+    found: dict[Benchmark, list[tuple[RunSummary, RunRecord]]] = {}
+    for row, record in zip(contents.rows, contents.records, strict=True) if contents.across else ():
+        if row.throughput_per_s:
+            found.setdefault(across_devices(benchmark_of(record)), []).append((row, record))
+    cells = []
+    for benchmark, rows in found.items():
+        rows.sort(key=lambda pair: pair[0].throughput_per_s or 0.0)
+        slowest = rows[0][0].throughput_per_s or math.inf
+        for row, record in rows if len(rows) > 1 else ():
+            threads = record.prepared.environment.threads if record.prepared is not None else None
+            what = f"{benchmark.model} · {benchmark.task} · batch {benchmark.batch or '–'} · {benchmark.recipe}"
+            rate = row.throughput_per_s or 0.0
+            cells.append(
+                [
+                    cell(what),
+                    cell(row.device_name or row.device),
+                    str(threads or "–"),
+                    rate_figure(rate),
+                    f"{rate / slowest:.3g}×",
+                ]
+            )
+    if cells:
+        yield "## Across devices and thread counts"
+        yield ""
+        yield "As asked for: these rows differ in where they ran, so there is no interval."
+        yield ""
+        yield from table(["workload", "device", "threads", "items/s", "× the slowest"], cells)
 
 
 def _advice(contents: Contents) -> Iterator[str]:

@@ -31,12 +31,23 @@ def train_report(rows: Sequence[TrainingSummary], *, compare: bool = False) -> R
 
 def epoch_table(row: TrainingSummary) -> Table:
     table = make_table(Text(title_of(row), style="bold"))
-    for header in ("epoch", "time", f"{row.item or 'items'}/s", "with validation", "loss", "val. loss", "accuracy"):
+    for header in epoch_headers(row):
         table.add_column(header, justify="right")
-    for header in ("data wait", "memory", "utilisation"):
-        table.add_column(header, justify="right")
-    for epoch in row.epochs:
-        table.add_row(
+    for cells in epoch_cells(row):
+        table.add_row(*cells)
+    return table
+
+
+def epoch_headers(row: TrainingSummary) -> list[str]:
+    speed = f"{row.item or 'items'}/s"
+    learned = ["loss", "val. loss", "accuracy"]
+    return ["epoch", "time", speed, "with validation", *learned, "data wait", "memory", "utilisation"]
+
+
+def epoch_cells(row: TrainingSummary) -> list[list[str]]:
+    """One row per epoch, in the order of the headers."""
+    return [
+        [
             f"{epoch.epoch} (cut)" if epoch.is_cut else str(epoch.epoch),
             format_seconds(epoch.seconds),
             rate(epoch.samples_per_s),
@@ -47,8 +58,9 @@ def epoch_table(row: TrainingSummary) -> Table:
             format_share(epoch.data_wait_share),
             format_bytes(epoch.peak_bytes),
             format_share(epoch.utilisation),
-        )
-    return table
+        ]
+        for epoch in row.epochs
+    ]
 
 
 def title_of(row: TrainingSummary) -> str:

@@ -56,8 +56,10 @@ def answer(found: TuneSummary) -> str:
         told = f"{'winner' if found.has_answer else 'best so far'}: {_told(found, found.winner)}"
         return told + (f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else "")
     if leader.recipe == BASELINE:
-        tried = "nothing that was tried" if found.trials > 1 else "nothing else was tried: nothing"
-        return f"no winner: {tried} is faster than the baseline"
+        if found.trials > 1:
+            return "no winner: nothing that was tried is faster than the baseline"
+        why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
+        return f"no answer: only the baseline was tried; {why}"
     so_far = "" if found.has_answer else "best so far, but not certain: "
     return f"{so_far or 'no winner: '}nothing is surely faster than the baseline; the fastest seen is {_told(found, leader)}"
 

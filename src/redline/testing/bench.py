@@ -356,7 +356,7 @@ class FakeBench:
             nothing = Failure(stage="ask", kind="unsupported", message="the landscape does not say")
             return protocol.FailureReply(failure=nothing)
         if isinstance(question, protocol.AskSwitches):
-            return protocol.SwitchChoices(choices=tuple(truth.choices))
+            return protocol.SwitchChoices(choices=tuple(truth.choices), facts=truth.facts)
         if isinstance(question, protocol.AskSnippet):
             return protocol.Snippet(code=f"# {question.spec.recipe}: a fake bench has no code to show\n")
         if isinstance(question, protocol.AskMetric):

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, TypeVar, cast
 from redline.protocol import SwitchChoice
 from redline.record import Failure, Numerics
 from redline.spec import RunSpec
-from redline.work import Ceilings, WorkCount
+from redline.work import Ceilings, Facts, WorkCount
 
 T = TypeVar("T")
 PerSpec: TypeAlias = T | Mapping[str, T] | Callable[[RunSpec], T]
@@ -84,6 +84,8 @@ class Landscape:
     ceilings: Ceilings | None = None
     choices: Collection[SwitchChoice] = ()
     """What `AskSwitches` tells a tuner, whatever the model."""
+    facts: Facts | None = None
+    """What it tells of a few watched steps; None: they did not fit into memory."""
     metric: PerSpec[float] = 1.0
     """What a check of the user's says."""
     metric_failure: PerSpec[Failure | None] = None

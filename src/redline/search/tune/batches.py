@@ -8,7 +8,7 @@ from redline.analyze.batch import BatchFinding
 from redline.note import Note, note
 from redline.record import RunRecord
 from redline.search.batch import search_batch
-from redline.search.race import Race
+from redline.search.race import FEWEST_REPLICATES, Race
 from redline.search.tune.costs import Costs
 from redline.search.tune.finals import final_spec, replicate_s
 from redline.search.tune.record import BatchChoice
@@ -97,7 +97,8 @@ def race_at_batch(tuner: Tuner) -> None:
     race = Race(tuner.door, tuner.journal, tuner.observer, tuner.order, only=tuner.only)
     race.replicates = _replicates_at(tuner, chosen.batch, racers)
     for number in range(len(race.replicates), tuner.asked.replicates):
-        if tuner.left_s < _replicate_s(tuner, racers):
+        fewest = min(FEWEST_REPLICATES, tuner.asked.replicates) if number == 0 else 1  # one alone gives no interval
+        if tuner.left_s < fewest * _replicate_s(tuner, racers):
             _note_a_short_race(tuner, chosen.batch, number)
             return
         tuner.observer.replicate(number + 1, tuner.asked.replicates, [tuner.space.text(each) for each in racers])

@@ -15,7 +15,7 @@ from redline.search.tune.lessons import rejection
 from redline.search.tune.model import PROCESS_SD
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Tuner
-from redline.search.tune.winner import NEAR_ENOUGH, gains_of, log_over, replicates_of, winner_of
+from redline.search.tune.winner import NEAR_ENOUGH, gains_of, log_over, rejected_in_finals, replicates_of, winner_of
 from redline.spec import MeasureSpec, RunSpec
 
 BEHIND_AFTER_ONE = 0.03
@@ -25,6 +25,8 @@ SETTLED = 0.01
 """Half an interval: two recipes closer than this need no further replicate to tell them apart."""
 RACE_SHARE = 0.75
 """Of the time left, for the replicates of the last race; the rest is for taking the winner apart."""
+RACE_MARGIN = 1.25
+"""What a replicate may take over what trials of its recipes took: it is timed for longer."""
 ABLATION_REPLICATES = 2
 FULL_LOSS_PATH = 20
 
@@ -44,6 +46,9 @@ def decide(tuner: Tuner) -> None:
             return
         replicates = replicates_of(tuner.tune.finals, tuner.records)
         finalists = _still_in(tuner, replicates)
+        if set(finalists) <= {BASELINE} and rejected_in_finals(tuner.tune, tuner.records):
+            finalists = choose_finalists(tuner)  # all that raced went wrong: those behind them have their turn
+            replicates = _with_both(replicates, "baseline", *map(tuner.space.text, finalists))
 
 
 def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
@@ -202,7 +207,8 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
     if missing < FEWEST_REPLICATES or missing * sum(map(costs.expected_s, racers)) <= tuner.left_s:
         return False
     for count in range(missing, FEWEST_REPLICATES - 1, -1):
-        if at_once_s(tuner, costs, racers, count) <= tuner.left_s:
+        margin = RACE_MARGIN if count == FEWEST_REPLICATES else 1.0  # what is kept for these is meant to be used
+        if at_once_s(tuner, costs, racers, count) <= margin * tuner.left_s:
             names = [tuner.space.text(each) for each in racers]
             tuner.observer.replicate(len(tuner.tune.finals) + 1, tuner.asked.replicates, names)
             replicates = race.run_replicates_at_once(_final_specs(tuner, racers), count)
@@ -325,7 +331,9 @@ ABLATION_SHARE = 0.25
 
 def choose_finalists(tuner: Tuner) -> list[Switches]:
     """Those that could be the fastest for all that is known, the fastest first."""
-    known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
+    wrong = rejected_in_finals(tuner.tune, tuner.records)
+    able = (each for each in tuner.seen().values() if tuner.may_win(each) and each.recipe not in wrong)
+    known = sorted(able, key=lambda each: each.log_s)
     if not known:
         return []
     best = known[0]
@@ -351,7 +359,7 @@ def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None)
     if candidate == BASELINE:
         return 0.0
     racers = [BASELINE, candidate]
-    one_by_one_s = FEWEST_REPLICATES * sum(map(costs.again_s, racers))
+    one_by_one_s = RACE_MARGIN * FEWEST_REPLICATES * sum(map(costs.again_s, racers))
     return min(one_by_one_s, at_once_s(tuner, costs, racers, FEWEST_REPLICATES))
 
 

@@ -8,7 +8,7 @@ from redline.note import note
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
-from redline.search.tune.finals import ablate, decide, fewest_race_s, race_s, simplify, untold_switches
+from redline.search.tune.finals import RACE_MARGIN, ablate, decide, fewest_race_s, race_s, simplify, untold_switches
 from redline.search.tune.model import Beliefs
 from redline.search.tune.planner import next_recipe, next_safe
 from redline.search.tune.record import Untried
@@ -95,7 +95,7 @@ def explore(tuner: Tuner) -> None:
                 trials.start(chosen.switches, f"may bring {chosen.gain:.1%}")
             if not trials.in_flight:
                 break
-            trials.finish_one(keep_s=fewest_race_s(tuner, Costs(tuner)))
+            trials.finish_one(keep_s=RACE_MARGIN * fewest_race_s(tuner, Costs(tuner)))
             prove_fastest(tuner)
     if tuner.baseline() is not None:
         _keep_untried(tuner, too_dear)
