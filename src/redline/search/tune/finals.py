@@ -48,7 +48,7 @@ def decide(tuner: Tuner) -> None:
         finalists = _still_in(tuner, replicates)
         if set(finalists) <= {BASELINE} and rejected_in_finals(tuner.tune, tuner.records):
             finalists = choose_finalists(tuner)  # all that raced went wrong: those behind them have their turn
-            replicates = _with_both(replicates, "baseline", *map(tuner.space.text, finalists))
+            replicates = []
 
 
 def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
@@ -272,11 +272,12 @@ def _with_both(replicates: Sequence[Replicate], *names: str) -> list[Replicate]:
 
 def _is_decided(tuner: Tuner, replicates: Sequence[Replicate], finalists: Sequence[Switches]) -> bool:
     """Enough replicates for the interval, and the first two told apart or too close to matter."""
-    if len(replicates) < tuner.asked.replicates:
-        return False
-    if len(replicates) >= max(MOST_REPLICATES, tuner.asked.replicates):
-        return True
     first, *others = (tuner.space.text(each) for each in finalists)
+    count = len(_with_both(replicates, first))
+    if count < tuner.asked.replicates:
+        return False
+    if count >= max(MOST_REPLICATES, tuner.asked.replicates):
+        return True
     gain = pair_of(replicates, "baseline", first, tuner.asked.kind)
     if gain is not None and gain.verdict == "inconclusive" and gain.ratio > 1 + TIME_BAND:
         return False

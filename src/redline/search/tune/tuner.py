@@ -153,9 +153,11 @@ class Tuner:
         baseline, facts = self.baseline(), self.tune.facts
         record = self.records[baseline.record_id] if baseline is not None else None
         if record is None:
-            asked = self.asked.spec.launch.memory_limit_bytes
-            limits = [each for each in (facts and facts.limit_bytes, asked) if each is not None]
-            return facts is not None and self._fits(facts.peak_bytes or 0, min(limits, default=None), workers)
+            if facts is None:
+                return False
+            limits = (facts.limit_bytes, self.asked.spec.launch.memory_limit_bytes)
+            limit = min((each for each in limits if each is not None), default=None)
+            return self._fits(facts.peak_bytes or 0, limit, workers)
         context = record.prepared.memory.context_bytes if record.prepared is not None else None
         needed, worker_bytes = (needed_bytes(record) or 0) + (context or 0), peak(record, "peak_rss_bytes")
         fits_host = worker_bytes is None or psutil.virtual_memory().available > 2 * worker_bytes
