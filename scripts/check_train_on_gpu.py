@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,7 @@ def accuracy(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
     for recipe in recipes:
         for seed in range(1 if given.short else 3):
             (row,) = redline.train(
-                "resnet18", epochs=3, recipes=recipe, seed=seed, device="cuda", on_device=True, **sizes,
+                "resnet18", epochs=3, recipes=recipe, seed=seed, device=given.device, on_device=True, **sizes,
                 workspace=workspace,
             )  # fmt: skip
             reached.setdefault(recipe, []).append(None if row.failure else row.accuracy)
@@ -100,11 +101,11 @@ def prefetch(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
 def _epochs(
     workspace: Workspace, given: argparse.Namespace, *, load_s: float, prefetch: bool, steps: int
 ) -> list[dict[str, Any]]:
-    file = given.out / f"slow_loaders_{steps}_{round(load_s * 1e6)}.py"
-    file.write_text(SLOW_LOADERS.format(load_s=load_s, batch=256, steps=steps))
+    file = given.scratch / f"slow_loaders_{steps}_{round(load_s * 1e6)}.py"
+    file.write_text(SLOW_LOADERS.format(load_s=load_s, batch=given.batch, steps=steps))
     (row,) = redline.train(
         "resnet18", data=f"{file.absolute()}:loaders", epochs=2, image_size=32, classes=10, prefetch=prefetch,
-        deterministic=True, device="cuda", workspace=workspace,
+        deterministic=True, device=given.device, workspace=workspace,
     )  # fmt: skip
     if row.failure:
         raise SystemExit(f"prefetch: {row.failure}")
@@ -122,12 +123,12 @@ def speed(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
     """Samples per second of a training with the data on the device, over those of its bare step."""
     recipe = given.recipe
     (bare,) = redline.run(
-        "resnet18", task="train", batch=256, image_size=32, classes=10, stem="cifar", recipes=recipe, device="cuda",
+        "resnet18", task="train", batch=given.batch, image_size=32, classes=10, stem="cifar", recipes=recipe, device=given.device,
         effort="quick", workspace=workspace,
     )  # fmt: skip
     (row,) = redline.train(
-        "resnet18", epochs=3, batch=256, recipes=recipe, device="cuda", on_device=True, augment="device",
-        train_samples=25600, val_samples=1024, workspace=workspace,
+        "resnet18", epochs=3, batch=given.batch, recipes=recipe, device=given.device, on_device=True, augment="device",
+        train_samples=100 * given.batch, val_samples=1024, workspace=workspace,
     )  # fmt: skip
     share = (row.samples_per_s or 0.0) / (bare.throughput_per_s or float("inf"))
     return {"fine": share >= LEAST_OF_STEP, "share": share, "recipe": recipe, "bare_per_s": bare.throughput_per_s,
@@ -136,7 +137,7 @@ def speed(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
 
 def ladder(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
-    result = redline.ladder("resnet18", workspace=workspace)
+    result = redline.ladder("resnet18", device=given.device, workspace=workspace)
     seconds = time.perf_counter() - started
     (given.out / "ladder.txt").write_text(str(result))
     result.plot(given.out / "ladder.png")
@@ -152,13 +153,16 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="about a minute and a half, without the ladder")
     parser.add_argument("--only", nargs="+", choices=CHECKS, metavar="NAME", help=f"of {', '.join(CHECKS)}")
     parser.add_argument("--recipe", default=FAST, help=f"of the check of speed; {FAST} by default")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batch", type=int, default=256, help="of prefetch and speed")
     parser.add_argument("--out", type=Path, default=Path("train"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     names = given.only or [name for name in CHECKS if not (given.short and name == "ladder")]
     fine = 0
-    with contextlib.closing(open_door(LaunchSpec())) as door:
-        workspace = Workspace(door=door, history=str(given.out / "history.sqlite"))
+    with contextlib.closing(open_door(LaunchSpec())) as door, tempfile.TemporaryDirectory() as scratch:
+        given.scratch = Path(scratch)
+        workspace = Workspace(door=door, history=given.scratch / "history.sqlite")
         for name in names:
             started = time.perf_counter()
             found = CHECKS[name](workspace, given)
