@@ -284,6 +284,42 @@ class TestOneMinute:
         assert not first.prepared.cold_start.contended
 
 
+def a_busy_cpu() -> RecipeTruth:
+    """Two cores that others use too: a trial takes nine seconds, compiling more than there is time for."""
+    compiles = Capabilities(compiles=True)
+    return RecipeTruth(
+        choices=(
+            SwitchChoice(switch="channels-last", family="layout"),
+            SwitchChoice(switch="compile:freeze", family="compiler", relieves="both", capabilities=compiles),
+            SwitchChoice(switch="bf16", family="precision"),
+        ),
+        device_s=0.1,
+        host_s=0.0,
+        on_cpu=True,
+        effects={"channels-last": -0.3, "compile:freeze": -0.6, "bf16": 2.0},
+        host_effects={},
+        pairs={},
+        quirk=lambda _: 0.0,
+        failing=(),
+        wrong=(),
+        cold_compile_s=25.0,
+        warm_compile_s=6.0,
+        build_s=2.0,
+        first_use_s={},
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_minute_on_a_busy_cpu_ends_with_an_interval(seed: int) -> None:
+    tuner = tune_simulated(a_busy_cpu(), seed, 60.0, before_s=8.0)
+    winner = summary_of(tuner.tune, tuner.records).winner
+    assert winner is not None
+    assert winner.recipe == "channels-last"
+    assert winner.low is not None
+    assert winner.low > 1
+    assert tuner.tune.seconds <= 66.0
+
+
 class TestShortSearches:
     @pytest.mark.parametrize("budget_s", [120.0, 150.0, 300.0])
     def test_two_minutes_are_enough_to_try_the_compiler(self, budget_s: float) -> None:

@@ -25,17 +25,24 @@ SETTLED = 0.01
 """Half an interval: two recipes closer than this need no further replicate to tell them apart."""
 RACE_SHARE = 0.75
 """Of the time left, for the replicates of the last race; the rest is for taking the winner apart."""
+GRACE = 0.1
+"""Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
 RACE_MARGIN = 1.25
 """What a replicate may take over what trials of its recipes took: it is timed for longer."""
 ABLATION_REPLICATES = 2
 FULL_LOSS_PATH = 20
 
 
-def decide(tuner: Tuner) -> None:
-    """Replicates of the finalists with the baseline; who falls behind is out, and the budget may end it."""
+def decide(tuner: Tuner, untried: Switches | None = None) -> None:
+    """Replicates of the finalists with the baseline; who falls behind is out, and the budget may end it.
+
+    `untried`: raced without a trial where nothing but the baseline was tried.
+    """
     _begin_anew_for_a_newcomer(tuner)
     replicates = replicates_of(tuner.tune.finals, tuner.records)
     finalists = _still_in(tuner, replicates) if replicates else choose_finalists(tuner)
+    if untried is not None and finalists == [BASELINE]:
+        finalists = [untried]
     race = _race(tuner)
     while finalists and not _is_decided(tuner, replicates, finalists):
         finalists = _with_time_for_all_replicates(tuner, finalists, len(replicates))
@@ -188,8 +195,10 @@ def _race(tuner: Tuner) -> Race:
 
 
 def _run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
-    """One more replicate, kept; False where the budget does not hold it."""
-    if len(_affordable(tuner, racers)) < len(racers):
+    """One more replicate, kept; False where the budget does not hold it. The one that gives an interval may exceed it a little."""
+    gives_interval = len(tuner.tune.finals) == FEWEST_REPLICATES - 1 and len(racers) == 2
+    grace_s = GRACE * tuner.budget_s if gives_interval else 0.0
+    if len(_affordable(tuner, racers, grace_s)) < len(racers):
         return False
     records = _run_replicate(tuner, race, racers, len(tuner.tune.finals), tuner.asked.replicates)
     tuner.keep(finals=(*tuner.tune.finals, tuple(record.id for record in records)))
@@ -311,9 +320,9 @@ def _gain_is_settled(tuner: Tuner, chosen: str, without: Switches) -> bool:
     )
 
 
-def _affordable(tuner: Tuner, racers: Sequence[Switches]) -> list[Switches]:
+def _affordable(tuner: Tuner, racers: Sequence[Switches], grace_s: float = 0.0) -> list[Switches]:
     """As many of them, from the first on, as the budget still holds."""
-    costs, left_s, found = Costs(tuner), tuner.left_s, []
+    costs, left_s, found = Costs(tuner), tuner.left_s + grace_s, []
     for switches in racers:
         left_s -= costs.expected_s(switches) * tuner.replicate_scale
         if left_s < 0:
@@ -360,7 +369,7 @@ def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None)
     if candidate == BASELINE:
         return 0.0
     racers = [BASELINE, candidate]
-    one_by_one_s = RACE_MARGIN * FEWEST_REPLICATES * sum(map(costs.again_s, racers))
+    one_by_one_s = FEWEST_REPLICATES * sum(map(costs.again_s, racers))
     return min(one_by_one_s, at_once_s(tuner, costs, racers, FEWEST_REPLICATES))
 
 

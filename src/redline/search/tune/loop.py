@@ -10,7 +10,7 @@ from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastes
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.finals import RACE_MARGIN, ablate, decide, fewest_race_s, race_s, simplify, untold_switches
 from redline.search.tune.model import Beliefs
-from redline.search.tune.planner import next_recipe, next_safe
+from redline.search.tune.planner import next_recipe, next_safe, safe_to_race
 from redline.search.tune.record import Untried
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
@@ -37,7 +37,7 @@ def search(tuner: Tuner) -> None:
             prove(tuner)
         tuner.observer.stage("racing the last few")
         with tuner.spending("race"):
-            decide(tuner)
+            decide(tuner, safe_to_race(tuner))
         _note_a_short_race(tuner)
         _take_apart(tuner)
         prove_winner(tuner)

@@ -51,22 +51,40 @@ def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candida
 
 def next_safe(tuner: Tuner, in_flight: Sequence[Switches]) -> Candidate | None:
     """Of what is safe to try, the first that was not and fits. Where several are prepared at once, the slowest is first."""
-    costs, lessons, tried = Costs(tuner), tuner.lessons(), {*tuner.tried(), *in_flight, *tuner.given_up}
-    safe = SafeRecipes(tuner.space, tuner.on_cpu, _host_share(tuner), lambda each: lessons.chance(each) == 1.0)
-    recipes = safe.in_order()
-    if any(costs.compiles(each) for each in tuner.seen()):
-        recipes = [each for each in recipes if BY_BLOCK not in each]  # it stands in for what takes too long
+    costs = Costs(tuner)
+    recipes = _safe(tuner, costs, in_flight)
     if tuner.jobs > 1:
         recipes.sort(key=lambda each: -costs.expected_s(each))
     for switches in recipes:
-        if switches in tried or not safe.may_run(switches) or is_done_with(switches, tried, tuner):
-            continue
-        if any(costs.is_same_program(switches, other) for other in in_flight):
-            continue  # it finds in the cache what is being compiled now
         cost_s = costs.beside_s(switches, len(in_flight))
         if cost_s + fewest_race_s(tuner, costs, switches) <= tuner.left_s:
             return Candidate(switches, PROMISING, cost_s, tuner.left_s)
     return None
+
+
+def safe_to_race(tuner: Tuner) -> Switches | None:
+    """Where there was no time to try anything: what is safe and can be raced at once, without a trial before."""
+    costs = Costs(tuner)
+    if tuner.tried() != {BASELINE}:
+        return None
+    fitting = (each for each in _safe(tuner, costs, ()) if fewest_race_s(tuner, costs, each) <= tuner.left_s)
+    return next((each for each in fitting if not costs.compiles(each)), None)
+
+
+def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Switches]:
+    """What is safe to try and was not, the quickest to prepare first."""
+    lessons, tried = tuner.lessons(), {*tuner.tried(), *in_flight, *tuner.given_up}
+    safe = SafeRecipes(tuner.space, tuner.on_cpu, _host_share(tuner), lambda each: lessons.chance(each) == 1.0)
+    has_compiled = any(map(costs.compiles, tuner.seen()))
+    return [
+        each
+        for each in safe.in_order()
+        if each not in tried
+        and safe.may_run(each)
+        and not is_done_with(each, tried, tuner)
+        and not (has_compiled and BY_BLOCK in each)  # block by block stands in for what takes too long
+        and not any(costs.is_same_program(each, other) for other in in_flight)  # it will be in the cache
+    ]
 
 
 def _host_share(tuner: Tuner) -> float | None:
