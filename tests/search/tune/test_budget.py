@@ -63,6 +63,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
         space=Space(CHOICES),
         tune=SimpleNamespace(
             facts=given.get("facts"),
+            finals=(),
             trials=[Trial(recipe=recipe, record_id=recipe, cost_s=seconds) for recipe, seconds in trials],
         ),
         records={
