@@ -21,6 +21,7 @@ from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
 from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
 from redline.trace.columns import Lost, Trace, Work
+from redline.trace.critical import CriticalPath, critical_path
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
 from redline.trace.idle import Idle, Wait, idle_of, waits_of
 from redline.trace.kernels import (
@@ -37,9 +38,11 @@ from redline.trace.kernels import (
 )
 from redline.trace.links import Links, named
 from redline.trace.losses import DeviceRun, Loss, device_runs, losses_of
+from redline.trace.memory import MemoryLine, memory_lines
 from redline.trace.operators import OperatorRow, class_times, operator_rows
 from redline.trace.phases import Phase, bottleneck, phases_of
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
+from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
 from redline.trace.window import Outside, Recorded, Steps, recorded, steps_of
 from redline.work import Ceilings
@@ -133,6 +136,14 @@ class Profile(Frozen):
     """Operators against what the device can do, from the shapes of their inputs."""
     strips: tuple[Strip, ...] = ()
     """Each device over time."""
+    path: CriticalPath | None = None
+    """What the steps' time depends on, from their end back to their beginning."""
+    parts: tuple[PartRow, ...] = ()
+    """Time by module and by annotation."""
+    memory: tuple[MemoryLine, ...] = ()
+    """Memory over time, where allocations were recorded."""
+    tree: TreeNode | None = None
+    """The program as a tree, with host and device time: a flame graph, and what comparisons align."""
 
     @property
     def steps_seen(self) -> int | None:
@@ -166,6 +177,7 @@ def profile_of(
     losses, calls, waiting = losses_of(every)
     hardware = hardware_of(traces, record)
     phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
+    tree = tree_of(links)
     profile = Profile(
         timeline=timeline,
         idle=idle_of([run.idle for run in every]),
@@ -198,6 +210,10 @@ def profile_of(
         stragglers=tuple(waiting.stragglers),
         limits=tuple(operator_limits(links, hardware, ceilings)),
         strips=tuple(strip_of(run.view, run.bounds, run.idle) for run in every),
+        path=critical_path(every),
+        parts=tuple(parts_of(tree)),
+        memory=tuple(memory_lines(links)),
+        tree=tree,
     )
     return _concluded(profile, record, ceilings)
 

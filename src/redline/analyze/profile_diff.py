@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from redline.analyze.profile import Profile
+from redline.analyze.profile_align import Aligned, aligned
 from redline.note import Note, note
 from redline.spec import Frozen
 from redline.trace.classes import KernelClass, class_of, short_name
@@ -45,6 +46,8 @@ class ProfileDiff(Frozen):
     kernels: tuple[Changed, ...]
     """Those that changed most first."""
     operators: tuple[Changed, ...]
+    aligned: tuple[Aligned, ...]
+    """By module, annotation and operator, wherever they stand in both programs; those that changed most first."""
     findings_gone: tuple[str, ...]
     findings_new: tuple[str, ...]
     notes: tuple[Note, ...] = ()
@@ -71,6 +74,7 @@ def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
         classes=_table(_classes(before), _classes(after), parts, with_class=False),
         kernels=_table(_kernels(before), _kernels(after), parts, with_class=True),
         operators=_table(_operators(before, has_device), _operators(after, has_device), parts, with_class=False),
+        aligned=tuple(aligned(before.tree, after.tree, parts, BAND)),
         findings_gone=tuple(sorted(codes_before - codes_after)),
         findings_new=tuple(sorted(codes_after - codes_before)),
         notes=() if by_step else (UNMARKED,),

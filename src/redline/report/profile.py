@@ -14,6 +14,7 @@ from redline.analyze.profile_diff import Changed, ProfileDiff, counts
 from redline.errors import SpecError
 from redline.report.profile_facts import facts, hints, title, told_part, told_time
 from redline.report.terminal import as_text, plain_table
+from redline.trace.classes import short_name
 from redline.trace.names import label_of
 from redline.trace.operators import OperatorRow
 from redline.units import format_bytes, format_seconds, format_share
@@ -57,6 +58,8 @@ class ProfileReport:
             _limits(profile, rows) if profile.limits else None,
             _waits(profile, rows) if profile.waits and profile.has_device else None,
             _collectives(profile, rows) if profile.collectives else None,
+            _parts(profile, rows) if profile.parts else None,
+            _path(profile, rows) if profile.path is not None else None,
         ]
         for table in tables:
             if table is not None:
@@ -244,6 +247,35 @@ def _collectives(profile: Profile, rows: int) -> Table:
     return table
 
 
+def _parts(profile: Profile, rows: int) -> Table:
+    table = plain_table("time by module and annotation, each with what is inside it")
+    table.add_column("module or annotation", overflow="fold")
+    for header in ("calls", "host", "device", "of it backward", "self", "share"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in profile.parts[:rows]:
+        name = row.path if row.kind == "module" else f"{row.path} (annotation)"
+        times = (row.host_s, row.device_s, row.backward_s, row.device_self_s)
+        table.add_row(Text(name), f"{row.calls:,}", *map(told_time, times), format_share(row.share))
+    if len(profile.parts) > rows:
+        table.caption = f"and {len(profile.parts) - rows} more: --rows {len(profile.parts)} or --json shows all"
+    return table
+
+
+def _path(profile: Profile, rows: int) -> Table:
+    assert profile.path is not None
+    table = plain_table("critical path: what the time of the steps depends on")
+    for header in ("where", "what", "most of it"):
+        table.add_column(header, overflow="fold")
+    for header in ("time", "share"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("shorter by", overflow="fold")
+    for part in profile.path.parts[:rows]:
+        most = short_name(part.most) if part.kind == "device" and part.most else part.most
+        cells = (part.kind, part.name, Text(most), told_time(part.seconds), format_share(part.share))
+        table.add_row(*cells, part.shortens)
+    return table
+
+
 def _rank(row: OperatorRow, sort: Sort) -> float:
     if sort == "memory":
         return row.device_allocated_bytes + row.cpu_allocated_bytes
@@ -286,6 +318,8 @@ class DiffReport:
             yield _changes(f"kernels: {_told(diff.kernels)}", diff.kernels, self._rows)
         if diff.operators:
             yield _changes(f"operators: {_told(diff.operators)}", diff.operators, self._rows)
+        if diff.aligned:
+            yield _alignment(diff, self._rows)
         if diff.findings_gone:
             yield Text(f"resolved: {', '.join(diff.findings_gone)}", style="green")
         if diff.findings_new:
@@ -314,6 +348,31 @@ def _changes(title: str, rows: Sequence[Changed], most: int) -> Table:
         )
     if len(rows) > most:
         table.caption = f"and {len(rows) - most} that changed less: --rows {len(rows)} or --json shows all"
+    return table
+
+
+def _alignment(diff: ProfileDiff, most: int) -> Table:
+    table = plain_table("by module, annotation and operator, each with what is inside it")
+    table.add_column("where", overflow="fold")
+    for header in ("before", "after", "difference", "ratio", "of the whole"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in diff.aligned[:most]:
+        change = row.after_s - row.before_s
+        sign = "+" if change > 0 else "−" if change < 0 else ""
+        table.add_row(
+            Text(row.path),
+            format_seconds(row.before_s) if row.before_s else "–",
+            format_seconds(row.after_s) if row.after_s else "–",
+            f"{sign}{format_seconds(abs(change))}",
+            f"{row.ratio:.2f}×" if row.ratio is not None else "–",
+            f"{sign}{format_share(abs(row.share))}",
+            Text(row.change, style=STYLE.get(row.change, "dim")),
+        )
+    if len(diff.aligned) > most:
+        table.caption = (
+            f"and {len(diff.aligned) - most} that changed less: --rows {len(diff.aligned)} or --json shows all"
+        )
     return table
 
 

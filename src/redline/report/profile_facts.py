@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from redline.analyze.profile import Profile
 from redline.trace.names import label_of
-from redline.units import format_seconds, format_share
+from redline.units import format_bytes, format_seconds, format_share
 
 PERFETTO = "https://ui.perfetto.dev"
 
@@ -82,6 +82,21 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
             f"{launches.calls:,} for {launches.work:,} pieces of work{graphs if launches.graphs else ''}, "
             f"{told_time(launches.mean_call_s)} of host each; "
             f"median kernel {told_time(launches.median_kernel_s)}, {format_share(launches.short_share)} of them ≤ 10 µs",
+        )
+    if launches.delays is not None and launches.queue is not None:
+        delays, queue = launches.delays, launches.queue
+        yield (
+            "queue",
+            f"work starts {told_time(delays.p50_s)} after its launch (median; 90 % within {told_time(delays.p90_s)}, "
+            f"99 % within {told_time(delays.p99_s)}); {queue.mean:.3g} launches wait on average, {queue.largest:,} at "
+            f"most, none {format_share(queue.empty_share)} of the time",
+        )
+    for line in profile.memory:
+        most = ", ".join(f"{one.operator} {format_bytes(one.bytes)}" for one in line.at_peak[:3])
+        yield (
+            "memory",
+            f"{line.label}: at most {format_bytes(line.peak_bytes)} in use, {told_time(line.peak_at_s)} after the first "
+            f"allocation" + (f"; of what was taken since then, most by {most}" if most else ""),
         )
     if profile.host.ratio is not None or profile.host.launched:
         host = profile.host

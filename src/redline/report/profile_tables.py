@@ -18,7 +18,7 @@ COLUMNS = ("Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage")
 
 TABLES = (
     "findings", "losses", "classes", "kernels", "operators", "limits", "copies", "waits", "collectives", "stragglers",
-    "phases", "counters",
+    "phases", "counters", "parts",
 )  # fmt: skip
 """The fields of a profile that are tables, in the order of a workbook's sheets."""
 
@@ -50,6 +50,7 @@ def tables_of(profile: Profile) -> dict[str, list[dict[str, Any]]]:
     """Each table as rows of plain values; those without rows are left out."""
     found = {name: [_plain(row) for row in getattr(profile, name)] for name in TABLES}
     found["ranks"] = [_plain(row) for row in profile.ranks]
+    found["critical path"] = [_plain(row) for row in profile.path.parts] if profile.path is not None else []
     return {name: rows for name, rows in found.items() if rows}
 
 

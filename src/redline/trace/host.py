@@ -171,6 +171,9 @@ class Host(Frozen):
     """Calls that launch work, whether the work is in the trace or not."""
 
 
+_EDGES_NS = (5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 10_000_000, 100_000_000)
+
+
 class Launches(Frozen):
     """How work gets to the device."""
 
@@ -191,6 +194,29 @@ class Launches(Frozen):
     graphs: int = 0
     """Of the calls, launches of recorded graphs."""
     graph_work: int = 0
+    delays: Delays | None = None
+    queue: Queue | None = None
+
+
+class Delays(Frozen):
+    """From the beginning of a launch call to the beginning of its work. Short delays: the host is hardly ahead."""
+
+    p10_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    max_s: float
+    histogram: tuple[tuple[float, int], ...]
+    """Upper edge in seconds, and how many delays lie below it and above the edge before; all are counted."""
+
+
+class Queue(Frozen):
+    """Work launched and not yet begun, over time; of several traces together, all their queues."""
+
+    mean: float
+    largest: int
+    empty_share: float
+    """Of the time: the device then has nothing to go on with once it is done."""
 
 
 def host_of(views: Sequence[HostView], device_busy_s: float) -> Host:
@@ -237,6 +263,7 @@ def launches_of(links: Sequence[Links]) -> Launches:
         latencies.append(trace.work.start[known] - each.launched_at[known])
         kernels.append(trace.work.duration[trace.work.kind == Work.KERNEL])
     durations = np.concatenate(kernels) if kernels else np.empty(0, np.int64)
+    delays = np.maximum(np.concatenate(latencies), 0) if latencies else durations[:0]
     short = int((durations <= SHORT_KERNEL_NS).sum())
     return Launches(
         calls=calls,
@@ -249,7 +276,42 @@ def launches_of(links: Sequence[Links]) -> Launches:
         short_share=short / len(durations) if len(durations) else 0.0,
         graphs=graphs,
         graph_work=graph_work,
+        delays=_delays(delays),
+        queue=_queue(links),
     )
+
+
+def _delays(delays: Ints) -> Delays | None:
+    if not len(delays):
+        return None
+    p10, p50, p90, p99, most = (seconds(float(value)) for value in np.percentile(delays, (10, 50, 90, 99, 100)))
+    edges = (*(edge for edge in _EDGES_NS if edge <= delays.max()), int(delays.max()))
+    below = np.searchsorted(np.sort(delays), edges, side="right")
+    counts = np.diff(below, prepend=0).tolist()
+    histogram = tuple((seconds(edge), count) for edge, count in zip(edges, counts, strict=True))
+    return Delays(p10_s=p10, p50_s=p50, p90_s=p90, p99_s=p99, max_s=most, histogram=histogram)
+
+
+def _queue(links: Sequence[Links]) -> Queue | None:
+    """A graph's work waits for itself: only its first piece counts as queued."""
+    length = span = empty = largest = 0
+    for each in links:
+        known = np.flatnonzero(each.is_launched)
+        if not len(known):
+            continue
+        order = known[np.argsort(each.trace.work.start[known], kind="stable")]
+        _, first = np.unique(each.call[order], return_index=True)
+        rows = order[first]
+        asked, begun = each.launched_at[rows], np.maximum(each.trace.work.start[rows], each.launched_at[rows])
+        moments = np.concatenate((asked, begun))
+        by_time = np.argsort(moments, kind="stable")
+        change = np.concatenate((np.ones(len(rows), np.int64), np.full(len(rows), -1)))[by_time]
+        waiting, lasts = np.cumsum(change)[:-1], np.diff(moments[by_time])
+        length += int((waiting * lasts).sum())
+        span += int(lasts.sum())
+        empty += int(lasts[waiting == 0].sum())
+        largest = max(largest, int(waiting.max(initial=0)))
+    return Queue(mean=length / span, largest=largest, empty_share=empty / span) if span else None
 
 
 def _median(values: Ints) -> float | None:

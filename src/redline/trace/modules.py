@@ -50,20 +50,26 @@ def _places(links: Links, nesting: Nesting) -> Ints:
 
 
 def _of_forward(links: Links, place: Ints) -> Ints:
+    found = np.full(len(links.trace.operators), UNKNOWN, np.int64)
+    backward, forward = forward_rows(links)
+    found[backward] = np.where(forward >= 0, place[forward], UNKNOWN)
+    return found
+
+
+def forward_rows(links: Links) -> tuple[Ints, Ints]:
+    """The operators of the backward pass, and for each the forward operator that it belongs to, or UNKNOWN."""
     operators = links.trace.operators
-    found = np.full(len(operators), UNKNOWN, np.int64)
     numbered = operators.sequence >= 0
     forward = np.flatnonzero(numbered & (operators.forward_thread <= 0))
     backward = np.flatnonzero(numbered & (operators.forward_thread > 0))
     if not len(forward) or not len(backward):
-        return found
+        return backward, np.full(len(backward), UNKNOWN, np.int64)
     # Operators that make no node carry the number of the next one: the last to carry it is the one that made it.
     order = forward[np.lexsort((operators.start[forward], operators.sequence[forward]))]
     numbers = operators.sequence[order]
     last = np.searchsorted(numbers, operators.sequence[backward], side="right") - 1
     matches = (last >= 0) & (numbers[np.maximum(last, 0)] == operators.sequence[backward])
-    found[backward[matches]] = place[order[last[matches]]]
-    return found
+    return backward, np.where(matches, order[np.maximum(last, 0)], UNKNOWN)
 
 
 def _of_work(links: Links, nesting: Nesting, place: Ints) -> Ints:

@@ -1,0 +1,169 @@
+"""The program as a tree, time by module, the critical path, queue and memory: each against a count by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kineto import ADD, AUTOGRAD, GEMM, TraceMaker
+from troubles import CODES, Program, run
+
+from redline.analyze.profile import Profile, profile_of
+from redline.analyze.profile_diff import diff_profiles
+from redline.trace.decode import read_traces
+from redline.trace.tree import TreeNode
+
+US = 1000
+
+
+def profiled(tmp_path: Path, maker: TraceMaker) -> Profile:
+    return profile_of(read_traces([maker.write(tmp_path / "a.json")]))
+
+
+def model(
+    maker: TraceMaker, *, first: int = 0, product: str = "aten::mm", kernel: str = GEMM, linear_us: int = 70
+) -> None:
+    """Two modules under one, with a backward operator of the inner one, all inside a Python function."""
+    maker.frame("train.py(3): main", 0, 400 * US)
+    maker.annotation("## step ##", 1 * US, 390 * US)
+    maker.frame(f"nn.Module: Net_{first}", 2 * US, 100 * US)
+    maker.frame(f"nn.Module: Linear_{first + 4}", 10 * US, 40 * US)
+    inner = maker.operator(product, 12 * US, 10 * US, **{"Sequence number": 7, "Fwd thread id": 0})
+    maker.kernel(kernel, 500 * US, linear_us * US, launched=14 * US, operator=inner)
+    outer = maker.operator("aten::add", 60 * US, 10 * US)
+    maker.kernel(ADD, 600 * US, 5 * US, launched=62 * US, operator=outer)
+    name = "autograd::engine::evaluate_function: MmBackward0"
+    maker.operator(name, 210 * US, 30 * US, thread=AUTOGRAD, **{"Sequence number": 7, "Fwd thread id": 1})
+    again = maker.operator(
+        "MmBackward0", 215 * US, 20 * US, thread=AUTOGRAD, **{"Sequence number": 7, "Fwd thread id": 1}
+    )
+    maker.kernel(kernel, 650 * US, 30 * US, launched=220 * US, operator=again, thread=AUTOGRAD)
+    maker.kernel(ADD, 700 * US, 9 * US, launched=300 * US)  # by no operator, outside the modules
+
+
+def below(node: TreeNode, *names: str) -> TreeNode:
+    for name in names:
+        node = next(child for child in node.children if child.name == name)
+    return node
+
+
+def test_each_place_in_the_program_is_a_node_and_no_device_time_is_lost(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    model(maker)
+    tree = profiled(tmp_path, maker).tree
+    assert tree is not None
+    assert tree.device_s == pytest.approx(114e-6)
+    net = below(tree, "train.py(3): main", "## step ##", "nn.Module: Net_0")
+    assert (net.kind, net.calls, net.device_self_s) == ("module", 1, 0)
+    assert net.device_s == pytest.approx(105e-6), "the backward operator belongs to the module of its forward operator"
+    linear = below(net, "nn.Module: Linear_4")
+    assert (linear.device_s, linear.backward_s) == (pytest.approx(100e-6), pytest.approx(30e-6))
+    assert linear.host_self_s == pytest.approx(30e-6)
+    node = below(linear, "autograd::engine::evaluate_function: MmBackward0", "MmBackward0")
+    assert node.device_self_s == pytest.approx(30e-6), "what stood inside the moved operator comes along"
+
+
+def test_time_by_module_and_by_annotation(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    model(maker)
+    rows = {row.path: row for row in profiled(tmp_path, maker).parts}
+    assert rows["## step ##"].kind == "annotation"
+    assert rows["## step ##"].device_s == pytest.approx(114e-6)
+    assert rows["Net_0"].device_self_s == pytest.approx(5e-6)
+    assert rows["Net_0/Linear_4"].share == pytest.approx(100 / 114)
+    assert rows["Net_0/Linear_4"].backward_s == pytest.approx(30e-6)
+
+
+def test_what_is_small_is_left_out_and_its_time_stays(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.operator("aten::long", 0, 1_000_000 * US)
+    for number in range(2000):
+        inside = maker.operator(f"aten::tiny{number}", number * 2 * US, US)
+        maker.kernel(ADD, 2_000_000 * US + number * US, 10, launched=number * 2 * US, call_ns=10, operator=inside)
+    maker.kernel(GEMM, 3_000_000 * US, 500_000 * US, launched=900_000 * US)
+    tree = profiled(tmp_path, maker).tree
+    assert tree is not None
+    assert [child.name for child in tree.children] == ["aten::long"]
+    assert tree.children[0].children == ()
+    assert tree.device_s == pytest.approx(0.50002)
+
+
+@pytest.mark.parametrize("trouble", CODES)
+def test_the_critical_path_is_as_long_as_the_steps(tmp_path: Path, trouble: str) -> None:
+    profile = profile_of(read_traces(run(Program(0, {trouble: 0.5})).write(tmp_path)))
+    assert profile.path is not None
+    assert profile.path.span_s == pytest.approx(profile.timeline.span_s)
+    assert sum(part.seconds for part in profile.path.parts) == pytest.approx(profile.path.span_s)
+
+
+def test_the_critical_path_goes_through_the_host_where_launches_are_late(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.annotation("ProfilerStep#0", 0, 700 * US)
+    first = maker.operator("aten::mm", 90 * US, 20 * US)
+    maker.kernel(GEMM, 110 * US, 200 * US, launched=95 * US, call_ns=10 * US, operator=first)
+    maker.call("cudaStreamSynchronize", 150 * US, 165 * US)  # until 315, the kernel ends at 310
+    second = maker.operator("aten::add", 400 * US, 20 * US)
+    maker.kernel(ADD, 415 * US, 285 * US, launched=402 * US, call_ns=8 * US, operator=second)
+    profile = profiled(tmp_path, maker)
+    assert profile.path is not None
+    found = {(part.kind, part.name): round(part.seconds * 1e6) for part in profile.path.parts}
+    assert found == {
+        ("device", "elementwise"): 285, ("device", "matmul"): 200, ("host", "Python"): 175, ("host", "waiting calls"): 5,
+        ("host", "operators"): 7, ("host", "launch calls"): 18, ("launch", "latency"): 10,
+    }  # fmt: skip
+
+
+def test_delays_and_the_queue(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    for number in range(4):  # launched at 0, 10, 20, 30; begun at 10, 110, 210, 310
+        maker.kernel(GEMM, (10 + 100 * number) * US, 99 * US, launched=10 * number * US, call_ns=US)
+    launches = profiled(tmp_path, maker).launches
+    assert launches.delays is not None
+    assert launches.delays.max_s == pytest.approx(280e-6)
+    assert launches.delays.p50_s == pytest.approx(145e-6)
+    assert launches.delays.histogram == ((5e-6, 0), (1e-5, 1), (2e-5, 0), (5e-5, 0), (1e-4, 1), (2e-4, 1), (2.8e-4, 1))
+    assert launches.queue is not None
+    assert launches.queue.largest == 3
+    assert launches.queue.mean == pytest.approx((10 + 100 + 190 + 280) / 310)
+
+
+def test_memory_over_time_and_who_took_it(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    maker.operator("aten::conv2d", 0, 50 * US)
+    maker.operator("aten::empty", 5 * US, 10 * US)
+    maker.memory(8 * US, 1000)
+    maker.operator("aten::relu", 60 * US, 20 * US)
+    maker.memory(65 * US, 300)
+    maker.memory(90 * US, -1000)
+    maker.memory(108 * US, 200)
+    (line,) = profiled(tmp_path, maker).memory
+    assert (line.peak_bytes, line.peak_at_s) == (1300, pytest.approx(57e-6))
+    assert [(one.operator, one.bytes) for one in line.at_peak] == [("aten::conv2d", 1000), ("aten::relu", 300)]
+    assert (line.allocated[0], line.allocated[-2], line.allocated[-1]) == (1000, 300, 500)
+
+
+def test_two_programs_are_compared_by_their_structure(tmp_path: Path) -> None:
+    """Another maker's kernels, other numbers of instances, another operator for the same work."""
+    before, after = TraceMaker(), TraceMaker(rocm=True)
+    model(before, product="aten::cudnn_convolution")
+    model(after, first=3, product="aten::miopen_convolution", kernel="Cijk_Ailk_Bljk_SB_MT64x64x16", linear_us=140)
+    found = diff_profiles(profiled(tmp_path, before), profiled(tmp_path, after)).aligned
+    rows = {row.path: row for row in found}
+    slower = rows["## step ## / Net_0 / Linear_4 / convolution"]
+    assert (slower.change, slower.ratio) == ("slower", pytest.approx(0.5))
+    assert slower.share == pytest.approx(70 / 114)
+    assert rows["## step ## / Net_0 / Linear_4 / MmBackward0 / MmBackward0"].change == "same"
+    assert found[0].after_s - found[0].before_s == pytest.approx(70e-6)
+
+
+def test_programs_with_another_structure_are_compared_where_they_agree(tmp_path: Path) -> None:
+    before, after = TraceMaker(), TraceMaker()
+    model(before)
+    after.annotation("## step ##", 0, 300 * US)
+    after.frame("nn.Module: OptimizedModule_0", 1 * US, 200 * US)
+    after.frame("nn.Module: Net_0", 2 * US, 100 * US)
+    compiled = after.operator("## Call CompiledFxGraph fabc ##", 10 * US, 20 * US)
+    after.kernel("triton_poi_fused_add_0", 500 * US, 50 * US, launched=12 * US, operator=compiled)
+    rows = {row.path: row for row in diff_profiles(profiled(tmp_path, before), profiled(tmp_path, after)).aligned}
+    assert rows["## step ## / Net_0"].ratio == pytest.approx(105 / 50)
+    assert not any("Linear" in path or "compiled" in path for path in rows)
