@@ -114,7 +114,7 @@ _ALLOCATES = ("aten::empty", "aten::resize_", "aten::zeros", "aten::full", "aten
 def _owner(trace: Trace, links: Links, operator: int) -> str:
     """The operator that wanted the memory, not the one that only makes an empty tensor for it."""
     while operator >= 0:
-        name = trace.names[trace.operators.name[operator]]
+        name: str = trace.names[int(trace.operators.name[operator])]
         above = int(links.nesting.parent[operator])
         if above < 0 or not name.startswith(_ALLOCATES):
             return name

@@ -187,7 +187,7 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
         if spatial < 1 or len(data) != len(weight) or not values:
             raise ValueError("strides are not known")
         if transposed is not None and values[transposed] == "True":
-            return 2 * math.prod(data) * math.prod(weight[1:]), math.prod(data)
+            return _transposed(stride, padding, dilation, transposed + 1, transposed + 2)(inputs, values)
         strides, paddings = _numbers(values, stride, spatial, 1), _numbers(values, padding, spatial, 0)
         dilations = _numbers(values, dilation, spatial, 1)
         sizes = [
@@ -196,6 +196,26 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
         ]
         output = data[0] * weight[0] * math.prod(sizes)
         return 2 * output * math.prod(weight[1:]), output
+
+    return formula
+
+
+def _transposed(stride: int, padding: int, dilation: int, more: int, groups: int) -> Formula:
+    """Every input value meets every weight of its channel; `more` is the place of the output's own padding."""
+
+    def formula(inputs: Inputs, values: Values) -> tuple[int, int]:
+        data, weight = inputs[0][0].dims, inputs[1][0].dims
+        spatial = len(weight) - 2
+        strides, paddings = _numbers(values, stride, spatial, 1), _numbers(values, padding, spatial, 0)
+        dilations, extra = _numbers(values, dilation, spatial, 1), _numbers(values, more, spatial, 0)
+        sizes = [
+            (size - 1) * step - 2 * pad + dil * (kernel - 1) + own + 1
+            for size, kernel, step, pad, dil, own in zip(
+                data[2:], weight[2:], strides, paddings, dilations, extra, strict=True
+            )
+        ]
+        output = data[0] * weight[1] * _numbers(values, groups, 1, 1)[0] * math.prod(sizes)
+        return 2 * math.prod(data) * math.prod(weight[1:]), output
 
     return formula
 
@@ -255,6 +275,8 @@ _RULES: tuple[tuple[KernelClass, str, Formula], ...] = (
     ("matmul", r"^(mm|bmm|mv|_scaled_mm|dot)$", _matmul(0, 1)),
     ("matmul", r"^(addmm|baddbmm|_addmm_activation|addmv)$", _matmul(1, 2, added=True)),
     ("convolution", r"^cudnn_convolution$", _convolution(3, 2, 4)),
+    ("convolution", r"^cudnn_convolution_transpose$", _transposed(4, 2, 5, 3, 6)),
+    ("convolution", r"^miopen_convolution_transpose$", _transposed(5, 3, 6, 4, 7)),
     ("convolution", r"^(miopen|mkldnn)_(depthwise_)?convolution$", _convolution(4, 3, 5)),
     ("convolution", r"^_?(convolution|convolution_overrideable)$", _convolution(3, 4, 5, 6)),
     ("convolution", r"^(_slow_conv\dd_forward|thnn_conv2d|slow_conv3d_forward)$", _convolution(4, 5, 99)),
@@ -263,17 +285,15 @@ _RULES: tuple[tuple[KernelClass, str, Formula], ...] = (
     ("attention", r"^_?flash_att(n|ention)_forward$", _attention(0, heads_inside=True, causal=8)),
     ("attention", r"^_?flash_att(n|ention)_backward$", _attention(1, heads_inside=True, causal=11, backward=True)),
     ("attention", r"^_efficient_attention_forward$", _attention(0, heads_inside=True, causal=9)),
-    ("attention", r"^_efficient_attention_backward$", _attention(1, heads_inside=True, causal=13, backward=True)),
+    ("attention", r"^_efficient_attention_backward$", _attention(1, heads_inside=True, causal=14, backward=True)),
+    ("attention", r"^_cudnn_attention_forward$", _attention(0, heads_inside=False, causal=10)),
+    ("attention", r"_cudnn_attention_backward$", _attention(1, heads_inside=False, causal=14, backward=True)),
+    ("attention", r"^_scaled_dot_product_(efficient|cudnn)_attention$", _attention(0, heads_inside=False, causal=6)),
+    ("attention", r"^_scaled_dot_product_flash_attention$", _attention(0, heads_inside=False, causal=4)),
     (
         "attention",
-        r"^(_scaled_dot_product_)?_?cudnn_attention(_forward)?$",
-        _attention(0, heads_inside=False, causal=6),
-    ),
-    ("attention", r"_cudnn_attention_backward$", _attention(1, heads_inside=False, causal=13, backward=True)),
-    (
-        "attention",
-        r"^_scaled_dot_product_(flash|efficient)_attention$",
-        _attention(0, heads_inside=False, causal=4),
+        r"^_scaled_dot_product_(flash|efficient)_attention_backward$",
+        _attention(1, heads_inside=False, causal=11, backward=True),
     ),
     ("norm", r"(layer|batch|group|rms)_norm\w*backward", _like_first),
     ("norm", r"(layer|batch|group|rms)_norm", _like_first),
