@@ -10,6 +10,7 @@ from troubles import CODES, Program, run
 
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.profile_diff import diff_profiles
+from redline.report.export import json_document
 from redline.trace.decode import read_traces
 from redline.trace.tree import TreeNode
 
@@ -86,6 +87,16 @@ def test_what_is_small_is_left_out_and_its_time_stays(tmp_path: Path) -> None:
     assert [child.name for child in tree.children] == ["aten::long"]
     assert tree.children[0].children == ()
     assert tree.device_s == pytest.approx(0.50002)
+
+
+def test_absurd_depth_is_cut_and_can_be_written(tmp_path: Path) -> None:
+    maker = TraceMaker()
+    for number in range(900):
+        maker.operator("aten::again", number * US, (2000 - 2 * number) * US)
+    profile = profiled(tmp_path, maker)
+    assert len(json_document("profile", profile)) > 0
+    assert profile.tree is not None
+    assert profile.tree.host_s == pytest.approx(2e-3)
 
 
 @pytest.mark.parametrize("trouble", CODES)

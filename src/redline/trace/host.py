@@ -294,7 +294,8 @@ def _delays(delays: Ints) -> Delays | None:
 
 def _queue(links: Sequence[Links]) -> Queue | None:
     """A graph's work waits for itself: only its first piece counts as queued."""
-    length = span = empty = largest = 0
+    length = 0.0
+    span = empty = largest = 0
     for each in links:
         known = np.flatnonzero(each.is_launched)
         if not len(known):
@@ -307,7 +308,7 @@ def _queue(links: Sequence[Links]) -> Queue | None:
         by_time = np.argsort(moments, kind="stable")
         change = np.concatenate((np.ones(len(rows), np.int64), np.full(len(rows), -1)))[by_time]
         waiting, lasts = np.cumsum(change)[:-1], np.diff(moments[by_time])
-        length += int((waiting * lasts).sum())
+        length += float((waiting.astype(np.float64) * lasts).sum())
         span += int(lasts.sum())
         empty += int(lasts[waiting == 0].sum())
         largest = max(largest, int(waiting.max(initial=0)))

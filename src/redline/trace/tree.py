@@ -31,6 +31,8 @@ _OWN_MODULE = re.compile(f"^{MODULE_PREFIX}")
 LEAST_SHARE = 0.001
 """Of host and device time: what takes less of both is left out of the tree; its time stays in what is around it."""
 MOST_NODES = 5000
+DEEPEST_NODE = 120
+"""Deeper in the program, too, time stays in what is around it."""
 
 
 class TreeNode(Frozen):
@@ -240,6 +242,13 @@ class _Paths:
             np.add.at(total, self.parent[inside], total[inside])
         return total
 
+    def _depths(self) -> Ints:
+        depth = np.zeros(len(self.parent), np.int64)
+        for low, high in self.batches:
+            above = self.parent[low:high]
+            depth[low:high] = np.where(above >= 0, depth[above] + 1, 0)
+        return depth
+
     def add_to(self, root: _Node, trace: Trace, columns: list[Ints]) -> None:
         """What is too small to be told gives its time to what is around it."""
         host, device = self.with_all_inside(columns[1]), self.with_all_inside(columns[2])
@@ -247,7 +256,7 @@ class _Paths:
         least = LEAST_SHARE
         if (share >= least).sum() > MOST_NODES:
             least = float(np.sort(share)[-MOST_NODES])
-        kept = share >= least
+        kept = (share >= least) & (self._depths() < DEEPEST_NODE)
         for low, high in reversed(self.batches):
             small = np.arange(low, high)[~kept[low:high] & (self.parent[low:high] >= 0)]
             for column in columns[1:]:
