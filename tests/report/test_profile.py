@@ -144,3 +144,20 @@ def test_a_comparison_in_the_terminal(tmp_path: Path, training: Profile) -> None
     text = captured.get()
     assert "per step" in text
     assert "that changed less" in text
+
+
+def test_the_page_draws_flames_memory_and_why_it_was_idle(tmp_path: Path, training: Profile) -> None:
+    maker = TraceMaker()
+    maker.frame("nn.Module: <b>Net</b>_0", 0, 100 * US)
+    operator = maker.operator("aten::mm", 10 * US, 20 * US)
+    maker.memory(12 * US, 4096)
+    maker.memory(20 * US, 4096)
+    maker.kernel(GEMM, 40 * US, 50 * US, launched=12 * US, operator=operator)
+    maker.kernel(GEMM, 300 * US, 50 * US, launched=290 * US)
+    page = profile_page(profile_of([read_trace(maker.write(tmp_path / "a.json"))]))
+    assert "<h2>Where device time comes from</h2>" in page
+    assert "&lt;b&gt;Net&lt;/b&gt;_0: 50.0 µs, 1 calls" in page
+    assert 'class="idle-host"' in page
+    assert "8.00 KiB in use" in page
+    assert "<h2>Critical path</h2>" in page
+    assert "<h2>Critical path</h2>" in profile_page(training)

@@ -60,7 +60,7 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
             f"copying {told_time(timeline.copy_s)}",
         )
     if timeline.idle_s and profile.has_device and profile.ranks:
-        yield "idle", ", ".join(f"{name} {told_time(value)}" for name, value in _idle_parts(profile))
+        yield "idle", ", ".join(f"{name} {told_time(value)}" for name, value in idle_parts(profile))
     if profile.outside:
         yield "not counted", _outside(profile)
     if profile.explained is not None and profile.explained.not_computing_s:
@@ -128,7 +128,7 @@ def _ranks_told(profile: Profile) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {listed} of {max(sizes)}"
 
 
-def _idle_parts(profile: Profile) -> list[tuple[str, float]]:
+def idle_parts(profile: Profile) -> list[tuple[str, float]]:
     """The causes that occur, the longest first."""
     idle = profile.idle
     parts = [

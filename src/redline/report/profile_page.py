@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline.analyze.profile import Profile
-from redline.report.profile_facts import PERFETTO, facts, hints, title, told_time
+from redline.report.profile_facts import PERFETTO, facts, hints, idle_parts, title, told_time
+from redline.trace.memory import MemoryLine
 from redline.trace.timeline import Strip
-from redline.units import format_share
+from redline.trace.tree import TreeNode
+from redline.units import format_bytes, format_share
 
 HEIGHT = 60
 WIDTH = 960
 KERNELS_SHOWN = 200
 OPERATORS_SHOWN = 100
+PARTS_SHOWN = 60
+ROW_HEIGHT = 16
+LEAST_WIDTH = 0.8
+DEEPEST_ROW = 40
+NEARLY_ALL = 0.97
 
 
 def profile_page(profile: Profile) -> str:
@@ -22,7 +30,7 @@ def profile_page(profile: Profile) -> str:
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"time": told_time, "share": format_share}
+    environment.filters |= {"time": told_time, "share": format_share, "bytes": format_bytes}
     template = environment.get_template("profile.html.j2")
     return template.render(
         profile=profile,
@@ -30,21 +38,84 @@ def profile_page(profile: Profile) -> str:
         facts=list(facts(profile)),
         hints=list(hints(profile)),
         pictures=[(strip, _bars(strip)) for strip in profile.strips],
+        idle=idle_parts(profile) if profile.has_device and profile.ranks else [],
+        flames=[flame for flame in map(partial(_flame, profile), ("device", "host")) if flame is not None],
+        memory=[(line, _curve(line)) for line in profile.memory if line.on_device],
         width=WIDTH,
         height=HEIGHT,
         kernels=profile.kernels[:KERNELS_SHOWN],
         operators=profile.operators[:OPERATORS_SHOWN],
+        limits=profile.limits[:OPERATORS_SHOWN],
+        parts=profile.parts[:PARTS_SHOWN],
         perfetto=PERFETTO,
     )
+
+
+Side = Literal["device", "host"]
+
+
+def _flame(profile: Profile, side: Side) -> dict[str, Any] | None:
+    """The tree as boxes: as wide as the time they take, callers above what they call."""
+    tree = profile.tree
+    whole = _seconds(tree, side) if tree is not None else 0.0
+    if tree is None or not whole:
+        return None
+    boxes: list[dict[str, Any]] = []
+    _add_boxes(boxes, tree, side, 0.0, 0, WIDTH / whole)
+    depth = max((box["level"] for box in boxes), default=0) + 1
+    return {"side": side, "whole": whole, "boxes": boxes, "height": depth * ROW_HEIGHT}
+
+
+def _seconds(node: TreeNode, side: Side) -> float:
+    return node.device_s if side == "device" else node.host_s
+
+
+def _add_boxes(
+    boxes: list[dict[str, Any]], parent: TreeNode, side: Side, left: float, level: int, scale: float
+) -> None:
+    for child in parent.children:
+        node = _without_wrappers(child, side)
+        wide = _seconds(child, side) * scale
+        if wide >= LEAST_WIDTH and level < DEEPEST_ROW:
+            boxes.append(
+                {
+                    "x": f"{left:.2f}", "y": level * ROW_HEIGHT, "w": f"{wide:.2f}", "level": level, "kind": node.kind,
+                    "name": node.name, "seconds": _seconds(child, side), "calls": node.calls,
+                    "text": node.plain_name[: int(wide / 6.5)] if wide > 20 else "",
+                }
+            )  # fmt: skip
+            _add_boxes(boxes, node, side, left, level + 1, scale)
+        left += wide
+
+
+def _without_wrappers(node: TreeNode, side: Side) -> TreeNode:
+    """Python functions that do nearly nothing but call one other thing are looked through."""
+    while node.kind == "function" and node.children:
+        inner = max(node.children, key=lambda child: _seconds(child, side))
+        if _seconds(inner, side) < NEARLY_ALL * _seconds(node, side):
+            break
+        node = inner
+    return node
+
+
+def _curve(line: MemoryLine) -> str:
+    """The points of a polygon under the memory in use."""
+    step, most = WIDTH / len(line.allocated), max(line.peak_bytes, 1)
+    tops = [(number * step, HEIGHT * (1 - size / most)) for number, size in enumerate(line.allocated)]
+    points = [(0.0, float(HEIGHT)), *tops, (float(WIDTH), tops[-1][1]), (float(WIDTH), float(HEIGHT))]
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _bars(strip: Strip) -> list[dict[str, Any]]:
     """Rectangles of the picture, one on top of the other in each stretch; those of no height are left out."""
     wide = WIDTH / len(strip.compute)
     bars = []
-    for number, shares in enumerate(zip(strip.compute, strip.communication, strip.copy, strict=True)):
+    columns = [("compute", strip.compute), ("communication", strip.communication), ("copy", strip.copy)]
+    columns += [(f"idle-{cause}", shares) for cause, shares in strip.idle.items()]
+    kinds = [kind for kind, _ in columns]
+    for number, shares in enumerate(zip(*(column for _, column in columns), strict=True)):
         top = float(HEIGHT)
-        for kind, share in zip(("compute", "communication", "copy"), shares, strict=True):
+        for kind, share in zip(kinds, shares, strict=True):
             tall = share * HEIGHT
             if tall >= 0.1:
                 top -= tall

@@ -16,7 +16,7 @@ import numpy as np
 
 from redline.spec import Frozen
 from redline.trace.classes import CLASSES
-from redline.trace.columns import Ids, Ints
+from redline.trace.columns import Ids, Ints, Work
 from redline.trace.host import picked
 from redline.trace.idle import Cause
 from redline.trace.intervals import NEVER, Intervals, both, joined, seconds, union, without
@@ -143,19 +143,25 @@ def _of_device(
     times: defaultdict[tuple[PathKind, str], int],
     names: defaultdict[tuple[PathKind, str], defaultdict[str, int]],
 ) -> None:
-    """Work that runs beside other work counts from when it runs alone."""
+    """Of work beside work, computing comes first: communication and copies count where nothing is computed."""
     links, view = run.recorded.links, run.view
-    work = links.trace.work
-    rows = view.rows[np.argsort(work.start[view.rows], kind="stable")]
-    start, end = work.start[rows], work.end[rows]
-    reach = np.concatenate(([start[:1].min(initial=0)], np.maximum.accumulate(end)[:-1]))
-    alone = when.within(np.minimum(np.maximum(start, reach), end), end)
-    kinds = links.kernel_class[rows]
-    for kind in np.unique(kinds).tolist():
-        mine = kinds == kind
-        key: tuple[PathKind, str] = ("device", CLASSES[kind])
-        times[key] += int(alone[mine].sum())
-        _add_names(names[key], work.name[rows[mine]], alone[mine], links.trace.names)
+    work, classes = links.trace.work, links.kernel_class[view.rows]
+    talking = links.is_class("communication")[view.rows]
+    computing = (work.kind[view.rows] == Work.KERNEL) & ~talking
+    rest = when
+    for mine in (computing, talking, ~computing & ~talking):
+        rows = view.rows[mine]
+        order = np.argsort(work.start[rows], kind="stable")
+        start, end = work.start[rows[order]], work.end[rows[order]]
+        # Of two at the same time, the later one counts from when it is alone.
+        reach = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
+        alone = rest.within(np.minimum(np.maximum(start, reach), end), end)
+        kinds = classes[mine][order]
+        for kind in np.unique(kinds).tolist():
+            key: tuple[PathKind, str] = ("device", CLASSES[kind])
+            times[key] += int(alone[kinds == kind].sum())
+            _add_names(names[key], work.name[rows[order]][kinds == kind], alone[kinds == kind], links.trace.names)
+        rest = without(rest, union(start, end))
 
 
 _GAPS: dict[Cause, tuple[PathKind, str]] = {
