@@ -146,3 +146,16 @@ def test_communication_is_no_compute(profiled) -> None:
     timeline = profiled(maker).timeline
     assert (timeline.compute_s, timeline.communication_s) == (110e-6, 100e-6)
     assert timeline.exposed_communication_s == 0
+
+
+def test_launches_without_records_of_their_work_are_not_a_run_on_the_cpu(profiled) -> None:
+    maker = TraceMaker()
+    for number in range(5):
+        operator = maker.operator("aten::mm", number * 100 * US, 50 * US)
+        maker.call(
+            "cudaLaunchKernel", number * 100 * US + US, 4 * US, correlation=number + 1, **{"External id": operator}
+        )
+    profile = profiled(maker)
+    assert "records are missing" in profile.host.verdict
+    assert profile.bound.label == "unknown"
+    assert "the same" not in str(profile.bound.evidence)
