@@ -44,7 +44,7 @@ def test_the_terminal_tells_bound_tables_findings_and_where_to_look_further(trai
         assert words in text
     assert "data-bound (at most" in text
     assert "next: more loader workers" in text
-    assert text.count("sm90_xmma_gemm") == 1
+    assert text.count("sm90_xmma_gemm") == 2  # in the table of kernels and on the critical path
     assert "and 2 more" in text
 
 
