@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,6 +23,9 @@ LEAST_WIDTH = 0.8
 DEEPEST_ROW = 40
 NEARLY_ALL = 0.97
 
+Side = Literal["device", "host"]
+SIDES: tuple[Side, ...] = ("device", "host")
+
 
 def profile_page(profile: Profile) -> str:
     # Names in traces are anyone's to write: everything is escaped.
@@ -39,7 +41,7 @@ def profile_page(profile: Profile) -> str:
         hints=list(hints(profile)),
         pictures=[(strip, _bars(strip)) for strip in profile.strips],
         idle=idle_parts(profile) if profile.has_device and profile.ranks else [],
-        flames=[flame for flame in map(partial(_flame, profile), ("device", "host")) if flame is not None],
+        flames=[flame for side in SIDES if (flame := _flame(profile, side)) is not None],
         memory=[(line, _curve(line)) for line in profile.memory if line.on_device],
         width=WIDTH,
         height=HEIGHT,
@@ -49,9 +51,6 @@ def profile_page(profile: Profile) -> str:
         parts=profile.parts[:PARTS_SHOWN],
         perfetto=PERFETTO,
     )
-
-
-Side = Literal["device", "host"]
 
 
 def _flame(profile: Profile, side: Side) -> dict[str, Any] | None:
