@@ -21,7 +21,7 @@ from redline.report.profile_page import profile_page
 from redline.report.profile_tables import kernel_csv
 from redline.trace import classes, decode, source
 from redline.trace.classes import class_of, short_name
-from redline.trace.decode import read_trace, read_traces
+from redline.trace.decode import read_file, read_trace, read_traces
 
 GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
 
@@ -166,6 +166,16 @@ def test_markup_in_names_is_just_a_name(tmp_path: Path) -> None:
     name = "<script>alert('x')</script>&\u0000\u001b[31m"
     trace = trace_of(tmp_path, json.dumps({"ph": "X", "cat": "kernel", "name": name, "ts": 1, "dur": 1}))
     assert list(trace.names) == [name]
+
+
+@pytest.mark.parametrize("number", [1419116107474, 2**62, -(2**40)])
+def test_a_device_number_out_of_range_says_nothing(tmp_path: Path, number: int) -> None:
+    maker = TraceMaker(device=number)
+    maker.kernel(GEMM, 0, 50_000)
+    maker.device = 1
+    maker.kernel(GEMM, 100_000, 50_000)
+    (trace,) = read_file(maker.write(tmp_path / "a.json"))
+    assert sorted(trace.work.device.tolist()) == [-1, 1]
 
 
 def test_a_device_for_every_kernel_is_refused(tmp_path: Path) -> None:

@@ -248,7 +248,10 @@ class Builder:
         """The number of each device; where two share one, that of the process they are drawn under."""
         pairs = list(self.devices)
         shared = Counter(number for number, _ in pairs)
-        return [number if shared[number] == 1 or not isinstance(pid, int) else pid for number, pid in pairs]
+        return [
+            number if shared[number] == 1 or not isinstance(pid, int) or abs(pid) >= 2**31 else pid
+            for number, pid in pairs
+        ]
 
 
 def _by_category(events: Sequence[AnyEvent]) -> dict[str, list[AnyEvent]]:
@@ -290,7 +293,8 @@ def _keys(values: Iterable[int]) -> Ints:
 
 
 def _device(args: Args, pid: int | str) -> tuple[int, int | str]:
-    return _either(args.device, pid), pid
+    # No machine has so many devices: such a number is damaged, and says nothing.
+    return _either(args.device if abs(args.device) < 2**31 else UNKNOWN, pid), pid
 
 
 def _either(value: int, otherwise: int | str) -> int:
