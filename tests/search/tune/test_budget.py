@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -261,6 +262,23 @@ class TestOneMinute:
         assert loss_of(tuner, truth) < 0.05, "0.95 of what can be had"
         assert tuner.tune.seconds <= 60.0
         assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
+
+    @pytest.mark.parametrize("compile_s", [15.0, 20.0, 25.0])
+    def test_is_enough_for_a_compiled_training_step_too(self, compile_s: float) -> None:
+        compiles = Capabilities(compiles=True)
+        resnet50 = like_an_h200()
+        choices = [
+            msgspec.structs.replace(each, capabilities=compiles) if each.family == "compiler" else each
+            for each in resnet50.choices
+        ]
+        truth = replace(resnet50, choices=tuple(choices), cold_compile_s=compile_s, warm_compile_s=0.27 * compile_s)
+        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth, launches=500), before_s=7.0)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert {"compile", "fused-optimizer"} <= set(winner.recipe.split("+"))
+        assert winner.low is not None
+        assert loss_of(tuner, truth) < 0.1
+        assert tuner.tune.seconds <= 60.0
 
     def test_the_slowest_of_what_is_safe_begins_with_the_baseline(self) -> None:
         truth = convnext_on_an_h200(20.0)

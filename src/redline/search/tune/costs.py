@@ -17,7 +17,7 @@ ALIKE = 3
 
 CONTENTION = 0.1
 """By so much each worker that prepares slows down the others."""
-UNKNOWN_COMPILE = 1.5
+UNKNOWN_COMPILE = 2.0
 """What compiling may take over what is expected of it, before any was timed."""
 TIMED_S, TIMED_ON_CPU_S = 1.0, 3.0
 """To time one recipe in one replicate."""

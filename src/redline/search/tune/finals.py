@@ -165,18 +165,21 @@ def untold_switches(tuner: Tuner) -> list[str]:
     return [switch for switch, rest in without if switch not in told and tuner.space.text(rest) not in asked]
 
 
-def final_spec(tuner: Tuner, switches: Switches, *, first: bool, batch: int | None = None) -> RunSpec:
+def final_spec(
+    tuner: Tuner, switches: Switches, *, first: bool, hurried: bool = False, batch: int | None = None
+) -> RunSpec:
     """Numbers are checked once more, over the full path of losses, in the first replicate."""
-    return tuner.spec_of(switches, final_measure(on_cpu=tuner.on_cpu, checks=first), batch)
+    return tuner.spec_of(switches, final_measure(on_cpu=tuner.on_cpu, checks=first, hurried=hurried), batch)
 
 
-def final_measure(*, on_cpu: bool, checks: bool) -> MeasureSpec:
+def final_measure(*, on_cpu: bool, checks: bool, hurried: bool = False) -> MeasureSpec:
+    """`hurried`: two short replicates say more than one long one."""
     return msgspec.structs.replace(
         MeasureSpec.for_effort("quick"),
         block_seconds=0.25 if on_cpu else 0.1,
-        min_rounds=6,
-        max_seconds=15.0 if on_cpu else 10.0,
-        warmup_max_seconds=5.0,
+        min_rounds=4 if hurried else 6,
+        max_seconds=(15.0 if on_cpu else 10.0) * (0.4 if hurried else 1.0),
+        warmup_max_seconds=2.0 if hurried else 5.0,
         loss_path_steps=FULL_LOSS_PATH,
         check_numerics=checks,
         sparing=not checks,
@@ -230,8 +233,11 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
 
 
 def _final_specs(tuner: Tuner, racers: Sequence[Switches]) -> list[RunSpec]:
-    known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record)}
-    return [final_spec(tuner, each, first=tuner.space.text(each) not in known) for each in racers]
+    """In a hurry the check of the trial is enough for inference; in training the path of losses is longer here."""
+    is_hurried = tuner.asked.replicates * sum(map(Costs(tuner).expected_s, racers)) > tuner.left_s
+    is_enough = is_hurried and tuner.asked.spec.workload.task == "infer"
+    known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record, is_enough)}
+    return [final_spec(tuner, each, first=tuner.space.text(each) not in known, hurried=is_hurried) for each in racers]
 
 
 def _run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int) -> list[RunRecord]:
@@ -244,10 +250,11 @@ def _run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number:
     return records
 
 
-def _is_checked(record: RunRecord) -> bool:
-    """Its numbers were looked at over the full path."""
+def _is_checked(record: RunRecord, by_trial: bool) -> bool:
+    """Its numbers were looked at over the full path, or as a trial looks at them."""
     measure = record.spec.measure
-    return record.prepared is not None and measure.check_numerics and measure.loss_path_steps >= FULL_LOSS_PATH
+    is_full = by_trial or measure.loss_path_steps >= FULL_LOSS_PATH
+    return record.prepared is not None and measure.check_numerics and is_full
 
 
 def _still_in(tuner: Tuner, replicates: Sequence[Replicate]) -> list[Switches]:

@@ -141,7 +141,8 @@ def _candidates(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches]) -> tu
         own_s = room_s if gain >= PROMISING else spare_s
         is_slow = any(tuner.space.by_switch[switch].is_slow_to_prepare for switch in switches)
         own_s *= SLOW_SHARE if is_slow else 1.0
-        needed_s = costs.caution(switches) * cost_s + fewest_race_s(tuner, costs, switches)
+        caution = costs.caution(switches) if any(map(costs.compiles, in_flight)) else 1.0
+        needed_s = caution * cost_s + fewest_race_s(tuner, costs, switches)
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
         fits = cost_s <= own_s and needed_s <= tuner.left_s
         if is_worth_it and fits and switches not in tuner.given_up:
@@ -184,7 +185,7 @@ def is_done_with(switches: Switches, tried: set[Switches], tuner: Tuner) -> bool
 
 
 GRAPH_MARGIN = 0.7
-"""A graph goes with a compiled step as soon as the host needs this share of the time that the device is expected to need."""
+"""A graph is tried as soon as the host is expected to need this share of the time that the device needs."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +200,10 @@ class SafeRecipes:
     """Nothing that was learned speaks against it."""
 
     def in_order(self) -> list[Switches]:
-        """Half precision and the layout; the same recorded as a graph where the host would be in the way of it; the same
+        """Half precision, the layout and, in training, the optimizer; the same recorded as a graph where the host would be in the way of it; the same
         through a compiler, the whole model and block by block."""
-        plain = self._best("precision") | self._best("layout")
-        graphed = [plain | self._graph] if self._is_host_bound(plain, 1.0) else []
+        plain = self._best("precision") | self._best("layout") | self._best("optimizer")
+        graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
         whole = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=False)))
         by_block = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=True)))
         completed = [self.space.completed(each) for each in (plain, *graphed, whole, by_block)]
@@ -214,7 +215,7 @@ class SafeRecipes:
             return
         on_device = min(compilers, key=lambda each: self._expected(each).device)
         with_host = min(compilers, key=lambda each: self._expected(each).device + self._expected(each).host)
-        if self._graph and self._is_host_bound(plain | {on_device.switch}, GRAPH_MARGIN):
+        if self._graph and self._may_be_host_bound(plain | {on_device.switch}):
             yield plain | {on_device.switch} | self._graph
             yield plain | {with_host.switch}
         yield plain | {on_device.switch}
@@ -238,13 +239,13 @@ class SafeRecipes:
         chosen = min(usable, key=lambda each: self._expected(each).device, default=None)
         return frozenset({chosen.switch}) if chosen is not None else BASELINE
 
-    def _is_host_bound(self, switches: Switches, margin: float) -> bool:
-        """Whether the host is expected to need more than this share of what the device needs."""
+    def _may_be_host_bound(self, switches: Switches) -> bool:
+        """Whether the host is expected to need nearly as long as the device, or longer."""
         if self.on_cpu or self.host_share is None:
             return False
         expected = [self._expected(self.space.by_switch[switch]) for switch in switches]
         host = math.log(max(self.host_share, 1e-6)) + sum(each.host for each in expected)
-        return host > math.log(margin) + sum(each.device for each in expected)
+        return host > math.log(GRAPH_MARGIN) + sum(each.device for each in expected)
 
     def _expected(self, choice: SwitchChoice) -> Expectation:
         return expectation(choice, on_cpu=self.on_cpu)
