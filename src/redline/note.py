@@ -30,6 +30,8 @@ Code = Literal[
     "not-isolated",
     "contended",
     "one-process",
+    "left-out",
+    "stalled",
     "interrupted",
     "measured-separately",
     "crowded",

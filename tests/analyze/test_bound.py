@@ -20,7 +20,7 @@ def test_the_host_is_the_limit_when_issuing_takes_as_long_as_the_step(make_recor
 
 def test_the_device_is_the_limit_when_issuing_is_short(make_record: Any, make_block: Any) -> None:
     found = bound(make_record(blocks=issuing(make_block, 0.010, 0.0031, 0.0031)))
-    assert found.label == "unknown"
+    assert found.label == "device"
     assert str(found.evidence) == "issue/step 0.31: the device is the limit, not the host; work not counted"
 
 
@@ -34,7 +34,7 @@ def test_a_single_issue_counts_when_it_is_all_there_is(make_record: Any, make_bl
 
 def test_later_issues_may_be_held_up_by_a_full_queue_and_do_not_count(make_record: Any, make_block: Any) -> None:
     blocks = issuing(make_block, 0.003, 0.003, 0.003, *([0.010] * 50))
-    assert bound(make_record(blocks=blocks)).label == "unknown"
+    assert bound(make_record(blocks=blocks)).label == "device"
 
 
 def test_latency_blocks_say_nothing_about_issuing(make_record: Any, make_block: Any) -> None:
@@ -53,7 +53,7 @@ def test_a_step_that_waits_for_the_device_itself_cannot_be_told(
 
 def test_on_a_cpu_host_and_device_are_the_same(make_record: Any) -> None:
     found = bound(make_record(device="cpu"))
-    assert (found.label, str(found.evidence)) == ("unknown", "host and device are the same; work not counted")
+    assert (found.label, str(found.evidence)) == ("device", "host and device are the same; work not counted")
 
 
 def test_without_issue_times(make_record: Any, make_block: Any) -> None:

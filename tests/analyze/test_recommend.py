@@ -11,16 +11,14 @@ from reported import failed_record, fake_door, race_records, sweep_records
 
 from redline.analyze.curves import curves_of
 from redline.analyze.recommend import Advice, headline, recommend
-from redline.analyze.summary import first_of_each_group, summarize
-from redline.identity import subjects_of
+from redline.analyze.replicates import lines_of
+from redline.analyze.summary import summarize
 from redline.record import Numerics, RunRecord
 
 
 def advice_of(records: Sequence[RunRecord]) -> list[Advice]:
-    rows = summarize(records)
-    firsts = {group: record.id for group, record in first_of_each_group(records).items()}
-    specs = {record.id: record.spec for record in records}
-    return recommend(curves_of(records, rows), rows, subjects_of(records), firsts, specs)
+    lines = lines_of(records, summarize(records))
+    return recommend(curves_of(lines), lines, {record.id: record.spec for record in records})
 
 
 def one(records: Sequence[RunRecord], kind: str) -> Advice:
@@ -102,8 +100,11 @@ def test_a_replicate_that_checked_nothing_does_not_stand_for_one_that_did() -> N
     assert later[0].prepared is not None
     unchecked = msgspec.structs.replace(later[0].prepared, numerics=Numerics(method="unchecked"))
     records = [*checked, msgspec.structs.replace(later[0], prepared=unchecked)]
-    (curve,) = curves_of(records, summarize(records))
-    assert [row.record_id for row in curve.rows] == [checked[0].id]
+    (curve,) = curves_of(lines_of(records, summarize(records)))
+    (row,) = curve.rows
+    assert set(row.replicate_ids) == {record.id for record in records}
+    assert row.numerics is not None
+    assert row.numerics.passed
 
 
 def test_a_flat_latency_takes_the_larger_batch() -> None:
@@ -122,7 +123,7 @@ def test_what_does_not_fit_is_told_with_its_batch() -> None:
 def test_a_failed_run_shares_the_subject_of_those_that_ran() -> None:
     records = sweep_records(recipe="baseline", batches=[1, 256])
     assert records[1].prepared is None
-    assert len(set(subjects_of(records))) == 1
+    assert len({line.subject for line in lines_of(records, summarize(records))}) == 1
 
 
 def test_one_record_alone_recommends_nothing() -> None:
@@ -131,27 +132,31 @@ def test_one_record_alone_recommends_nothing() -> None:
 
 def test_the_headline_states_the_finding() -> None:
     def told(records: Sequence[RunRecord]) -> str:
-        return headline(advice_of(records), summarize(records))
+        return headline(advice_of(records), lines_of(records, summarize(records)))
 
     assert re.fullmatch(
-        r"fp16\+compile runs resnet50 (3\.9|4\.0)\d× as fast as baseline on fake cuda device", told(race_records())
+        r"fp16\+compile runs resnet50 (3\.9|4\.0)\d× \([\d.]+–[\d.]+\) as fast as baseline on fake cuda device",
+        told(race_records()),
     )
     assert told([]) == "There is nothing to report yet"
     assert told([failed_record(), failed_record()]) == "Nothing could be measured: all 2 runs failed"
-    assert "nothing here can be recommended yet" in told(sweep_records(recipe="baseline", batches=[8]))
+    assert "no other recipe was tried" in told(sweep_records(recipe="baseline", batches=[8]))
+    assert told(sweep_records(batches=[8])) == "2 recipes of resnet50 measured; no comparison is decided yet"
 
 
 class TestCurves:
-    def test_the_newest_record_at_length_stands_for_its_batch(self) -> None:
+    def test_all_processes_stand_for_their_batch(self) -> None:
         old, new = sweep_records(recipe="baseline", batches=[8]), sweep_records(recipe="baseline", batches=[8])
         old = [msgspec.structs.replace(record, created_at=1.0) for record in old]
         new = [msgspec.structs.replace(record, created_at=2.0) for record in new]
         records = [*new, *old]
-        (curve,) = curves_of(records, summarize(records))
-        assert [point.record_id for point in curve.points] == [new[0].id]
+        (curve,) = curves_of(lines_of(records, summarize(records)))
+        (point,), rates = curve.points, [row.throughput_per_s for row in summarize(records)]
+        assert point.throughput_per_s is not None
+        assert point.throughput_per_s == pytest.approx(rates[0], rel=0.01)
 
     @pytest.mark.parametrize("batches", [[1, 64], [1, 2, 4]])
     def test_no_knee_without_the_points_for_it(self, batches: list[int]) -> None:
         records = sweep_records(recipe="baseline", batches=batches)
-        (curve,) = curves_of(records, summarize(records))
+        (curve,) = curves_of(lines_of(records, summarize(records)))
         assert curve.knee is None

@@ -50,7 +50,7 @@ def test_training_on_a_cpu() -> None:
     assert set(found.phases_s) == {"forward", "backward", "optimizer"}
     assert found.steps is not None
     assert found.steps.count == 2
-    assert found.bound.label == "unknown"
+    assert found.bound.label == "device"
     assert found.classes[0].name in ("convolution", "norm", "elementwise")
     assert any(row.cpu_allocated_bytes for row in found.operators)
     assert found.capture is not None

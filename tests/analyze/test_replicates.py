@@ -67,7 +67,7 @@ def test_a_recipe_beside_itself_stays_two_rows() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 6])
-def test_doubts_about_one_process_are_doubts_about_the_row(count: int) -> None:
+def test_a_doubted_process_is_left_out_where_others_are_sound_and_the_row_says_so(count: int) -> None:
     records = processes(count, fake_door())
     records[1] = msgspec.structs.replace(
         records[1],
@@ -77,4 +77,11 @@ def test_doubts_about_one_process_are_doubts_about_the_row(count: int) -> None:
     )
     baseline, fast = replicate_rows(records)
     assert baseline.verdict.trusted
-    assert fast.verdict.labels == ("no-steady-state",)
+    assert fast.verdict.trusted
+    (told,) = fast.verdict.noted("left-out")
+    assert str(told).startswith(f"1 of {count} processes left out")
+
+
+def test_where_all_are_doubted_so_is_the_row() -> None:
+    records = processes(3, fake_door(throttle=("hw_thermal",)))
+    assert replicate_rows(records)[1].verdict.labels == ("throttled",)

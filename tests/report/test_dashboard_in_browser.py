@@ -40,6 +40,7 @@ PATH_TO_THE_FASTEST = GainPath(
     baseline="baseline",
     baseline_s=0.012,
     winner="fp16+compile",
+    winner_s=0.003,
     switches=(Gain(name="fp16", gain=2.5, low=2.4, high=2.6), Gain(name="compile", gain=1.6)),
     roofline_s=0.001,
 )
@@ -129,7 +130,7 @@ def test_several_searches_are_chosen_between_and_filtered(browser: Any, tmp_path
     ]
     browser.open(page_of(tmp_path, records, gain_paths=ways))
     draw_all(browser)
-    highest = "return Math.max(...document.querySelector('#chart-gains .plot').data[0].y)"
+    highest = "return Math.max(...document.querySelector('#chart-gains .plot').data[0].x)"
     assert browser.ask(highest) == pytest.approx(12)
     pick(browser, "gains", "search", "1")
     browser.until(f"{highest} > 20")

@@ -91,17 +91,11 @@ NAMES = [
         "loss",
     ),
     *("threads", "max_memory_bytes", "seed", "effort", "torch", "driver", "redline"),
-    "data",
-    "stem",
-    "epochs",
-    "epoch_s",
-    "train_loss",
-    "val_loss",
-    "val_accuracy",
-    "best_accuracy",
-    "time_to_target_s",
-    "data_wait_share",
-    "utilisation",
+    *("data", "stem", "epochs", "epoch_s", "train_loss", "val_loss", "val_accuracy", "best_accuracy"),
+    *("time_to_target_s", "data_wait_share", "utilisation"),
+    "sustained_per_s",
+    "processes",
+    "ratio_verdict",
 ]
 
 

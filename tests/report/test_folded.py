@@ -5,12 +5,12 @@ from __future__ import annotations
 from reported import race_records
 
 from redline.record import RunRecord
-from redline.report.contents import contents_of, folded
+from redline.report.contents import contents_of
 
 
 def ratios_of(records: list[RunRecord]) -> dict[str, str | None]:
     """What each recipe's ratio is against."""
-    lines = folded(contents_of(records))
+    lines = contents_of(records).lines
     return {line.row.recipe: line.row.vs_first.recipe if line.row.vs_first else None for line in lines}
 
 

@@ -34,14 +34,14 @@ def row(recipe: str, ratio: float | None, *, passed: bool = True, quantizes: boo
 
 def test_the_fastest_that_keeps_the_numbers_is_recommended() -> None:
     rows = [row("baseline", None), row("channels-last", 1.2), row("fp16", 2.0), row("bf16", 3.0, passed=False)]
-    assert "next: fp16 is the fastest here that has acceptable outputs (2.00×)" in as_text(RunReport(rows))
+    assert "next: fp16 is the fastest here that has acceptable outputs (2.00× (1.96–2.04))" in as_text(RunReport(rows))
 
 
 def test_a_ratio_that_may_be_none_does_not_stand_before_one_that_is() -> None:
     unsure = row("onnx", 1.7)
     unsure = msgspec.structs.replace(unsure, vs_first=msgspec.structs.replace(unsure.vs_first, low=0.95))
     text = as_text(RunReport([row("baseline", None), row("channels-last", 1.2), unsure]))
-    assert "next: channels-last is the fastest here that has acceptable outputs (1.20×)" in text
+    assert "next: channels-last is the fastest here that has acceptable outputs (1.20× (1.18–1.22))" in text
 
 
 def test_a_quantized_recipe_is_shown_and_never_recommended() -> None:

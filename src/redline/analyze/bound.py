@@ -117,7 +117,8 @@ def _class_limit(kind: OperatorKind, operators: Iterable[OperatorWork], ceilings
     )
 
 
-BoundLabel = Literal["host", "launch", "compute", "memory", "data", "communication", "unknown"]
+BoundLabel = Literal["host", "launch", "compute", "memory", "data", "communication", "device", "unknown"]
+"""`device`: the device is the limit, and whether by its arithmetic or by its memory is not known."""
 
 HOST_BOUND_SHARE = 0.9
 """Issuing a step takes this share of the step or more: the device waits for the host."""
@@ -141,6 +142,9 @@ _ISSUED_FREELY = 3
 
 EXPLAINED_SHARE = 0.3
 """Operators at their limits must make up this share of the step before one of the limits is named."""
+
+FUSED_SHARE = 0.5
+"""The same for a recipe that fuses operators, of which only products and compulsory bytes are known: most of the step."""
 
 SAME_AS_DEVICE = note("same-as-device", "host and device are the same")
 
@@ -187,14 +191,14 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
     if (waiting := _waits_for_data(record)) is not None:
         return waiting
     if (untold := _untold_by_issuing(record)) is not None:
-        return _by_work(record, ceilings, untold)
+        return _by_work(record, ceilings, untold, otherwise="device" if untold.code == "same-as-device" else "unknown")
     share = host_share(record)
     if share is None:
         return _by_work(record, ceilings, note("no-issue-times", "no issue times were kept"))
     if share > HOST_BOUND_SHARE:
         return Bound(label="host", evidence=note("host", f"issue/step {share:.2f}: the device waits for the host"))
     told = note("not-host", f"issue/step {share:.2f}: the device is the limit, not the host")
-    return _by_work(record, ceilings, told)
+    return _by_work(record, ceilings, told, otherwise="device")
 
 
 def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Bound:
@@ -203,7 +207,7 @@ def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilin
         evidence = "work was launched on a device, but no record of it is in the trace: nothing can be said"
         return Bound(label="unknown", evidence=note("not-measured", evidence))
     if not trace.has_device:
-        return _by_work(record, ceilings, SAME_AS_DEVICE)
+        return _by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
     found = [one for test in _TRACE_TESTS if (one := test(trace, record)) is not None]
     if found:
         return max(found, key=lambda one: one[0])[1]
@@ -220,7 +224,7 @@ def _device_is_the_limit(share: float, by_work: Bound) -> Bound:
         f"the device is busy {share:.0%} of the time, but whether compute or memory limits it is not known: "
         "shapes were not recorded, or the device's peaks are not known"
     )
-    return by_work if share < EXPLAINED_SHARE else Bound(label="unknown", evidence=note("device-busy", evidence))
+    return by_work if share < EXPLAINED_SHARE else Bound(label="device", evidence=note("device-busy", evidence))
 
 
 def _by_shapes(trace: TraceEvidence, share: float) -> Bound | None:
@@ -286,30 +290,56 @@ def _untold_by_issuing(record: RunRecord) -> Note | None:
     return None
 
 
-def _by_work(record: RunRecord | None, ceilings: Ceilings | None, so_far: Note) -> Bound:
-    """Compute or memory: on which of the two limits the operators, one by one, spend more of their least time.
+def _by_work(
+    record: RunRecord | None, ceilings: Ceilings | None, so_far: Note, *, otherwise: BoundLabel = "unknown"
+) -> Bound:
+    """Compute or memory: on which of the two limits the work spends more of its least time.
 
-    `so_far` is what is known without the work, and the evidence where the work does not tell.
+    Operators one by one, where they run one by one. A recipe that fuses them moves fewer bytes than they would, so there only
+    the products and the compulsory bytes are counted. `so_far` is what is known without the work, `otherwise` the label where the work does not tell.
     """
 
-    def unknown(why: str) -> Bound:
-        return Bound(label="unknown", evidence=note(so_far.code, f"{so_far}; {why}"))
+    def untold(why: str) -> Bound:
+        return Bound(label=otherwise, evidence=note(so_far.code, f"{so_far}; {why}"))
 
     work = record.prepared.work if record is not None and record.prepared is not None else None
     measured_s = step_s(record) if record is not None else None
     if work is None or not measured_s:
-        return unknown("work not counted")
+        return untold("work not counted")
     if ceilings is None:
-        return unknown("the device's ceilings are not measured yet")
+        return untold(_no_ceilings(record))
     found = attainable(work, ceilings)
+    if is_fused(record):
+        compute_s, memory_s, enough, what = found.compute_s, found.memory_s, FUSED_SHARE, "fused work needs"
+    else:
+        compute_s, memory_s = found.unfused_compute_s, found.unfused_memory_s
+        enough, what = EXPLAINED_SHARE, "unfused operators need"
     told = (
-        f"at the device's limits, unfused operators need {found.unfused_compute_s / measured_s:.0%} of the step for "
-        f"arithmetic and {found.unfused_memory_s / measured_s:.0%} for memory traffic"
+        f"at the device's limits, {what} {compute_s / measured_s:.0%} of the step for arithmetic and "
+        f"{memory_s / measured_s:.0%} for memory traffic"
     )
-    if found.unfused_s < EXPLAINED_SHARE * measured_s:
-        return unknown(told)
-    label: BoundLabel = "compute" if found.unfused_compute_s >= found.unfused_memory_s else "memory"
+    explained_s = max(compute_s, memory_s) if is_fused(record) else found.unfused_s
+    if explained_s < enough * measured_s:
+        return untold(told)
+    label: BoundLabel = "compute" if compute_s >= memory_s else "memory"
     return Bound(label=label, evidence=note("work", told))
+
+
+def _no_ceilings(record: RunRecord | None) -> str:
+    """On a CPU ceilings hold for one number of threads: those of another say nothing here."""
+    environment = record.prepared.environment if record is not None and record.prepared is not None else None
+    if environment is None or environment.device.kind != "cpu" or not environment.threads:
+        return "the device's ceilings are not measured yet: 'redline ceilings' measures them"
+    threads = environment.threads
+    return (
+        f"the ceilings of this CPU with {threads} threads are not measured yet: "
+        f"'redline ceilings --threads {threads}' measures them"
+    )
+
+
+def is_fused(record: RunRecord | None) -> bool:
+    """Whether the recipe builds a program in which operators no longer run one by one."""
+    return record is not None and record.prepared is not None and record.prepared.capabilities.compiles
 
 
 def telling_host_share(record: RunRecord) -> float | None:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from redline.analyze.batch import BatchTrial, Knee, supported_knee
 from redline.analyze.blocks import needed_bytes, retries_while_timed
+from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
-from redline.identity import Subject, batch_of, is_capture, subjects_of
+from redline.identity import Subject
 from redline.note import Note
 from redline.record import Failure, RunRecord
 from redline.spec import Frozen
 
 
 class Curve(Frozen):
-    """The newest record of each batch, batches growing; failed ones are points without a speed."""
+    """One line of each batch, batches growing; failed ones are points without a speed."""
 
     subject: Subject
     recipe: str
@@ -29,35 +30,33 @@ class Curve(Frozen):
         return [row for row in self.rows if row.throughput_per_s is not None]
 
 
-def curves_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[Curve]:
+def curves_of(lines: Sequence[Line]) -> list[Curve]:
     """In the order in which subjects and recipes first appear."""
-    chosen: dict[tuple[Subject, str], dict[int, tuple[RunRecord, RunSummary]]] = {}
-    for record, row, subject in zip(records, rows, subjects_of(records), strict=True):
-        batch = batch_of(record)
+    chosen: dict[tuple[Subject, str], dict[int, Line]] = {}
+    for line in lines:
+        batch = line.row.batch
         if batch is None:
             continue
-        curve = chosen.setdefault((subject, row.recipe), {})
-        if batch not in curve or standing(record) > standing(curve[batch][0]):
-            curve[batch] = (record, row)
+        curve = chosen.setdefault((line.subject, line.row.recipe), {})
+        if batch not in curve or _standing(line) > _standing(curve[batch]):
+            curve[batch] = line
     return [_curve(subject, recipe, points) for (subject, recipe), points in chosen.items()]
 
 
-def standing(record: RunRecord) -> tuple[bool, bool, bool, float, str]:
-    """Which of several records of one batch stands for it: measured at length, then with its answers checked (the later
-    replicates of a race check nothing), then the newest."""
-    is_checked = record.prepared is not None and not record.prepared.numerics.is_left_out
-    return record.failure is None, not is_capture(record), is_checked, record.created_at, record.id
+def _standing(line: Line) -> tuple[bool, bool, float, str]:
+    """Which of several lines of one batch stands for it: one that ran, measured at length, the newest."""
+    return line.row.failure is None, not line.is_capture, line.measured_at, line.record.id
 
 
-def _curve(subject: Subject, recipe: str, points: dict[int, tuple[RunRecord, RunSummary]]) -> Curve:
+def _curve(subject: Subject, recipe: str, points: dict[int, Line]) -> Curve:
     ordered = [points[batch] for batch in sorted(points)]
-    trials = tuple(_point(batch, *points[batch]) for batch in sorted(points))
+    trials = tuple(_point(batch, points[batch].record, points[batch].row) for batch in sorted(points))
     knee = supported_knee(trials)
     return Curve(
         subject=subject,
         recipe=recipe,
         points=trials,
-        rows=tuple(row for _, row in ordered),
+        rows=tuple(line.row for line in ordered),
         knee=None if isinstance(knee, Note) else knee,
     )
 

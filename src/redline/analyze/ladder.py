@@ -100,7 +100,7 @@ def limit_of(row: TrainingSummary, profile: Profile | None) -> str:
         return ""
     if row.bound.label == "data":
         return f"the loader: {row.bound.evidence}"
-    if profile is not None and profile.bound.label != "unknown":
+    if profile is not None and profile.bound.label not in ("unknown", "device"):
         return f"{profile.bound.label}: {profile.bound.evidence}"
     longest = max(row.phase_shares, key=lambda name: row.phase_shares[name], default=None)
     if longest is None:

@@ -39,6 +39,10 @@ class ProfileDiff(Frozen):
     """What all times and calls are per."""
     before: str
     after: str
+    answer: str
+    """The first line: how much faster, by which clock."""
+    profiled: bool
+    """Whether the times of the step were taken under the profiler, for want of others."""
     step: Changed
     """Of the step without the profiler, where both know it; else of the span."""
     busy: Changed
@@ -65,11 +69,17 @@ def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
     parts = (before.steps_seen or 1, after.steps_seen or 1) if by_step else (1, 1)
     codes_before, codes_after = ({finding.code for finding in each.findings} for each in (before, after))
     has_device = before.has_device or after.has_device
+    plain = [each.capture.step_s if each.capture is not None else None for each in (before, after)]
+    profiled = not by_step or None in plain
+    times = (before.wall_s / parts[0], after.wall_s / parts[1]) if profiled else (plain[0] or 0.0, plain[1] or 0.0)
+    step = _changed("time", (times[0], 1), (times[1], 1), None)
     return ProfileDiff(
+        answer=_answer(step, profiled),
+        profiled=profiled,
         unit="step" if by_step else "trace",
         before=_label(before),
         after=_label(after),
-        step=_changed("time", (before.wall_s / parts[0], 1), (after.wall_s / parts[1], 1), None),
+        step=step,
         busy=_changed("busy", (before.timeline.busy_s / parts[0], 1), (after.timeline.busy_s / parts[1], 1), None),
         classes=_table(_classes(before), _classes(after), parts, with_class=False),
         kernels=_table(_kernels(before), _kernels(after), parts, with_class=True),
@@ -79,6 +89,15 @@ def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
         findings_new=tuple(sorted(codes_after - codes_before)),
         notes=() if by_step else (UNMARKED,),
     )
+
+
+def _answer(step: Changed, profiled: bool) -> str:
+    if step.ratio is None:
+        return "the time of a step is not known on both sides"
+    told = "as long" if step.change == "same" else f"{step.ratio:.2f}× as fast"
+    if profiled:
+        return f"the step takes {told} under the profiler, which slows short kernels most: times without it are not known here"
+    return f"the step is {told}, timed without the profiler; kernels and operators below are as the profiler saw them"
 
 
 def _kernels(profile: Profile) -> list[Row]:
@@ -98,12 +117,31 @@ def _table(
     before: Iterable[Row], after: Iterable[Row], parts: tuple[int, int], *, with_class: bool
 ) -> tuple[Changed, ...]:
     earlier, later = _summed(before, parts[0]), _summed(after, parts[1])
+    if with_class:
+        earlier, later = _by_short_name(earlier, later), _by_short_name(later, earlier)
     rows = [
         _changed(name, earlier.get(name), later.get(name), class_of(name) if with_class else None)
         for name in dict.fromkeys((*earlier, *later))
     ]
     shown = [row for row in rows if row.before_s or row.after_s]
     return tuple(sorted(shown, key=lambda row: (-abs(row.after_s - row.before_s), row.name)))
+
+
+def _by_short_name(
+    own: dict[str, tuple[float, float]], other: dict[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Kernels that only one side has, under their short names where the other side has one of that name too.
+
+    Otherwise a reader would see one name both vanish and appear.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    there = {short_name(name) for name in other if name not in own}
+    for name, (seconds, calls) in own.items():
+        short = short_name(name)
+        key = short if name not in other and short in there else name
+        before = found.get(key, (0.0, 0.0))
+        found[key] = (before[0] + seconds, before[1] + calls)
+    return found
 
 
 def _summed(rows: Iterable[Row], parts: int) -> dict[str, tuple[float, float]]:

@@ -1,13 +1,16 @@
-"""Rows over several processes of one thing: what `--replicates` measures.
+"""What is known of one recipe over all of its processes: its speed, ratio, interval and bound.
 
-Samples of one process share what that process was born with, so an interval over processes is made of one figure for
-each of them, never of their pooled samples.
+Every output takes these from here: the terminal, Markdown, the dashboard, pictures, CSV and JSON. Samples of one process
+share what that process was born with, so an interval over processes is made of one figure for each of them, never of
+their pooled samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 import msgspec
@@ -23,46 +26,153 @@ from redline.analyze.summary import (
     first_of_each_group,
     summarize,
 )
+from redline.analyze.trust import Verdict, farthest
+from redline.identity import Subject, is_capture, subjects_of
+from redline.note import note
 from redline.record import RunRecord
+from redline.spec import BASELINE
+from redline.units import significant
+
+Process = tuple[RunRecord, RunSummary]
 
 
 def replicate_rows(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> list[RunSummary]:
     """One row for all records of one spec, in the order of their first; a record alone keeps its own row."""
     rows = summarize(records, ceilings_of)
-    together: dict[tuple[bytes, int], list[int]] = {}
-    for index, record in enumerate(records):
+    together: dict[tuple[bytes, int], list[Process]] = {}
+    for record, row in zip(records, rows, strict=True):
         # A recipe that is set against itself has the same spec twice in a group, at another position.
         key = msgspec.msgpack.encode(record.spec), record.position if record.group else 0
-        together.setdefault(key, []).append(index)
+        together.setdefault(key, []).append((record, row))
     firsts = first_of_each_group(records)
-    return [
-        rows[indices[0]]
-        if len(indices) == 1
-        else _joined([records[index] for index in indices], [rows[index] for index in indices], firsts)
-        for indices in together.values()
-    ]
+    return [joined_row(processes, firsts) for processes in together.values()]
 
 
-def _joined(records: Sequence[RunRecord], rows: Sequence[RunSummary], firsts: dict[str, RunRecord]) -> RunSummary:
-    ids = tuple(row.record_id for row in rows)
-    broken = next((row for row in rows if row.failure is not None), None)
+@dataclass(frozen=True)
+class Line:
+    """One recipe at one batch of one subject, over all processes that measured it."""
+
+    subject: Subject
+    record: RunRecord
+    """The one that `row.record_id` names."""
+    row: RunSummary
+    """Its ratio is left out where it is against another recipe than most ratios of its subject are."""
+    processes: tuple[Process, ...]
+    """In the order in which they were measured."""
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Items per second of each process."""
+        return tuple(row.throughput_per_s for _, row in self.processes if row.throughput_per_s is not None)
+
+    @property
+    def measured_at(self) -> float:
+        """The newest of them."""
+        return max(record.created_at for record, _ in self.processes)
+
+    @property
+    def is_capture(self) -> bool:
+        return is_capture(self.record)
+
+    @property
+    def told(self) -> str:
+        """How many processes there were and how much they differ."""
+        if len(self.rates) < 2:
+            return "1"
+        low, high = (significant(each, max(3, len(str(round(each))))) for each in (min(self.rates), max(self.rates)))
+        return f"{len(self.rates)}: {low}–{high}"
+
+
+def lines_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[Line]:
+    """In the order in which things were first measured. What failed, and what ran beside a profile, stays apart.
+
+    `rows`: one per record.
+    """
+    together: dict[Hashable, list[Process]] = {}
+    subjects = subjects_of(records)
+    usual = _usual_firsts(subjects, rows)
+    of_key: dict[Hashable, Subject] = {}
+    for subject, record, row in zip(subjects, records, rows, strict=True):
+        if row.vs_first is not None and row.vs_first.recipe != usual[subject]:
+            row = msgspec.structs.replace(row, vs_first=None)
+        key = _same(subject, record, row)
+        of_key[key] = subject
+        together.setdefault(key, []).append((record, row))
+    firsts = first_of_each_group(records)
+    return [_line(of_key[key], processes, firsts) for key, processes in together.items()]
+
+
+def _line(subject: Subject, processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> Line:
+    row = joined_row(processes, firsts)
+    record = next(record for record, _ in processes if record.id == row.record_id)
+    return Line(subject, record, row, tuple(processes))
+
+
+def _usual_firsts(subjects: Sequence[Subject], rows: Sequence[RunSummary]) -> dict[Subject, str]:
+    """The baseline where any ratio of a subject is against it: an ablation sets its recipes against the winner.
+
+    Else what most are against.
+    """
+    counts: dict[Subject, Counter[str]] = {}
+    for subject, row in zip(subjects, rows, strict=True):
+        if row.vs_first is not None:
+            counts.setdefault(subject, Counter())[row.vs_first.recipe] += 1
+    return {
+        subject: BASELINE if BASELINE in firsts else firsts.most_common(1)[0][0] for subject, firsts in counts.items()
+    }
+
+
+def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:
+    if row.throughput_per_s is None or is_capture(record) or record.prepared is None or record.spec.train is not None:
+        return record.id
+    environment = record.prepared.environment
+    return subject, row.recipe, row.batch, environment.versions.get("torch"), environment.device.driver
+
+
+def joined_row(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> RunSummary:
+    """The row over all processes of one thing. `firsts`: of each group, what the others are set against.
+
+    Processes whose numbers are doubted are left out where others are sound, and the row says how many.
+    """
+    if len(processes) == 1:
+        return processes[0][1]
+    ids = tuple(row.record_id for _, row in processes)
+    broken = next((row for _, row in processes if row.failure is not None), None)
     if broken is not None:  # what works in some processes only does not work
         return msgspec.structs.replace(broken, replicate_ids=ids)
-    timed = [row for row in rows if row.throughput_per_s is not None]
-    if len(timed) < 2:
-        return msgspec.structs.replace(rows[0], replicate_ids=ids)
-    middle = sorted(timed, key=lambda row: row.throughput_per_s or 0.0)[len(timed) // 2]
-    doubted = next((row.verdict for row in rows if not row.verdict.trusted), middle.verdict)
-    interval = _interval([row.throughput_per_s or 0.0 for row in timed])
-    return msgspec.structs.replace(
+    timed = [process for process in processes if process[1].throughput_per_s is not None]
+    sound = [process for process in timed if process[1].verdict.trusted] or timed
+    rows = [row for _, row in sound]
+    if not rows:
+        return msgspec.structs.replace(processes[0][1], replicate_ids=ids)
+    middle = sorted(rows, key=lambda row: row.throughput_per_s or 0.0)[len(rows) // 2]
+    joined = msgspec.structs.replace(
         middle,
-        throughput_per_s=math.sqrt(interval.low * interval.high),
-        throughput_interval=interval,
-        latency_s=_latency([row.latency_s for row in timed if row.latency_s is not None]),
-        vs_first=_versus(records, rows, firsts),
-        verdict=doubted,
+        numerics=farthest(row.numerics for _, row in processes),
+        cold_start_s=processes[0][1].cold_start_s,
+        verdict=_verdict(rows, len(timed) - len(rows), middle),
         replicate_ids=ids,
     )
+    if len(rows) == 1:
+        return joined
+    interval = _interval([row.throughput_per_s or 0.0 for row in rows])
+    stalled = [row.sustained_per_s for row in rows if row.sustained_per_s is not None]
+    return msgspec.structs.replace(
+        joined,
+        throughput_per_s=math.sqrt(interval.low * interval.high),
+        throughput_interval=interval,
+        sustained_per_s=median(row.delivered_per_s or 0.0 for row in rows) if 2 * len(stalled) > len(rows) else None,
+        latency_s=_latency([row.latency_s for row in rows if row.latency_s is not None]),
+        vs_first=_versus(sound, firsts),
+    )
+
+
+def _verdict(rows: Sequence[RunSummary], left_out: int, middle: RunSummary) -> Verdict:
+    found = next((row.verdict for row in rows if not row.verdict.trusted), middle.verdict)
+    if not left_out:
+        return found
+    told = note("left-out", f"{left_out} of {len(rows) + left_out} processes left out: their numbers are doubted")
+    return msgspec.structs.replace(found, notes=(*found.notes, told))
 
 
 def _interval(values: Sequence[float]) -> ThroughputInterval:
@@ -84,19 +194,14 @@ def _latency(of_each: Sequence[Latency]) -> Latency | None:
     )
 
 
-def _versus(
-    records: Sequence[RunRecord], rows: Sequence[RunSummary], firsts: dict[str, RunRecord]
-) -> VersusFirst | None:
-    """The mean over replicates of what was seen in turns; its interval covers what differs between processes."""
-    own = [row.vs_first for row in rows if row.vs_first is not None]
-    pairs = [(firsts[record.group], record) for record in records if record.group and firsts[record.group] != record]
-    logs = [log for first, record in pairs if (log := log_ratio(first, record)) is not None]
-    if not own or not logs:
-        return own[0] if own else None
-    centre, half = fmean(log.mean for log in logs), half_width(logs, looks=False)
-    return msgspec.structs.replace(
-        own[0],
-        ratio=math.exp(centre),
-        low=None if half is None else math.exp(centre - half),
-        high=None if half is None else math.exp(centre + half),
-    )
+def _versus(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> VersusFirst | None:
+    """The mean over processes of what was seen in turns; its interval covers what differs between them."""
+    compared = [(record, row.vs_first) for record, row in processes if row.vs_first is not None]
+    logs = [log for record, _ in compared if (log := log_ratio(firsts[record.group or ""], record)) is not None]
+    if len(logs) < 2:
+        return compared[0][1] if compared else None
+    # As a race computes it, which is looked at after each replicate: one recipe has one interval, whoever prints it.
+    centre, half = fmean(log.mean for log in logs), half_width(logs)
+    assert half is not None
+    low, high = math.exp(centre - half), math.exp(centre + half)
+    return msgspec.structs.replace(compared[0][1], ratio=math.exp(centre), low=low, high=high)

@@ -15,6 +15,7 @@ from redline.analyze.blocks import latency_blocks, ratio_in_turns, round_medians
 from redline.analyze.bound import Bound, bound
 from redline.analyze.command_line import command_line
 from redline.analyze.load import LoadSummary, load_of
+from redline.analyze.race import TIME_BAND, RaceVerdict, verdict_of
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.training import TrainingSummary, training_of
@@ -75,6 +76,11 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
     latency_change: float | None
     memory_change: float | None
 
+    @property
+    def verdict(self) -> RaceVerdict:
+        """Whether the interval decides it; without one nothing is decided."""
+        return "inconclusive" if self.low is None or self.high is None else verdict_of(self.low, self.high)
+
 
 class RunSummary(Frozen, frozen=True, kw_only=True):
     """One row. None means unknown, never a guess; a failed run has no speed, even if some blocks were timed."""
@@ -97,6 +103,9 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     throughput_interval: ThroughputInterval | None = None
     throughput_wall_per_s: float | None = None
     """By the wall clock over whole blocks: what device events do not see shows as the difference."""
+    sustained_per_s: float | None = None
+    """By the wall clock, where that says clearly less than the median step: the machine stalled now and then, and this is
+    what a user would get. None where the two agree."""
     latency_s: Latency | None = None
     phases_s: dict[str, float] | None = None
     memory: Memory | None = None
@@ -129,6 +138,11 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     replicate_ids: tuple[str, ...] = ()
     """The records of all processes that this row is about, where there are several; `record_id` is the middle one."""
     group: str | None = None
+
+    @property
+    def delivered_per_s(self) -> float | None:
+        """What a user would get: recommendations go by this."""
+        return self.sustained_per_s if self.sustained_per_s is not None else self.throughput_per_s
 
     @property
     def step_s(self) -> float | None:
@@ -206,11 +220,14 @@ def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> 
     blocks = timed_blocks(record, "throughput")
     items = row.items_per_step
     step_s = _median_step_s(blocks)
+    interval, by_wall = _throughput_interval(blocks, items), _per_wall_second(blocks, items)
+    per_s = items / step_s if items and step_s else None
     return msgspec.structs.replace(
         row,
-        throughput_per_s=items / step_s if items and step_s else None,
-        throughput_interval=_throughput_interval(blocks, items),
-        throughput_wall_per_s=_per_wall_second(blocks, items),
+        throughput_per_s=per_s,
+        throughput_interval=interval,
+        throughput_wall_per_s=by_wall,
+        sustained_per_s=by_wall if _stalled(per_s, interval, by_wall) else None,
         latency_s=_latency(record),
         phases_s=_phases(record),
         energy_per_item_j=_energy_per_item_j(blocks, items),
@@ -223,6 +240,13 @@ def _throughput_interval(blocks: Sequence[Block], items: int | None) -> Throughp
     if step_s is None or step_s.low <= 0 or not items:
         return None
     return ThroughputInterval(low=items / step_s.high, high=items / step_s.low, half_width=step_s.half_width)
+
+
+def _stalled(per_s: float | None, interval: ThroughputInterval | None, by_wall: float | None) -> bool:
+    """Whether the wall clock contradicts the median step by more than its interval, and by more than matters."""
+    if per_s is None or by_wall is None:
+        return False
+    return by_wall < min(per_s / (1 + TIME_BAND), interval.low if interval is not None else per_s)
 
 
 def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:

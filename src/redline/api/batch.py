@@ -6,20 +6,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from rich.console import RenderableType
+
 from redline.analyze.batch import BatchFinding
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.export import JsonDocument
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.search.batch import require_batches, search_batch
 from redline.spec import RunSpec
 from redline.spec_table import layered
 from redline.units import parse_seconds
 
 
-class BatchResult(Sequence[BatchFinding]):
+class BatchResult(Shown, Sequence[BatchFinding]):
     """What was found, one entry per recipe."""
 
     def __init__(self, findings: Sequence[BatchFinding]) -> None:
@@ -31,8 +33,16 @@ class BatchResult(Sequence[BatchFinding]):
     def __getitem__(self, index: Any) -> Any:
         return self.findings[index]
 
-    def __str__(self) -> str:
-        return as_text(batch_report(self.findings))
+    def report(self) -> RenderableType:
+        return batch_report(self.findings)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return [trial for found in self.findings for trial in found.trials]
+
+    def bars(self) -> Bars | None:
+        trials = [trial for trial in self.findings[0].trials if trial.throughput_per_s] if self.findings else []
+        bars = [(f"batch {one.batch}", one.throughput_per_s or 0.0, None, None) for one in trials]
+        return Bars(self.findings[0].model if self.findings else "", "items per second", bars)
 
     @property
     def max_batch(self) -> int | None:

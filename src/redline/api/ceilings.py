@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import RenderableType
+
 from redline.analyze.ceilings import CeilingsSummary, ceilings_summary
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
@@ -9,17 +14,24 @@ from redline.identity import device_key
 from redline.protocol import AskCeilings, CeilingsAnswer
 from redline.report.ceilings import ceilings_report
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.work import Ceilings
 
 
-class CeilingsResult:
+class CeilingsResult(Shown):
     def __init__(self, summary: CeilingsSummary, ceilings: Ceilings) -> None:
         self.summary = summary
         self.ceilings = ceilings
 
-    def __str__(self) -> str:
-        return as_text(ceilings_report(self.summary))
+    def report(self) -> RenderableType:
+        return ceilings_report(self.summary)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return [self.summary]
+
+    def bars(self) -> Bars | None:
+        bars = [(form, each.measured, None, None) for form, each in self.summary.tflops.items() if each.measured]
+        return Bars(self.summary.name, "TFLOP/s", bars)
 
     def to_json(self) -> JsonDocument:
         return json_document("ceilings", self.summary)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.ceilings import module_seconds
 from redline.analyze.flops import BatchEfficiency, FlopsSummary, batch_efficiency, flops_summary
@@ -21,7 +22,7 @@ from redline.protocol import AskCount, CountAnswer, Profile
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.flops import FlopsReport
-from redline.report.terminal import as_text
+from redline.report.notebook import Shown
 from redline.search.grid import parse_batches
 from redline.spec import MeasureSpec, RunSpec
 
@@ -30,13 +31,16 @@ NO_CEILINGS = note("no-ceiling", "no efficiency: the device's ceilings are not m
 UNMARKED = note("modules-not-marked", "no latency per module: no module of the model was seen in the trace")
 
 
-class FlopsResult:
+class FlopsResult(Shown):
     def __init__(self, summary: FlopsSummary, record: RunRecord | None = None) -> None:
         self.summary = summary
         self.record = record
 
-    def __str__(self) -> str:
-        return as_text(FlopsReport(self.summary))
+    def report(self) -> RenderableType:
+        return FlopsReport(self.summary)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return [self.summary]
 
     def to_json(self) -> JsonDocument:
         return json_document("flops", self.summary)

@@ -18,9 +18,11 @@ def latest(limit: int = 20, *, workspace: Workspace | None = None) -> tuple[list
     require_range("limit", limit, 1, MOST_ROWS)
     with use(workspace) as opened, opened.reading() as history:
         rows = history.rows(limit=limit)
-        records = history.load_many((row.id for row in rows), blocks=False)
+        records = history.load_many(row.id for row in rows)
+        results = {row.record_id: row for row in _rows_of(list(records.values()), history, opened)}
         known = {record_id: conditions_of(record) for record_id, record in records.items()}
-        return [Listed(row, known.get(row.id, Conditions())) for row in rows], history.location
+        listed = [Listed(row, known.get(row.id, Conditions()), results.get(row.id)) for row in rows]
+        return listed, history.location
 
 
 def record_and_row(record_id: str, *, workspace: Workspace | None = None) -> tuple[RunRecord, RunSummary, bool]:

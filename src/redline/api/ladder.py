@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.ladder import Rung, rung_of, with_gains
 from redline.analyze.profile import Profile, profile_of
@@ -20,7 +21,7 @@ from redline.protocol import Profile as ProfileRequest
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.ladder import draw_ladder, ladder_report
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.search.train import After
 from redline.spec import Frozen, Recipe, RunSpec
 from redline.trace.decode import read_trace
@@ -57,7 +58,7 @@ class LadderSettings(DataSettings, total=False):
     seed: int
 
 
-class LadderResult(Sequence[Rung]):
+class LadderResult(Shown, Sequence[Rung]):
     """The rungs, with the records and profiles of those that were trained."""
 
     def __init__(self, rungs: Sequence[Rung], records: Sequence[RunRecord], profiles: Sequence[Profile]) -> None:
@@ -71,8 +72,15 @@ class LadderResult(Sequence[Rung]):
     def __getitem__(self, index: Any) -> Any:
         return self.rungs[index]
 
-    def __str__(self) -> str:
-        return as_text(ladder_report(self.rungs))
+    def report(self) -> RenderableType:
+        return ladder_report(self.rungs)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rungs
+
+    def bars(self) -> Bars | None:
+        bars = [(rung.name, rung.samples_per_s, None, None) for rung in self.rungs if rung.samples_per_s]
+        return Bars("the ladder", "samples per second", bars)
 
     @property
     def failed(self) -> bool:

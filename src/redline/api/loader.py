@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Unpack
+
+from rich.console import RenderableType
 
 from redline.analyze.training import LoaderFinding, loader_finding
 from redline.api.settings import one_spec, takes_settings
@@ -11,7 +14,7 @@ from redline.api.workspace import Workspace, use
 from redline.errors import BenchError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.report.train import loader_report
 from redline.search.train import After
 
@@ -20,15 +23,23 @@ class LoaderSettings(DataSettings, ModelSettings, total=False):
     """Which data and how they are loaded; which model and where it runs."""
 
 
-class LoaderResult:
+class LoaderResult(Shown):
     """What was found, and the record it was found in."""
 
     def __init__(self, finding: LoaderFinding, record: RunRecord) -> None:
         self.finding = finding
         self.record = record
 
-    def __str__(self) -> str:
-        return as_text(loader_report(self.finding))
+    def report(self) -> RenderableType:
+        return loader_report(self.finding)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return [self.finding]
+
+    def bars(self) -> Bars | None:
+        found = self.finding
+        named = (("loader", found.loader_per_s), ("model", found.model_per_s), ("together", found.together_per_s))
+        return Bars("who waits for whom", "samples per second", [(name, value, None, None) for name, value in named])
 
     def to_json(self) -> JsonDocument:
         return json_document("loader", self.finding)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Unpack, get_args
 
+from rich.console import RenderableType
+
 from redline.analyze.ops import OperatorRow, by_time, operator_row
 from redline.api.settings import Settings, listed, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
@@ -13,8 +15,8 @@ from redline.errors import SpecError, UsageError
 from redline.identity import device_key
 from redline.protocol import AskOperators, OperatorCase, OperatorName, OperatorTimes
 from redline.report.export import JsonDocument
+from redline.report.notebook import Bars, Shown
 from redline.report.ops import ops_json, ops_report
-from redline.report.terminal import as_text
 from redline.spec import MOST_ITEMS
 
 OPERATORS: tuple[OperatorName, ...] = get_args(OperatorName)
@@ -38,7 +40,7 @@ DEFAULT_SHAPES: dict[str, dict[OperatorName, tuple[str, ...]]] = {
 """Small enough to be quick, and on either side of the cache."""
 
 
-class OpsResult(Sequence[OperatorRow]):
+class OpsResult(Shown, Sequence[OperatorRow]):
     """One row per operator, shape and number format."""
 
     def __init__(self, rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool) -> None:
@@ -52,8 +54,16 @@ class OpsResult(Sequence[OperatorRow]):
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
 
-    def __str__(self) -> str:
-        return as_text(ops_report(self.rows, self.device_name, self.has_ceilings))
+    def report(self) -> RenderableType:
+        return ops_report(self.rows, self.device_name, self.has_ceilings)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rows
+
+    def bars(self) -> Bars | None:
+        timed = [row for row in self.rows if row.seconds]
+        bars = [(f"{row.operator} {row.shape}", 1e3 * (row.seconds or 0.0), None, None) for row in timed]
+        return Bars(self.device_name, "ms per call", bars)
 
     def to_json(self) -> JsonDocument:
         return ops_json(self.rows, self.device_name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.profile import Profile, profile_of, with_tool
 from redline.analyze.profile_diff import ProfileDiff, diff_profiles
@@ -18,25 +20,35 @@ from redline.errors import BenchError, TraceError, UsageError
 from redline.protocol import Profile as ProfileRequest
 from redline.record import RunRecord, new_id
 from redline.report.export import JsonDocument, json_document
-from redline.report.profile import profile_text
+from redline.report.notebook import Bars, Shown
+from redline.report.profile import ProfileReport
 from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
 from redline.spec import RunSpec
 from redline.trace.decode import read_trace, read_traces
+from redline.trace.lanes import Lanes, lanes_of
 from redline.trace.vendors.imported import merged, read_file
 from redline.trace.vendors.tool import TOOLS
 
 DEFAULT_STEPS = 3
 
 
-class ProfileResult:
+class ProfileResult(Shown):
     """A profile, and the record of what was measured beside it where Redline captured it."""
 
     def __init__(self, profile: Profile, record: RunRecord | None = None) -> None:
         self.profile = profile
         self.record = record
 
-    def __str__(self) -> str:
-        return profile_text(self.profile)
+    def report(self) -> RenderableType:
+        return ProfileReport(self.profile)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.profile.kernels or self.profile.operators
+
+    def bars(self) -> Bars | None:
+        rows = [row for row in self.profile.classes if row.total_s > 0]
+        bars = [(row.name, 100 * row.share, None, None) for row in rows]
+        return Bars("where the busy time goes", "% of the busy time", bars)
 
     def to_json(self) -> JsonDocument:
         return json_document("profile", self.profile)
@@ -166,6 +178,14 @@ def import_profile(*sources: str | Path) -> Profile:
         raise UsageError(f"these files are of different tools ({', '.join(tools)}): import them one by one")
     table = merged([table for _, table in found])
     return with_tool(table.kernels, table.readings, None, tools[0], table.notes, tuple(map(str, sources)))
+
+
+def captured_lanes(profile: Profile) -> Lanes | None:
+    """The first trace of a profile as lanes of boxes; None where there is no trace file to read."""
+    named = profile.capture.trace if profile.capture is not None else next(iter(profile.sources), None)
+    if not named or not Path(named).is_file() or not (profile.strips or profile.operators):
+        return None
+    return lanes_of(read_trace(Path(named)))
 
 
 def compare_profiles(

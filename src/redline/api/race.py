@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.race import Pair, pairs_of
 from redline.analyze.summary import RunSummary, summarize
@@ -14,14 +15,14 @@ from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument
+from redline.report.notebook import Bars, Shown
 from redline.report.race import race_json, race_report
-from redline.report.terminal import as_text
 from redline.search.race import REPLICATES, check_racers, race_specs
 from redline.spec import RunSpec
 from redline.spec_table import layered
 
 
-class RaceResult(Sequence[Pair]):
+class RaceResult(Shown, Sequence[Pair]):
     """The pairs of a race, with the replicates they were derived from."""
 
     def __init__(self, replicates: Sequence[Sequence[RunRecord]]) -> None:
@@ -34,8 +35,16 @@ class RaceResult(Sequence[Pair]):
     def __getitem__(self, index: Any) -> Any:
         return self.pairs[index]
 
-    def __str__(self) -> str:
-        return as_text(race_report(self.replicates))
+    def report(self) -> RenderableType:
+        return race_report(self.replicates)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.pairs
+
+    def bars(self) -> Bars | None:
+        first = self.pairs[0].a if self.pairs else ""
+        bars = [(pair.b, pair.ratio, pair.low, pair.high) for pair in self.pairs if pair.a == first]
+        return Bars(f"against {first}", f"time of {first} over time of this one", bars)
 
     @property
     def records(self) -> list[RunRecord]:

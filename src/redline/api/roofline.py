@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from rich.console import RenderableType
+
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow, ceilings_summary, roofline_row
 from redline.api.ceilings import ceilings
 from redline.api.flops import module_profile
@@ -15,11 +17,11 @@ from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, UsageError
 from redline.identity import device_key
 from redline.report.export import JsonDocument, json_document
+from redline.report.notebook import Bars, Shown
 from redline.report.roofline import RooflineReport, plot_roofline
-from redline.report.terminal import as_text
 
 
-class RooflineResult(Sequence[RooflineRow]):
+class RooflineResult(Shown, Sequence[RooflineRow]):
     """One row per recipe, under the ceilings of the device they ran on."""
 
     def __init__(
@@ -36,15 +38,22 @@ class RooflineResult(Sequence[RooflineRow]):
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
 
-    def __str__(self) -> str:
-        return as_text(RooflineReport(self.rows, self.failures))
+    def report(self) -> RenderableType:
+        return RooflineReport(self.rows, self.failures)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rows
+
+    def bars(self) -> Bars | None:
+        bars = [(row.recipe, row.headroom, None, None) for row in self.rows if row.headroom]
+        return Bars("time over roofline time", "times slower than the roofline", bars)
 
     def to_json(self) -> JsonDocument:
         return json_document("roofline", {"ceilings": self.ceilings, "results": self.rows, "failures": self.failures})
 
-    def plot(self, path: str | Path) -> Path:
-        """The rows under their roofs, both axes logarithmic."""
-        return plot_roofline(self.rows, self.ceilings, Path(path))
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The rows under their roofs, both axes logarithmic: written to a path, and that path; else the figure."""
+        return super().plot() if path is None else plot_roofline(self.rows, self.ceilings, Path(path))
 
 
 @takes_settings

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import CeilingsOf, RunSummary
@@ -15,12 +16,13 @@ from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
-from redline.report.run import run_table_text
+from redline.report.notebook import Bars, Shown
+from redline.report.run import RunReport, speed_bars
 from redline.search.group import measure_together
 from redline.spec import MOST_REPLICATES, Recipe, RunSpec, require_range
 
 
-class RunResult(Sequence[RunSummary]):
+class RunResult(Shown, Sequence[RunSummary]):
     """The rows of a run, with the records they were derived from."""
 
     def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
@@ -34,8 +36,14 @@ class RunResult(Sequence[RunSummary]):
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
 
-    def __str__(self) -> str:
-        return run_table_text(self.rows)
+    def report(self) -> RenderableType:
+        return RunReport(self.rows)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rows
+
+    def bars(self) -> Bars | None:
+        return speed_bars(self.rows)
 
     @property
     def failed(self) -> bool:

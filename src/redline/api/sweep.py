@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from rich.console import RenderableType
+
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
@@ -14,15 +16,16 @@ from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument
+from redline.report.notebook import Bars, Shown
+from redline.report.run import speed_bars
 from redline.report.sweep import sweep_json, sweep_report
-from redline.report.terminal import as_text
 from redline.search.grid import Grid, grid_from_table, preset, read_sweep, recipe_probes, refuse_unknown_recipes
 from redline.search.sweep import check_name, estimate, make_plan, measured_elsewhere, standing, sweep_plan, unsettled
 from redline.spec import MOST_REPLICATES, require_range
 from redline.spec_table import layered
 
 
-class SweepResult(Sequence[SweepCell]):
+class SweepResult(Shown, Sequence[SweepCell]):
     """The cells of a sweep as they stand, with the records that settled them."""
 
     def __init__(
@@ -42,8 +45,14 @@ class SweepResult(Sequence[SweepCell]):
     def __getitem__(self, index: Any) -> Any:
         return self.summary.cells[index]
 
-    def __str__(self) -> str:
-        return as_text(sweep_report(self.summary, self.rows, self.estimate))
+    def report(self) -> RenderableType:
+        return sweep_report(self.summary, self.rows, self.estimate)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rows
+
+    def bars(self) -> Bars | None:
+        return speed_bars(self.rows)
 
     @property
     def rows(self) -> list[RunSummary]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.summary import CeilingsOf
 from redline.analyze.training import TrainingSummary, training_of
@@ -15,7 +16,7 @@ from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.report.train import train_report
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
@@ -70,7 +71,7 @@ class TrainSettings(DataSettings, ModelSettings, total=False):
     deterministic: bool
 
 
-class TrainResult(Sequence[TrainingSummary]):
+class TrainResult(Shown, Sequence[TrainingSummary]):
     """One row per training, with the records they were derived from."""
 
     def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
@@ -84,8 +85,16 @@ class TrainResult(Sequence[TrainingSummary]):
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
 
-    def __str__(self) -> str:
-        return as_text(train_report(self.rows))
+    def report(self) -> RenderableType:
+        return train_report(self.rows)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return [epoch for row in self.rows for epoch in row.epochs]
+
+    def bars(self) -> Bars | None:
+        timed = [row for row in self.rows if row.samples_per_s]
+        bars = [(f"{row.model} {row.recipe}", row.samples_per_s or 0.0, None, None) for row in timed]
+        return Bars("speed of training", "samples per second", bars)
 
     @property
     def failed(self) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.summary import CeilingsOf
 from redline.api.recipe import PlainRecipe, arguments_of, recipe
@@ -21,7 +23,7 @@ from redline.note import Note, note
 from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoices
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.report.tune import tune_report
 from redline.search.batch import require_batches
 from redline.search.tune.loop import search
@@ -43,7 +45,7 @@ from redline.store import History, TuneLedger, TuneRow
 from redline.units import parse_seconds
 
 
-class TuneResult:
+class TuneResult(Shown):
     """What a search found, with all that it rests on."""
 
     def __init__(
@@ -59,8 +61,15 @@ class TuneResult:
         """The example inputs the search was given."""
         self.summary: TuneSummary = summary_of(tune, self.records, ceilings_of)
 
-    def __str__(self) -> str:
-        return as_text(tune_report(self.summary))
+    def report(self) -> RenderableType:
+        return tune_report(self.summary)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.summary.ranking
+
+    def bars(self) -> Bars | None:
+        bars = [(row.recipe, row.ratio, row.low, row.high) for row in self.summary.ranking if math.isfinite(row.ratio)]
+        return Bars(f"{self.summary.model} against the baseline", "time of the baseline over time of this one", bars)
 
     @property
     def winner(self) -> Winner | None:

@@ -85,7 +85,7 @@ def profile(
       redline profile --trace rank0.json.gz rank1.json.gz --html page.html
       redline profile --import results.stats.csv
     """
-    from redline.api.profile import compare_profiles, import_profile, read_profile
+    from redline.api.profile import captured_lanes, compare_profiles, import_profile, read_profile
     from redline.api.profile import profile as profile_model
     from redline.api.report import report_records
     from redline.api.workspace import Workspace
@@ -144,7 +144,7 @@ def profile(
         written = write_tables(found, tables) if tables is not None else []
         page = (html or Path.cwd() / f"{_stem(found)}.profile.html") if open_ or html else None
         if page is not None:
-            _write(page, profile_page(found))
+            _write(page, profile_page(found, captured_lanes(found)))
         print_json(json_document("profile", found)) if json else make_console().print(ProfileReport(found, rows, order))
         if written:
             tell(f"tables: {tables}")

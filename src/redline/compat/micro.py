@@ -25,6 +25,7 @@ from redline.compat.forms import (
     write_json,
 )
 from redline.errors import BenchError, RedlineError, SpecError, UsageError
+from redline.trace.names import printable
 
 if TYPE_CHECKING:
     from redline.bench.micro import Iteration, MicroBench, Rank
@@ -116,7 +117,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return _run(_asked(given), _rank(given))
     except RedlineError as error:
-        print(f"micro_benchmarking_pytorch.py: {' '.join(str(error).splitlines())}", file=sys.stderr)  # noqa: T201
+        print(f"micro_benchmarking_pytorch.py: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)  # noqa: T201
         return 5 if isinstance(error, BenchError) else 2
 
 
@@ -358,7 +359,7 @@ class _Printer:
 
     def plain(self, *lines: str) -> None:
         # One write per call: several ranks share the terminal.
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
         sys.stdout.flush()
 
 

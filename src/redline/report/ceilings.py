@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.ceilings import CeilingsSummary, Figure
-from redline.report.terminal import make_table
-from redline.units import format_bytes, format_seconds, format_share, significant
+from redline.report.terminal import Fitted, make_table
+from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
 
 def ceilings_report(found: CeilingsSummary) -> RenderableType:
@@ -24,9 +24,9 @@ def ceilings_report(found: CeilingsSummary) -> RenderableType:
     for form, figure in found.tflops.items():
         table.add_row(
             f"{form} products",
-            _told(figure.measured, "TFLOP/s"),
-            _told(figure.usual, "TFLOP/s"),
-            _told(figure.datasheet, "TFLOP/s"),
+            _flops(figure.measured),
+            _flops(figure.usual),
+            _flops(figure.datasheet),
             _reached(figure),
             found.shapes.get(form, "–"),
         )
@@ -42,7 +42,13 @@ def ceilings_report(found: CeilingsSummary) -> RenderableType:
     launch = format_seconds(found.launch_s.measured)
     table.add_row("tiny operator to tiny operator", launch, launch, "–", "–", "from Python")
     doubts = [Text(f"  not trusted: {doubt}; measured again at the next use", style="yellow") for doubt in found.doubts]
-    return Group(table, *doubts, *(Text(f"  {line}", style="dim") for line in _remarks(found)))
+    trust = Text(f"  trust: {'valid' if found.trusted else 'doubted'}", style="green" if found.trusted else "yellow")
+    return Group(
+        Fitted(table, ("by", "half of the bursts ≥", "datasheet", "reached")),
+        trust,
+        *doubts,
+        *(Text(f"  {line}", style="dim") for line in _remarks(found)),
+    )
 
 
 def _remarks(found: CeilingsSummary) -> list[str]:
@@ -58,6 +64,11 @@ def _remarks(found: CeilingsSummary) -> list[str]:
 
 def _told(value: float | None, unit: str) -> str:
     return "–" if value is None else f"{significant(value, 3)} {unit}"
+
+
+def _flops(tera: float | None) -> str:
+    """In the unit that keeps the number readable: 0.78 GFLOP/s, not 0.000781 TFLOP/s."""
+    return "–" if tera is None else f"{format_count(tera * 1e12)}FLOP/s"
 
 
 def _giga(value: float | None) -> float | None:

@@ -12,7 +12,7 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.identity import condition_words
 from redline.record import Numerics
-from redline.report.terminal import make_table
+from redline.report.terminal import GAP, make_table
 from redline.units import format_count, format_seconds, format_share, significant
 
 TRUST_STYLE = {"valid": "green", "invalid": "red"}
@@ -24,16 +24,11 @@ def error_cell(numerics: Numerics | None, *, with_steps: bool = False) -> Text:
     return Text(error_text(numerics, with_steps=with_steps), style=style)
 
 
-def bound_word(row: RunSummary) -> str:
-    if row.bound.label != "unknown":
-        return row.bound.label
-    return "not host" if row.bound.evidence.code == "not-host" else "unknown"
+BOUND_STYLE = {"host": "yellow", "unknown": "dim", "device": "dim"}
 
 
 def bound_cell(row: RunSummary) -> Text:
-    if row.bound.label != "unknown":
-        return Text(row.bound.label, style="yellow" if row.bound.label == "host" else "")
-    return Text(bound_word(row), style="dim")
+    return Text(row.bound.label, style=BOUND_STYLE.get(row.bound.label, ""))
 
 
 def trust_cell(row: RunSummary) -> Text:
@@ -66,12 +61,11 @@ def limit_remarks(rows: Sequence[RunSummary]) -> list[Text]:
     told += [Text(f"  {each}", style="yellow") for each in busy[:1]]
     measured = [row for row in rows if row.failure is None]
     if any(row.flops for row in measured) and not any(row.roofline for row in measured):
-        told.append(
-            Text(
-                "  'redline ceilings' measures this device's limits; tables then show how close each row is",
-                style="dim",
-            )
-        )
+        threads = next((row.conditions.threads for row in measured if row.device == "cpu"), None)
+        of = f" with {threads} threads" if threads else ""
+        option = f" --threads {threads}" if threads else ""
+        line = f"  'redline ceilings{option}' measures this device's limits{of}; tables then show how close each row is"
+        told.append(Text(line, style="dim"))
     return told
 
 
@@ -145,8 +139,6 @@ OVERVIEW: dict[str, Literal["left", "right"]] = {
 OVERVIEW_EXPENDABLE = ("p50 ms", "vs first", "±", "device", "task")
 FOLDED = 14
 """Columns of text go on in the next line, and keep at least this width."""
-GAP = 3
-"""Between two columns; behind the last there is none."""
 
 
 def overview(groups: Sequence[Sequence[RunSummary]], width: int) -> Table:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from redline.analyze.compare import Comparison, Comparisons
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import cell, escaped, make_table, one_line, table
+from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, table
 from redline.units import format_bytes, format_seconds
 
 STYLES = {
@@ -45,7 +45,9 @@ def compare_report(found: Comparisons, first: str, other: str) -> RenderableType
         cells[-1].style = STYLES[each.verdict]
         rows.add_row(*cells)
     told = [Text(f"  {one_line(line)}", style="dim" if is_note else "yellow") for line, is_note in _remarks(found)]
-    return Group(rows, *told, Text(conclusion(found), style="bold"))
+    return Group(
+        Fitted(rows, ("memory", "p95", "runs", "A", "B", "95 % interval")), *told, Text(conclusion(found), style="bold")
+    )
 
 
 def compare_markdown(found: Comparisons, first: str, other: str) -> str:

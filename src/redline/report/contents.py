@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from redline.analyze.curves import Curve, curves_of, standing
+from redline.analyze.curves import Curve, curves_of
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile, profile_of
-from redline.analyze.recommend import Advice, headline, rate_figure, recommend
-from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
+from redline.analyze.recommend import Advice, headline, recommend
+from redline.analyze.replicates import Line, lines_of
+from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.training import TrainingSummary
 from redline.errors import TraceError
-from redline.identity import Subject, is_capture, subjects_of
+from redline.identity import Subject, subjects_of
 from redline.note import Note, note
 from redline.record import Environment, RunRecord
 from redline.report.roofline import RooflineChart, roofline_charts
-from redline.search.tune.gains import GainPath, gain_path_of, with_winners
+from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios, with_winners
 from redline.search.tune.result import TuneSummary
-from redline.spec import BASELINE, Frozen
+from redline.spec import Frozen
 from redline.trace.decode import read_trace
+from redline.trace.lanes import Lanes, lanes_of
 from redline.units import format_bytes
 
 MOST_NOTES = 8
@@ -39,9 +38,13 @@ class Contents:
     rows: Sequence[RunSummary]
     """One per record, in their order, as are the subjects."""
     subjects: Sequence[Subject]
+    lines: Sequence[Line]
+    """One per recipe and batch of a subject, over all of its processes: what tables, charts and exports show."""
     curves: Sequence[Curve]
     advice: Sequence[Advice]
     profiles: Sequence[Profile]
+    lanes: Mapping[str, Lanes]
+    """By record, the captured steps as lanes of boxes; of the newest profiles only."""
     notes: Sequence[Note]
     """What the reader must know about the report itself: records that could not be read, traces that are gone."""
     searches: Sequence[TuneSummary]
@@ -80,10 +83,10 @@ def contents_of(
     the sentence at the top, where whoever asks knows a better one than the records alone suggest.
     """
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
-    curves = curves_of(records, rows)
-    firsts = {group: record.id for group, record in first_of_each_group(records).items()}
+    lines = with_search_ratios(lines_of(records, rows), tunes)
+    curves = curves_of(lines)
     specs = {record.id: record.spec for record in records}
-    advice = recommend(curves, rows, subjects, firsts, specs)
+    advice = recommend(curves, lines, specs)
     if tunes:
         by_record = {record.id: subject for record, subject in zip(records, subjects, strict=True)}
         advice = with_winners(advice, tunes, by_record, {row.record_id: row for row in rows})
@@ -93,20 +96,22 @@ def contents_of(
         told += gone
     return Contents(
         title=title or _title(subjects),
-        headline=finding or headline(advice, rows),
+        headline=finding or headline(advice, lines),
         records=records,
         rows=rows,
         subjects=subjects,
+        lines=lines,
         curves=curves,
         advice=advice,
         profiles=profiles,
+        lanes=_lanes(profiles),
         notes=_first(told),
         searches=tunes,
         gain_paths=sorted(
             [found for tune in tunes if (found := gain_path_of(tune, rows)) is not None],
             key=lambda path: -len(path.switches),
         ),
-        rooflines=roofline_charts(records, rows, ceilings_of) if ceilings_of else [],
+        rooflines=roofline_charts(lines, ceilings_of) if ceilings_of else [],
         across=across,
     )
 
@@ -151,64 +156,20 @@ def _profiles(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None) -> t
     return found, gone
 
 
-@dataclass(frozen=True)
-class Line:
-    """One record for all that measured the same."""
-
-    subject: Subject
-    record: RunRecord
-    row: RunSummary
-    """Its ratio is left out where it is against another than most ratios of its subject are."""
-    rates: tuple[float, ...]
-    """Items per second of each of them, in the order in which they were measured."""
-    measured_at: float
-    """The newest of them."""
-
-    @property
-    def told(self) -> str:
-        """How many there were and how much they differ, which intervals of single processes do not show."""
-        if len(self.rates) < 2:
-            return "1"
-        low, high = (rate_figure(each) for each in (min(self.rates), max(self.rates)))
-        return f"{len(self.rates)}: {low}–{high}"
+TIMELINES = 4
+"""So many of the newest profiles are drawn step by step: each takes up to a megabyte of the page."""
 
 
-def folded(contents: Contents) -> list[Line]:
-    """In the order in which things were first measured. What failed, and what ran beside a profile, stays apart."""
-    together: dict[Hashable, list[tuple[Subject, RunRecord, RunSummary]]] = {}
-    usual = _usual_firsts(contents)
-    for subject, record, row in zip(contents.subjects, contents.records, contents.rows, strict=True):
-        if row.vs_first is not None and row.vs_first.recipe != usual[subject]:
-            row = msgspec.structs.replace(row, vs_first=None)
-        together.setdefault(_same(subject, record, row), []).append((subject, record, row))
-    return [_line(each) for each in together.values()]
-
-
-def _usual_firsts(contents: Contents) -> dict[Subject, str]:
-    """The baseline where any ratio of a subject is against it: an ablation sets its recipes against the winner.
-
-    Else what most are against.
-    """
-    counts: dict[Subject, Counter[str]] = {}
-    for subject, row in zip(contents.subjects, contents.rows, strict=True):
-        if row.vs_first is not None:
-            counts.setdefault(subject, Counter())[row.vs_first.recipe] += 1
-    return {
-        subject: BASELINE if BASELINE in firsts else firsts.most_common(1)[0][0] for subject, firsts in counts.items()
-    }
-
-
-def _same(subject: Subject, record: RunRecord, row: RunSummary) -> Hashable:
-    if row.throughput_per_s is None or is_capture(record) or record.prepared is None:
-        return record.id
-    environment = record.prepared.environment
-    return subject, row.recipe, row.batch, environment.versions.get("torch"), environment.device.driver
-
-
-def _line(measured: Sequence[tuple[Subject, RunRecord, RunSummary]]) -> Line:
-    subject, record, row = max(measured, key=lambda each: standing(each[1]))
-    rates = tuple(each.throughput_per_s for _, _, each in measured if each.throughput_per_s is not None)
-    return Line(subject, record, row, rates, max(each.created_at for _, each, _ in measured))
+def _lanes(profiles: Sequence[Profile]) -> dict[str, Lanes]:
+    found: dict[str, Lanes] = {}
+    for profile in reversed(profiles):
+        capture = profile.capture
+        if capture is None or capture.trace is None or len(found) == TIMELINES or not Path(capture.trace).is_file():
+            continue
+        lanes = lanes_of(read_trace(Path(capture.trace)))
+        if lanes is not None:
+            found[capture.record_id] = lanes
+    return found
 
 
 METHOD = (

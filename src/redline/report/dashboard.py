@@ -20,6 +20,7 @@ from redline.analyze.profile import Profile
 from redline.analyze.recommend import Advice, rate, recommendable
 from redline.analyze.summary import RunSummary
 from redline.report import tune
+from redline.report.answers import answers_of
 from redline.report.contents import METHOD, Contents, places_of
 from redline.report.payload import as_json, payload_of
 from redline.spec import Frozen
@@ -63,7 +64,7 @@ class Tile(Frozen):
 
 
 def tiles_of(contents: Contents) -> list[Tile]:
-    rows = {row.record_id: row for row in contents.rows}
+    rows = {row.record_id: row for row in contents.rows} | {line.row.record_id: line.row for line in contents.lines}
     tiles = [_speed_up(contents.advice, rows), _fastest(contents), _quickest(contents), _counts(contents)]
     return [tile for tile in tiles if tile is not None]
 
@@ -71,20 +72,20 @@ def tiles_of(contents: Contents) -> list[Tile]:
 def _speed_up(advice: Sequence[Advice], rows: dict[str, RunSummary]) -> Tile | None:
     for each in advice:
         row = rows.get(each.record_id)
-        if each.kind == "recipe" and row is not None and each.ratio is not None:
+        if each.kind == "recipe" and each.decided and row is not None and each.ratio is not None:
             between = f"{each.low:.2f}–{each.high:.2f}, " if each.low is not None and each.high is not None else ""
             return _tile("Speed-up", f"{each.ratio:.2f}×", f"{between}{_where(row)}", row)
     return None
 
 
 def _fastest(contents: Contents) -> Tile | None:
-    rows = _believed(recommendable(contents.rows, contents.subjects))
-    best = max(rows, key=lambda row: row.throughput_per_s or 0.0, default=None)
+    rows = _believed(recommendable(contents.lines))
+    best = max(rows, key=lambda row: row.delivered_per_s or 0.0, default=None)
     return _tile("Highest throughput", rate(best), _where(best), best) if best else None
 
 
 def _quickest(contents: Contents) -> Tile | None:
-    sound = recommendable(contents.rows, contents.subjects)
+    sound = recommendable(contents.lines)
     rows = _believed([row for row in sound if row.task == "infer" and row.latency_s is not None])
     best = min(rows, key=lambda row: row.latency_s.p50 if row.latency_s else 0.0, default=None)
     if best is None or best.latency_s is None:
@@ -159,7 +160,7 @@ SECTIONS = (
     Section(
         "gains",
         "From the baseline to the fastest recipe",
-        "What each switch took off the time of a step, and the headroom that is left to the roofline.",
+        "Measured times of a step: the baseline, the winner without each of its switches, the winner; and the roofline.",
         _filled("gain_paths"),
         wide=True,
     ),
@@ -247,7 +248,17 @@ def sections_of(payload: Payload) -> list[Section]:
     return [section for section in SECTIONS if section.has_data(payload)]
 
 
-SCRIPTS = ("data.js", "theme.js", "filters.js", "plots.js", "charts.js", "table.js", "main.js")
+SCRIPTS = (
+    "data.js",
+    "theme.js",
+    "filters.js",
+    "plots.js",
+    "charts.js",
+    "table.js",
+    "answers.js",
+    "boxes.js",
+    "main.js",
+)
 """In this order: each may use those before it."""
 STYLE = "style.css"
 
@@ -264,6 +275,7 @@ def dashboard(contents: Contents) -> str:
         contents=contents,
         sections=sections_of(payload),
         tiles=tiles_of(contents),
+        answers=answers_of(contents),
         advice=cards_of(contents),
         places=places_of(contents.records),
         told=tune,
@@ -280,6 +292,19 @@ def dashboard(contents: Contents) -> str:
 def _policy(*scripts: str) -> str:
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def script_policy(script: str) -> str:
+    """What lets a page run this script of ours and no other."""
+    return f"; script-src 'sha256-{_digest(script)}'"
+
+
+def lanes_script() -> str:
+    """The script of a page that shows one captured step and nothing else."""
+    start = (
+        'drawLanes(...document.querySelectorAll(".boxes"), JSON.parse(document.getElementById("lanes").textContent));'
+    )
+    return f'(() => {{\n"use strict";\n{_static("boxes.js")}\n{start}\n}})();'
 
 
 def _digest(script: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NewType
 
 import msgspec
 
+from redline.analyze.race import verdict_of
 from redline.analyze.summary import summarize
 from redline.analyze.training import TrainingSummary
 from redline.record import RunRecord
@@ -31,6 +33,8 @@ DocumentKind = Literal[
 JsonDocument = NewType("JsonDocument", str)
 """A text that `json_document` made; `--json` prints nothing else."""
 
+_OBEYED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
 Summarize = Callable[[Sequence[RunRecord]], Sequence[msgspec.Struct]]
 """From records to their rows, in the same order."""
 
@@ -44,7 +48,9 @@ def json_document(
     plain = msgspec.to_builtins(fields) if isinstance(fields, msgspec.Struct) else fields
     assert not plain.keys() & {"schema", "kind"}, "the document's own"
     encoded = msgspec.json.encode({"schema": DOCUMENT_SCHEMA, "kind": kind, **plain})
-    return JsonDocument((msgspec.json.format(encoded, indent=2) if indent else encoded).decode() + "\n")
+    text = (msgspec.json.format(encoded, indent=2) if indent else encoded).decode()
+    # Characters that turn the direction of a terminal's text, or that it obeys, in names that anyone may write.
+    return JsonDocument(_OBEYED.sub(lambda found: f"\\u{ord(found.group()):04x}", text) + "\n")
 
 
 def export_json(
@@ -122,6 +128,11 @@ def _labels(row: _Plain) -> str:
     return ";".join(labels)
 
 
+def _passed(row: _Plain) -> bool | None:
+    """None where nobody compared the outputs."""
+    return None if _at("numerics", "method")(row) in ("unchecked", "skipped") else _at("numerics", "passed")(row)
+
+
 def _inputs(row: _Plain) -> str:
     shapes: Iterable[str] = _at("conditions", "inputs")(row) or ()
     return ";".join(shapes)
@@ -133,6 +144,19 @@ def _count_of(*path: str) -> _Column:
         return None if found is None else len(found)
 
     return count
+
+
+def _ratio_verdict(row: _Plain) -> str | None:
+    """Whether the ratio's interval decides the comparison."""
+    if _at("vs_first")(row) is None:
+        return None
+    low, high = _at("vs_first", "low")(row), _at("vs_first", "high")(row)
+    return "inconclusive" if low is None or high is None else verdict_of(low, high)
+
+
+def _processes(row: _Plain) -> int | None:
+    """How many processes its numbers are over; None of a row without any."""
+    return len(_at("replicate_ids")(row) or ()) or (None if _at("failure")(row) else 1)
 
 
 COLUMNS: dict[str, _Column] = {
@@ -168,7 +192,7 @@ COLUMNS: dict[str, _Column] = {
     "rel_l2": _at("numerics", "rel_l2"),
     "cosine": _at("numerics", "cosine"),
     "top1_agreement": _at("numerics", "top1_agreement"),
-    "numerics_passed": _at("numerics", "passed"),
+    "numerics_passed": _passed,
     "tolerance": _at("numerics", "tolerance"),
     "loss_steps": _at("numerics", "steps"),
     "ratio": _at("vs_first", "ratio"),
@@ -212,6 +236,9 @@ COLUMNS: dict[str, _Column] = {
     "time_to_target_s": _at("training", "time_to_target_s"),
     "data_wait_share": _at("training", "data_wait_share"),
     "utilisation": _at("training", "utilisation"),
+    "sustained_per_s": _at("sustained_per_s"),
+    "processes": _processes,
+    "ratio_verdict": _ratio_verdict,
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

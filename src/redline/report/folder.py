@@ -1,4 +1,7 @@
-"""A report as a folder: dashboard.html, report.md, pictures, results.csv, results.json."""
+"""A report as a folder: dashboard.html, report.md, pictures, results.csv, results.json.
+
+Results have one row per recipe and batch, over all of its processes; records.csv has one per record where that is more.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +59,25 @@ def write_text(path: Path, text: str) -> None:
 
 def write_folder(contents: Contents, folder: Path) -> ReportFiles:
     check_folder(folder)
-    rows = list(contents.rows)
+    chosen = [line.record for line in contents.lines]
 
-    def known_rows(records: Any) -> Any:
-        return rows  # summaries are expensive: they are made once
+    def lines(records: Any) -> Any:
+        return [line.row for line in contents.lines]
 
+    def of_records(records: Any) -> Any:
+        return contents.rows  # summaries are expensive: they are made once
+
+    several = len(contents.lines) < len(contents.records)
     try:
         pictures = draw_pictures(contents, folder)
         names = {title: path.name for title, path in pictures.items()}
         texts: dict[str, Callable[[], str]] = {
             "dashboard.html": lambda: dashboard(contents),
             "report.md": lambda: markdown(contents, names),
-            "results.csv": lambda: export_csv(contents.records, summarize=known_rows),
+            "results.csv": lambda: export_csv(chosen, summarize=lines),
+            **({"records.csv": lambda: export_csv(contents.records, summarize=of_records)} if several else {}),
             **({"epochs.csv": lambda: export_epochs_csv(contents.trainings)} if contents.trainings else {}),
-            "results.json": lambda: export_json(contents.records, summarize=known_rows),
+            "results.json": lambda: export_json(chosen, summarize=lines),
         }
         for name, make in texts.items():
             (folder / name).write_text(make(), encoding="utf-8")

@@ -14,11 +14,11 @@ from rich.text import Text
 from redline.analyze.summary import RunSummary
 from redline.identity import Conditions, condition_words
 from redline.record import BatchOrigin
-from redline.report.cells import limit_lines
+from redline.report.cells import limit_lines, ratio_cell, rounded, trust_cell
 from redline.report.run import FittingTable
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.store import Row
-from redline.units import format_bytes, format_seconds
+from redline.units import format_bytes, format_seconds, format_share
 
 RUNNING = (
     "running: still being measured, or killed on another machine or under an older Redline (these cannot be told apart)"
@@ -40,23 +40,71 @@ class Listed(NamedTuple):
 
     row: Row
     conditions: Conditions
+    result: RunSummary | None = None
+    """What it measured; None of one that cannot be read."""
 
     def plain(self) -> dict[str, Any]:
         """As `--json` prints it."""
-        return {**msgspec.to_builtins(self.row), "conditions": msgspec.to_builtins(self.conditions)}
+        found = self.result
+        interval = found.throughput_interval if found else None
+        return {
+            **msgspec.to_builtins(self.row),
+            "conditions": msgspec.to_builtins(self.conditions),
+            "throughput_per_s": found.throughput_per_s if found else None,
+            "sustained_per_s": found.sustained_per_s if found else None,
+            "item": found.item if found else None,
+            "half_width": interval.half_width if interval else None,
+            "vs_first": msgspec.to_builtins(found.vs_first) if found else None,
+            "trust": list(found.verdict.labels) if found else None,
+        }
 
 
 def listing(listed: Sequence[Listed]) -> RenderableType:
     table = make_table(None)
-    for header in ("id", "when", "model", "task", "batch", "recipe", "conditions", "device", "status"):
-        table.add_column(header, overflow="fold", justify="right" if header == "batch" else "left")
-    for row, conditions in listed:
-        when = datetime.fromtimestamp(row.created_at).strftime("%Y-%m-%d %H:%M")
-        batch = str(row.batch) if row.batch else "–"
-        words = ", ".join(condition_words(conditions, row.device).values())
-        cells = (row.id, when, row.model, row.task, batch, row.recipe, words, row.device_name or row.device, row.status)
-        table.add_row(*(Text(cell) for cell in cells))
-    return Group(table, Text(RUNNING, style="dim")) if any(row.status == "running" for row, _ in listed) else table
+    for header in (
+        "id",
+        "when",
+        "model",
+        "task",
+        "batch",
+        "recipe",
+        "speed",
+        "±",
+        "vs first",
+        "trust",
+        "conditions",
+        "device",
+    ):
+        right = header in ("batch", "speed", "±", "vs first")
+        table.add_column(header, justify="right" if right else "left", no_wrap=right or header in ("id", "when"))
+    for each in listed:
+        table.add_row(*map(Text, _listed_cells(each)))
+    shown = Fitted(table, ("device", "conditions", "when", "task", "±", "trust", "batch", "vs first", "model"))
+    running = any(each.row.status == "running" for each in listed)
+    return Group(shown, Text(RUNNING, style="dim")) if running else shown
+
+
+def _listed_cells(each: Listed) -> list[str]:
+    row, found = each.row, each.result
+    when = datetime.fromtimestamp(row.created_at).strftime("%Y-%m-%d %H:%M")
+    words = ", ".join(condition_words(each.conditions, row.device).values())
+    interval = found.throughput_interval if found else None
+    half_width = interval.half_width if interval else None
+    has_speed = found is not None and found.throughput_per_s is not None
+    return [
+        row.id[:13],
+        when,
+        row.model,
+        row.task,
+        str(row.batch) if row.batch else "–",
+        row.recipe,
+        f"{rounded(found.throughput_per_s, half_width)} {found.item or 'item'}/s" if found and has_speed else "–",
+        format_share(half_width) if half_width is not None else "–",
+        (ratio_cell(found) or "–") if found else "–",
+        str(trust_cell(found)) if found and has_speed else row.status,
+        words,
+        row.device_name or row.device,
+    ]
 
 
 def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> RenderableType:

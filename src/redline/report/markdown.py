@@ -10,12 +10,12 @@ from itertools import groupby
 
 from redline import __version__
 from redline.analyze.recommend import held_bytes, rate_figure, ratio_text
+from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
-from redline.identity import Benchmark, Subject, across_devices, benchmark_of, is_capture
+from redline.identity import Benchmark, Subject, across_devices, benchmark_of
 from redline.record import RunRecord
-from redline.report.cells import bound_word
-from redline.report.contents import METHOD, Contents, Line, folded, places_of
+from redline.report.contents import METHOD, Contents, places_of
 from redline.report.terminal import cell, escaped, table
 from redline.report.train import epoch_cells, epoch_headers, title_of
 from redline.report.tune import answer, compile_told, facts_told, ratio_told, reasons, remark, spent_told
@@ -146,7 +146,7 @@ def _results(contents: Contents) -> Iterator[str]:
         return
     yield "## Results"
     together: dict[Subject, list[Line]] = {}
-    every = folded(contents)
+    every = contents.lines
     newest = sorted(line.measured_at for line in every)[-MOST_ROWS:]
     for line in every:
         if line.measured_at < newest[0]:
@@ -164,9 +164,9 @@ def _results(contents: Contents) -> Iterator[str]:
         yield f"\n{len(every) - MOST_ROWS} older ones are in `results.csv`."
     yield ""
     yield (
-        "`±` is the 95 % interval of the median within one process; a ratio with an interval was measured interleaved. "
-        "Where the same was measured more than once, the row shows the newest record that was checked, and `processes` "
-        "says how many there are and how much they differ."
+        "`±` is the 95 % interval of the speed: of the median step within one process, or over all processes where the "
+        "same was measured more than once; `processes` then says how many there are and how much they differ. A ratio with "
+        "an interval was measured interleaved."
     )
 
 
@@ -189,7 +189,7 @@ def _headers(lines: Sequence[Line]) -> list[str]:
 
 def _result(line: Line) -> list[str]:
     row = line.row
-    name = cell(row.recipe) + (" (beside a profile)" if is_capture(line.record) else "")
+    name = cell(row.recipe) + (" (beside a profile)" if line.is_capture else "")
     batch = "–" if row.batch is None else str(row.batch)
     if row.failure is not None:
         return [name, batch, *["–"] * 8, cell(f"failed: {row.failure.kind} at {row.failure.stage}")]
@@ -197,16 +197,23 @@ def _result(line: Line) -> list[str]:
     return [
         name,
         batch,
-        "–" if row.throughput_per_s is None else rate_figure(row.throughput_per_s),
+        _speed(row),
         format_share(interval.half_width if interval else None),
         format_seconds(latency.p50 if latency else None),
         format_seconds(latency.p95 if latency else None),
         format_bytes(held_bytes(row)),
         _versus(row),
         error_text(row.numerics, with_steps=True),
-        bound_word(row),
+        row.bound.label,
         cell(", ".join(row.verdict.labels)),
     ]
+
+
+def _speed(row: RunSummary) -> str:
+    if row.throughput_per_s is None:
+        return "–"
+    sustained = "" if row.sustained_per_s is None else f" (sustained {rate_figure(row.sustained_per_s)})"
+    return rate_figure(row.throughput_per_s) + sustained
 
 
 def _versus(row: RunSummary) -> str:
@@ -319,11 +326,8 @@ def _gains(contents: Contents) -> Iterator[str]:
         yield ""
         yield f"### {escaped(path.title, 200)}"
         yield ""
-        rows = [
-            [cell(bar.label), cell(bar.told), f"{format_seconds(bar.from_s)} → {format_seconds(bar.to_s)}"]
-            for bar in waterfall(path)
-        ]
-        yield from table(["switch", "gain", "time of a step"], rows, left=2)
+        rows = [[cell(bar.label), cell(bar.told), format_seconds(bar.seconds)] for bar in waterfall(path)]
+        yield from table(["recipe", "", "time of a step"], rows, left=2)
 
 
 def _profiles(contents: Contents) -> Iterator[str]:

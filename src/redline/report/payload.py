@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -12,9 +13,9 @@ import numpy as np
 
 from redline.analyze.blocks import latency_blocks
 from redline.analyze.profile import Profile
+from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
-from redline.identity import is_capture
-from redline.record import RunRecord
+from redline.record import RunRecord, TelemetrySample
 from redline.report.contents import Contents
 from redline.report.export import COLUMNS, iso_8601
 from redline.search.tune.gains import waterfall
@@ -37,37 +38,34 @@ EXTRA_COLUMNS = (
     "trust_reasons",
     "bound_evidence",
     "first_recipe",
-    "group",
+    "half_width",
+    "spread",
+    "command",
 )
 
 
 def columns_of(contents: Contents) -> dict[str, Any]:
     """Each column as a list, or as a list of distinct texts with an index per row; columns without a value are left out."""
     table: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *EXTRA_COLUMNS)}
-    for number, row in enumerate(contents.rows):
-        plain = _plain(contents, number, row)
+    for line in contents.lines:
+        plain = {**msgspec.to_builtins(line.row), "created_at": iso_8601(line.record.created_at)}
         for name, column in COLUMNS.items():
             table[name].append(column(plain))
-        for name, value in _extra(contents, number, row).items():
+        for name, value in _extra(line).items():
             table[name].append(value)
     return {name: _packed(values) for name, values in table.items() if any(value is not None for value in values)}
 
 
-def _plain(contents: Contents, number: int, row: RunSummary) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(row)
-    return {**plain, "created_at": iso_8601(contents.records[number].created_at)}
-
-
-def _extra(contents: Contents, number: int, row: RunSummary) -> dict[str, Any]:
-    record, subject = contents.records[number], contents.subjects[number]
+def _extra(line: Line) -> dict[str, Any]:
+    row, subject = line.row, line.subject
     latency, cold = row.latency_s, row.cold_start_s
     return {
         "subject": str(subject),
         # A failed run never told its device's name; its siblings did.
         "place": subject.device,
         "setting": subject.setting or None,
-        "kind": "profile" if is_capture(record) else "run",
-        "when": record.created_at,
+        "kind": "profile" if line.is_capture else "run",
+        "when": line.measured_at,
         "latency_low_s": latency.low if latency else None,
         "latency_high_s": latency.high if latency else None,
         "start_s": cold.start_s if cold else None,
@@ -77,7 +75,9 @@ def _extra(contents: Contents, number: int, row: RunSummary) -> dict[str, Any]:
         "trust_reasons": "; ".join(map(str, (*row.verdict.reasons, *row.verdict.notes))) or None,
         "bound_evidence": str(row.bound.evidence),
         "first_recipe": row.vs_first.recipe if row.vs_first else None,
-        "group": row.group,
+        "half_width": row.throughput_interval.half_width if row.throughput_interval else None,
+        "spread": line.told if len(line.rates) > 1 else None,
+        "command": f"redline run {row.arguments} -r {shlex.quote(row.recipe)}" if row.arguments else None,
     }
 
 
@@ -122,14 +122,16 @@ TELEMETRY = ("utilisation", "memory_used_bytes", "power_w", "temperature_c", "cl
 def payload_of(contents: Contents) -> dict[str, Any]:
     return {
         "schema": PAYLOAD_SCHEMA,
-        "count": len(contents.rows),
+        "count": len(contents.lines),
+        "records": len(contents.records),
         "columns": columns_of(contents),
         "csv_columns": list(COLUMNS),
         "knees": list(_knees(contents)),
-        "distributions": list(_distributions(contents.records)),
-        "telemetry": list(_telemetry(contents.records)),
+        "distributions": list(_distributions(contents)),
+        "telemetry": list(_telemetry(contents)),
         "profiles": list(_profiles(contents)),
         "rooflines": msgspec.to_builtins(contents.rooflines),
+        "lanes": list(_lanes(contents)),
         "trainings": list(_trainings(contents)),
         "loads": list(_loads(contents)),
         "gain_paths": list(_gain_paths(contents)),
@@ -157,33 +159,53 @@ def _knees(contents: Contents) -> Iterator[dict[str, Any]]:
             }
 
 
-def _distributions(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
+def numbers_of(contents: Contents) -> dict[str, int]:
+    """By record, the number of the line it belongs to."""
+    return {record.id: number for number, line in enumerate(contents.lines) for record, _ in line.processes}
+
+
+def _distributions(contents: Contents) -> Iterator[dict[str, Any]]:
     """The quantile function of each record's latency: it shows two humps where a box would hide them."""
+    records, numbers = contents.records, numbers_of(contents)
     for number in _newest(records, DISTRIBUTIONS, lambda record: record.failure is None and bool(_latencies(record))):
         samples = _latencies(records[number])
         shares = np.linspace(0, 1, min(QUANTILES, len(samples)))
-        yield {"row": number, "n": len(samples), "s": [short(float(each)) for each in np.quantile(samples, shares)]}
+        line = numbers[records[number].id]
+        yield {"row": line, "n": len(samples), "s": [short(float(each)) for each in np.quantile(samples, shares)]}
 
 
 def _latencies(record: RunRecord) -> list[float]:
     return list(chain.from_iterable(block.samples for block in latency_blocks(record)))
 
 
-def _telemetry(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
-    """What the device looked like, by seconds since the record's first block."""
+def _telemetry(contents: Contents) -> Iterator[dict[str, Any]]:
+    """What the device looked like, by seconds since the record's first block. Between two blocks stands an empty look."""
+    records, numbers = contents.records, numbers_of(contents)
     for number in _newest(records, TELEMETRY_RECORDS, _has_telemetry):
-        looks = [(block.started_at + look.at_s, look) for block in records[number].blocks for look in block.telemetry]
-        looks = looks[:: max(1, len(looks) // TELEMETRY_SAMPLES)]
+        looks = _looks(records[number])
         start = min(at for at, _ in looks)
         series = {name: [short(getattr(look, name), 4) for _, look in looks] for name in TELEMETRY}
         known = {name: values for name, values in series.items() if any(value is not None for value in values)}
         throttle = [";".join(look.throttle) for _, look in looks]
         yield {
-            "row": number,
+            "row": numbers[records[number].id],
             "t": [round(at - start, 3) for at, _ in looks],
             "series": known,
             "throttle": throttle if any(throttle) else [],
         }
+
+
+def _looks(record: RunRecord) -> list[tuple[float, TelemetrySample]]:
+    """Every look with its time, thinned out; an empty one ends each block, so that no line is drawn across a gap."""
+    every = sum(len(block.telemetry) for block in record.blocks)
+    step = max(1, every // TELEMETRY_SAMPLES)
+    looks: list[tuple[float, TelemetrySample]] = []
+    for block in sorted(record.blocks, key=lambda block: block.started_at):
+        kept = block.telemetry[::step]
+        looks += [(block.started_at + look.at_s, look) for look in kept]
+        if kept:
+            looks.append((block.started_at + kept[-1].at_s, TelemetrySample(at_s=kept[-1].at_s)))
+    return looks[:-1]
 
 
 def _has_telemetry(record: RunRecord) -> bool:
@@ -193,7 +215,7 @@ def _has_telemetry(record: RunRecord) -> bool:
 
 
 def _profiles(contents: Contents) -> Iterator[dict[str, Any]]:
-    numbers = {record.id: number for number, record in enumerate(contents.records)}
+    numbers = numbers_of(contents)
     for profile in contents.profiles[-PROFILES:]:
         if profile.capture is not None and profile.capture.record_id in numbers:
             yield {"row": numbers[profile.capture.record_id], **_profile(profile)}
@@ -229,8 +251,15 @@ def _profile(profile: Profile) -> dict[str, Any]:
     }
 
 
+def _lanes(contents: Contents) -> Iterator[dict[str, Any]]:
+    numbers = numbers_of(contents)
+    for record_id, lanes in contents.lanes.items():
+        if record_id in numbers:
+            yield {"row": numbers[record_id], **msgspec.to_builtins(lanes)}
+
+
 def _gain_paths(contents: Contents) -> Iterator[dict[str, Any]]:
-    numbers = {record.id: number for number, record in enumerate(contents.records)}
+    numbers = numbers_of(contents)
     for found in contents.gain_paths:
         bars = msgspec.to_builtins(waterfall(found))
         yield {"row": numbers.get(found.record_id), "title": found.title, "bars": bars}
@@ -243,12 +272,17 @@ EPOCH_FIGURES = (
 
 def _trainings(contents: Contents) -> Iterator[dict[str, Any]]:
     """Each figure by epoch; those that nobody knows are left out."""
+    numbers = numbers_of(contents)
     for number in _newest(contents.records, TRAININGS, lambda record: bool(record.epochs)):
         training = contents.rows[number].training
         assert training is not None
         series = {name: [short(getattr(epoch, name)) for epoch in training.epochs] for name in EPOCH_FIGURES}
         known = {name: values for name, values in series.items() if any(value is not None for value in values)}
-        yield {"row": number, "epoch": [epoch.epoch for epoch in training.epochs], "series": known}
+        yield {
+            "row": numbers[contents.records[number].id],
+            "epoch": [epoch.epoch for epoch in training.epochs],
+            "series": known,
+        }
 
 
 LOAD_FIGURES = (
@@ -266,12 +300,14 @@ LOAD_FIGURES = (
 
 def _loads(contents: Contents) -> Iterator[dict[str, Any]]:
     """Each figure by rate."""
+    numbers = numbers_of(contents)
     for number in _newest(contents.records, TRAININGS, lambda record: bool(record.loads)):
         load = contents.rows[number].load
         assert load is not None
         series = {name: [short(getattr(point, name)) for point in load.points] for name in LOAD_FIGURES}
         rates = [short(point.rate) for point in load.points]
-        yield {"row": number, "rate": rates, "series": series, "sustainable_rate": short(load.sustainable_rate)}
+        row = numbers[contents.records[number].id]
+        yield {"row": row, "rate": rates, "series": series, "sustainable_rate": short(load.sustainable_rate)}
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from redline.analyze.batch import BatchFinding
 from redline.analyze.curves import Curve
 from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
 from redline.analyze.training import TrainingSummary
-from redline.identity import Subject, is_capture
+from redline.identity import Subject
 from redline.report.canvas import COLOURS, LABEL, label_text, new_figure, save_figure
-from redline.report.contents import Contents, folded
+from redline.report.contents import Contents
 from redline.report.load import plot_loads
 from redline.report.terminal import one_line
 from redline.report.train import draw_trainings
+from redline.spec import BASELINE
 
 MARKERS = "osD^Pvhp"
 MOST_LINES = 12
 MOST_BARS = 24
+BASELINE_COLOUR = "#5c6573"
 
 
 def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
@@ -43,7 +45,7 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
 def _against_batch(
     curves: Sequence[Curve],
     path: Path,
-    value: Callable[[RunSummary], float | None],
+    value: Callable[[RunSummary], Measured | None],
     unit: str,
     title: str,
     *,
@@ -53,27 +55,67 @@ def _against_batch(
     if not lines:
         return None
     shown = sorted(lines, key=lambda curve: -len(curve.points))[:MOST_LINES]
+    shown += _single_points(curves, shown)
     figure, axes = new_figure(8.4, 4.9)
     apart = _what_differs([curve.subject for curve in shown])
     for number, curve in enumerate(shown):
         points = [(row.batch, each) for row in curve.rows if (each := value(row)) is not None]
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = _look(number)
         wrong = any(row.numerics and row.numerics.is_wrong for row in curve.rows)
         name = f"{curve.recipe} (numerics ✗)" if wrong else curve.recipe
         label = " · ".join([*apart[curve.subject], name])
-        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=label_text(label), markersize=5)
+        axes.errorbar(
+            [batch for batch, _ in points],
+            [each.value for _, each in points],
+            yerr=[[each.below for _, each in points], [each.above for _, each in points]],
+            marker=marker,
+            color=colour,
+            label=label_text(label),
+            markersize=5,
+            capsize=3,
+        )
         if knee and curve.knee is not None:
             axes.plot([curve.knee.batch], [curve.knee.throughput_per_s], "*", color=colour, markersize=15, mec="black")
     _batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
-    axes.set_ylim(bottom=0)
+    if knee:
+        axes.set_ylim(bottom=0)
+    else:
+        _log_ticks(axes)
     axes.set_ylabel(unit)
     more = f"; {len(lines) - MOST_LINES} more curves are not shown" if len(lines) > MOST_LINES else ""
     starred = "; a star marks the knee" if knee and any(curve.knee for curve in shown) else ""
     common = [part for part in _parts(shown[0].subject) if part not in apart[shown[0].subject]]
     where = f"{label_text(' · '.join(common), 70)}: " if common else ""
-    axes.set_title(f"{where}{title}{starred}{more}", fontsize=10.5, loc="left")
+    axes.set_title(f"{where}{title}, 95 % intervals{starred}{more}", fontsize=10.5, loc="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return save_figure(figure, path)
+
+
+def _single_points(curves: Sequence[Curve], shown: Sequence[Curve]) -> list[Curve]:
+    """The fastest recipe of each subject shown, where it was measured at one batch only: a winner must not be missing."""
+    found = []
+    for subject in dict.fromkeys(curve.subject for curve in shown):
+        own = [curve for curve in curves if curve.subject == subject and any(row.batch for row in curve.measured)]
+        best = max(own, key=lambda curve: max(row.throughput_per_s or 0.0 for row in curve.measured), default=None)
+        if best is not None and best not in shown:
+            found.append(best)
+    return found
+
+
+def _look(number: int) -> tuple[str, str]:
+    """A colour and a symbol that no other of 64 lines has together."""
+    turn, place = divmod(number, len(COLOURS))
+    return COLOURS[place], MARKERS[(place + turn) % len(MARKERS)]
+
+
+def _log_ticks(axes: Any) -> None:
+    """A logarithmic axis whose labels are whole numbers: 1, 2, 5, 10, 20, 50."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _parts(subject: Subject) -> list[str]:
@@ -86,17 +128,24 @@ def _what_differs(subjects: Sequence[Subject]) -> dict[Subject, list[str]]:
     return {subject: [part for part in _parts(subject) if part not in common] for subject in subjects}
 
 
-def _recipes(contents: Contents, path: Path) -> Path | None:
-    """The subject and batch with the most recipes: interleaved ones before others."""
+def bars_of(contents: Contents) -> tuple[Subject, int | None, list[RunSummary]] | None:
+    """What the picture of recipes shows: the subject and batch with the most recipes, interleaved ones before others."""
     groups: dict[tuple[Subject, int | None], dict[str, RunSummary]] = {}
     # Records of a profile come after those that were measured thoroughly.
-    for line in sorted(folded(contents), key=lambda line: not is_capture(line.record)):
+    for line in sorted(contents.lines, key=lambda line: not line.is_capture):
         if line.row.throughput_per_s is not None:
             groups.setdefault((line.subject, line.row.batch), {})[line.row.recipe] = line.row
     if not groups:
         return None
     (subject, batch), rows = max(groups.items(), key=lambda item: (_in_turns(item[1].values()), len(item[1])))
-    bars = sorted(rows.values(), key=lambda row: row.throughput_per_s or 0.0)[-MOST_BARS:]
+    return subject, batch, sorted(rows.values(), key=lambda row: row.throughput_per_s or 0.0)[-MOST_BARS:]
+
+
+def _recipes(contents: Contents, path: Path) -> Path | None:
+    found = bars_of(contents)
+    if found is None:
+        return None
+    subject, batch, bars = found
     figure, axes = new_figure(8.4, 1.7 + 0.42 * len(bars))
     for number, row in enumerate(bars):
         assert row.throughput_per_s is not None
@@ -105,7 +154,7 @@ def _recipes(contents: Contents, path: Path) -> Path | None:
             number,
             row.throughput_per_s,
             xerr=_error_bars(row),
-            color=COLOURS[0] if sound else "#b9c4cf",
+            color="#b9c4cf" if not sound else BASELINE_COLOUR if row.recipe == BASELINE else COLOURS[0],
             hatch=None if sound else "//",
             edgecolor="white",
             error_kw={"capsize": 3, "elinewidth": 1},
@@ -133,7 +182,8 @@ def _error_bars(row: RunSummary) -> list[list[float]] | None:
     interval, speed = row.throughput_interval, row.throughput_per_s
     if interval is None or speed is None:
         return None
-    return [[max(0.0, speed - interval.low)], [max(0.0, interval.high - speed)]]
+    below, above = _reach(speed, interval.low, interval.high)
+    return [[below], [above]]
 
 
 def _bar_end(row: RunSummary) -> float:
@@ -149,12 +199,33 @@ def _bar_text(row: RunSummary) -> str:
     return "  ".join(part for part in (f"{row.throughput_per_s:,.0f}", ratio, doubt, wrong) if part)
 
 
-def _throughput(row: RunSummary) -> float | None:
-    return row.throughput_per_s if row.batch else None
+class Measured(NamedTuple):
+    """A value with how far its interval reaches below and above it."""
+
+    value: float
+    below: float = 0.0
+    above: float = 0.0
 
 
-def _latency_ms(row: RunSummary) -> float | None:
-    return row.latency_s.p50 * 1e3 if row.latency_s is not None and row.batch else None
+def _throughput(row: RunSummary) -> Measured | None:
+    speed, interval = row.throughput_per_s, row.throughput_interval
+    if speed is None or not row.batch:
+        return None
+    return Measured(speed, *_reach(speed, interval.low, interval.high)) if interval else Measured(speed)
+
+
+def _latency_ms(row: RunSummary) -> Measured | None:
+    latency = row.latency_s
+    if latency is None or not row.batch:
+        return None
+    if latency.low is None or latency.high is None:
+        return Measured(latency.p50 * 1e3)
+    below, above = _reach(latency.p50, latency.low, latency.high)
+    return Measured(latency.p50 * 1e3, below * 1e3, above * 1e3)
+
+
+def _reach(value: float, low: float, high: float) -> tuple[float, float]:
+    return max(0.0, value - low), max(0.0, high - value)
 
 
 def _batch_ticks(axes: Any, batches: set[int]) -> None:

@@ -13,7 +13,7 @@ from redline.analyze.profile import Profile, RankTime
 from redline.analyze.profile_diff import Changed, ProfileDiff, counts
 from redline.errors import SpecError
 from redline.report.profile_facts import facts, hints, title, told_part, told_time
-from redline.report.terminal import as_text, plain_table
+from redline.report.terminal import Fitted, as_text, plain_table
 from redline.trace.classes import short_name
 from redline.trace.names import label_of
 from redline.trace.operators import OperatorRow
@@ -63,11 +63,18 @@ class ProfileReport:
         ]
         for table in tables:
             if table is not None:
-                yield from ("", table)
+                yield from ("", Fitted(table, _expendable(table)))
         yield ""
         yield from _findings(profile)
         yield from (Text(f"note: {note}", style="dim") for note in profile.notes)
         yield from (Text(hint, style="dim") for hint in hints(profile))
+
+
+def _expendable(table: Table) -> list[str]:
+    """All but what it is, and how long it takes: from the right."""
+    names = [str(column.header) for column in table.columns]
+    kept = {names[0], "total", "device total", "host total", "measured", "value"}
+    return [name for name in reversed(names) if name not in kept]
 
 
 def _ranks(profile: Profile) -> Table:
@@ -312,14 +319,16 @@ class DiffReport:
         diff = self._diff
         yield Text(f"before: {diff.before}", style="bold")
         yield Text(f"after:  {diff.after}", style="bold")
-        yield _changes(f"per {diff.unit}", [diff.step, diff.busy], 2)
-        yield _changes("classes", diff.classes, len(diff.classes))
+        yield Text(diff.answer, style="bold")
+        tables = [_changes(f"per {diff.unit}", [diff.step, diff.busy], 2)]
+        tables.append(_changes("classes", diff.classes, len(diff.classes)))
         if diff.kernels:
-            yield _changes(f"kernels: {_told(diff.kernels)}", diff.kernels, self._rows)
+            tables.append(_changes(f"kernels: {_told(diff.kernels)}", diff.kernels, self._rows))
         if diff.operators:
-            yield _changes(f"operators: {_told(diff.operators)}", diff.operators, self._rows)
+            tables.append(_changes(f"operators: {_told(diff.operators)}", diff.operators, self._rows))
+        yield from (Fitted(table, ("calls", "difference", "before", "after")) for table in tables)
         if diff.aligned:
-            yield _alignment(diff, self._rows)
+            yield Fitted(_alignment(diff, self._rows))
         if diff.findings_gone:
             yield Text(f"resolved: {', '.join(diff.findings_gone)}", style="green")
         if diff.findings_new:
@@ -332,7 +341,7 @@ def _changes(title: str, rows: Sequence[Changed], most: int) -> Table:
     table.add_column("name", overflow="fold")
     for header in ("before", "after", "difference", "ratio", "calls"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("change", no_wrap=True)
     for row in rows[:most]:
         change = row.after_s - row.before_s
         calls = f"{row.calls_before:.4g} → {row.calls_after:.4g}"

@@ -1,13 +1,18 @@
-"""A profile as one HTML file that needs nothing else: no script, no font, no picture from anywhere."""
+"""A profile as one HTML file that needs nothing else: nothing is fetched from anywhere."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from redline.analyze.profile import Profile
+from redline.report.dashboard import lanes_script, script_policy
+from redline.report.payload import as_json
 from redline.report.profile_facts import PERFETTO, facts, hints, idle_parts, title, told_time
+from redline.trace.lanes import Lanes
 from redline.trace.memory import MemoryLine
 from redline.trace.timeline import Strip
 from redline.trace.tree import TreeNode
@@ -27,7 +32,9 @@ Side = Literal["device", "host"]
 SIDES: tuple[Side, ...] = ("device", "host")
 
 
-def profile_page(profile: Profile) -> str:
+def profile_page(profile: Profile, lanes: Lanes | None = None) -> str:
+    """`lanes`: the captured steps, to be looked at box by box."""
+    script = lanes_script() if lanes is not None else ""
     # Names in traces are anyone's to write: everything is escaped.
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -50,6 +57,9 @@ def profile_page(profile: Profile) -> str:
         limits=profile.limits[:OPERATORS_SHOWN],
         parts=profile.parts[:PARTS_SHOWN],
         perfetto=PERFETTO,
+        lanes=Markup(as_json(msgspec.to_builtins(lanes))) if lanes is not None else "",
+        script=Markup(script),
+        policy=f"default-src 'none'; style-src 'unsafe-inline'{script_policy(script) if script else ''}",
     )
 
 

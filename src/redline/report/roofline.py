@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.ceilings import CeilingsSummary, RooflineRow
+from redline.analyze.replicates import Line
 from redline.analyze.summary import CeilingsOf, RunSummary
 from redline.errors import SpecError
-from redline.record import RunRecord
 from redline.report.batch import check_place
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.spec import Frozen
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.work import Ceilings
@@ -28,9 +28,12 @@ class RooflineReport:
         self._failures = failures
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _whole(self._rows)
+        yield Fitted(
+            _whole(self._rows),
+            ("achieved", "bytes", "MFU", "FLOP/byte", "FLOPs", "of peak", "bound", "roof from", "roofline"),
+        )
         for row in self._rows:
-            yield _classes(row)
+            yield Fitted(_classes(row), ("min bytes", "FLOP/byte", "FLOPs", "calls", "limited by", "attainable"))
             if row.error:
                 yield Text(f"  {row.recipe}: {row.error}", style="red")
             for line in (f"bound: {row.bound.evidence}", *row.notes, *_in_cache(row)):
@@ -56,7 +59,7 @@ def _whole(rows: Sequence[RooflineRow]) -> Table:
         "bytes",
         "FLOP/byte",
         "roofline",
-        "by",
+        "roof from",
         "measured",
         "headroom",
         "of peak",
@@ -77,7 +80,7 @@ def _whole(rows: Sequence[RooflineRow]) -> Table:
             headroom_text(row.headroom, beaten=row.error is not None),
             format_share(row.efficiency),
             format_share(row.mfu),
-            f"{significant(row.achieved_flops_per_s / 1e12, 3)} TFLOP/s, {format_bytes(row.achieved_bytes_per_s)}/s",
+            f"{format_count(row.achieved_flops_per_s)}FLOP/s, {format_bytes(row.achieved_bytes_per_s)}/s",
             row.bound.label,
         )
     return table
@@ -141,14 +144,26 @@ class Roof(Frozen):
     flops_per_s: float | None = None
 
 
+class OperatorPoint(Frozen):
+    """One kind of operators at its own limit, unfused."""
+
+    label: str
+    intensity: float
+    flops_per_s: float
+    limited_by: str
+
+
 class RooflinePoint(Frozen):
     row: int
-    """The place of its record in the report."""
+    """The place of its line in the report."""
     label: str
     intensity: float
     """FLOP per compulsory byte."""
     flops_per_s: float
     told: str
+    beaten: str = ""
+    """Why it lies above a roof; empty where it does not."""
+    operators: tuple[OperatorPoint, ...] = ()
 
 
 class RooflineChart(Frozen):
@@ -157,15 +172,14 @@ class RooflineChart(Frozen):
     points: tuple[RooflinePoint, ...]
 
 
-def roofline_charts(
-    records: Sequence[RunRecord], rows: Sequence[RunSummary], ceilings_of: CeilingsOf
-) -> list[RooflineChart]:
-    """Of the records whose work was counted and whose device's ceilings are known."""
+def roofline_charts(lines: Sequence[Line], ceilings_of: CeilingsOf) -> list[RooflineChart]:
+    """Of the lines whose work was counted and whose device's ceilings are known."""
     points: dict[str, list[RooflinePoint]] = {}
     places: dict[str, Ceilings] = {}
     formats: dict[str, dict[str, None]] = {}
-    for number, (record, row) in enumerate(zip(records, rows, strict=True)):
-        known, point = ceilings_of(record), _point(number, row)
+    for number, line in enumerate(lines):
+        record = line.record
+        known, point = ceilings_of(record), _point(number, line.row)
         if known is None or point is None:
             continue
         title = _title(known)
@@ -193,6 +207,17 @@ def _point(number: int, row: RunSummary) -> RooflinePoint | None:
         intensity=found.intensity,
         flops_per_s=found.achieved_flops_per_s,
         told=f"{told}; {format_share(found.efficiency)} of the peak{wrong}",
+        beaten=str(found.error) if found.error else "",
+        operators=tuple(
+            OperatorPoint(
+                label=one.name,
+                intensity=one.intensity,
+                flops_per_s=one.flops / one.attainable_s,
+                limited_by=one.limited_by,
+            )
+            for one in found.classes
+            if one.flops and one.attainable_s
+        ),
     )
 
 

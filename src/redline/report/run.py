@@ -11,10 +11,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.race import verdict_of
+from redline.analyze.recommend import is_decided
 from redline.analyze.summary import RunSummary
 from redline.report.cells import (
-    GAP,
     bound_cell,
     error_cell,
     headline,
@@ -26,7 +25,8 @@ from redline.report.cells import (
     rounded,
     trust_cell,
 )
-from redline.report.terminal import as_text, make_table
+from redline.report.notebook import Bars
+from redline.report.terminal import GAP, as_text, make_table
 from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
@@ -45,6 +45,24 @@ COLD_EXPENDABLE = ("cache", "import", "worker", "build", "first call")
 
 def run_table_text(rows: Sequence[RunSummary]) -> str:
     return as_text(RunReport(rows))
+
+
+def speed_bars(rows: Sequence[RunSummary]) -> Bars | None:
+    """Speeds with their intervals, row by row."""
+    timed = [row for row in rows if row.throughput_per_s is not None]
+    if not timed:
+        return None
+    several = len({(row.model, row.batch) for row in timed}) > 1
+    bars = [
+        (
+            f"{row.model} b{row.batch} {row.recipe}" if several else row.recipe,
+            row.throughput_per_s or 0.0,
+            row.throughput_interval.low if row.throughput_interval else None,
+            row.throughput_interval.high if row.throughput_interval else None,
+        )
+        for row in timed
+    ]
+    return Bars(headline(timed) if not several else "speed", f"{timed[0].item or 'items'} per second", bars)
 
 
 class RunReport:
@@ -275,6 +293,9 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
                     f"  {row.recipe}: quantized: only a check on your own data tells whether the accuracy is acceptable"
                 )
             )
+        if row.sustained_per_s is not None:
+            share = f"{rounded(row.sustained_per_s, None)} {row.item or 'item'}/s sustained by the wall clock"
+            told.append(Text(f"  {row.recipe}: {share}: the machine stalled between steps", style="yellow"))
         told += _contradiction(row, rows)
         shown = row.verdict.noted("measured-separately", "contended", "others-at-work")
         shown += row.verdict.noted("spread", "outliers") if row.verdict.trusted else []
@@ -319,9 +340,12 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
     """About rows of one model."""
     first = measured[0]
     if (best := _fastest(measured)) is not None and best.vs_first is not None:
-        told = f"{best.recipe} is the fastest here that has acceptable outputs ({best.vs_first.ratio:.2f}×)"
-        if best.verdict.doubts("throughput"):
-            return f"{told}, but its times are noisy: measure again on a quieter machine or with a larger batch"
+        if not is_decided(best):
+            return (
+                f"{best.recipe} looks fastest ({ratio_cell(best)}), but its times are doubted: measure again on a quieter "
+                "machine or with a larger batch"
+            )
+        told = f"{best.recipe} is the fastest here that has acceptable outputs ({ratio_cell(best)})"
         if best.bound.label == "host" and best.worth_trying:
             return f"{told}; it is host-bound: {_try(best)}"
         return f"{told}; 'redline show {best.record_id[:13]}' has the details"
@@ -352,7 +376,7 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
 
 def _fastest(measured: Sequence[RunSummary]) -> RunSummary | None:
     """Surely faster than the first, with acceptable outputs."""
-    sound = [row for row in measured if row.vs_first and (row.vs_first.low or 0) > 1 and _may_be_recommended(row)]
+    sound = [row for row in measured if row.vs_first and row.vs_first.verdict == "faster" and _may_be_recommended(row)]
     return max(sound, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
 
 
@@ -377,7 +401,7 @@ def _is_undecided(row: RunSummary) -> bool:
     versus = row.vs_first
     if versus is None or not _may_be_recommended(row):
         return False
-    return versus.low is None or versus.high is None or verdict_of(versus.low, versus.high) == "inconclusive"
+    return versus.verdict == "inconclusive"
 
 
 def _may_be_recommended(row: RunSummary) -> bool:

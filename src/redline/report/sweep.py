@@ -14,7 +14,7 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
 from redline.report.cells import TRUST_STYLE
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.units import format_share, significant
 
 NO_RATIOS = (
@@ -68,7 +68,7 @@ def _plan_table(summary: SweepSummary) -> RenderableType:
     for cell in _combinations(summary.cells):
         numbers = (_number(cell.batch), _number(cell.threads))
         table.add_row(Text(cell.model), cell.task, Text(cell.recipe), *numbers, _status(cell, None))
-    return table
+    return Fitted(table, ("threads", "task"))
 
 
 def _counts(summary: SweepSummary) -> str:
@@ -93,7 +93,7 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
             row = by_record.get(cell.record_id or "")
             where = (Text(_axis_text(cell, axis, row)) for axis in axes)
             table.add_row(*where, *_measured(row), _status(cell, row))
-        parts.append(table)
+        parts.append(Fitted(table, ("memory MB", "p95 ms", "threads", "p50 ms", "±")))
     return parts
 
 
@@ -136,7 +136,7 @@ def _status(cell: SweepCell, row: RunSummary | None) -> Text:
     if row is None:
         return Text(cell.status, style="dim")
     doubts = ["numerics ✗"] if row.numerics is not None and row.numerics.is_wrong else []
-    bound = [f"{row.bound.label}-bound"] if row.bound.label != "unknown" else []
+    bound = [f"{row.bound.label}-bound"] if row.bound.label not in ("unknown", "device") else []
     return Text(
         ", ".join([*row.verdict.labels, *doubts, *bound]), style=TRUST_STYLE.get(row.verdict.labels[0], "yellow")
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from redline.units import printable
@@ -38,7 +38,10 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def as_text(report: RenderableType) -> str:
     """A report without colours, as wide as it needs to be."""
-    console = SafeConsole(width=PIPE_WIDTH, no_color=True, highlight=False, force_terminal=False)
+    # Neither a notebook nor FORCE_COLOR may put control codes into a plain text.
+    console = SafeConsole(
+        width=PIPE_WIDTH, color_system=None, no_color=True, highlight=False, force_terminal=False, force_jupyter=False
+    )
     with console.capture() as captured:
         console.print(report)
     return captured.get()
@@ -52,6 +55,98 @@ def make_table(title: Text | None) -> Table:
     return Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 1)
     )
+
+
+GAP = 3
+"""Characters between two columns; behind the last there are none."""
+LEAST = 14
+"""The width that a column of text keeps while others can be hidden instead."""
+_BREAKS = re.compile(r"(?<=[\s+:/·_,])")
+
+
+class Fitted:
+    """A table in as many columns as the terminal has room for, which names the columns it hides.
+
+    The first column and those not named as `expendable` stay. Columns of text are wrapped between words and switches;
+    numbers are never cut.
+    """
+
+    def __init__(self, table: Table, expendable: Sequence[str] = ()) -> None:
+        self.table = table
+        self._expendable = expendable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = {str(column.header): column for column in self.table.columns}
+        natural = {name: _width(name, column) for name, column in columns.items()}
+        least = {
+            name: min(natural[name], LEAST) if _wraps(column) else natural[name] for name, column in columns.items()
+        }
+        shown = list(columns)
+        hidden = []
+        for name in self._expendable:
+            if _taken(least, shown) > options.max_width and name in shown:
+                shown.remove(name)
+                hidden.append(name)
+        widths = _shared(shown, columns, natural, options.max_width)
+        made = make_table(_title_of(self.table))
+        for name in shown:
+            column = columns[name]
+            # A number wider than the terminal goes on in the next line rather than being cut.
+            fits = widths[name] >= natural[name]
+            made.add_column(column.header, justify=column.justify, no_wrap=fits, overflow="fold", width=widths[name])
+        for row in zip(*(columns[name].cells for name in shown), strict=True):
+            made.add_row(*(_wrapped(cell, widths[name]) for name, cell in zip(shown, row, strict=True)))
+        caption = f"not shown at this width: {', '.join(hidden)}" if hidden else ""
+        yield made
+        for line in (caption, str(self.table.caption or "")):
+            if line:
+                yield Text(f"  {line}", style="dim italic")
+
+
+def _title_of(table: Table) -> Text | None:
+    return table.title if isinstance(table.title, Text) else Text(str(table.title)) if table.title else None
+
+
+def _plain(cell: RenderableType) -> Text:
+    return cell if isinstance(cell, Text) else Text(str(cell))
+
+
+def _width(name: str, column: Column) -> int:
+    return max(len(name), *(len(line) for cell in column.cells for line in _plain(cell).plain.split("\n")), 0)
+
+
+def _wraps(column: Column) -> bool:
+    return column.justify == "left" and not column.no_wrap
+
+
+def _taken(widths: Mapping[str, int], shown: Sequence[str]) -> int:
+    return sum(widths[name] for name in shown) + GAP * (len(shown) - 1)
+
+
+def _shared(
+    shown: Sequence[str], columns: Mapping[str, Column], natural: Mapping[str, int], width: int
+) -> dict[str, int]:
+    """The room that numbers leave, shared between the columns of text: none gets more than it needs."""
+    texts = [name for name in shown if _wraps(columns[name])]
+    widths = {name: natural[name] for name in shown}
+    room = width - _taken(widths, shown) + sum(natural[name] for name in texts)
+    for place, name in enumerate(sorted(texts, key=lambda name: natural[name])):
+        widths[name] = max(1, min(natural[name], room // (len(texts) - place)))
+        room -= widths[name]
+    return widths
+
+
+def _wrapped(cell: RenderableType, width: int) -> Text:
+    """The cell in lines of at most `width`, broken between words and switches; a longer word is broken anywhere."""
+    text = _plain(cell)
+    if len(text.plain) <= width:
+        return text
+    lines = [""]
+    for piece in (piece for line in text.plain.split("\n") for piece in _BREAKS.split(line)):
+        if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+    return Text("\n".join(line.rstrip() for line in lines), style=text.style)
 
 
 def one_line(text: str, longest: int | None = None) -> str:

@@ -104,7 +104,7 @@ def models_table(rows: Sequence[TrainingSummary]) -> Table:
 
 def bottleneck(row: TrainingSummary) -> str:
     """What limits it where that is known, else the longest phase."""
-    if row.bound.label != "unknown":
+    if row.bound.label not in ("unknown", "device"):
         return row.bound.label
     longest = max(row.phase_shares, key=lambda name: row.phase_shares[name], default=None)
     return f"{longest} {format_share(row.phase_shares[longest])}" if longest else "unknown"

@@ -38,7 +38,7 @@ def phases_of(views: Sequence[HostView]) -> list[Phase]:
     sums = {name: [0, 0] for name in PHASES}
     seen: set[str] = set()
     for view in views:
-        marks = _marked(view)
+        marks = phases_marked(view)
         for name, (host, device) in _times(view, marks).items():
             sums[name][0] += host
             sums[name][1] += device
@@ -54,7 +54,8 @@ def bottleneck(phases: Sequence[Phase]) -> str | None:
     return max(phases, key=lambda phase: phase.needs_s).name if len(phases) > 1 else None
 
 
-def _marked(view: HostView) -> dict[str, Intervals]:
+def phases_marked(view: HostView) -> dict[str, Intervals]:
+    """When each phase was under way on the host; those without marks are left out."""
     trace = view.trace
     own = {name: _named(trace, trace.annotations, re.compile(f"^{OWN_PREFIX}{name}$")) for name in PHASES}
     own = {name: ranges for name, ranges in own.items() if len(ranges)}

@@ -14,6 +14,8 @@ from redline.analyze.recommend.evidence import (
     Advice,
     Evidence,
     held_bytes,
+    is_decided,
+    is_surely_faster,
     may_recommend,
     noise_remark,
     rate,
@@ -23,6 +25,7 @@ from redline.analyze.recommend.evidence import (
     work,
 )
 from redline.analyze.recommend.recipes import costs, recipe_to_use, what_to_avoid
+from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.identity import Subject
 from redline.spec import RunSpec
@@ -32,6 +35,8 @@ __all__ = [
     "costs",
     "headline",
     "held_bytes",
+    "is_decided",
+    "is_surely_faster",
     "may_recommend",
     "noise_remark",
     "rate",
@@ -43,27 +48,20 @@ __all__ = [
 ]
 
 
-def recommend(
-    curves: Sequence[Curve],
-    rows: Sequence[RunSummary],
-    subjects: Sequence[Subject],
-    firsts: Mapping[str, str],
-    specs: Mapping[str, RunSpec],
-) -> list[Advice]:
+def recommend(curves: Sequence[Curve], lines: Sequence[Line], specs: Mapping[str, RunSpec]) -> list[Advice]:
     """Per subject: the recipe first, then the batches, then what to keep away from.
 
-    `subjects`: one per row. `firsts`: of each group, the id of the record that the others are set against. `specs`: by
-    record, for the commands that are suggested.
+    `specs`: by record, for the commands that are suggested.
     """
     rows_of: dict[Subject, list[RunSummary]] = {}
-    for row, subject in zip(rows, subjects, strict=True):
-        rows_of.setdefault(subject, []).append(row)
+    for line in lines:
+        rows_of.setdefault(line.subject, []).append(line.row)
     curves_of: dict[Subject, list[Curve]] = {}
     for curve in curves:
         curves_of.setdefault(curve.subject, []).append(curve)
     advice: list[Advice] = []
     for subject, of_subject in curves_of.items():
-        evidence = Evidence(subject=subject, curves=of_subject, rows=rows_of[subject], firsts=firsts, specs=specs)
+        evidence = Evidence(subject=subject, curves=of_subject, rows=rows_of[subject], specs=specs)
         chosen = recipe_to_use(evidence)
         advice += [chosen] if chosen is not None else []
         advice += batches_to_use(evidence, chosen)
@@ -71,22 +69,32 @@ def recommend(
     return advice
 
 
-def headline(advice: Sequence[Advice], rows: Sequence[RunSummary]) -> str:
-    """The one sentence at the top."""
-    if not rows:
+def headline(advice: Sequence[Advice], lines: Sequence[Line]) -> str:
+    """The one sentence at the top: a decided comparison with its interval, else only what was measured."""
+    if not lines:
         return "There is nothing to report yet"
-    for kind in ("recipe", "throughput", "latency"):
-        told = next((each for each in advice if each.kind == kind), None)
-        if told is not None:
-            return told.headline
-    failed = sum(row.failure is not None for row in rows)
-    if failed == len(rows):
+    decided = [each for each in advice if each.kind == "recipe" and each.decided]
+    # Of several subjects, the one with the largest proven gain.
+    best = max(decided, key=lambda each: each.ratio or 0.0, default=None)
+    if best is not None:
+        return best.headline
+    failed = sum(line.row.failure is not None for line in lines)
+    if failed == len(lines):
         what = "the run" if failed == 1 else f"all {failed} runs"
         return f"Nothing could be measured: {what} failed"
-    fastest = max(rows, key=lambda row: row.throughput_per_s or 0.0)
-    if fastest.throughput_per_s is None:
-        return _load_headline(rows) or "No step was timed"
-    return f"{fastest.model} runs at {rate(fastest)} with {fastest.recipe}; nothing here can be recommended yet"
+    timed = [line.row for line in lines if line.row.throughput_per_s is not None]
+    if not timed:
+        return _load_headline([line.row for line in lines]) or "No step was timed"
+    models = list(dict.fromkeys(row.model for row in timed))
+    named = models[0] if len(models) == 1 else f"{len(models)} models"
+    recipes = len({row.recipe for row in timed})
+    if recipes == 1:
+        fastest = max(timed, key=lambda row: row.delivered_per_s or 0.0)
+        at = f" at batch {fastest.batch}" if fastest.batch else ""
+        where = f"{fastest.model} with {fastest.recipe}{at}" if len(models) == 1 else named
+        speed = f": {rate(fastest)}{noise_remark(fastest)}" if len(models) == 1 else ""
+        return f"{where} measured{speed}; no other recipe was tried"
+    return f"{recipes} recipes of {named} measured; no comparison is decided yet"
 
 
 def _load_headline(rows: Sequence[RunSummary]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from redline.analyze.command_line import command_line
 from redline.analyze.curves import Curve
+from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.identity import Subject
 from redline.spec import BASELINE, Frozen, RunSpec
@@ -38,17 +39,34 @@ def proven_recipes(rows: Sequence[RunSummary]) -> set[str]:
     return (right | {BASELINE}) - {recipe for recipe, numerics in checks if numerics.is_wrong}
 
 
-def recommendable(rows: Sequence[RunSummary], subjects: Sequence[Subject]) -> list[RunSummary]:
-    """Those that a recommendation may rest on. `subjects`: one per row."""
+def recommendable(lines: Sequence[Line]) -> list[RunSummary]:
+    """The rows that a recommendation may rest on."""
     rows_of: dict[Subject, list[RunSummary]] = {}
-    for row, subject in zip(rows, subjects, strict=True):
-        rows_of.setdefault(subject, []).append(row)
+    for line in lines:
+        rows_of.setdefault(line.subject, []).append(line.row)
     proven = {subject: proven_recipes(own) for subject, own in rows_of.items()}
-    return [row for row, subject in zip(rows, subjects, strict=True) if may_recommend(row, proven[subject])]
+    return [line.row for line in lines if may_recommend(line.row, proven[line.subject])]
 
 
 def _is_believable(row: RunSummary) -> bool:
     return row.throughput_per_s is not None and not DISQUALIFYING & set(row.verdict.labels)
+
+
+def is_decided(row: RunSummary) -> bool:
+    """Whether its comparison with the first settled the question, by times that are not doubted."""
+    versus = row.vs_first
+    return (
+        versus is not None
+        and versus.low is not None
+        and versus.verdict != "inconclusive"
+        and _is_believable(row)
+        and not row.verdict.doubts("throughput")
+    )
+
+
+def is_surely_faster(row: RunSummary) -> bool:
+    """Faster than the first beyond doubt: what a headline may rest on."""
+    return is_decided(row) and row.vs_first is not None and row.vs_first.verdict == "faster"
 
 
 def _is_unchecked(row: RunSummary) -> bool:
@@ -56,7 +74,8 @@ def _is_unchecked(row: RunSummary) -> bool:
 
 
 def per_s(row: RunSummary) -> float:
-    return row.throughput_per_s or 0.0
+    """What a user would get, stalls of the machine included."""
+    return row.delivered_per_s or 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +84,6 @@ class Evidence:
     curves: Sequence[Curve]
     rows: Sequence[RunSummary]
     """All of the subject, also those that others stand for in the curves."""
-    firsts: Mapping[str, str]
-    """Of each group, the id of the record that the others are set against."""
     specs: Mapping[str, RunSpec]
     """By record."""
 
@@ -117,6 +134,8 @@ class Advice(Frozen):
     recipe: str = ""
     batch: int | None = None
     record_id: str = ""
+    decided: bool = True
+    """False where the numbers leave it open: never a headline."""
     ratio: float | None = None
     """Of a recipe, against what it was set against, where they were measured in turns."""
     low: float | None = None
@@ -138,7 +157,8 @@ def advise(subject: Subject, kind: AdviceKind, told: str, details: Sequence[str]
 
 def rate(row: RunSummary) -> str:
     assert row.throughput_per_s is not None
-    return rate_text(row.throughput_per_s, row.item)
+    told = rate_text(row.throughput_per_s, row.item)
+    return told if row.sustained_per_s is None else f"{told} (sustained {rate_text(row.sustained_per_s, row.item)})"
 
 
 def rate_text(per_s: float, item: str | None) -> str:

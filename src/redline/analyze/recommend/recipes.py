@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -13,6 +13,8 @@ from redline.analyze.recommend.evidence import (
     Evidence,
     advise,
     held_bytes,
+    is_decided,
+    is_surely_faster,
     may_recommend,
     noise_remark,
     per_s,
@@ -28,40 +30,75 @@ from redline.units import format_bytes, format_seconds, format_share, significan
 
 
 def recipe_to_use(evidence: Evidence) -> Advice | None:
-    rows, firsts = evidence.rows, evidence.firsts
-    first_rows = {row.group: row for row in rows if row.group and firsts.get(row.group) == row.record_id}
-    measured = {group: row for group, row in first_rows.items() if row.throughput_per_s}
-    return _interleaved_recipe(evidence, measured) or _separate_recipe(evidence)
+    return _interleaved_recipe(evidence) or _separate_recipe(evidence)
 
 
-def _interleaved_recipe(evidence: Evidence, firsts: Mapping[str, RunSummary]) -> Advice | None:
-    """The best ratio of all groups that were measured in turns: only those carry an interval."""
-    subject = evidence.subject
+def _interleaved_recipe(evidence: Evidence) -> Advice | None:
+    """The best ratio of all that were measured in turns: only those carry an interval."""
     rivals = [row for row in evidence.rows if row.vs_first and row.vs_first.low is not None]
+    sound = [row for row in rivals if may_recommend(row) and _first_of(evidence, row) is not None]
     if not rivals:
         return None
-    # Only records that were checked: otherwise the luckiest replicate of a race, which checks once, would be chosen.
-    sound = [row for row in rivals if may_recommend(row) and row.group in firsts]
+    proven = max(filter(is_surely_faster, sound), key=_lowest_ratio, default=None)
+    if proven is not None:
+        return _proven(evidence, proven)
     best = max(sound, key=lambda row: ratio_of(row)[0], default=None)
-    if best is None or ratio_of(best)[1] <= 1:
-        first = next((row for row in firsts.values() if may_recommend(row)), None)
-        if first is None:
-            return None
-        told = f"Stay with {first.recipe} for {work(subject)}: nothing with acceptable outputs was clearly faster"
-        details = () if best is None else (f"next best: {best.recipe}, {ratio_text(best)} of its speed",)
-        return advise(subject, "recipe", told, details, first)
-    assert best.group is not None
-    first = firsts[best.group]
-    ratio = ratio_of(best)[0]
+    first = next((row for row in _firsts(evidence, rivals) if may_recommend(row)), None)
+    if first is None:
+        return None
+    subject = evidence.subject
+    doubtful = [row for row in sound if not is_decided(row)]
+    if doubtful:
+        return _undecided(evidence, max(doubtful, key=lambda row: ratio_of(row)[0]), first)
+    told = f"Stay with {first.recipe} for {work(subject)}: nothing with acceptable outputs was clearly faster"
+    details = () if best is None else (f"next best: {best.recipe}, {ratio_text(best)} of its speed",)
+    return advise(subject, "recipe", told, details, first)
+
+
+def _lowest_ratio(row: RunSummary) -> float:
+    """What it is surely faster by, as a user would see it: a stalling machine delivers less."""
+    stalls = per_s(row) / row.throughput_per_s if row.throughput_per_s else 1.0
+    return ratio_of(row)[1] * min(stalls, 1.0)
+
+
+def _first_of(evidence: Evidence, row: RunSummary) -> RunSummary | None:
+    """What it was set against."""
+    named = row.vs_first.recipe if row.vs_first is not None else ""
+    own = [each for each in evidence.rows if each.recipe == named and each.batch == row.batch and each.throughput_per_s]
+    return next((each for each in own if each.group == row.group), own[0] if own else None)
+
+
+def _firsts(evidence: Evidence, rivals: Sequence[RunSummary]) -> list[RunSummary]:
+    return [first for row in rivals if (first := _first_of(evidence, row)) is not None]
+
+
+def _proven(evidence: Evidence, best: RunSummary) -> Advice:
+    subject, first = evidence.subject, _first_of(evidence, best)
+    assert first is not None
+    ratio, low, high = ratio_of(best)
     does = "trains" if subject.task == "train" else "runs"
     told = (
-        f"{best.recipe} {does} {subject.model} {significant(ratio, 3)}× as fast as {first.recipe} on {subject.device}"
+        f"{best.recipe} {does} {subject.model} {significant(ratio, 3)}× ({low:.2f}–{high:.2f}) as fast as {first.recipe} "
+        f"on {subject.device}"
     )
     speed = (
         f"{ratio_text(best)} at batch {best.batch}, interleaved: {rate(best)} against {rate(first)}{noise_remark(best)}"
     )
     advice = advise(subject, "recipe", told, (speed, *costs(best, first)), best)
-    return msgspec.structs.replace(advice, **dict(zip(("ratio", "low", "high"), ratio_of(best), strict=True)))
+    return msgspec.structs.replace(advice, ratio=ratio, low=low, high=high)
+
+
+def _undecided(evidence: Evidence, best: RunSummary, first: RunSummary) -> Advice:
+    """What may be faster, and what would decide it."""
+    subject = evidence.subject
+    why = "its times are doubted" if not best.verdict.trusted else "its interval allows for no gain at all"
+    told = f"Not decided: {best.recipe} may be faster than {first.recipe} for {work(subject)}, but {why}"
+    again = evidence.command("race", best, batch=evidence.asked_batch(best), recipes=(first.recipe, best.recipe))
+    details = [
+        f"{ratio_text(best)} at batch {best.batch}: {rate(best)} against {rate(first)}{noise_remark(best)}",
+        *([f"'{again}' decides it"] if again else []),
+    ]
+    return msgspec.structs.replace(advise(subject, "recipe", told, details, first), decided=False)
 
 
 def _separate_recipe(evidence: Evidence) -> Advice | None:
@@ -87,7 +124,9 @@ def _separate_recipe(evidence: Evidence) -> Advice | None:
     else:
         told = f"{best.recipe} is the fastest for {work(subject)} on {subject.device}: {rate(best)} at batch {batch}"
         details = [_speed(evidence, best, first), *costs(best, first)]
-    return advise(subject, "recipe", told, [*details, *_not_checked(evidence, best, unproven)], best)
+    advice = advise(subject, "recipe", told, [*details, *_not_checked(evidence, best, unproven)], best)
+    # Rows that followed each other carry no interval, so nothing is decided between them.
+    return msgspec.structs.replace(advice, decided=False)
 
 
 def _speed(evidence: Evidence, best: RunSummary, first: RunSummary) -> str:

@@ -12,12 +12,7 @@ const CHARTS = {
     const usual = firsts.includes("baseline") ? "baseline" : mostCommon(firsts);
     const tellsRatio = (row) => known(row.ratio) && row.first_recipe === usual;
     const newest = new Map();
-    for (const row of together) {
-      const before = newest.get(row.recipe);
-      if (!before || (tellsRatio(row) && !tellsRatio(before)) || (tellsRatio(row) === tellsRatio(before) && better(row, before))) newest.set(row.recipe, row);
-    }
-    const inTurns = [...newest.values()].find(tellsRatio);
-    for (const row of together) if (inTurns && row.group === inTurns.group && !tellsRatio(newest.get(row.recipe))) newest.set(row.recipe, row);
+    for (const row of together) if (!newest.has(row.recipe) || better(row, newest.get(row.recipe))) newest.set(row.recipe, row);
     const [bars, remark] = limited([...newest.values()].sort((a, b) => b.throughput_per_s - a.throughput_per_s), MOST_BARS, "recipes");
     const item = bars[0].item || "items";
     const bar = {
@@ -200,7 +195,7 @@ const CHARTS = {
       const look = style(about);
       const twin = lines.findIndex((other) => ROWS[other.row].recipe === about.recipe) !== place;
       return {
-        type: "scatter", mode: each.t.length > 1 ? "lines" : "markers", label: `${about.recipe}${about.kind === "profile" ? " (beside a profile)" : ""}`,
+        type: "scatter", connectgaps: false, mode: each.t.length > 1 ? "lines" : "markers", label: `${about.recipe}${about.kind === "profile" ? " (beside a profile)" : ""}`,
         x: each.t, y: each.series[name].map((value) => (known(value) ? value * factor : null)), line: { color: look.colour, width: 1.8, dash: twin ? "dot" : "solid" }, marker: { color: look.colour, symbol: look.symbol }, opacity: twin ? 0.75 : 1,
         hoverinfo: "text", hovertext: each.t.map((at, place_) => `<b>${plain(about.recipe, 60)}</b><br>${figure(at, 4)} s: ${known(each.series[name][place_]) ? figure(each.series[name][place_] * factor, 4) : "n/a"} ${unit}${each.throttle[place_] ? `<br>throttle: ${plain(each.throttle[place_])}` : ""}<br>verdict: ${plain(about.verdict ?? "")}`),
       };
@@ -255,20 +250,15 @@ const CHARTS = {
     const key = (each) => String(PAYLOAD.gain_paths.indexOf(each));
     const chosen = pick(section, "search", searches.map((each) => [key(each), each.title]), redraw);
     const { title, bars } = searches.find((each) => key(each) === chosen);
-    const colours = { total: paletteColour(0), gain: paletteColour(2), loss: paletteColour(1), headroom: colour("muted") };
-    const lying = isNarrow();
-    const [along, across] = [bars.map((_, place) => place), bars.map((bar) => Math.abs(bar.to_s - bar.from_s) * 1e3)];
+    const colours = { baseline: colour("muted"), without: paletteColour(5), winner: paletteColour(0), roofline: paletteColour(2) };
     const trace = {
-      type: "bar", orientation: lying ? "h" : "v", x: lying ? across : along, y: lying ? along : across, base: bars.map((bar) => Math.min(bar.from_s, bar.to_s) * 1e3),
-      marker: { color: bars.map((bar) => colours[bar.kind]), opacity: bars.map((bar) => (bar.kind === "headroom" ? 0.55 : 1)), pattern: { shape: bars.map((bar) => (bar.kind === "headroom" ? "/" : "")), fgcolor: colour("card"), size: 7, solidity: 0.3 } },
-      text: bars.map((bar) => (lying ? plain(bar.told.replace(/ \(.*?\)/, "")) : plain(bar.told).replace(/ (?=\(|in all|left)/g, "<br>"))), textposition: lying ? "auto" : "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
-      hoverinfo: "text", hovertext: bars.map((bar) => `<b>${plain(bar.label, 70)}</b><br>${plain(bar.told)}<br>${seconds(bar.from_s)} → ${seconds(bar.to_s)}`),
+      type: "bar", orientation: "h", x: bars.map((bar) => bar.seconds * 1e3), y: bars.map((_, place) => place),
+      marker: { color: bars.map((bar) => colours[bar.kind]), opacity: bars.map((bar) => (bar.kind === "roofline" ? 0.55 : 1)), pattern: { shape: bars.map((bar) => (bar.kind === "roofline" ? "/" : "")), fgcolor: colour("card"), size: 7, solidity: 0.3 } },
+      text: bars.map((bar) => plain(isNarrow() ? seconds(bar.seconds) : `${seconds(bar.seconds)}   ${bar.told}`)), textposition: "outside", cliponaxis: false, textfont: { size: 12 }, constraintext: "none",
+      hoverinfo: "text", hovertext: bars.map((bar) => `<b>${plain(bar.label, 70)}</b><br>${seconds(bar.seconds)}<br>${plain(bar.told)}`),
     };
-    const most = Math.max(...bars.map((bar) => Math.max(bar.from_s, bar.to_s))) * 1e3;
-    const values = axis("ms per step", { range: [0, most * (lying ? 1.3 : 1.14)] });
-    const steps = axis("", { tickvals: along, ticktext: bars.map((bar) => plain(bar.label, 22)), showgrid: false });
-    const axes = lying ? { xaxis: values, yaxis: { ...steps, autorange: "reversed" } } : { xaxis: steps, yaxis: values };
-    return { traces: [trace], remark: searches.length < 2 ? oneLine(title) : "", layout: layout({ height: lying ? barHeight(bars.length) : 420, ...axes }) };
+    const most = Math.max(...bars.map((bar) => bar.seconds)) * 1e3;
+    return { traces: [trace], remark: searches.length < 2 ? oneLine(title) : "", layout: layout({ height: barHeight(bars.length), xaxis: axis("ms per step", { range: [0, most * (isNarrow() ? 1.4 : 1.5)] }), yaxis: barAxis(bars.map((bar) => bar.label)) }) };
   },
 
   roofline(rows, section, redraw) {
@@ -277,8 +267,13 @@ const CHARTS = {
     const charts = PAYLOAD.rooflines.map((each) => ({ ...each, points: each.points.filter((point) => shown.has(point.row)) })).filter((each) => each.points.length);
     if (!charts.length) return null;
     const place = pick(section, "device", charts.map((each, at) => [String(at), each.title]), redraw);
-    const { roofs, points: all } = charts[Number(place)];
-    const [points, remark] = limited([...all].reverse(), MOST_BARS, "runs");
+    const { roofs, points: every } = charts[Number(place)];
+    // One workload at a time: points of several models on one chart cannot be told apart.
+    const workloads = byWorkload(every.map((point) => ROWS[point.row]), (list) => [list.some((row) => known(row.ratio_low)) ? 1 : 0, list.length, list[0].batch ?? 0]);
+    const under = new Set(pickWorkload(section, workloads, redraw).map((row) => row.number));
+    const [points, many] = limited(every.filter((point) => under.has(point.row)).reverse(), MOST_BARS, "runs");
+    const beaten = points.filter((point) => point.beaten);
+    const remark = [many, beaten.length ? `Above a roof: ${beaten.map((point) => `${point.label}: ${point.beaten}`).join("; ")}` : ""].filter(Boolean).join(" ");
     const intensities = points.map((point) => point.intensity);
     const [left, right] = [Math.min(0.5, ...intensities) / 2, Math.max(100, ...intensities) * 3];
     const slope = Math.max(...roofs.map((roof) => roof.bytes_per_s ?? 0));
@@ -292,7 +287,13 @@ const CHARTS = {
     const looks = points.map((point) => style(ROWS[point.row]));
     const few = points.length <= 6 && !isNarrow();
     traces.push({ type: "scatter", mode: few ? "markers+text" : "markers", showlegend: false, x: intensities, y: points.map((point) => point.flops_per_s / 1e12), text: points.map((point) => plain(point.label, 24)), textposition: "top center", marker: { size: 11, color: looks.map((look) => look.colour), symbol: looks.map((look) => look.symbol) }, hoverinfo: "text", hovertext: points.map((point) => `<b>${plain(point.label, 70)}</b><br>${figure(point.intensity)} FLOP/byte<br>${figure(point.flops_per_s / 1e12)} TFLOP/s<br>${plain(point.told, 120)}<br>${rowTold(ROWS[point.row])}`) });
-    return { traces, remark, layout: layout({ height: 420, xaxis: axis("FLOP per byte", { type: "log", dtick: 1 }), yaxis: axis("TFLOP/s", { type: "log", dtick: 1 }) }) };
+    const operators = points.flatMap((point) => point.operators.map((each) => ({ ...each, of: point })));
+    if (operators.length) traces.push({ type: "scatter", mode: isNarrow() || operators.length > 12 ? "markers" : "markers+text", label: "operators, unfused", meta: "guide", x: operators.map((each) => each.intensity), y: operators.map((each) => each.flops_per_s / 1e12), text: operators.map((each) => plain(each.label, 18)), textposition: "bottom center", marker: { size: 7, symbol: "circle-open", color: operators.map((each) => style(ROWS[each.of.row]).colour) }, hoverinfo: "text", hovertext: operators.map((each) => `<b>${plain(each.label, 40)}</b> of ${plain(each.of.label, 50)}<br>at its own limit: ${figure(each.flops_per_s / 1e12)} TFLOP/s, ${figure(each.intensity)} FLOP/byte<br>limited by ${plain(each.limited_by)}`) });
+    const base = points.find((point) => ROWS[point.row].recipe === "baseline");
+    const best = [...points].filter((point) => ROWS[point.row].sound && ROWS[point.row].ratio_verdict === "faster").sort((one, other) => ROWS[other.row].ratio - ROWS[one.row].ratio)[0];
+    const log = Math.log10;
+    const arrows = base && best && best !== base ? [{ x: log(best.intensity), y: log(best.flops_per_s / 1e12), ax: log(base.intensity), ay: log(base.flops_per_s / 1e12), xref: "x", yref: "y", axref: "x", ayref: "y", showarrow: true, arrowhead: 3, arrowwidth: 2, arrowcolor: colour("accent"), opacity: 0.7, text: "" }] : [];
+    return { traces, remark, layout: layout({ height: 420, annotations: arrows, xaxis: axis("FLOP per byte", { type: "log", dtick: 1 }), yaxis: axis("TFLOP/s", { type: "log", dtick: 1 }) }) };
   },
 };
 
@@ -353,10 +354,17 @@ function stacked(bars, parts) {
   }));
 }
 
+// Every label is a whole number: plotly's own would call 50 "5".
+function logTicks(low, high) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) for (const digit of [1, 2, 5]) ticks.push(digit * 10 ** power);
+  return { tickvals: ticks, ticktext: ticks.map((value) => figure(value, 1)) };
+}
+
 function logWhenWide(made, values) {
   const positive = values.filter((value) => value > 0);
   const wide = positive.length > 1 && Math.max(...positive) / Math.min(...positive) > 12;
-  return wide ? { ...made, type: "log", dtick: "D2" } : { ...made, rangemode: "tozero" };
+  return wide ? { ...made, type: "log", ...logTicks(Math.min(...positive), Math.max(...positive)) } : { ...made, rangemode: "tozero" };
 }
 
 // Trainings epoch by epoch: one figure at a time, each made of one line or two.

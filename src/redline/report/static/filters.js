@@ -12,9 +12,39 @@ const chosen = new Map(FILTERS.map(([name]) => [name, new Set()]));
 
 const valueOf = (row, name) => row[name] ?? "–";
 
+let wanted = "";
+
 function shownRows() {
   const active = [...chosen].filter(([, values]) => values.size);
-  return ROWS.filter((row) => active.every(([name, values]) => values.has(String(valueOf(row, name)))));
+  const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+  return ROWS.filter((row) => active.every(([name, values]) => values.has(String(valueOf(row, name)))) && words.every((word) => searched(row).includes(word)));
+}
+function searched(row) {
+  row.words ??= [row.model, row.task, row.recipe, row.batch, row.setting, row.place, row.verdict, row.bound, row.record_id].filter(known).join(" ").toLowerCase();
+  return row.words;
+}
+
+// What is chosen stands in the address behind the #, so that a link shows the same.
+function keepState() {
+  const state = new URLSearchParams();
+  for (const [name, values] of chosen) for (const value of values) state.append(name, value);
+  if (wanted) state.set("q", wanted);
+  if (sorting.changed) state.set("sort", `${sorting.down ? "-" : ""}${sorting.name}`);
+  for (const name of hiddenColumns) state.append("hide", name);
+  try {
+    history.replaceState(null, "", `#${state}`);
+  } catch {
+    // A page inside a frame of its own may not change its address.
+  }
+}
+function restoreState() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  for (const [name, values] of chosen) for (const value of state.getAll(name)) values.add(value);
+  wanted = state.get("q") ?? "";
+  const sort = state.get("sort");
+  const name = sort?.replace(/^-/, "");
+  if (TABLE.some((column) => column.name === name)) Object.assign(sorting, { name, down: sort.startsWith("-"), changed: true });
+  if (state.has("hide")) hiddenColumns = new Set(state.getAll("hide"));
 }
 
 function buildFilters(changed) {
@@ -28,14 +58,18 @@ function buildFilters(changed) {
     values.sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : 0));
     menus.push(filterMenu(name, label, values, changed));
   }
+  const search = element("input", { type: "search", id: "search", placeholder: "Search", "aria-label": "Search" });
+  search.value = wanted;
+  search.addEventListener("input", () => { wanted = search.value; changed(); });
   const clear = element("button", { type: "button", id: "clear" }, "Clear filters");
   clear.addEventListener("click", () => {
     for (const values of chosen.values()) values.clear();
+    wanted = search.value = "";
     for (const menu of menus) menu.reset();
     changed();
   });
   const shown = element("span", { class: "shown", id: "shown" });
-  form.append(...menus.map((menu) => menu.details), clear, shown);
+  form.append(...menus.map((menu) => menu.details), search, clear, shown);
   document.addEventListener("click", (event) => {
     for (const menu of menus) if (!menu.details.contains(event.target)) menu.details.open = false;
   });
@@ -58,6 +92,7 @@ function filterMenu(name, label, values, changed) {
     const row = element("label");
     const box = element("input", { type: "checkbox" });
     box.value = String(value);
+    box.checked = chosen.get(name).has(box.value);
     box.addEventListener("change", () => {
       if (box.checked) chosen.get(name).add(box.value);
       else chosen.get(name).delete(box.value);
@@ -82,6 +117,6 @@ function filterMenu(name, label, values, changed) {
 function tellShown(rows) {
   const shown = document.getElementById("shown");
   if (!shown) return;
-  shown.textContent = rows.length === ROWS.length ? `${ROWS.length} records` : `${rows.length} of ${ROWS.length} records`;
-  document.getElementById("clear").disabled = ![...chosen.values()].some((values) => values.size);
+  shown.textContent = rows.length === ROWS.length ? `${ROWS.length} rows` : `${rows.length} of ${ROWS.length} rows`;
+  document.getElementById("clear").disabled = !wanted && ![...chosen.values()].some((values) => values.size);
 }

@@ -32,7 +32,10 @@ function drawStale() {
 
 function filtersChanged() {
   const rows = shownRows();
+  keepState();
   tellShown(rows);
+  showAnswers(rows);
+  drawTimeline();
   drawTable(rows);
   for (const section of SECTIONS) stale.add(section);
   drawStale();
@@ -57,7 +60,22 @@ function watchSections() {
   });
 }
 
+// The captured step: one profile at a time, of those that the filters leave.
+let boxViews = [];
+function drawTimeline() {
+  const section = document.getElementById("timeline");
+  if (!section) return;
+  const shown = new Set(shownRows().map((row) => row.number));
+  const there = PAYLOAD.lanes.filter((each) => shown.has(each.row));
+  section.hidden = !there.length;
+  if (!there.length) return;
+  const chosen = pick(section, "profile", there.map((each) => [String(each.row), `${ROWS[each.row].recipe} · ${workloadName(ROWS[each.row])}`]), drawTimeline);
+  const [timeline, flame] = section.querySelectorAll(".boxes");
+  boxViews = drawLanes(timeline, flame, there.find((each) => String(each.row) === chosen));
+}
+
 function redrawAll() {
+  for (const each of boxViews) each.redraw();
   for (const section of SECTIONS) stale.add(section);
   drawStale();
 }
@@ -74,11 +92,18 @@ async function loadLibrary() {
 
 async function start() {
   watchTheme(redrawAll);
+  restoreState();
   buildFilters(filtersChanged);
-  buildTable(() => drawTable(shownRows()));
-  tellShown(ROWS);
-  drawTable(ROWS);
+  watchCopies();
+  buildTable(() => {
+    keepState();
+    drawTable(shownRows());
+  });
+  tellShown(shownRows());
+  showAnswers(shownRows());
+  drawTable(shownRows());
   watchSections();
+  drawTimeline();
   if (SECTIONS.length) {
     if (typeof DecompressionStream === "undefined") {
       for (const section of SECTIONS) section.querySelector(".plot").replaceChildren(element("p", { class: "hint" }, "The charts need a browser of 2023 or later; the table below does not."));

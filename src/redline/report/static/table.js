@@ -2,31 +2,37 @@
 
 const PAGE = 50;
 const TABLE = [
-  { name: "model", label: "model", text: true },
-  { name: "task", label: "task", text: true, tight: true },
   { name: "recipe", label: "recipe", text: true, wide: true },
+  { name: "model", label: "model", text: true, spare: true },
+  { name: "task", label: "task", text: true, tight: true, spare: true },
   { name: "batch", label: "batch", show: (row) => row.batch ?? "–" },
-  { name: "throughput_per_s", label: "items/s", show: (row) => (known(row.throughput_per_s) ? figure(row.throughput_per_s, 4) : "–") },
-  { name: "half_width", label: "±", show: (row) => (known(row.throughput_low) ? percent((row.throughput_high - row.throughput_low) / 2 / row.throughput_per_s) : "–") },
+  { name: "throughput_per_s", label: "items/s", show: (row) => (known(row.throughput_per_s) ? `${figure(row.throughput_per_s, Math.max(4, String(Math.round(row.throughput_per_s)).length))}${known(row.sustained_per_s) ? ` (sustained ${figure(row.sustained_per_s, 4)})` : ""}` : "–") },
+  { name: "ratio", label: "vs first", show: (row) => (known(row.ratio) ? `${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""}${[null, undefined, "baseline"].includes(row.first_recipe) ? "" : ` of ${cut(row.first_recipe, 14)}`}` : "–") },
+  { name: "half_width", label: "±", show: (row) => (known(row.half_width) ? percent(row.half_width) : "–") },
   { name: "verdict", label: "verdict", text: true, tight: true },
   { name: "latency_p50_s", label: "p50", show: (row) => (known(row.latency_p50_s) ? seconds(row.latency_p50_s) : "–") },
   { name: "latency_p95_s", label: "p95", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p95_s)) },
   { name: "latency_p99_s", label: "p99", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p99_s)) },
-  { name: "ratio", label: "vs first", show: (row) => (known(row.ratio) ? `${figure(row.ratio)}×${known(row.ratio_low) ? ` (${figure(row.ratio_low)}–${figure(row.ratio_high)})` : ""}${[null, undefined, "baseline"].includes(row.first_recipe) ? "" : ` of ${cut(row.first_recipe, 14)}`}` : "–") },
   { name: "held_bytes", label: "memory", show: (row) => (known(row.held_bytes) ? bytes(row.held_bytes) : "–") },
   { name: "rel_l2", label: "rel. error", show: (row) => (row.numerics_state === "reference" ? "fp32" : ["passed", "failed"].includes(row.numerics_state) ? `${errorText(row)}${row.sound ? "" : " ✗"}` : "–") },
+  { name: "spread", label: "processes", show: (row) => row.spread ?? "1" },
   { name: "bound", label: "bound", text: true, tight: true },
   { name: "setting", label: "setting", text: true },
   { name: "place", label: "device", text: true, tight: true },
   { name: "created_at", label: "when", text: true, tight: true, show: (row) => row.created_at?.slice(0, 16).replace("T", " ") ?? "–" },
   { name: "record_id", label: "record", text: true, tight: true, show: (row) => row.record_id.slice(0, 13) },
-].filter((column) => column.name === "half_width" || column.name === "held_bytes" || ROWS.some((row) => known(row[column.name])));
+].filter((column) => column.name === "held_bytes" || ROWS.some((row) => known(row[column.name])));
 
-const sorting = { name: "created_at", down: true };
+const sorting = { name: "created_at", down: true, changed: false };
 let page = 0;
+// On a phone only the numbers stay beside the recipe; the chooser brings the rest back.
+let hiddenColumns = new Set(isNarrow() ? TABLE.filter((column) => !["recipe", "batch", "throughput_per_s", "ratio"].includes(column.name)).map((column) => column.name) : []);
+const opened = new Set();
+const pinned = new Set();
+const shownColumns = () => TABLE.filter((column) => !hiddenColumns.has(column.name));
 
 function sorted(rows) {
-  const key = (row) => (sorting.name === "half_width" ? (known(row.throughput_low) ? (row.throughput_high - row.throughput_low) / row.throughput_per_s : null) : row[sorting.name]);
+  const key = (row) => row[sorting.name];
   const sign = sorting.down ? -1 : 1;
   return [...rows].sort((one, other) => {
     const [a, b] = [key(one), key(other)];
@@ -46,6 +52,7 @@ function buildTable(changed) {
     const sort = () => {
       sorting.down = sorting.name === column.name ? !sorting.down : !column.text;
       sorting.name = column.name;
+      sorting.changed = true;
       page = 0;
       changed();
     };
@@ -59,6 +66,7 @@ function buildTable(changed) {
     line.append(cell);
   }
   head.append(line);
+  buildChooser(changed);
   document.getElementById("previous").addEventListener("click", () => { page -= 1; changed(); });
   document.getElementById("next").addEventListener("click", () => { page += 1; changed(); });
   document.getElementById("download").addEventListener("click", download);
@@ -73,8 +81,10 @@ function drawTable(rows) {
     if (cell.dataset.column === sorting.name) cell.setAttribute("aria-sort", sorting.down ? "descending" : "ascending");
     else cell.removeAttribute("aria-sort");
   }
-  body.replaceChildren(...sorted(rows).slice(page * PAGE, (page + 1) * PAGE).map(tableRow));
-  document.getElementById("count").textContent = `${rows.length} record${rows.length === 1 ? "" : "s"}. Click a column to sort by it; the download has what the filters leave, with every column.`;
+  for (const cell of document.querySelectorAll("#table th")) cell.hidden = hiddenColumns.has(cell.dataset.column);
+  const ordered = sorted(rows).sort((one, other) => pinned.has(other.record_id) - pinned.has(one.record_id));
+  body.replaceChildren(...ordered.slice(page * PAGE, (page + 1) * PAGE).flatMap((row) => (opened.has(row.record_id) ? [tableRow(row), detailRow(row)] : [tableRow(row)])));
+  document.getElementById("count").textContent = `${rows.length} row${rows.length === 1 ? "" : "s"}, one for all processes of a recipe. Click a column to sort by it, a row for its details; the download has what the filters leave, with every column.`;
   document.getElementById("page").textContent = `${page + 1} of ${pages}`;
   document.getElementById("previous").disabled = page === 0;
   document.getElementById("next").disabled = page === pages - 1;
@@ -82,8 +92,14 @@ function drawTable(rows) {
 }
 
 function tableRow(row) {
-  const line = element("tr", { "data-record": row.record_id });
-  for (const column of TABLE) {
+  const line = element("tr", { "data-record": row.record_id, tabindex: "0", ...(pinned.has(row.record_id) ? { class: "pinned" } : {}) });
+  const toggle = () => {
+    if (!opened.delete(row.record_id)) opened.add(row.record_id);
+    drawTable(shownRows());
+  };
+  line.addEventListener("click", toggle);
+  line.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(); });
+  for (const column of shownColumns()) {
     const classes = ["text", "tight", "wide"].filter((name) => column[name]).join(" ");
     const cell = element("td", classes ? { class: classes } : {});
     if (column.name === "verdict") cell.append(...verdictChips(row));
@@ -95,6 +111,47 @@ function tableRow(row) {
     line.append(cell);
   }
   return line;
+}
+
+function detailRow(row) {
+  const line = element("tr", { class: "detail" });
+  const cell = element("td", { colspan: String(shownColumns().length) });
+  const pin = element("button", { type: "button", class: "pin" }, pinned.has(row.record_id) ? "Unpin" : "Pin to the top");
+  pin.addEventListener("click", () => {
+    if (!pinned.delete(row.record_id)) pinned.add(row.record_id);
+    drawTable(shownRows());
+  });
+  const list = element("dl");
+  const facts = [
+    ["what", workloadName(row)], ["recipe", row.recipe], ["speed", known(row.throughput_per_s) ? `${rate(row.throughput_per_s, row.item)}${known(row.throughput_low) ? ` (${figure(row.throughput_low, 5)}–${figure(row.throughput_high, 5)})` : ""}` : null],
+    ["processes", row.spread], ["latency", known(row.latency_p50_s) ? `p50 ${seconds(row.latency_p50_s)}, p95 ${seconds(row.latency_p95_s)}, p99 ${seconds(row.latency_p99_s)}` : null],
+    ["bound", known(row.bound) ? `${row.bound}: ${row.bound_evidence ?? ""}` : null], ["trust", [row.verdict, row.trust_reasons].filter(Boolean).join(": ")], ["numerics", row.numerics_reason], ["failed", row.failure_message],
+    ["roofline", known(row.roofline_s) ? `${seconds(row.roofline_s)}${known(row.headroom) ? `, ${figure(row.headroom)}× left` : ""}` : null], ["record", row.record_id],
+  ];
+  for (const [name, told] of facts) if (told) list.append(element("dt", {}, name), element("dd", {}, oneLine(told)));
+  cell.append(list, pin);
+  if (row.command) cell.append(" ", element("code", {}, row.command), " ", element("button", { type: "button", class: "copy", "data-copy": row.command }, "Copy command"));
+  line.append(cell);
+  return line;
+}
+
+function buildChooser(changed) {
+  const details = element("details", { class: "chooser" });
+  const menu = element("div", { class: "menu" });
+  for (const column of TABLE.slice(1)) {
+    const label = element("label");
+    const box = element("input", { type: "checkbox", "data-show": column.name });
+    box.checked = !hiddenColumns.has(column.name);
+    box.addEventListener("change", () => {
+      if (box.checked) hiddenColumns.delete(column.name);
+      else hiddenColumns.add(column.name);
+      changed();
+    });
+    label.append(box, element("span", {}, column.label));
+    menu.append(label);
+  }
+  details.append(element("summary", {}, "Columns"), menu);
+  document.getElementById("download").before(details);
 }
 
 function verdictChips(row) {

@@ -1,10 +1,11 @@
-"""The way from the baseline to the fastest recipe, switch by switch, and what is left to the roofline.
+"""From the baseline to the fastest recipe: what each switch brings, and what is left to the roofline.
 
-Times, not rates: each step of the way takes some of the baseline's time off, and the parts add up.
+Only times that were measured: the baseline, the winner without each of its switches, the winner.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -13,7 +14,8 @@ import msgspec
 
 from redline.analyze.race import RaceVerdict, verdict_of
 from redline.analyze.recommend import Advice, costs, may_recommend, noise_remark, work
-from redline.analyze.summary import RunSummary
+from redline.analyze.replicates import Line
+from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import farthest
 from redline.errors import SpecError
 from redline.identity import Subject
@@ -22,7 +24,7 @@ from redline.spec import BASELINE, Frozen
 
 
 class Gain(Frozen):
-    """What one change brought on the way."""
+    """What one switch brings: the time without it over the time with it."""
 
     name: str
     gain: float
@@ -45,7 +47,9 @@ class GainPath(Frozen):
     baseline_s: float
     """A step of the baseline, in seconds."""
     winner: str
+    winner_s: float
     switches: tuple[Gain, ...] = ()
+    """What leaving each switch out of the winner costs."""
     low: float | None = None
     high: float | None = None
     """The 95 % interval of the whole gain, where there is one."""
@@ -58,59 +62,33 @@ class GainPath(Frozen):
     def __post_init__(self) -> None:
         if not self.baseline_s > 0:
             raise SpecError(f"baseline_s must be above 0, got {self.baseline_s}")
-
-    @property
-    def winner_s(self) -> float:
-        seconds = self.baseline_s
-        for switch in self.switches:
-            seconds /= switch.gain
-        return seconds
+        if not self.winner_s > 0:
+            raise SpecError(f"winner_s must be above 0, got {self.winner_s}")
 
 
 class Bar(Frozen):
-    """One bar of the waterfall, in seconds: where it starts and where it ends."""
+    """One measured time, in seconds."""
 
     label: str
-    from_s: float
-    to_s: float
-    kind: str
-    """`total`, `gain`, `loss` or `headroom`."""
+    seconds: float
+    kind: Literal["baseline", "without", "winner", "roofline"]
     told: str
     """What the bar says, in words."""
 
 
 def waterfall(path: GainPath) -> list[Bar]:
-    """Baseline, the gain of each switch, the winner, and what is left to the roofline."""
-    before_s = path.baseline_s
-    bars = [Bar(label=path.baseline, from_s=0.0, to_s=before_s, kind="total", told="baseline")]
-    for switch in path.switches:
-        after_s = before_s / switch.gain
+    """Measured times only: the baseline, the winner without each of its switches, the winner, and the roofline."""
+    bars = [Bar(label=path.baseline, seconds=path.baseline_s, kind="baseline", told="baseline")]
+    for switch in sorted(path.switches, key=lambda switch: -switch.gain):
         verdict = f", {switch.verdict}" if switch.verdict else ""
-        kind = "gain" if after_s <= before_s else "loss"
-        bars.append(
-            Bar(
-                label=switch.name,
-                from_s=before_s,
-                to_s=after_s,
-                kind=kind,
-                told=f"{switch.gain:.2f}×{_between(switch.low, switch.high)}{verdict}",
-            )
-        )
-        before_s = after_s
-    whole = f"{path.baseline_s / before_s:.2f}×{_between(path.low, path.high)} in all"
+        told = f"{switch.gain:.2f}×{_between(switch.low, switch.high)} the winner's time{verdict}"
+        bars.append(Bar(label=f"without {switch.name}", seconds=path.winner_s * switch.gain, kind="without", told=told))
+    whole = f"{path.baseline_s / path.winner_s:.2f}×{_between(path.low, path.high)} as fast as {path.baseline}"
     told = f"{whole}, {path.verdict}" if path.verdict else whole
-    bars.append(Bar(label=path.winner, from_s=0.0, to_s=before_s, kind="total", told=told))
+    bars.append(Bar(label=path.winner, seconds=path.winner_s, kind="winner", told=told))
     if path.roofline_s is not None:
-        left = before_s / path.roofline_s
-        bars.append(
-            Bar(
-                label="roofline",
-                from_s=before_s,
-                to_s=path.roofline_s,
-                kind="headroom",
-                told=f"{left:.1f}× left at most",
-            )
-        )
+        left = f"{path.winner_s / path.roofline_s:.1f}× left at most"
+        bars.append(Bar(label="roofline", seconds=path.roofline_s, kind="roofline", told=left))
     return bars
 
 
@@ -138,22 +116,11 @@ def winner_verdict(finding: TuneSummary, winner: Winner) -> RaceVerdict:
     return next((ranked.verdict for ranked in finding.ranking if ranked.recipe == winner.recipe), "inconclusive")
 
 
-TOGETHER = "together"
-"""What the switches bring only in company: each alone was left out without it showing."""
-TWICE = "counted twice"
-"""The switches need each other: leaving out one takes from the others what they bring."""
-OTHERS = "the other switches"
-"""What nobody measured apart, for want of time."""
-ALL = "all switches"
-"""The same where no switch at all was measured apart."""
-WORTH_A_BAR = 0.01
-
-
 def gain_path_of(finding: TuneSummary, rows: Sequence[RunSummary]) -> GainPath | None:
     """None where there is no winner but the baseline itself, or its time is not known.
 
-    The gain of each step was measured by leaving it out of the winner. Switches that help each other then count the help
-    twice, and switches that do the same work hide it: what is left to the whole ratio is a bar of its own.
+    The gain of each switch was measured by leaving it out of the winner. Such gains do not multiply to the whole: switches
+    that help each other count the help twice, and switches that do the same work hide it.
     """
     winner = finding.leader
     row = next((row for row in rows if winner is not None and row.record_id == winner.record_id), None)
@@ -172,7 +139,10 @@ def gain_path_of(finding: TuneSummary, rows: Sequence[RunSummary]) -> GainPath |
         baseline=BASELINE,
         baseline_s=winner_s * winner.ratio,
         winner=winner.recipe,
-        switches=tuple(_steps(finding, winner)),
+        winner_s=winner_s,
+        switches=tuple(
+            Gain(name=each.switch, gain=each.gain, low=each.low, high=each.high) for each in finding.switches
+        ),
         low=winner.low,
         high=winner.high,
         verdict=", ".join([*row.verdict.labels, *_doubts(finding, winner)]),
@@ -188,26 +158,41 @@ def _doubts(finding: TuneSummary, winner: Winner) -> list[str]:
     return [*([verdict] if verdict != "faster" else []), *only]
 
 
-def _steps(finding: TuneSummary, winner: Winner) -> list[Gain]:
-    switches = [Gain(name=each.switch, gain=each.gain, low=each.low, high=each.high) for each in finding.switches]
-    rest = winner.ratio / math.prod(switch.gain for switch in switches)
-    if abs(math.log(rest)) <= WORTH_A_BAR:
-        return switches
-    return [*switches, Gain(name=_name_of_rest(rest, switches, winner), gain=rest)]
-
-
-def _name_of_rest(rest: float, switches: Sequence[Gain], winner: Winner) -> str:
-    if not switches:
-        return ALL
-    if not {switch.name for switch in switches} >= set(winner.recipe.split("+")):
-        return OTHERS
-    return TOGETHER if rest > 1 else TWICE
-
-
 def _step_s(row: RunSummary, objective: str) -> float | None:
     if objective == "latency":
         return row.latency_s.p50 if row.latency_s is not None else None
     return row.step_s
+
+
+def with_search_ratios(lines: Sequence[Line], tunes: Sequence[TuneSummary]) -> list[Line]:
+    """Lines with the ratios that a search printed, where one ranked them: it saw them in more processes than one group.
+
+    `tunes`: newest last, which is the one that speaks.
+    """
+    told: dict[str, VersusFirst] = {}
+    for tune in tunes:
+        if tune.objective == "throughput":
+            told |= _ranked_ratios(tune, lines)
+    return [
+        dataclasses.replace(line, row=msgspec.structs.replace(line.row, vs_first=told[line.row.record_id]))
+        if line.row.record_id in told
+        else line
+        for line in lines
+    ]
+
+
+def _ranked_ratios(tune: TuneSummary, lines: Sequence[Line]) -> dict[str, VersusFirst]:
+    """By the record that stands for each line."""
+    ranked = {row.recipe: row for row in tune.ranking if row.recipe != BASELINE and math.isfinite(row.ratio)}
+    own, found = set(tune.record_ids), {}
+    for line in lines:
+        row, rank = line.row, ranked.get(line.row.recipe)
+        versus = row.vs_first
+        if rank is None or versus is None or versus.recipe != BASELINE or row.batch != tune.batch:
+            continue
+        if own.issuperset(record.id for record, _ in line.processes):
+            found[row.record_id] = msgspec.structs.replace(versus, ratio=rank.ratio, low=rank.low, high=rank.high)
+    return found
 
 
 def with_winners(
@@ -256,9 +241,12 @@ def _advice(
     if _may_be_no_faster(winner):
         return _stay(subject, tune, winner, rows, where)
     is_decided = certainty_of(winner) == "decided"
+    row = rows.get(winner.record_id)
+    doubted = row is not None and row.verdict.doubts("throughput")
     return Advice(
         subject=subject,
         kind="recipe",
+        decided=(is_decided and not doubted) or (winner.recipe == BASELINE and tune.has_answer),
         headline=_headline(tune, winner, where),
         details=(*_details(tune, winner, rows), *_costs(tune, winner, rows)),
         recipe=winner.recipe,
@@ -282,6 +270,7 @@ def _stay(subject: Subject, tune: TuneSummary, winner: Winner, rows: Mapping[str
         kind="recipe",
         headline=f"Stay with {BASELINE} for {work(subject)}{where}: nothing that was tried is clearly faster",
         details=(f"next best: {winner.recipe}, {_proof(tune, winner, rows)}",),
+        decided=winner_verdict(tune, winner) in ("same", "slower"),
         recipe=BASELINE,
         batch=winner.batch,
         record_id=first.record_id if first is not None else "",
@@ -296,7 +285,7 @@ def _headline(finding: TuneSummary, winner: Winner, where: str) -> str:
             f"{winner.recipe} is the fastest that was found for {finding.model}{where}; the baseline itself has no time"
         )
     device = finding.device_name or finding.device
-    faster = f"{winner.ratio:.2f}× as fast as {BASELINE} on {device}{where}"
+    faster = f"{winner.ratio:.2f}×{_between(winner.low, winner.high)} as fast as {BASELINE} on {device}{where}"
     if certainty_of(winner) == "one process":
         did = "trained" if finding.task == "train" else "ran"
         return f"{winner.recipe} {did} {finding.model} {faster} in one process: whether it does in others is not known"
