@@ -11,14 +11,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from reported import ceilings_of, everything, failed_record, race_records, sweep_records
+from reported import captured, ceilings_of, everything, failed_record, race_records, sweep_records
 
+from redline.analyze.profile import profile_of
+from redline.api.profile import captured_lanes
 from redline.note import note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
 from redline.report.export import COLUMNS, export_csv
+from redline.report.profile_page import profile_page
 from redline.search.tune.gains import Gain, GainPath
+from redline.trace.decode import read_trace
 
 pytestmark = pytest.mark.browser
 
@@ -98,8 +102,8 @@ def pick(browser: Any, chart: str, name: str, value: str) -> None:
 
 def column(browser: Any, name: str) -> list[str]:
     return browser.ask(
-        "const place = [...document.querySelectorAll('#table th')].findIndex(c => c.dataset.column === arguments[0]);"
-        "return [...document.querySelectorAll('#table tbody tr')].map(row => row.children[place].textContent)",
+        "const place = [...document.querySelectorAll('#table th')].filter(c => !c.hidden).findIndex(c => c.dataset.column === arguments[0]);"
+        "return [...document.querySelectorAll('#table tbody tr[data-record]')].map(row => row.children[place].textContent)",
         name,
     )
 
@@ -346,3 +350,93 @@ def test_the_page_asks_nothing_of_the_network(browser: Any, full_page: Path) -> 
     draw_all(browser)
     fetched = browser.ask("return performance.getEntriesByType('resource').map(e => e.name)")
     assert [name for name in fetched if not name.startswith(("blob:", "data:", "file:"))] == []
+
+
+def test_the_first_screen_answers_the_four_questions(browser: Any, tmp_path: Path) -> None:
+    records = [*race_records(), *race_records(model="vit_b_16")]
+    browser.open(page_of(tmp_path, records, ceilings_of=ceilings_of))
+    strips = browser.ask("return [...document.querySelectorAll('.answer')].map(a => a.innerText)")
+    assert len(strips) == 2
+    for told in strips:
+        for word in ("now", "reached", "possible", "in the way", "switch on", "fp16+compile", "as fast as baseline"):
+            assert word in told
+    copied = browser.ask("return [...document.querySelectorAll('.answer .copy')].map(b => b.dataset.copy)")
+    assert "redline.recipe('fp16+compile').apply(model, *example_inputs)" in copied
+    assert any(each.startswith("redline run resnet50 ") and "-r fp16+compile" in each for each in copied)
+    choose(browser, "model", "vit_b_16")
+    shown = "return [...document.querySelectorAll('.answer')].filter(a => !a.hidden).map(a => a.innerText)"
+    (left,) = browser.ask(shown)
+    assert "vit_b_16" in left
+    assert "model=vit_b_16" in browser.ask("return location.hash")
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390], ids=["desktop", "phone"])
+def test_the_captured_step_can_be_looked_at(browser: Any, full_page: Path, dark: bool, width: int) -> None:
+    browser.look_like(dark=dark, width=width, height=900)
+    browser.open(full_page)
+    boxes = "return [...document.querySelectorAll('#timeline .boxes')].map(b => Number(b.dataset.drawn))"
+    timeline, flame = browser.ask(boxes)
+    assert timeline > 1000
+    assert flame > 5
+    shares = (
+        "const c = document.querySelector('#timeline canvas'); const p = c.getContext('2d');"
+        "const d = p.getImageData(0, 0, c.width, c.height).data; let n = 0;"
+        "for (let i = 3; i < d.length; i += 4) if (d[i]) n += 1; return n / (c.width * c.height)"
+    )
+    assert browser.ask(shares) > 0.1
+    before = browser.ask(shares)
+    browser.ask("document.querySelector('#timeline .boxtools button').click()")
+    browser.until(f"return (() => {{ {shares} }})() !== {before}")
+    assert browser.ask("return document.querySelector('#timeline').scrollWidth") <= width
+    assert browser.console() == []
+
+
+def test_the_table_is_searched_chosen_pinned_and_opened(browser: Any, tmp_path: Path) -> None:
+    browser.open(page_of(tmp_path, [*race_records(), *race_records(model="vit_b_16")]))
+    browser.ask(
+        "const s = document.getElementById('search'); s.value = 'vit fp16'; s.dispatchEvent(new Event('input'))"
+    )
+    assert set(column(browser, "model")) == {"vit_b_16"}
+    assert "baseline" not in column(browser, "recipe")
+    browser.ask("document.querySelector('[data-show=batch]').click()")
+    assert browser.ask("return document.querySelector('#table th[data-column=batch]').hidden")
+    browser.ask("document.querySelector('#table tbody tr').click()")
+    told = browser.ask("return document.querySelector('tr.detail').innerText")
+    assert "redline run vit_b_16" in told
+    assert "bound" in told
+    last = browser.ask("return [...document.querySelectorAll('#table tbody tr[data-record]')].at(-1).dataset.record")
+    browser.ask("[...document.querySelectorAll('#table tbody tr[data-record]')].at(-1).click()")
+    browser.ask("[...document.querySelectorAll('.pin')].at(-1).click()")
+    assert browser.ask("return document.querySelector('#table tbody tr').dataset.record") == last
+    # The address brings the same back.
+    address = browser.ask("return location.href")
+    assert "q=vit" in address
+    assert "hide=batch" in address
+    browser.driver.get("about:blank")
+    browser.driver.get(address)
+    browser.until("return document.documentElement.dataset.ready")
+    assert set(column(browser, "model")) == {"vit_b_16"}
+    assert browser.console() == []
+
+
+def test_on_a_phone_numbers_are_seen_without_scrolling_sideways(browser: Any, tmp_path: Path) -> None:
+    browser.look_like(width=390, height=900)
+    browser.open(page_of(tmp_path, race_records(("baseline", "fp16+channels-last+compile:reduce-overhead"))))
+    right = "return [...document.querySelectorAll('#table tbody td')].map(c => c.getBoundingClientRect().right)"
+    assert max(browser.ask(right)) <= 390
+    assert browser.ask("return document.querySelector('#table tbody tr').innerText").strip()
+
+
+def test_the_page_of_a_profile_draws_its_steps(browser: Any, tmp_path: Path) -> None:
+    record = captured()
+    assert record.trace is not None
+    found = profile_of([read_trace(Path(record.trace.path))], record)
+    page = tmp_path / "profile.html"
+    page.write_text(profile_page(found, captured_lanes(found)), encoding="utf-8")
+    browser.driver.get_log("browser")
+    browser.driver.get(page.absolute().as_uri())
+    browser.until("return document.querySelector('.boxes').dataset.drawn")
+    assert int(browser.ask("return document.querySelector('.boxes').dataset.drawn")) > 1000
+    assert browser.console() == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.load import LoadSummary, load_of
 from redline.api.settings import OtherSettings, specs_of, takes_settings
@@ -16,7 +17,7 @@ from redline.errors import SpecError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.load import load_report, plot_loads
-from redline.report.terminal import as_text
+from redline.report.notebook import Shown
 from redline.search.load import SECONDS, LoadQuestion, serve_rates
 from redline.serving import rate_of, read_arrivals
 from redline.spec import MOST_ROWS, LoadSpec, RunSpec, require_seconds
@@ -27,7 +28,7 @@ MOST_RATE = 1e7
 """Requests per second: no process counts faster."""
 
 
-class LoadResult(Sequence[LoadSummary]):
+class LoadResult(Shown, Sequence[LoadSummary]):
     """One curve per model and recipe, with the records they were derived from."""
 
     def __init__(self, records: Sequence[RunRecord]) -> None:
@@ -40,8 +41,11 @@ class LoadResult(Sequence[LoadSummary]):
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
 
-    def __str__(self) -> str:
-        return as_text(load_report(self.rows))
+    def report(self) -> RenderableType:
+        return load_report(self.rows)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return [point for row in self.rows for point in row.points]
 
     @property
     def failed(self) -> bool:

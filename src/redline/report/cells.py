@@ -8,6 +8,7 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
+from redline.analyze.recommend import interval_text
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.identity import condition_words
@@ -101,7 +102,7 @@ def ratio_cell(row: RunSummary) -> str:
         return "–" if row.group else ""
     if versus.low is None or versus.high is None:
         return f"{versus.ratio:.2f}× (few rounds)"
-    return f"{versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
+    return f"{versus.ratio:.2f}× ({interval_text(versus.low, versus.high)})"
 
 
 def headline(rows: Sequence[RunSummary], *more: str) -> str:

@@ -186,7 +186,12 @@ def latency_text(row: RunSummary) -> str:
 
 def ratio_text(row: RunSummary) -> str:
     ratio, low, high = ratio_of(row)
-    return f"{ratio:.2f}× ({low:.2f}–{high:.2f})"
+    return f"{ratio:.2f}× ({interval_text(low, high)})"
+
+
+def interval_text(low: float, high: float) -> str:
+    """The ends of a ratio's interval; two or three processes that differ widely leave nearly everything open."""
+    return f"{'<0.01' if low < 0.01 else f'{low:.2f}'}–{'>100' if high > 100 else f'{high:.2f}'}"
 
 
 def ratio_of(row: RunSummary) -> tuple[float, float, float]:

@@ -1,0 +1,119 @@
+"""Results in a notebook and at any width of a terminal: HTML with a table, text without control codes, no number cut."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import CEILINGS, captured, race_records
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from redline.analyze.ceilings import ceilings_summary, roofline_row
+from redline.analyze.compare import compare_records
+from redline.analyze.profile import profile_of
+from redline.analyze.summary import summarize
+from redline.api.ceilings import CeilingsResult
+from redline.api.profile import ProfileResult
+from redline.api.race import RaceResult
+from redline.api.roofline import RooflineResult
+from redline.api.run import RunResult
+from redline.errors import UsageError
+from redline.identity import conditions_of
+from redline.report.compare import compare_report
+from redline.report.history import Listed, listing
+from redline.report.notebook import Shown, html_of
+from redline.report.terminal import Fitted, make_table
+from redline.store import Row
+from redline.trace.decode import read_trace
+
+LONG = "fp16+channels-last+compile:reduce-overhead"
+RECORDS = race_records(("baseline", LONG, "fp16"))
+
+
+def row_of(record: Any) -> Row:
+    values = {"id": record.id, "created_at": record.created_at, "model": "resnet50", "recipe": str(record.spec.recipe)}
+    values |= {"task": "infer", "batch": 32, "device": "cuda:0", "device_name": "fake", "status": "done"}
+    return Row(**{name: values.get(name) for name in Row._fields})
+
+
+def results() -> dict[str, Shown]:
+    record = captured()
+    assert record.trace is not None
+    profile = profile_of([read_trace(Path(record.trace.path))], record)
+    return {
+        "run": RunResult(RECORDS),
+        "race": RaceResult([RECORDS, race_records(("baseline", LONG, "fp16"))]),
+        "ceilings": CeilingsResult(ceilings_summary(CEILINGS), CEILINGS),
+        "roofline": RooflineResult([roofline_row(each, CEILINGS) for each in RECORDS], ceilings_summary(CEILINGS)),
+        "profile": ProfileResult(profile, record),
+    }
+
+
+RESULTS = results()
+
+
+@pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
+def test_a_notebook_shows_tables_and_a_picture(result: Shown) -> None:
+    shown = result._repr_html_()
+    assert "<table>" in shown
+    assert shown.count("<tr>") > 1
+    assert "data:image/png;base64," in shown
+    assert "\x1b" not in str(result)
+
+
+def test_text_stays_plain_where_colours_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in str(RESULTS["run"])
+
+
+def test_names_are_escaped() -> None:
+    assert "".join(html_of(Text("<b>\x1b[31m\u202e"))).count("<b>") == 0
+
+
+def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        RESULTS["run"].to_dataframe()
+
+
+def reports() -> dict[str, RenderableType]:
+    rows = summarize(RECORDS)
+    listed = [Listed(row_of(record), conditions_of(record), row) for record, row in zip(RECORDS, rows, strict=True)]
+    compared = compare_report(compare_records(RECORDS[:1], RECORDS[:1]), "one", "other")
+    return {**{name: each.report() for name, each in RESULTS.items()}, "show": listing(listed), "compare": compared}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("report", reports().values(), ids=reports())
+def test_every_table_fits_and_cuts_nothing(report: RenderableType, width: int) -> None:
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(report)
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if re.search(r"\d…", line)], "a number that was cut"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_what_is_hidden_is_named_and_the_identity_stays(width: int) -> None:
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(RESULTS["roofline"].report())
+    assert "recipe" in text.getvalue()
+    assert "headroom" in text.getvalue()
+    assert "not shown at this width: achieved" in " ".join(text.getvalue().split())
+    assert "reduce-overhead" in text.getvalue(), "broken between switches, not inside one"
+
+
+def test_a_long_word_is_broken_only_where_it_must_be() -> None:
+    table = make_table(None)
+    table.add_column("name")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_row(LONG, "123 456 789")
+    text = io.StringIO()
+    Console(file=text, width=34, highlight=False).print(Fitted(table))
+    assert "123 456 789" in text.getvalue()
+    assert "channels-last+" in text.getvalue()
