@@ -38,7 +38,7 @@ RECORDS = race_records(("baseline", LONG, "fp16"))
 def row_of(record: Any) -> Row:
     values = {"id": record.id, "created_at": record.created_at, "model": "resnet50", "recipe": str(record.spec.recipe)}
     values |= {"task": "infer", "batch": 32, "device": "cuda:0", "device_name": "fake", "status": "done"}
-    return Row(**{name: values.get(name) for name in Row._fields})
+    return Row(**{name: values.get(name) for name in Row.__struct_fields__})
 
 
 def results() -> dict[str, Shown]:
@@ -84,7 +84,7 @@ def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 def reports() -> dict[str, RenderableType]:
     rows = summarize(RECORDS)
     listed = [Listed(row_of(record), conditions_of(record), row) for record, row in zip(RECORDS, rows, strict=True)]
-    compared = compare_report(compare_records(RECORDS[:1], RECORDS[:1]), "one", "other")
+    compared = compare_report(compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1]), "one", "other")
     return {**{name: each.report() for name, each in RESULTS.items()}, "show": listing(listed), "compare": compared}
 
 

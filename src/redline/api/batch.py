@@ -52,9 +52,9 @@ class BatchResult(Shown, Sequence[BatchFinding]):
     def to_json(self) -> JsonDocument:
         return batch_json(self.findings)
 
-    def plot(self, path: str | Path) -> Path:
-        """Throughput, latency and memory against the batch, as a PNG."""
-        return plot_batches(self.findings, Path(path))
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Throughput, latency and memory against the batch as a PNG where a path is given; else a figure of the first."""
+        return super().plot() if path is None else plot_batches(self.findings, Path(path))
 
 
 @takes_settings

@@ -89,9 +89,9 @@ class LadderResult(Shown, Sequence[Rung]):
     def to_json(self) -> JsonDocument:
         return json_document("ladder", {"rungs": self.rungs})
 
-    def plot(self, path: str | Path) -> Path:
-        """Samples per second and epoch time of each rung, as a PNG."""
-        return draw_ladder(self.rungs, Path(path))
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Samples per second and epoch time of each rung: as a PNG where a path is given, else as a figure."""
+        return super().plot() if path is None else draw_ladder(self.rungs, Path(path))
 
 
 @takes_settings

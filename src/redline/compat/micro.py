@@ -25,7 +25,7 @@ from redline.compat.forms import (
     write_json,
 )
 from redline.errors import BenchError, RedlineError, SpecError, UsageError
-from redline.trace.names import printable
+from redline.units import printable
 
 if TYPE_CHECKING:
     from redline.bench.micro import Iteration, MicroBench, Rank

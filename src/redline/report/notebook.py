@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.text import Text
 from redline.errors import UsageError
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, as_text
-from redline.trace.names import printable
+from redline.units import printable
 
 WIDE = 400
 """Characters: a notebook scrolls sideways, so no column is hidden."""
@@ -59,7 +60,7 @@ class Shown:
     def to_dataframe(self) -> Any:
         """The rows as a pandas data frame; nested fields become columns such as `latency_s.p50`."""
         try:
-            import pandas
+            pandas: Any = importlib.import_module("pandas")
         except ImportError:
             raise UsageError("to_dataframe needs pandas: pip install pandas") from None
         return pandas.DataFrame([dict(_flat(msgspec.to_builtins(row))) for row in self.frame_rows()])
@@ -100,8 +101,9 @@ def _parts(report: RenderableType, console: Console) -> Iterator[RenderableType]
     elif isinstance(report, Table | Text | str):
         yield report
     elif hasattr(report, "__rich_console__"):
-        for part in report.__rich_console__(console, console.options):
-            yield from _parts(part, console)
+        inner: Any
+        for inner in report.__rich_console__(console, console.options):
+            yield from _parts(inner, console)
     else:
         yield report
 
