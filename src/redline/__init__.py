@@ -71,6 +71,10 @@ _HOMES = {
         "demo",
         "run",
     ),
+    "study": (
+        "StudyResult",
+        "study",
+    ),
     "sweep": (
         "SweepResult",
         "sweep",
@@ -107,6 +111,7 @@ if TYPE_CHECKING:
     from redline.api.report import write_report
     from redline.api.roofline import RooflineResult, roofline
     from redline.api.run import RunResult, demo, run
+    from redline.api.study import StudyResult, study
     from redline.api.sweep import SweepResult, sweep
     from redline.api.train import TrainResult, train
     from redline.api.tune import TuneResult, kept_tune, tune
@@ -127,6 +132,7 @@ __all__ = [
     "RaceResult",
     "RooflineResult",
     "RunResult",
+    "StudyResult",
     "SweepResult",
     "TrainResult",
     "TuneResult",
@@ -154,6 +160,7 @@ __all__ = [
     "roofline",
     "run",
     "run_quick_profile",
+    "study",
     "sweep",
     "train",
     "tune",

@@ -60,9 +60,9 @@ class LoadResult(Shown, Sequence[LoadSummary]):
         """Of one curve its own document; of several a list of them under `loads`."""
         return json_document("load", self.rows[0] if len(self.rows) == 1 else {"loads": self.rows})
 
-    def plot(self, path: str | Path) -> Path:
+    def plot(self, path: str | Path | None = None) -> Any:
         """Latency against rate, as a PNG."""
-        return plot_loads(self.rows, Path(path))
+        return super().plot() if path is None else plot_loads(self.rows, Path(path))
 
 
 @takes_settings

@@ -32,6 +32,7 @@ from redline.cli.race import race
 from redline.cli.report import report
 from redline.cli.roofline import roofline
 from redline.cli.run import demo, run
+from redline.cli.study import study
 from redline.cli.sweep import sweep
 from redline.cli.train import train
 from redline.cli.tune import tune
@@ -45,6 +46,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     batch,
     load,
     race,
+    study,
     tune,
     train,
     loader,

@@ -14,7 +14,7 @@ from redline.analyze.batch import BatchFinding, BatchTrial, curve_of, items_of_o
 from redline.analyze.knee import SATURATED
 from redline.errors import SpecError
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 _COLUMNS = (
@@ -121,7 +121,7 @@ def found_report(findings: Sequence[BatchFinding]) -> RenderableType:
             str(found.ooms),
         )
     notes = [Text(f"  {found.recipe}: {note}", style="dim") for found in findings for note in found.notes]
-    return Group(table, *notes, Text(_next_step(findings), style="bold"))
+    return Group(Fitted(table), *notes, Text(_next_step(findings), style="bold"))
 
 
 def _title(found: BatchFinding) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import as_text, make_table
+from redline.report.terminal import Fitted, as_text, make_table
 from redline.spec import Frozen, Task
 
 Stage = Literal["measure", "analyse", "optimise", "validate", "scale"]
@@ -72,5 +72,5 @@ def checklist_report(found: Checklist) -> RenderableType:
         for each in found.techniques:
             high = "" if each.high is None else f"–{each.high:.2f}"
             table.add_row(each.switch, each.task, f"{each.ratio:.2f}× ({each.low:.2f}{high})", each.effort, each.when)
-        parts.append(table)
+        parts.append(Fitted(table))
     return Group(*parts)

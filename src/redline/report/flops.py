@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.flops import FlopsSummary, ModuleRow
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
 DEFAULT_DEPTH = 2
@@ -80,7 +80,7 @@ def _lines(found: FlopsSummary) -> Iterator[tuple[str, str]]:
 _PHASES = {"forward": "forward time", "backward": "backward time", "optimizer": "optimizer time", "step": "step time"}
 
 
-def _batches(found: FlopsSummary) -> Table:
+def _batches(found: FlopsSummary) -> Fitted:
     """Which batch makes how much of the device."""
     table = make_table(Text(f"achieved on {found.device_name}", style="dim"))
     for header in ("batch", f"{found.item}/s", "step", "FLOP/s", "efficiency"):
@@ -93,10 +93,10 @@ def _batches(found: FlopsSummary) -> Table:
             "n/a" if row.efficiency is None else format_share(row.efficiency),
         )
         table.add_row(str(row.batch or "n/a"), *(("failed", "", "", "") if row.failure else cells))
-    return table
+    return Fitted(table)
 
 
-def _top(found: FlopsSummary, depth: int) -> Table:
+def _top(found: FlopsSummary, depth: int) -> Fitted:
     table = make_table(Text("most at each depth", style="dim"))
     table.add_column("depth", justify="right")
     for header in ("parameters", "MACs", *(("latency",) if found.latency_s is not None else ())):
@@ -108,7 +108,7 @@ def _top(found: FlopsSummary, depth: int) -> Table:
             if found.latency_s is not None:
                 cells.append(_most(rows, "latency_s", found.latency_s))
             table.add_row(str(level), *cells)
-    return table
+    return Fitted(table)
 
 
 def _most(rows: list[ModuleRow], figure: str, whole: float) -> str:
@@ -123,7 +123,7 @@ def _most(rows: list[ModuleRow], figure: str, whole: float) -> str:
     )
 
 
-def _tree(found: FlopsSummary, depth: int) -> Table:
+def _tree(found: FlopsSummary, depth: int) -> Fitted:
     table = make_table(Text("modules, each with everything inside it", style="dim"))
     table.add_column("module", overflow="fold")
     headers = ["params", "params %", "MACs", "MACs %", "FLOPs", "backward", "min bytes"]
@@ -137,7 +137,7 @@ def _tree(found: FlopsSummary, depth: int) -> Table:
         if row.depth <= depth:
             cells = _cells(row, found)
             table.add_row(Text("  " * row.depth + _name(row)), *(cells[header] for header in headers))
-    return table
+    return Fitted(table)
 
 
 def _name(row: ModuleRow) -> str:

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.ladder import Rung
 from redline.report.canvas import COLOURS, new_figure, save_figure
-from redline.report.terminal import cell, make_table, one_line, table
+from redline.report.terminal import Fitted, cell, make_table, one_line, table
 from redline.report.train import rate
 from redline.units import format_bytes, format_seconds, format_share
 
@@ -42,13 +41,13 @@ def conclusion(rungs: Sequence[Rung]) -> str:
     return f"{best.name}: {rate(best.samples_per_s)} items/s, {gain}"
 
 
-def _table(rungs: Sequence[Rung]) -> Table:
+def _table(rungs: Sequence[Rung]) -> Fitted:
     shown = make_table(Text("from one CPU thread to the best recipe", style="bold"))
     for header in HEADERS:
         shown.add_column(header, justify="left" if header in ("rung", "top operator") else "right", overflow="fold")
     for rung in rungs:
-        shown.add_row(*(one_line(each) for each in _cells(rung)), style="dim" if rung.skipped else "")
-    return shown
+        shown.add_row(*(Text(one_line(each), style="dim" if rung.skipped else "") for each in _cells(rung)))
+    return Fitted(shown, ("top operator", "memory", "accuracy", "batch", HEADERS[-2], HEADERS[2]))
 
 
 def ladder_markdown(rungs: Sequence[Rung]) -> Iterator[str]:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.load import LoadPoint, LoadSummary
 from redline.report.batch import check_place
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
-from redline.report.terminal import make_table, one_line
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.units import format_seconds, format_share, significant
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -33,7 +32,7 @@ def load_report(rows: Sequence[LoadSummary]) -> RenderableType:
     return Group(*parts)
 
 
-def points_table(row: LoadSummary) -> Table:
+def points_table(row: LoadSummary) -> Fitted:
     table = make_table(Text(_title(row), style="bold"))
     for header in (
         "rate/s",
@@ -52,7 +51,7 @@ def points_table(row: LoadSummary) -> Table:
     table.add_column("")
     for point in row.points:
         table.add_row(*_cells(point), Text(_remark(row, point), style="" if point.keeps_target else "red"))
-    return table
+    return Fitted(table)
 
 
 def _cells(point: LoadPoint) -> list[str]:
@@ -126,7 +125,7 @@ def sustained_sentence(row: LoadSummary) -> str:
     return f"sustains {_rate(row.sustainable_rate)} requests/s {target}{more}"
 
 
-def _compared(rows: Sequence[LoadSummary]) -> Table:
+def _compared(rows: Sequence[LoadSummary]) -> Fitted:
     table = make_table(Text("sustainable rates", style="bold"))
     table.add_column("recipe")
     for header in ("requests/s", "vs first"):
@@ -136,7 +135,7 @@ def _compared(rows: Sequence[LoadSummary]) -> Table:
         name = row.recipe if len({each.model for each in rows}) == 1 else f"{row.model} {row.recipe}"
         rate = "n/a" if row.sustainable_rate is None else _rate(row.sustainable_rate)
         table.add_row(Text(name), rate, "–" if ratio is None or row is rows[0] else f"{ratio:.2f}×")
-    return table
+    return Fitted(table)
 
 
 def ratio_to_first(row: LoadSummary, first: LoadSummary) -> float | None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from redline.analyze.ops import OperatorRow
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.units import format_seconds, format_share, significant
 
 ABOVE = 1.05
@@ -43,7 +43,7 @@ def ops_report(rows: Sequence[OperatorRow], device_name: str, has_ceilings: bool
             "in cache" if row.in_cache and row.efficiency is None else _share(row.efficiency),
             row.limited_by or "–",
         )
-    return Group(table, *(Text(line, style="dim") for line in _remarks(rows, has_ceilings)))
+    return Group(Fitted(table), *(Text(line, style="dim") for line in _remarks(rows, has_ceilings)))
 
 
 def _share(value: float | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,7 +14,7 @@ from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trust import farthest
 from redline.report.cells import error_cell, headline
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.units import format_share, significant
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
@@ -42,7 +43,7 @@ def race_report(replicates: Sequence[Replicate]) -> RenderableType:
     told = [Text(f"  {pair_line(pair)}", style=VERDICT_STYLE[pair.verdict]) for pair in pairs]
     told += [Text(f"  {row.recipe}: {row.failure.told}", style="red") for row in rows if row.failure]
     return Group(
-        table,
+        Fitted(table, ("rel. error", "processes", "verdict")),
         *told,
         *_contention_notes(rows),
         *_spread_note(replicates),
@@ -71,7 +72,7 @@ def _cells(name: str, first: str, replicates: Sequence[Replicate], rows: Sequenc
     ratio = "–"
     if pair is not None:
         ratio = f"{pair.ratio:.2f}×" + (f" ({pair.low:.2f}–{pair.high:.2f})" if pair.low and pair.high else "")
-    rate = median(rates)
+    rate = math.exp(fmean(map(math.log, rates)))  # over processes, as everywhere
     return [
         significant(rate, max(3, len(str(round(rate))))),
         str(len(rates)),

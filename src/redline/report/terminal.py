@@ -67,13 +67,14 @@ _BREAKS = re.compile(r"(?<=[\s+:/·_,])")
 class Fitted:
     """A table in as many columns as the terminal has room for, which names the columns it hides.
 
-    The first column and those not named as `expendable` stay. Columns of text are wrapped between words and switches;
-    numbers are never cut.
+    Those named as `expendable` may go, in this order; by default all but the first two, from the right. Columns of text
+    are wrapped between words and switches; numbers are never cut.
     """
 
-    def __init__(self, table: Table, expendable: Sequence[str] = ()) -> None:
+    def __init__(self, table: Table, expendable: Sequence[str] | None = None) -> None:
         self.table = table
-        self._expendable = expendable
+        names = [str(column.header) for column in table.columns]
+        self._expendable = names[:1:-1] if expendable is None else expendable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = {str(column.header): column for column in self.table.columns}

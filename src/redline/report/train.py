@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.training import LoaderFinding, TrainingSummary
 from redline.report.canvas import COLOURS, new_figure, save_figure
-from redline.report.terminal import make_table, one_line
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.training import Epoch
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
@@ -29,13 +28,13 @@ def train_report(rows: Sequence[TrainingSummary], *, compare: bool = False) -> R
     return Group(*parts)
 
 
-def epoch_table(row: TrainingSummary) -> Table:
+def epoch_table(row: TrainingSummary) -> Fitted:
     table = make_table(Text(title_of(row), style="bold"))
     for header in epoch_headers(row):
         table.add_column(header, justify="right")
     for cells in epoch_cells(row):
         table.add_row(*cells)
-    return table
+    return Fitted(table)
 
 
 def epoch_headers(row: TrainingSummary) -> list[str]:
@@ -75,7 +74,7 @@ def title_of(row: TrainingSummary) -> str:
     return one_line(" · ".join(part for part in parts if part))
 
 
-def models_table(rows: Sequence[TrainingSummary]) -> Table:
+def models_table(rows: Sequence[TrainingSummary]) -> Fitted:
     """Across models: what they are, how fast, how good after as many epochs, and what is in the way."""
     table = make_table(Text("side by side", style="bold"))
     headers = ["model", "recipe", "batch", "parameters", "GFLOPs/item", "items/s", "epoch", "memory", "epochs"]
@@ -99,7 +98,7 @@ def models_table(rows: Sequence[TrainingSummary]) -> Table:
             format_share(row.data_wait_share),
             "failed" if row.failure else bottleneck(row),
         )
-    return table
+    return Fitted(table)
 
 
 def bottleneck(row: TrainingSummary) -> str:
@@ -126,7 +125,7 @@ def loader_report(found: LoaderFinding) -> RenderableType:
     return Group(*parts)
 
 
-def loader_table(found: LoaderFinding) -> Table:
+def loader_table(found: LoaderFinding) -> Fitted:
     table = make_table(Text("loader and model", style="bold"))
     for header in ("part", "workers", "prefetch", "items/s", "data wait"):
         table.add_column(header, justify="left" if header == "part" else "right")
@@ -140,7 +139,7 @@ def loader_table(found: LoaderFinding) -> Table:
             rate(trial.per_s),
             format_share(trial.data_wait_share) if trial.data_wait_share is not None else "–",
         )
-    return table
+    return Fitted(table)
 
 
 def loader_remarks(found: LoaderFinding) -> Iterator[Text]:

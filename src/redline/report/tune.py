@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from redline.report.cells import error_cell
 from redline.report.race import VERDICT_STYLE
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 from redline.search.tune.record import Spent
 from redline.search.tune.result import Ranked, TuneSummary, Winner
 from redline.spec import BASELINE
@@ -82,7 +81,7 @@ def _checked(found: TuneSummary) -> list[Text]:
     return [Text(f"  your check: {metric.value:.4g}, {metric.baseline:.4g} with the baseline", style="green")]
 
 
-def _ranking(found: TuneSummary) -> Table:
+def _ranking(found: TuneSummary) -> Fitted:
     where = f"{found.device_name} ({found.device})" if found.device_name else found.device
     batch = f"batch {found.batch}" if found.batch else ""
     title = " · ".join(part for part in (found.model, found.task, batch, where, found.objective) if part)
@@ -101,7 +100,7 @@ def _ranking(found: TuneSummary) -> Table:
             compile_told(row),
             Text(remark(found, row), style="green" if is_winner else "dim"),
         )
-    return table
+    return Fitted(table)
 
 
 def remark(found: TuneSummary, row: Ranked) -> str:
@@ -121,14 +120,14 @@ def compile_told(row: Ranked) -> str:
     return "–" if row.compile_s is None else f"{'<' if row.compile_is_contended else ''}{row.compile_s:.1f}"
 
 
-def _gains(found: TuneSummary) -> Table:
+def _gains(found: TuneSummary) -> Fitted:
     table = make_table(Text("what each switch brings (time without it over time with it)", style="dim"))
     table.add_column("switch", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
     for gain in found.switches:
         interval = f" ({gain.low:.2f}–{gain.high:.2f})" if gain.low and gain.high else ""
         table.add_row(Text(gain.switch), f"{gain.gain:.2f}×{interval}")
-    return table
+    return Fitted(table)
 
 
 def reasons(found: TuneSummary) -> list[str]:

@@ -1,0 +1,92 @@
+"""`redline.study`: precision and compilation over several models and batches, as one measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from redline.analyze.replicates import replicate_rows
+from redline.analyze.summary import CeilingsOf, RunSummary
+from redline.api.ceilings import ceilings
+from redline.api.run import measure_specs
+from redline.api.settings import specs_of
+from redline.api.workspace import Workspace, use
+from redline.record import RunRecord
+from redline.report.export import JsonDocument, export_csv, json_document
+from redline.report.folder import check_folder, write_text
+from redline.report.notebook import Bars, Shown
+from redline.report.run import speed_bars
+from redline.report.study import draw_study, study_markdown, study_report, why
+from redline.spec import RunSpec
+
+MODELS = ("resnet50", "vit_b_16")
+RECIPES = ("baseline", "amp", "amp+torchscript", "fp16+channels-last+compile")
+BATCHES = (1, 8, 16, 32)
+
+
+class StudyResult(Shown, Sequence[RunSummary]):
+    """One row per model, recipe and batch; each recipe against the baseline of its model and batch."""
+
+    def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
+        self.records = list(records)
+        self.rows = replicate_rows(self.records, ceilings_of)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def report(self) -> RenderableType:
+        return study_report(self.rows)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rows
+
+    def bars(self) -> Bars | None:
+        return speed_bars(self.rows)
+
+    @property
+    def failed(self) -> bool:
+        return any(record.failure is not None for record in self.records)
+
+    def to_json(self) -> JsonDocument:
+        return json_document("study", {"results": self.rows, "why": why(self.rows)})
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """README.md, latency.png, throughput.png, results.csv and results.json in a folder."""
+        folder = Path(folder)
+        check_folder(folder)
+        pictures = draw_study(self.rows, folder)
+        by_id = {record.id: record for record in self.records}
+        chosen = [by_id[row.record_id] for row in self.rows]
+        write_text(folder / "README.md", study_markdown(self.rows))
+        write_text(folder / "results.csv", export_csv(chosen, summarize=lambda _: self.rows))
+        write_text(folder / "results.json", self.to_json())
+        return [*pictures, *(folder / name for name in ("README.md", "results.csv", "results.json"))]
+
+
+def study(
+    models: Sequence[str] = MODELS,
+    *,
+    recipes: Sequence[str] = RECIPES,
+    batches: Sequence[int] = BATCHES,
+    device: str = "auto",
+    effort: str = "quick",
+    workspace: Workspace | None = None,
+) -> StudyResult:
+    """Measure the recipes of each model and batch interleaved, against the first; the device's ceilings once before."""
+    with use(workspace) as opened:
+        specs: list[RunSpec] = []
+        for model in models:
+            for batch in batches:
+                settings: dict[str, Any] = {"batch": batch, "device": device, "effort": effort}
+                specs += specs_of(opened, model, recipes=list(recipes), **settings)[0]
+        checked = opened.checked(specs)
+        if opened.keeps:
+            ceilings(checked[0].device, workspace=opened)
+        records = measure_specs(checked, opened)
+        return StudyResult(records, opened.ceilings_of(records))
