@@ -30,7 +30,8 @@ def test_the_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [output for output in shown if output.output_type == "error"]
     assert (tmp_path / "quickstart-report" / "dashboard.html").exists()
     assert (tmp_path / "quickstart-profile" / "report.md").exists()
-    assert any("text/html" in output.get("data", {}) for output in shown)
+    pages = [output["data"]["text/html"] for output in shown if "text/html" in output.get("data", {})]
+    assert sum("<table" in page for page in pages) >= 6, "every result shows its table"
 
 
 @pytest.mark.parametrize("notebook", sorted(NOTEBOOK.parent.glob("*.ipynb")), ids=lambda path: path.stem)

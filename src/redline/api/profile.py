@@ -22,6 +22,7 @@ from redline.record import RunRecord, new_id
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.profile import ProfileReport
+from redline.report.profile_page import profile_page
 from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
 from redline.spec import RunSpec
 from redline.trace.decode import read_trace, read_traces
@@ -52,6 +53,10 @@ class ProfileResult(Shown):
 
     def to_json(self) -> JsonDocument:
         return json_document("profile", self.profile)
+
+    def to_html(self) -> str:
+        """One page with the captured steps box by box; it fetches nothing."""
+        return profile_page(self.profile, captured_lanes(self.profile))
 
 
 @takes_settings

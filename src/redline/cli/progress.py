@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -15,8 +16,10 @@ from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from redline.analyze.batch import BatchTrial, Purpose
+from redline.analyze.bound import step_s
 from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
+from redline.analyze.recommend.evidence import rate_text
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
 from redline.protocol import Progress
@@ -64,13 +67,15 @@ class LiveObserver(Observer):
         self._console = make_console(stderr=True)
         self._live = self._console.is_terminal and not quiet
         self._progress = RichProgress(
-            SpinnerColumn(),
+            SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._speeds: dict[str, float] = {}
+        """Items per second of what is being measured, by record: the fastest leads."""
         self._last_line_at = 0.0
         self._last_line = ""
         self._start: TaskID | None = None
@@ -112,7 +117,8 @@ class LiveObserver(Observer):
 
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None:
         width = f"±{format_share(interval.half_width)}" if interval else "too few samples yet"
-        words = f"block {rounds} of at least {record.spec.measure.min_rounds}, {width} (target {format_share(target)})"
+        speed = self._speed(record, interval.low, interval.high) if interval else ""
+        words = f"{speed}{width} (target {format_share(target)}), block {rounds} of at least {record.spec.measure.min_rounds}"
         now = time.monotonic()
         if self._live or now - self._last_line_at > QUIET_LINE_PERIOD_S:
             self._last_line_at = now
@@ -123,10 +129,20 @@ class LiveObserver(Observer):
 
     def closed(self, record: RunRecord) -> None:
         ended = "interrupted" if record.stopped == "interrupted" else "measured"
-        told = f"failed: {record.failure.told}" if record.failure else ended
+        told = f"failed: {record.failure.told}" if record.failure else f"{speed_told(record) or ended}"
         self._tell(record, told)
         if (task := self._tasks.get(record.id)) is not None:
+            self._progress.update(task, total=1, completed=1)
             self._progress.stop_task(task)
+
+    def _speed(self, record: RunRecord, low_s: float, high_s: float) -> str:
+        """Items per second so far, and whether that leads."""
+        if record.prepared is None or low_s <= 0 or not record.prepared.workload.items_per_step:
+            return ""
+        workload = record.prepared.workload
+        self._speeds[record.id] = workload.items_per_step / math.sqrt(low_s * high_s)
+        leads = len(self._speeds) > 1 and self._speeds[record.id] == max(self._speeds.values())
+        return f"{rate_text(self._speeds[record.id], workload.item)}{', leading' if leads else ''}, "
 
     def name_of(self, record: RunRecord) -> str:
         return f"{record.spec.workload.model} {record.spec.recipe}"
@@ -156,12 +172,22 @@ class LiveObserver(Observer):
         self._progress.update(self._tasks[record.id], description=text)
 
 
+def speed_told(record: RunRecord) -> str:
+    """What a finished record measured, in a few words; empty where nothing was timed."""
+    seconds, prepared = step_s(record), record.prepared
+    if not seconds or prepared is None or not prepared.workload.items_per_step:
+        return ""
+    return rate_text(prepared.workload.items_per_step / seconds, prepared.workload.item)
+
+
 class LiveSweep(LiveObserver):
     """One live line for the running cell, one permanent line for each finished cell."""
 
     def __init__(self) -> None:
         super().__init__()
         self._index = ""
+        self._began = time.monotonic()
+        self._settled = 0
 
     def sweep_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
         settled = len(plan.cells) - waiting
@@ -173,7 +199,8 @@ class LiveSweep(LiveObserver):
             self.say(Text(str(idle), style="yellow"), on_stdout=False)
 
     def cell(self, cell: Cell, number: int, of: int) -> None:
-        self._index = f"[{number}/{of}]"
+        left = (time.monotonic() - self._began) / self._settled * (of - number + 1) if self._settled else None
+        self._index = f"[{number}/{of}{'' if left is None else f', {format_seconds(left, 2)} left'}]"
 
     def name_of(self, record: RunRecord) -> str:
         workload, threads = record.spec.workload, record.spec.threads
@@ -183,7 +210,11 @@ class LiveSweep(LiveObserver):
         return " ".join(parts)
 
     def settled(self, cell: Cell, record: RunRecord) -> None:
+        self._settled += 1
         self.forget(record)
+        if self._live:  # a pipe has had its line already
+            told = f"failed: {record.failure.told}" if record.failure else speed_told(record)
+            self.say(Text(one_line(f"{self.name_of(record)}: {told}"), style="dim"), on_stdout=False)
 
 
 PURPOSES = {"largest": "the largest batch", "knee": "the knee", "slo": "the latency target"}
@@ -299,8 +330,10 @@ class LiveTune(LiveObserver):
         super().__init__()
         self._index = ""
         self._leader = ""
+        self._ends_at: float | None = None
 
     def tune_planned(self, name: str, recipes: int, budget_s: float) -> None:
+        self._ends_at = time.monotonic() + budget_s
         self._stay(f"tune {name}: {recipes} recipes are possible, {budget_s:.0f} s at most")
 
     def stage(self, words: str) -> None:
@@ -311,7 +344,12 @@ class LiveTune(LiveObserver):
         self._why = why
 
     def attempted(self, recipe: str, said: str) -> None:
-        self._stay(f"{self._index} {recipe} ({self._why}): {said}")
+        self._stay(f"{self._index} {recipe} ({self._why}): {said}{self._left()}")
+
+    def _left(self) -> str:
+        if self._ends_at is None:
+            return ""
+        return f"; {max(0.0, self._ends_at - time.monotonic()):.0f} s of the budget left"
 
     def leads(self, recipe: str, ratio: float) -> None:
         told = f"leader: {recipe}, {ratio:.2f}× the baseline"
