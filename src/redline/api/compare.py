@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 from redline.analyze.compare import Comparisons, compare_records
+from redline.api.profile import compare_profiles
 from redline.api.report import Chosen, choose, is_file
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
+from redline.report.compare_page import compare_page
 
 
 def compare(first: str, other: str, *, across: bool = False, workspace: Workspace | None = None) -> Comparisons:
@@ -19,6 +21,17 @@ def compare(first: str, other: str, *, across: bool = False, workspace: Workspac
     """
     with use(workspace) as opened:
         return compare_records(*(_side(words, opened) for words in (first, other)), across=across)
+
+
+def compared_page(found: Comparisons, first: str, other: str, *, workspace: Workspace | None = None) -> str:
+    """The comparison as one HTML page, with the profiles of both sides where each has one."""
+    with use(workspace) as opened:
+        sides = [_side(words, opened) for words in (first, other)]
+        profiled = [next((record.id for record in side if record.trace is not None), None) for side in sides]
+        diff = None
+        if profiled[0] is not None and profiled[1] is not None:
+            diff = compare_profiles(profiled[0], profiled[1], workspace=opened)
+    return compare_page(found, (first, other), (sides[0], sides[1]), diff)
 
 
 def _side(words: str, workspace: Workspace) -> list[RunRecord]:

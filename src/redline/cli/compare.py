@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,9 @@ def compare(
     fail_inconclusive: Annotated[
         bool, opt("--fail-inconclusive", group=HOW, help="Exit with 4 where there is no verdict.")
     ] = False,
+    html: Annotated[
+        Path | None, opt("--html", group=OUTPUT, help="Write a page with both distributions and the kernels of both.")
+    ] = None,
     markdown: Annotated[bool, opt("--markdown", group=OUTPUT, help="Print the table as Markdown.")] = False,
     json: Json = False,
 ) -> int:
@@ -39,14 +43,19 @@ def compare(
     Examples:
       redline compare 19f1a2 19f1b7
       redline compare before.json after.json --markdown
+      redline compare 19f1a2 19f1b7 --html before-after.html
     """
     from redline.api.compare import compare as compare_sides
+    from redline.api.compare import compared_page
     from redline.report.compare import compare_json, compare_markdown, compare_report
+    from redline.report.folder import write_text
     from redline.report.terminal import make_console
 
     if markdown and json:
         raise UsageError("give --markdown or --json, not both")
     found = compare_sides(first, other, across=across)
+    if html is not None:
+        write_text(html, compared_page(found, first, other))
     if json:
         print_json(compare_json(found))
     elif markdown:

@@ -41,7 +41,7 @@ def compare_report(found: Comparisons, first: str, other: str) -> RenderableType
         text = header in ("benchmark", "verdict")
         rows.add_column(header, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for each in found.comparisons:
-        cells = [Text(one_line(value)) for value in _cells(each)]
+        cells = [Text(one_line(value)) for value in comparison_cells(each)]
         cells[-1].style = STYLES[each.verdict]
         rows.add_row(*cells)
     told = [Text(f"  {one_line(line)}", style="dim" if is_note else "yellow") for line, is_note in _remarks(found)]
@@ -51,7 +51,7 @@ def compare_report(found: Comparisons, first: str, other: str) -> RenderableType
 
 
 def compare_markdown(found: Comparisons, first: str, other: str) -> str:
-    rows = [[cell(value) for value in _cells(each)] for each in found.comparisons]
+    rows = [[cell(value) for value in comparison_cells(each)] for each in found.comparisons]
     parts = [
         [f"## {escaped(first, 120)} (A) against {escaped(other, 120)} (B)", ""],
         table(list(HEADERS), rows) if rows else [],
@@ -72,7 +72,7 @@ def conclusion(found: Comparisons) -> str:
     )
 
 
-def _cells(each: Comparison) -> list[str]:
+def comparison_cells(each: Comparison) -> list[str]:
     recipes = "" if each.other_recipe == each.benchmark.recipe else f" against {each.other_recipe}"
     interval = f"{each.low:.3f}–{each.high:.3f}" if each.low is not None and each.high is not None else "none"
     return [
