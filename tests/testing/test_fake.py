@@ -297,7 +297,7 @@ def test_prepared_says_what_the_landscape_says() -> None:
     assert found.workload.items_per_step == 32
 
 
-@pytest.mark.parametrize(("share", "label"), [(0.97, "host"), (0.3, "unknown")])
+@pytest.mark.parametrize(("share", "label"), [(0.97, "host"), (0.3, "device")])
 def test_the_issue_share_decides_who_is_the_limit(share: float, label: str) -> None:
     spec = spec_of()
     session = FakeDoor(Landscape(step_s=0.01, issue_share=share)).open(spec)
