@@ -59,27 +59,21 @@ class Listed(NamedTuple):
         }
 
 
+LISTED = (
+    "id", "when", "model", "task", "batch", "recipe", "speed", "±", "vs first", "trust", "conditions", "device", "status",
+)  # fmt: skip
+
+
 def listing(listed: Sequence[Listed]) -> RenderableType:
     table = make_table(None)
-    for header in (
-        "id",
-        "when",
-        "model",
-        "task",
-        "batch",
-        "recipe",
-        "speed",
-        "±",
-        "vs first",
-        "trust",
-        "conditions",
-        "device",
-    ):
+    for header in LISTED:
         right = header in ("batch", "speed", "±", "vs first")
         table.add_column(header, justify="right" if right else "left", no_wrap=right or header in ("id", "when"))
     for each in listed:
         table.add_row(*map(Text, _listed_cells(each)))
-    shown = Fitted(table, ("device", "conditions", "when", "task", "±", "trust", "batch", "vs first", "model"))
+    shown = Fitted(
+        table, ("device", "conditions", "when", "task", "±", "batch", "status", "trust", "model", "vs first")
+    )
     running = any(each.row.status == "running" for each in listed)
     return Group(shown, Text(RUNNING, style="dim")) if running else shown
 
@@ -92,7 +86,7 @@ def _listed_cells(each: Listed) -> list[str]:
     half_width = interval.half_width if interval else None
     has_speed = found is not None and found.throughput_per_s is not None
     return [
-        row.id[:13],
+        row.id,
         when,
         row.model,
         row.task,
@@ -101,9 +95,10 @@ def _listed_cells(each: Listed) -> list[str]:
         f"{rounded(found.throughput_per_s, half_width)} {found.item or 'item'}/s" if found and has_speed else "–",
         format_share(half_width) if half_width is not None else "–",
         (ratio_cell(found) or "–") if found else "–",
-        str(trust_cell(found)) if found and has_speed else row.status,
+        str(trust_cell(found)) if found and has_speed else "–",
         words,
         row.device_name or row.device,
+        row.status,
     ]
 
 
