@@ -390,7 +390,8 @@ def test_the_captured_step_can_be_looked_at(browser: Any, full_page: Path, dark:
     browser.ask("document.querySelector('#timeline .boxtools button').click()")
     browser.until(f"return (() => {{ {shares} }})() !== {before}")
     assert browser.ask("return document.querySelector('#timeline').scrollWidth") <= width
-    assert browser.console() == []
+    # Chromium advises this test, which reads the canvas, how to do so faster.
+    assert [line for line in browser.console() if "willReadFrequently" not in line] == []
 
 
 def test_the_table_is_searched_chosen_pinned_and_opened(browser: Any, tmp_path: Path) -> None:
