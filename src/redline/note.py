@@ -31,7 +31,6 @@ Code = Literal[
     "contended",
     "one-process",
     "left-out",
-    "stalled",
     "interrupted",
     "measured-separately",
     "crowded",

@@ -56,7 +56,7 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
             "stopped",
         ),
         *("flops", "roofline", "batch_from", "items_per_step", "printed", "replicate_ids", "conditions"),
-        *("training", "worth_trying", "arguments", "sustained_per_s"),
+        *("training", "worth_trying", "arguments", "sustained_per_s", "load"),
     } == set(row)
     assert set(row["throughput_interval"]) == {"low", "high", "half_width"}
     assert set(row["latency_s"]) == {"p50", "p90", "p95", "p99", "mean", "std", "n", "clock", "low", "high"}
