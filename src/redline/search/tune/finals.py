@@ -25,6 +25,8 @@ SETTLED = 0.01
 """Half an interval: two recipes closer than this need no further replicate to tell them apart."""
 RACE_SHARE = 0.75
 """Of the time left, for the replicates of the last race; the rest is for taking the winner apart."""
+LEAST_SCALE = 0.5
+"""Of what is expected: replicates that took less may take more again."""
 GRACE = 0.1
 """Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
 RACE_MARGIN = 1.25
@@ -245,7 +247,7 @@ def _run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number:
     specs = _final_specs(tuner, racers)
     expected_s, started_s = sum(map(Costs(tuner).expected_s, racers)), tuner.clock()
     records = race.run_replicate(specs)
-    tuner.replicate_scale = max(1.0, (tuner.clock() - started_s) / expected_s)
+    tuner.replicate_scale = max(LEAST_SCALE, (tuner.clock() - started_s) / expected_s)
     tuner.records.update((record.id, record) for record in records)
     return records
 
