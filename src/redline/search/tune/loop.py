@@ -122,7 +122,8 @@ def _keep_untried(tuner: Tuner, too_dear: list[Candidate]) -> None:
     untried = [Untried(recipe=tuner.space.text(each.switches), gain=each.gain, cost_s=each.cost_s) for each in best]
     tuner.keep(spent=spent, untried=tuple(untried))
     if too_dear:
-        what = "any other recipe" if tuner.tried() == {BASELINE} else "all recipes that may be faster"
+        is_nothing_else = tuner.tried() == {BASELINE} and safe_to_race(tuner) is None
+        what = "any other recipe" if is_nothing_else else "all recipes that may be faster"
         left = f"{max(tuner.left_s, 0.0):.0f} s are left, {reserved_s:.0f} s of them for the final comparison"
         first = f"{untried[0].recipe} takes about {untried[0].cost_s:.0f} s"
         tuner.ran_short(note("untried", f"no time to try {what}: {first}; {left}; raise --budget"))
