@@ -196,12 +196,13 @@ def waiting_of(all_calls: Sequence[Calls]) -> Waiting:
     for group in groups:
         arrived = {device: int(all_calls[device].start[index]) - offsets[device] for device, index in group.items()}
         latest = max(arrived, key=lambda device: arrived[device])
-        skews.append(arrived[latest] - min(arrived.values()))
-        others = [arrived[latest] - at for device, at in arrived.items() if device != latest]
-        last[latest].append(float(np.mean(others)))
         for device, index in group.items():
             length = int(all_calls[device].end[index] - all_calls[device].start[index])
+            # No rank waits in a collective for longer than it takes: more means that these are not the same one.
             waits[device][index] = min(max(arrived[latest] - arrived[device], 0), length)
+        waited = [float(waits[device][index]) for device, index in group.items() if device != latest]
+        skews.append(max(waited))
+        last[latest].append(float(np.mean(waited)))
         exposed = [waits[device][index] - all_calls[device].hidden[index] for device, index in group.items()]
         late += max(int(max(exposed)), 0)
     found = [

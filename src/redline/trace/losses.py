@@ -226,7 +226,8 @@ def _of_communication(run: DeviceRun, calls: Calls, waited: int, sums: Sums) -> 
     if exposed:
         shorter = replay.shorter(view, talking)
         saved = replay.saved(without_work=shorter)
-        most = replay.saved(without_work=shorter, without_host=launching(links, talking))
+        # A host that waits for it, without the trace showing where, would be faster too: all of it at most.
+        most = max(replay.saved(without_work=shorter, without_host=launching(links, talking)), exposed)
         sums["communication"].add(exposed - waited, max(saved - waited, 0), most, len(calls), _longest(run, talking))
         sums["straggler"].ns += waited
 
