@@ -302,7 +302,7 @@ def script_policy(script: str) -> str:
 def lanes_script() -> str:
     """The script of a page that shows one captured step and nothing else."""
     start = (
-        'drawLanes(...document.querySelectorAll(".boxes"), JSON.parse(document.getElementById("lanes").textContent));'
+        'drawLanes(document.querySelector(".boxes"), null, JSON.parse(document.getElementById("lanes").textContent));'
     )
     return f'(() => {{\n"use strict";\n{_static("boxes.js")}\n{start}\n}})();'
 
