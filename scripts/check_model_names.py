@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ HF = (
 )  # fmt: skip
 SIZES = {
     "inception_v3": 96, "quantized_inception_v3": 96, "maxvit_t": 224, "ssd300_vgg16": None, "s3d": 224,
-    "ssdlite320_mobilenet_v3_large": None, "raft_small": 128, "raft_large": 128, "mvit_v1_b": 64,
+    "ssdlite320_mobilenet_v3_large": None, "raft_small": 128, "raft_large": 128, "mvit_v1_b": None,
 }  # fmt: skip
 """Pixels per side, where not the usual few; None: the model has a size of its own."""
 
@@ -107,9 +108,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names that contain this")
     parser.add_argument("--every-hf", action="store_true", help="every hf: name that is listed")
     parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
+    parser.add_argument(
+        "--unfed", action="store_true", help="only ask every hf: name, without memory, and keep which refuse"
+    )
     parser.add_argument("--keep", type=Path, help="a file of what was tried before, which is not tried again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so long")
     asked = parser.parse_args()
+    if asked.unfed:
+        return _write_unfed()
     sources = asked.sources or ["torchvision", "timm", "hf"]
     outcomes = _kept(asked.keep)
     done = {(one.name, one.task) for one in outcomes}
@@ -132,6 +138,25 @@ def main() -> int:
     if asked.write:
         _write(outcomes)
     return 1 if counts["broken"] else 0
+
+
+def _write_unfed() -> int:
+    """Ask every architecture of transformers, on the meta device, whether it takes what Redline can make up."""
+    from redline.bench.workload.sources import hf
+    from redline.spec import WorkloadSpec
+
+    hf.UNFED.write_text("")  # all names are then listed
+    refused = []
+    for model in hf.HfSource().models():
+        bare = model.name.removeprefix("hf:")
+        try:
+            hf.choose(hf.read_config(bare), WorkloadSpec(model=model.name), 1)
+        except RedlineError as error:
+            refused.append(bare)
+            print(f"{model.name}: {error}", flush=True)
+    hf.UNFED.write_text("".join(f"{name}\n" for name in sorted(refused)))
+    print(f"{len(refused)} are not listed")
+    return 0
 
 
 def _kept(path: Path | None) -> list[Outcome]:
@@ -204,9 +229,12 @@ def _shrink(config: dict[str, Any]) -> None:
     for name in ("layer_types", "mlp_layer_types"):
         if isinstance(config.get(name), list):
             config[name] = config[name][:2]
-    words = config.get("vocab_size")
-    if isinstance(words, int) and words > 1000:
+    for name in ("out_features", "out_indices", "stage_names"):  # they name layers that are gone
+        config.pop(name, None)
+    words = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if part.get("vocab_size")]
+    if isinstance(config.get("vocab_size"), int) and config["vocab_size"] > 1000:
         config["vocab_size"] = 1000
+    if any(isinstance(size, int) and size > 1000 for size in words):
         for name, value in config.items():
             if name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= 1000:
                 config[name] = 900 + sum(map(ord, name)) % 90
@@ -237,13 +265,8 @@ def _narrow(config: dict[str, Any]) -> None:
 
 def _write(outcomes: list[Outcome]) -> None:
     """The table of docs/models.md."""
-    import timm
-    import torch
-    import torchvision
-    import transformers
-
-    versions = f"torch {torch.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}, "
-    versions += f"transformers {transformers.__version__}"
+    packages = ("torch", "torchvision", "timm", "transformers")
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
     lines = [
         f"Made by `scripts/check_model_names.py` with {versions}.",
         "",

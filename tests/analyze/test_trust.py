@@ -215,3 +215,41 @@ class TestSharedCpu:
 
     def test_older_records_say_nothing_about_it(self, make_record: Any, make_block: Any) -> None:
         assert verdict(self.record(make_record, make_block)).labels == ("valid",)
+
+    @pytest.mark.parametrize(
+        ("device", "others_cpu_s", "noted"),
+        [("cpu", 0.25, False), ("cpu", 0.26, True), ("cuda", 0.26, True), ("cuda", None, False)],
+    )
+    def test_others_that_did_not_slow_it_are_noted_by_name(
+        self, make_record: Any, make_block: Any, device: str, others_cpu_s: float | None, noted: bool
+    ) -> None:
+        busiest = ("python (pid 7): 0.26 cores",)
+        record = self.record(
+            make_record, make_block, device=device, cpu_s=1.0, waited_s=0.0, others_cpu_s=others_cpu_s, busiest=busiest
+        )
+        found = verdict(record)
+        assert found.labels == ("valid",)
+        told = [str(each) for each in found.noted("others-at-work")]
+        expected = ["other processes kept 0.3 cores busy while it was timed (python (pid 7): 0.26 cores)"]
+        assert told == (expected if noted else [])
+
+    def test_those_named_are_of_the_block_in_which_they_had_most(self, make_record: Any, make_block: Any) -> None:
+        record = self.record(make_record, make_block, cpu_s=1.0, waited_s=1.0, others_cpu_s=0.5, busiest=("a",))
+        worst = make_block(wall_s=0.5, cpu_s=1.0, waited_s=1.0, others_cpu_s=0.5, busiest=("b", "c"))
+        found = verdict(msgspec.structs.replace(record, blocks=(*record.blocks, worst)))
+        assert str(found.reasons[0]).endswith("(b; c)")
+        assert found.noted("others-at-work") == [], "said once, as the reason"
+
+
+@pytest.mark.parametrize(
+    ("late", "count", "noted"), [(1, 1000, True), (1, 1001, False), (2, 1001, True), (1, 2, False), (1, 3, True)]
+)
+def test_outliers_are_noted_from_one_in_a_thousand_on(
+    late: int, count: int, noted: bool, make_record: Any, make_block: Any
+) -> None:
+    samples = (0.01,) * (count - late) + (0.0201,) * late
+    found = verdict(make_record(blocks=(make_block(samples=samples),)))
+    assert bool(found.noted("outliers")) is noted
+    assert found.labels == ("valid",)
+    exactly = verdict(make_record(blocks=(make_block(samples=(0.01,) * 99 + (0.02,)),)))
+    assert not exactly.noted("outliers"), "twice the median is not yet one"

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from redline.bench.workload.build import build_workload, check_model
+from redline.bench.workload.build import build_workload, check_model, list_models
+from redline.bench.workload.modalities import Shape, refusal
+from redline.bench.workload.sources import hf
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
 from redline.spec import WorkloadSpec
@@ -27,6 +29,25 @@ SMALL: dict[str, dict[str, Any]] = {
     "clip_text_model": {
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99,
     },
+}  # fmt: skip
+
+NARROW = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+SMALL |= {
+    "clip": {
+        "projection_dim": 16, "text_config": {**NARROW, "vocab_size": 99, "max_position_embeddings": 20},
+        "vision_config": {**NARROW, "image_size": 32, "patch_size": 16},
+    },
+    "videomae": {
+        **NARROW, "image_size": 32, "patch_size": 16, "num_frames": 4, "tubelet_size": 2,
+        "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2,
+    },
+    "timesformer": {**NARROW, "image_size": 32, "patch_size": 16, "num_frames": 4},
+    "wav2vec2": {
+        **NARROW, "vocab_size": 20, "conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2],
+        "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+    },
+    "patchtst": {"d_model": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16, "num_input_channels": 3,
+                 "context_length": 32},
 }  # fmt: skip
 
 
@@ -134,3 +155,46 @@ def test_architectures_go_by_name(kind: str) -> None:
     trained = [parameter for parameter in workload.model.parameters() if parameter.grad is not None]
     assert trained
     assert any(parameter.grad.abs().sum() > 0 for parameter in trained)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "item"),
+    [
+        ("clip", {"input_ids": (2, 20), "pixel_values": (2, 3, 32, 32)}, "pair"),
+        ("videomae", {"pixel_values": (2, 4, 3, 32, 32)}, "img"),
+        ("timesformer", {"pixel_values": (2, 4, 3, 32, 32)}, "img"),
+        ("wav2vec2", {"input_values": (2, 16000)}, "audio"),
+        ("patchtst", {"past_values": (2, 32, 3)}, "series"),
+    ],
+)
+def test_every_tower_gets_what_it_reads(
+    tmp_path: Path, kind: str, shapes: dict[str, tuple[int, ...]], item: str
+) -> None:
+    workload = build(folder(tmp_path, kind), batch=2)
+    assert {name: tuple(tensor.shape) for name, tensor in workload.kwargs.items()} == shapes
+    assert (workload.batch, workload.item) == (2, item)
+    with torch.no_grad():
+        workload.model(**workload.kwargs)
+
+
+def test_only_what_can_be_fed_is_listed() -> None:
+    unfed = hf.UNFED.read_text().split()
+    assert unfed == sorted(set(unfed))
+    listed = {model.name for model in list_models("hf:*")[0]}
+    assert {"hf:bert", "hf:clip", "hf:videomae", "hf:whisper"} <= listed
+    assert not listed & {f"hf:{name}" for name in unfed}
+    assert "pix2struct" in unfed, "it reads patches that nothing but its own processor makes"
+
+
+def test_a_model_that_makes_tensors_of_its_own_is_not_refused_for_having_none_with_memory() -> None:
+    class Own(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return input_ids + torch.ones(1, 4, dtype=torch.int64, device="cpu")
+
+    class Wrong(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return input_ids.reshape(3, 3)
+
+    shapes = {"input_ids": Shape((1, 4), 9)}
+    assert refusal(Own(), shapes) is None
+    assert "3" in str(refusal(Wrong(), shapes))

@@ -146,8 +146,14 @@ def refusal(model: nn.Module, shapes: Shapes) -> str | None:
     except (NotImplementedError, _NeedsValues):
         return None  # an operator that needs real numbers, or a branch on them: with real ones it may well run
     except Exception as error:
-        return one_line(error)
+        return None if _is_of_two_devices(error) else one_line(error)
     return None
+
+
+def _is_of_two_devices(error: Exception) -> bool:
+    """Whether the model makes a tensor of its own with memory, which cannot meet those without: with real ones it can."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and "device" in said and ("meta" in said or "same device" in said)
 
 
 class _NeedsValues(Exception):

@@ -187,17 +187,14 @@ class Video(Kind):
     is_one_line = False
 
     def check_size(self, name: str, size: int) -> None:
-        if name.startswith("mvit"):
-            require_multiple(name, size, 32)
-        else:
-            require_published_minimum(name, size)
+        if name.startswith("mvit") and size != self.default_size(name):
+            raise SpecError(
+                f"image_size must be {self.default_size(name)} for {name}, whose positions fit no other size"
+            )
+        require_published_minimum(name, size)
 
     def options(self, name: str, spec: WorkloadSpec, notes: list[Note]) -> dict[str, Any]:
-        options: dict[str, Any] = {} if spec.classes is None else {"num_classes": spec.classes}
-        if name.startswith("mvit"):
-            size = spec.image_size or self.default_size(name)
-            options |= {"spatial_size": (size, size), "temporal_size": self.FRAMES}
-        return options
+        return {} if spec.classes is None else {"num_classes": spec.classes}
 
     def inputs(self, model: nn.Module, name: str, spec: WorkloadSpec, batch: int) -> Inputs:
         size = spec.image_size or self.default_size(name)
@@ -306,10 +303,9 @@ def _spread_scores(model: nn.Module, spread: float) -> None:
 
 def _classes_of(model: Any) -> int:
     """How many classes it tells apart, the background among them."""
-    layers = _score_layers(model)
     anchors = getattr(getattr(model, "head", None), "classification_head", None)
-    if anchors is None:
-        return layers[0].weight.shape[0]
+    if anchors is None:  # the layer of the same kind in front of it only tells objects from the background
+        return int(model.roi_heads.box_predictor.cls_score.out_features)
     columns = getattr(anchors, "num_columns", None) or anchors.num_classes
     return int(columns)
 

@@ -29,6 +29,8 @@ from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
 
 REACH_SECONDS = 3.0
+UNFED = Path(__file__).with_name("hf_unfed.txt")
+"""Architectures that refuse what Redline can make up, or their own default config; `check_model_names.py --unfed` asks them."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class HfSource(Source):
         notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         config = read_config(_bare(spec.model))
-        choice = _choose(config, spec, batch)
+        choice = choose(config, spec, batch)
         head = choice.head
         # A config of the hub may ask for bf16; the reference is fp32.
         model: nn.Module = getattr(_transformers(), head.auto).from_config(choice.config).float()
@@ -123,10 +125,12 @@ class HfSource(Source):
         return _identity(read_config(_bare(spec.model)))
 
     def models(self) -> list[ModelName]:
-        """Those with a way to use them that Redline knows; parts of a model and backbones are left out."""
-        tables = _auto_tables()
+        """Those that can be fed by name; parts of a model and backbones are left out."""
+        tables, unfed = _auto_tables(), set(UNFED.read_text().split())
         kinds = {
-            name: next((head.kind for head in HEADS if name in tables[head.table]), None) for name in _config_names()
+            name: next((head.kind for head in HEADS if name in tables[head.table]), None)
+            for name in _config_names()
+            if name not in unfed
         }
         return [ModelName(name=f"hf:{name}", source="hf", kind=kind) for name, kind in kinds.items() if kind]
 
@@ -167,7 +171,7 @@ class Choice:
             return (), {**like, **self.draw()}
 
 
-def _choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
+def choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
     """The first way to use the architecture whose inputs can be made up; the model says so on a copy without memory."""
     reasons: list[str] = []
     for head in heads_for(config, spec):
@@ -175,7 +179,7 @@ def _choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
         _configure(own, head, spec)
         try:
             with torch.device("meta"):
-                model = getattr(_transformers(), head.auto).from_config(own)
+                model = getattr(_transformers(), head.auto).from_config(own).eval()
         except Exception as error:  # an architecture may refuse its own defaults, each in its own way
             reasons.append(_first_line(error))
             continue

@@ -1,0 +1,169 @@
+"""Would the tests notice? Plants small faults in the rooms where a wrong number hides, one at a time, and runs their tests.
+
+A fault is a comparison at its edge (`<` for `<=`) or turned round, `+` for `-`, `and` for `or`, a lost `not`, a threshold
+moved, a line dropped. A fault that no test notices survives. Faults are drawn with a seed, so a score can be repeated.
+
+    python scripts/mutate_code.py                          # 40 faults in each room, about an hour on two cores
+    python scripts/mutate_code.py statistics race -n 100   # some rooms, more of each
+    python scripts/mutate_code.py trust --show             # print every survivor as a diff
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import difflib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {
+    "statistics": (["analyze/statistics.py"], ["analyze/test_statistics.py", "analyze/test_race.py"]),
+    "trust": (["analyze/trust.py"], ["analyze/test_trust.py", "analyze/test_contended.py"]),
+    "compare": (["analyze/compare.py"], ["analyze/test_compare.py", "report/test_compare.py"]),
+    "race": (["analyze/race.py", "search/race.py"], ["analyze/test_race.py", "search/test_race.py"]),
+    "bound": (["analyze/bound.py"], ["analyze/test_bound.py", "analyze/test_roofline.py"]),
+    "group": (["search/group.py"], ["search/test_group.py", "search/test_race.py"]),
+    "sweep": (["search/sweep.py"], ["search/test_sweep.py", "search/test_sweep_plan.py"]),
+    "connection": (["launch/connection.py"], ["launch/test_connection.py"]),
+    "store": (
+        ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
+        ["store/test_history.py", "store/test_sweeps.py", "store/test_writers.py", "store/test_schema.py"],
+    ),
+}  # fmt: skip
+"""Files under src/redline, and the tests that are to notice."""
+EDGES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+TURNED = {
+    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
+TIMEOUT_S = 300
+
+
+def faults(text: str) -> Iterator[tuple[str, int, int]]:
+    """Where faults can be planted, and of which kind: words, the number of the node, the number of the choice."""
+    for position, node in enumerate(list(ast.walk(ast.parse(text)))):
+        for choice in range(2):
+            what = plant(copy.deepcopy(node), choice)
+            if what:
+                yield f"line {node.lineno}: {what}", position, choice  # type: ignore[attr-defined]
+
+
+def planted(text: str, position: int, choice: int) -> str:
+    tree = ast.parse(text)
+    plant(list(ast.walk(tree))[position], choice)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def plant(node: ast.AST, choice: int) -> str:
+    """Change this node in its `choice`-th way; what was done, or nothing where there is no such way."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        table = (EDGES, TURNED)[choice]
+        other = table.get(type(node.ops[0]))
+        if other is not None:
+            node.ops = [other()]
+            return f"comparison becomes {other.__name__}"
+    elif choice:
+        return ""
+    elif isinstance(node, ast.BinOp) and type(node.op) in SWAPPED and not _is_text(node):
+        node.op = SWAPPED[type(node.op)]()
+        return f"operator becomes {type(node.op).__name__}"
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        return f"becomes {type(node.op).__name__}"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        node.op = ast.UAdd()
+        node.operand = ast.Call(func=ast.Name(id="bool", ctx=ast.Load()), args=[node.operand], keywords=[])
+        return "not is lost"
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        node.value = node.value * 1.5 if isinstance(node.value, float) else node.value + 1
+        return f"number becomes {node.value}"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        node.value = ast.Constant(value=None)
+        return "call is dropped"
+    return ""
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    return any(
+        isinstance(side, ast.JoinedStr | ast.Constant) and not _is_number(side) for side in (node.left, node.right)
+    )
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rooms", nargs="*", choices=[*ROOMS, []], help="default: all")
+    parser.add_argument("-n", type=int, default=40, help="faults per room")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--show", action="store_true", help="print each survivor as a diff")
+    asked = parser.parse_args()
+    scores = {}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", Path(folder) / "src")
+        for room in asked.rooms or ROOMS:
+            scores[room] = _score(room, Path(folder) / "src", asked.n, random.Random(asked.seed), show=asked.show)
+    for room, (noticed, planted) in scores.items():
+        print(f"{room:12} {noticed:3} of {planted:3} noticed ({noticed / max(planted, 1):.0%})")
+    return 0
+
+
+def _score(room: str, source: Path, number: int, order: random.Random, *, show: bool) -> tuple[int, int]:
+    files, tests = ROOMS[room]
+    found = []
+    for file in files:
+        text = (source / "redline" / file).read_text()
+        found += [(file, text, fault) for fault in faults(text)]
+    chosen = order.sample(found, min(number, len(found)))
+    if not _passes(source, tests):
+        raise SystemExit(f"{room}: its tests fail without any fault")
+    noticed = 0
+    for file, text, (where, *fault) in chosen:
+        path = source / "redline" / file
+        changed = planted(text, *fault)
+        path.write_text(changed)
+        try:
+            survives = _passes(source, tests)
+        finally:
+            path.write_text(text)
+        noticed += not survives
+        if survives:
+            print(f"survives: {file} {where}", flush=True)
+            if show:
+                before, after = ast.unparse(ast.parse(text)).splitlines(), changed.splitlines()
+                print("\n".join(line for line in difflib.unified_diff(before, after, lineterm="", n=1))[:800])
+    return noticed, len(chosen)
+
+
+def _passes(source: Path, tests: list[str]) -> bool:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/{test}" for test in tests),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
