@@ -94,7 +94,7 @@ def test_an_ssd_has_a_size_of_its_own() -> None:
         built("ssdlite320_mobilenet_v3_large", image_size=64, batch=1)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_quantized_models_run_on_a_cpu_and_are_their_own_reference() -> None:
     workload = built("quantized_shufflenet_v2_x0_5", image_size=64, batch=1)
     assert workload.is_cpu_only
