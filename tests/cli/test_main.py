@@ -340,7 +340,7 @@ def test_a_file_says_what_to_run_and_flags_overrule_it(
         (["simple_cnn", "--image-size", "4"], "image_size must be 8 or more for simple_cnn, got 4"),
         (["simple_cnn", "--sequence-length", "4"], "sequence_length 4 cannot be honoured for simple_cnn"),
         (["simple_cnn", "--threads", "0"], "threads must be 1 or more, got 0"),
-        (["simple_cnn", "--task", "dance"], "task must be one of infer, train, got 'dance'"),
+        (["simple_cnn", "--task", "dance"], "task must be one of infer, train, step, got 'dance'"),
         (["simple_cnn", "--optimizer", "foo"], "optimizer must be one of sgd, adam, adamw, got 'foo'"),
         (["simple_cnn", "--batch", "99999999999999999999"], "batch must be 2147483647 or less"),
         (["simple_cnn", "--seed", "18446744073709551615"], "seed must be 18446744073709551614 or less"),

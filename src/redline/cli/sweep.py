@@ -29,7 +29,7 @@ from redline.errors import SpecError
 
 AXES: Options = {
     "batch": Annotated[list[str] | None, opt("--batch", "-b", group=WHAT, help="8, 1,8,16 or 16..512 (doubling).")],
-    "task": Annotated[list[str] | None, opt(group=WHAT, metavar="[infer|train]", help="Repeat for both.")],
+    "task": Annotated[list[str] | None, opt(group=WHAT, metavar="[infer|train|step]", help="Repeat for several.")],
     "threads": Annotated[list[int] | None, opt(group=WHAT, help="CPU threads inside operators; repeat for several.")],
 }
 """Where a run has one value, a sweep has a list."""
