@@ -6,6 +6,7 @@
 | a sweep, before it runs | `plan_key` | the same, with what is known of the model before it is built |
 | a sweep's or a search's name | `spec_key`, `question_key` | the same was asked for, on whatever machine |
 | `compare` | `Benchmark`, then `differences` | the same work; the recipe, the machine and the versions may differ |
+| a trend over time | `series_of` | the same benchmark on a device of the same name; versions and code may differ |
 | reports | `Subject` | the same model, task and settings on the same device; recipes and batches vary within it |
 | ceilings | `device_key` | the same device, driver, torch and, on a CPU, threads |
 
@@ -148,6 +149,24 @@ def benchmark_of(record: RunRecord) -> Benchmark:
         device=prepared.environment.device.kind if prepared else spec.device.partition(":")[0],
         settings=tuple((name, str(value)) for name, value in settings_of(spec).items()),
     )
+
+
+class Series(Frozen):
+    """What a trend over time is of."""
+
+    benchmark: Benchmark
+    device_name: str
+
+    @property
+    def key(self) -> str:
+        return _digest(msgspec.to_builtins(self))
+
+    def __str__(self) -> str:
+        return f"{self.benchmark} ({self.device_name})" if self.device_name else str(self.benchmark)
+
+
+def series_of(record: RunRecord) -> Series:
+    return Series(benchmark=benchmark_of(record), device_name=_device_name(record))
 
 
 def settings_of(spec: RunSpec) -> dict[str, Any]:

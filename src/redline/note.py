@@ -78,6 +78,17 @@ Code = Literal[
     "one-after-the-other",
     "pace-changed",
     "wrong-answers",
+    # what a gate or a history says beside its ratios
+    "unknown",
+    "counted",
+    "compared",
+    "grown",
+    "other-model",
+    "other-packages",
+    "not-runnable",
+    "no-baseline",
+    "budget",
+    "in-turns",
     # what a workload, a switch or a profiler says about itself
     "default-batch",
     "changed-batch",

@@ -133,7 +133,3 @@ def guard(descriptor: int, command: list[str]) -> None:
     end_strays()
     if ended in readable:
         desk.send(str(status).encode())
-
-
-if __name__ == "__main__":
-    guard(int(sys.argv[1]), sys.argv[2:])

@@ -152,6 +152,8 @@ class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in _SECON
     compile_s: Seconds | None = None
     """The compiler's share of it, where the recipe compiles."""
     compile_cache: Literal["cold", "warm", "mixed"] | None = None
+    graph_breaks: Count | None = None
+    """Where the compiler had to stop and begin again; None where the recipe does not compile."""
     contended: bool = False
     """Others were prepared at the same time: alone, these seconds would have been fewer."""
 

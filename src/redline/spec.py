@@ -361,6 +361,10 @@ class LaunchSpec(Frozen):
     """For a worker to leave once it is told to; a profiler in front of it then still has files to write."""
     command_prefix: tuple[str, ...] = ()
     """Put in front of a spawned interpreter: a vendor profiler, numactl."""
+    folder: str = ""
+    """Where the worker stands, and whose modules it imports first: another checkout. Empty: where the command stands."""
+    python: str = ""
+    """The interpreter of a spawned worker: that of another environment. Empty: the one that runs Redline."""
     memory_limit_bytes: int | None = None
     """Measure as if the device had this much: GPUs cap torch's allocator, CPU workers their private memory.
 
@@ -374,6 +378,10 @@ class LaunchSpec(Frozen):
         require_range("memory_limit_bytes", self.memory_limit_bytes, 1, MOST_BYTES)
         if self.command_prefix and self.door != "spawn":
             raise SpecError(f"command_prefix needs the spawn door, got door {self.door!r}")
+        if self.python and self.door != "spawn":
+            raise SpecError(f"another python needs the spawn door, got door {self.door!r}")
+        if self.folder and self.door == "inline":
+            raise SpecError("another folder needs a worker of its own: the fork or the spawn door")
 
 
 class RunSpec(Frozen):

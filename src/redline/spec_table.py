@@ -65,7 +65,7 @@ def _code_named(table: Any) -> Iterator[str]:
         return
     for name, value in table.items():
         texts = value if isinstance(value, list) else [value]
-        if name in ("artifact", "command_prefix", "check_inputs"):
+        if name in ("artifact", "command_prefix", "check_inputs", "python", "setup"):
             yield name
         elif name == "model" and any(".py:" in text for text in texts if isinstance(text, str)):
             yield "a model from a file"

@@ -163,9 +163,9 @@ class TestLayout:
     def make_old(self, history: History, number: int) -> None:
         """As a Redline of that layout had left it."""
         missing = {1: ["sweep_cells", "ceilings", "tunes"], 2: ["ceilings", "tunes"], 3: ["tunes"]}
-        for table in missing.get(number, []):
+        for table in (*missing.get(number, []), "marks", "points", "series"):
             execute(history, f"DROP TABLE {table}")
-        if number >= 3:
+        if number in (3, 4):
             execute(history, "ALTER TABLE ceilings RENAME COLUMN device_key TO place")
         execute(history, "UPDATE meta SET value = :number WHERE name = 'layout'", number=str(number))
 

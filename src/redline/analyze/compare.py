@@ -130,7 +130,7 @@ def _compare(
         first_runs=len(first),
         other_runs=len(other),
     )
-    broken = [_broken(record) for record in (*first, *other) if _median_s(record) is None]
+    broken = [why_broken(record) for record in (*first, *other) if median_step_s(record) is None]
     if broken:
         return _with(blank, verdict="invalid", reasons=tuple(dict.fromkeys(broken)))
     unlike, noted = differences(mine, first, yours, other, across=across)
@@ -208,7 +208,7 @@ def _half_width(record: RunRecord) -> float:
     return interval.half_width if interval else 1.0
 
 
-def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Ratio:
+def between_processes(first_s: Sequence[float], other_s: Sequence[float], confidence: float = 0.95) -> Ratio:
     """The ratio of the geometric means over processes, with Welch's interval on the difference of their logarithms."""
     ours, theirs = [math.log(each) for each in first_s], [math.log(each) for each in other_s]
     errors = [variance(side) / len(side) for side in (ours, theirs)]
@@ -218,7 +218,7 @@ def between_processes(first_s: Sequence[float], other_s: Sequence[float]) -> Rat
     if whole > 0:
         shares = sum(each**2 / (len(side) - 1) for each, side in zip(errors, (ours, theirs), strict=True))
         degrees = max(degrees, math.floor(whole**2 / shares))
-    middle, half = mean(ours) - mean(theirs), student_t(degrees) * math.sqrt(whole)
+    middle, half = mean(ours) - mean(theirs), student_t(degrees, confidence) * math.sqrt(whole)
     return Ratio(
         ratio=math.exp(middle),
         low=math.exp(middle - half),
@@ -277,7 +277,7 @@ def _metrics(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator
         ours, theirs = median(tails[0]), median(tails[1])
         told: Literal["less", "more", "same", "inconclusive"] = "inconclusive"
         if min(map(len, tails)) >= FEWEST_REPLICATES:
-            interval = between_processes(*tails)
+            interval = between_processes(tails[0], tails[1])
             if interval.low > 1 + P95_BAND:
                 told = "less"
             elif interval.high < 1 / (1 + P95_BAND):
@@ -303,17 +303,17 @@ def _p95_s(record: RunRecord) -> float | None:
 
 
 def _medians_s(records: Iterable[RunRecord]) -> list[float]:
-    return [each for record in records if (each := _median_s(record)) is not None]
+    return [each for record in records if (each := median_step_s(record)) is not None]
 
 
-def _median_s(record: RunRecord) -> float | None:
+def median_step_s(record: RunRecord) -> float | None:
     """The step as throughput blocks time it: the same clock on both sides, whatever the task."""
     samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
     middle = median(samples) if samples and record.failure is None else 0.0
     return middle if middle > 0 else None
 
 
-def _broken(record: RunRecord) -> Note:
+def why_broken(record: RunRecord) -> Note:
     failure = record.failure
     why = f"{failure.kind} at {failure.stage}: {failure.told}" if failure else "no step was timed"
     return note("invalid-run", f"record {record.id[:13]} is not a valid run: {why}", about=record.id)

@@ -92,7 +92,7 @@ def pair_of(
     replicates: Sequence[Replicate], a: str, b: str, kind: BlockKind = "throughput", *, looks: bool = True
 ) -> Pair | None:
     """One pair; None where the two never met. `looks` False: the number of replicates did not depend on this pair."""
-    logs = [log for replicate in replicates if (log := _log_in(replicate, a, b, kind)) is not None]
+    logs = logs_of(replicates, a, b, kind)
     if not logs:
         return None
     mean = fmean(log.mean for log in logs)
@@ -145,7 +145,7 @@ def pair_with_spread(
     own = pair_of(replicates, a, b, kind)
     if own is None or spread is None:
         return own
-    logs = [log for replicate in replicates if (log := _log_in(replicate, a, b, kind)) is not None]
+    logs = logs_of(replicates, a, b, kind)
     variance_of_one, degrees = spread
     half = student_t(degrees) * math.sqrt(2 * variance_of_one / len(logs))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
@@ -181,6 +181,11 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput"
     errors = [variance(values) / len(values) if len(values) > 1 else 0.0 for values in logs]
     count = min(len(values) for values in logs)
     return PairedLog(mean=fmean(logs[0]) - fmean(logs[1]), error=math.sqrt(sum(errors)), rounds=count)
+
+
+def logs_of(replicates: Sequence[Replicate], a: str, b: str, kind: BlockKind = "throughput") -> list[PairedLog]:
+    """Of time of a over time of b, one for each replicate in which the two met."""
+    return [log for replicate in replicates if (log := _log_in(replicate, a, b, kind)) is not None]
 
 
 def _log_in(replicate: Replicate, a: str, b: str, kind: BlockKind) -> PairedLog | None:

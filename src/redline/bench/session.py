@@ -28,7 +28,7 @@ from redline.bench.questions import answer
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, number_format_of
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
-from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds
+from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
 from redline.bench.serve import Server
 from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
@@ -344,6 +344,7 @@ class BenchSession:
         if setup.capabilities.compiles:
             self._cold["compile_s"] = compile_seconds()
             self._cold["compile_cache"] = cache_state()
+            self._cold["graph_breaks"] = graph_breaks()
 
     def _numerics(
         self, spec: RunSpec, reference: OutputReference | LossReference | None, step: Timed, setup: Setup

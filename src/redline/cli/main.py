@@ -20,6 +20,7 @@ from redline.cli.checklist import checklist
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
+from redline.cli.gate import gate
 from redline.cli.history import export, show
 from redline.cli.ladder import ladder
 from redline.cli.load import load
@@ -61,6 +62,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     checklist,
     report,
     compare,
+    gate,
     models,
     doctor,
     show,

@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -290,6 +291,35 @@ def current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return ""
+
+
+def paths_of(launch: LaunchSpec) -> list[str]:
+    """Where a worker imports from: as this process does, with the modules of `launch.folder`'s project first.
+
+    Entries inside this project's checkout are replaced by their counterparts in the other, so that an editable install
+    leads there too. Another interpreter knows its own packages.
+    """
+    entries = [] if launch.python else [found for entry in sys.path if (found := entry or current_folder())]
+    if not launch.folder:
+        return entries
+    there, here = checkout_of(launch.folder), checkout_of(current_folder() or "/")
+    own = [launch.folder, there, os.path.join(there, "src")]
+    moved = [_moved(entry, here, there) for entry in entries]
+    return list(dict.fromkeys([*(entry for entry in own if os.path.isdir(entry)), *moved]))
+
+
+def checkout_of(folder: str) -> str:
+    """The root of the git checkout that a folder is in; itself where it is in none."""
+    for place in (Path(folder), *Path(folder).parents):
+        if (place / ".git").exists():
+            return str(place)
+    return folder
+
+
+def _moved(entry: str, here: str, there: str) -> str:
+    inside = os.path.relpath(os.path.realpath(entry), os.path.realpath(here))
+    counterpart = os.path.normpath(os.path.join(there, inside))
+    return counterpart if not inside.startswith("..") and os.path.isdir(counterpart) else entry
 
 
 def log_tail(log: IO[bytes]) -> str:

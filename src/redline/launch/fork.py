@@ -19,9 +19,9 @@ from typing import IO, Any
 import msgspec
 
 from redline.errors import DoorError
-from redline.launch.connection import WorkerDoor, WorkerSession, current_folder, log_tail, worker_log
+from redline.launch.connection import WorkerDoor, WorkerSession, current_folder, log_tail, paths_of, worker_log
 from redline.processes import keep_standard_descriptors
-from redline.spec import RunSpec
+from redline.spec import LaunchSpec, RunSpec
 
 START_TIMEOUT_S = 180.0
 FORK_TIMEOUT_S = 30.0
@@ -58,9 +58,9 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def fork(self, connection: socket.socket, log_fd: int) -> int:
+    def fork(self, connection: socket.socket, log_fd: int, launch: LaunchSpec) -> int:
         """A fresh worker that talks on `connection`; returns its process id."""
-        with self._lock, _request_file() as request, _working_folder() as folder:
+        with self._lock, _request_file(launch) as request, _working_folder(launch) as folder:
             if not self._ready:
                 self._receive("ready", START_TIMEOUT_S)
                 self._ready = True
@@ -117,12 +117,11 @@ class ForkServer:
 
 
 @contextmanager
-def _request_file() -> Iterator[IO[bytes]]:
+def _request_file(launch: LaunchSpec) -> Iterator[IO[bytes]]:
     """A file with what a worker takes over from this process: `redline.bench.forkserver.ForkRequest`."""
-    entries = [entry or current_folder() for entry in sys.path]
     request = [
         list(os.environb.items()),
-        [os.fsencode(entry) for entry in entries if entry],
+        [os.fsencode(entry) for entry in paths_of(launch)],
         time.time(),
     ]
     with tempfile.TemporaryFile(prefix="redline-request-") as file:
@@ -132,9 +131,9 @@ def _request_file() -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _working_folder() -> Iterator[int]:
+def _working_folder(launch: LaunchSpec) -> Iterator[int]:
     """Nothing can be loaded from inside a folder that was removed: a worker then starts at the root."""
-    descriptor = os.open("." if current_folder() else "/", os.O_RDONLY | getattr(os, "O_PATH", 0))
+    descriptor = os.open(launch.folder or ("." if current_folder() else "/"), os.O_RDONLY | getattr(os, "O_PATH", 0))
     try:
         yield descriptor
     finally:
@@ -154,16 +153,16 @@ class ForkDoor(WorkerDoor):
     """Closing it ends its workers; the server stays for the next door of this process."""
 
     def open(self, spec: RunSpec | None = None) -> WorkerSession:
-        server = shared_server()
+        server, launch = shared_server(), spec.launch if spec else self._launch
         ours, theirs = socket.socketpair()
         log = worker_log()
         try:
-            pid = server.fork(theirs, log.fileno())
+            pid = server.fork(theirs, log.fileno(), launch)
         except TimeoutError:
             raise DoorError("the fork server did not answer in time") from None
         finally:
             theirs.close()
-        session = WorkerSession(ours, ForkedProcess(server, pid), log, spec.launch if spec else self._launch)
+        session = WorkerSession(ours, ForkedProcess(server, pid), log, launch)
         self._sessions.append(session)
         return session
 

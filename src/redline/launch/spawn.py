@@ -20,6 +20,7 @@ from redline.launch.connection import (
     WorkerSession,
     current_folder,
     log_tail,
+    paths_of,
     worker_log,
 )
 from redline.processes import REPLY_BYTES, keep_standard_descriptors
@@ -29,7 +30,10 @@ from redline.spec import LaunchSpec, RunSpec
 START_TIMEOUT_S = 60.0
 CALLBACK_TIMEOUT_S = 180.0
 """Until a worker behind a profiler calls: both have to start, and torch is imported before the call."""
-WORKER = "redline.bench.worker"
+_OWN = "import sys; sys.path.insert(0, sys.argv[1]); import redline; del sys.path[0], sys.argv[1]; "
+"""This Redline, whatever another checkout or environment holds, and nothing else of the folder that it is in."""
+_WORKER = f"{_OWN}from redline.bench.worker import main; main(sys.argv[1:])"
+_GUARDIAN = f"{_OWN}from redline.processes import guard; guard(int(sys.argv[1]), sys.argv[2:])"
 
 
 class SpawnedProcess:
@@ -78,7 +82,7 @@ class SpawnDoor(WorkerDoor):
         keep_standard_descriptors()
         ours, theirs = socket.socketpair()
         log = worker_log()
-        process = start_worker((), str(theirs.fileno()), log, inherited=(theirs.fileno(),))
+        process = start_worker(launch, str(theirs.fileno()), log, inherited=(theirs.fileno(),))
         theirs.close()
         return WorkerSession(ours, process, log, launch)
 
@@ -88,7 +92,7 @@ class SpawnDoor(WorkerDoor):
         if shutil.which(prefix[0]) is None:
             raise UsageError(f"no such command: {prefix[0]!r} (asked for in front of the worker)")
         callback, log = Callback(), worker_log()
-        process = start_worker(prefix, callback.address, log)
+        process = start_worker(launch, callback.address, log)
         ours = callback.wait(lambda: process.wait(0.0) is None, CALLBACK_TIMEOUT_S)
         if ours is None:
             process.kill()
@@ -98,22 +102,23 @@ class SpawnDoor(WorkerDoor):
         return WorkerSession(ours, process, log, launch)
 
 
-def start_worker(prefix: Sequence[str], where: str, log: IO[bytes], inherited: Sequence[int] = ()) -> SpawnedProcess:
+def start_worker(launch: LaunchSpec, where: str, log: IO[bytes], inherited: Sequence[int] = ()) -> SpawnedProcess:
     """A worker behind its guardian, told where to find its requests."""
     line, guardians_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, python = str(Path(__file__).parents[2]), launch.python or sys.executable
     # -P: files in the working folder are the user's, also those called statistics.py.
-    worker = [*prefix, sys.executable, "-P", "-m", WORKER, where, repr(time.time())]
+    worker = [*launch.command_prefix, python, "-P", "-c", _WORKER, ours, where, repr(time.time())]
     guardian = subprocess.Popen(
-        [sys.executable, "-P", "-m", "redline.processes", str(guardians_line.fileno()), *worker],
+        [sys.executable, "-P", "-c", _GUARDIAN, ours, str(guardians_line.fileno()), *worker],
         pass_fds=[*inherited, guardians_line.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        cwd=current_folder() or "/",
+        cwd=launch.folder or current_folder() or "/",
         start_new_session=True,
         env={
             **os.environ,
-            "PYTHONPATH": _python_path(),
+            "PYTHONPATH": os.pathsep.join(paths_of(launch)),
             "REDLINE_WORKER_FDS": ",".join(map(str, inherited)),
         },
     )
@@ -121,32 +126,25 @@ def start_worker(prefix: Sequence[str], where: str, log: IO[bytes], inherited: S
     return SpawnedProcess(guardian, line)
 
 
-def _python_path() -> str:
-    """This process's own, with the working folder last."""
-    entries = [entry for entry in sys.path if entry]
-    if "" in sys.path and current_folder():
-        entries.append(current_folder())
-    return os.pathsep.join(entries)
-
-
 FOLLOW_UP_TIMEOUT_S = 600.0
 
 
-def run_script(prefix: Sequence[str], requests: Sequence[Request], folder: Path, timeout_s: float) -> None:
+def run_script(launch: LaunchSpec, requests: Sequence[Request], folder: Path, timeout_s: float) -> None:
     """A worker behind a command that does what it is told from a file, as often as the command starts it."""
     script = folder / "requests.msgpack"
     script.write_bytes(write_script(requests))
     log = worker_log()
-    process = start_worker(prefix, f"script:{script}", log)
+    tool = launch.command_prefix[0]
+    process = start_worker(launch, f"script:{script}", log)
     status = process.wait(timeout_s)
     if status is None:
         process.kill()
     said = log_tail(log).strip().splitlines()
     log.close()
     if status is None:
-        raise DoorError(f"{prefix[0]} did not end within {timeout_s:g} s; it was stopped")
+        raise DoorError(f"{tool} did not end within {timeout_s:g} s; it was stopped")
     if status != 0:
-        raise DoorError(f"{prefix[0]} failed: {said[-1] if said else f'status {status >> 8}'}")
+        raise DoorError(f"{tool} failed: {said[-1] if said else f'status {status >> 8}'}")
 
 
 def run_after(command: Sequence[str], output: Path, timeout_s: float = FOLLOW_UP_TIMEOUT_S) -> None:

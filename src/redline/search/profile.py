@@ -157,6 +157,6 @@ def _by_door(record: RunRecord, request: Profile, observer: Observer) -> RunReco
 def _by_script(record: RunRecord, request: Profile, folder: Path) -> RunRecord:
     requests: list[Request] = [Prepare(spec=record.spec, bare=True), request]
     started = time.perf_counter()
-    run_script(record.spec.launch.command_prefix, requests, folder, SCRIPT_TIMEOUT_S)
+    run_script(record.spec.launch, requests, folder, SCRIPT_TIMEOUT_S)
     trace = TraceRef(path=str(folder), steps=request.active, capture_s=time.perf_counter() - started, bytes=0)
     return msgspec.structs.replace(record, trace=trace, stopped="target")

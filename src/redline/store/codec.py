@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from redline.analyze.blocks import timed_blocks
 from redline.errors import RecordError, RedlineError, SpecError, UsageError
+from redline.identity import Series, is_capture, series_of
 from redline.record import Block, FailureKind, RunRecord, device_of, encode, migrate
 from redline.spec import LAST_MOMENT
 
@@ -71,6 +74,40 @@ class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
+MarkKind = Literal["tag", "note"]
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody said of a record."""
+
+    record_id: str
+    kind: MarkKind
+    words: str
+    created_at: float
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One record in a trend."""
+
+    record_id: str
+    series_key: str
+    created_at: float
+    step_s: float
+    items: int
+    git_commit: str | None
+    torch: str | None
+    driver: str | None
+
+
+class SeriesSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is a trend of."""
+
+    key: str
+    series: Series
+    number: int
+    latest: float
+
+
 def column_text(text: str) -> str:
     """Text that every database takes: PostgreSQL has no NUL, and neither stores half a surrogate pair."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
@@ -95,6 +132,32 @@ def row_of(record: RunRecord, *, over: bool) -> Row:
         stopped=record.stopped,
         schema=record.schema,
     )
+
+
+def point_values(record: RunRecord) -> dict[str, Any] | None:
+    """The columns of a record's point in its trend; None for one that was not timed, or only beside a profile."""
+    samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
+    if record.prepared is None or record.failure is not None or not samples or is_capture(record):
+        return None
+    environment, middle_s = record.prepared.environment, median(samples)
+    return (
+        None
+        if middle_s <= 0
+        else {
+            "record_id": record.id,
+            "series_key": series_of(record).key,
+            "created_at": record.created_at,
+            "step_s": middle_s,
+            "items": record.prepared.workload.items_per_step,
+            "git_commit": environment.git_commit,
+            "torch": environment.versions.get("torch"),
+            "driver": environment.device.driver,
+        }
+    )
+
+
+def series_body(record: RunRecord) -> str:
+    return column_text(msgspec.json.encode(series_of(record)).decode())
 
 
 def row_from(columns: RowMapping) -> Row:

@@ -13,11 +13,24 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import msgspec
 
 from redline.errors import RecordError, StoreError
+from redline.identity import Series
 from redline.processes import is_gone
 from redline.record import Block, RunRecord
 from redline.store import queries
 from redline.store.ceilings import CeilingShelf
-from redline.store.codec import Row, Status, row_from, unpack, with_found_trace, with_stored_trace
+from redline.store.codec import (
+    Mark,
+    MarkKind,
+    Point,
+    Row,
+    SeriesSeen,
+    Status,
+    column_text,
+    row_from,
+    unpack,
+    with_found_trace,
+    with_stored_trace,
+)
 from redline.store.database import Database, OnNote
 from redline.store.ledgers import SweepLedger, TuneLedger
 from redline.store.location import folder_of_files, resolve
@@ -183,6 +196,91 @@ class History:
             records = self._records(queries.HEADS_OF, on_unreadable, {"ids": chunk}, blocks=blocks)
             found.update((record.id, record) for record in records)
         return found
+
+    # Tags and notes
+
+    def mark(self, record_id: str, kind: MarkKind, words: str, *, at: float) -> None:
+        """Tag a record, or note something about it; a second time does nothing."""
+        with self._database.writing(durable=True) as connection:
+            found = {"this_id": record_id, "this_kind": kind, "these": column_text(words)}
+            connection.execute(queries.DELETE_MARK, found)
+            values = {"record_id": record_id, "kind": kind, "words": column_text(words), "created_at": at}
+            connection.execute(queries.INSERT_MARK, values)
+
+    def unmark(self, record_id: str, kind: MarkKind, words: str) -> bool:
+        """Whether there was such a tag or note to take away."""
+        with self._database.writing(durable=True) as connection:
+            found = {"this_id": record_id, "this_kind": kind, "these": column_text(words)}
+            return connection.execute(queries.DELETE_MARK, found).rowcount > 0
+
+    def marks(self, ids: Iterable[str] | None = None) -> list[Mark]:
+        """All tags and notes, oldest first, or those of some records."""
+        with self._database.reading() as connection:
+            if ids is None:
+                return [Mark(**row) for row in connection.execute(queries.MARKS).mappings()]
+            wanted = sorted(set(ids))
+            rows = [
+                row
+                for chunk in _chunks(wanted)
+                for row in connection.execute(queries.MARKS_OF, {"ids": chunk}).mappings()
+            ]
+        return sorted((Mark(**row) for row in rows), key=lambda mark: mark.created_at)
+
+    def tagged(self, tag: str) -> list[str]:
+        """The ids of the records with this tag."""
+        with self._database.reading() as connection:
+            return list(connection.execute(queries.TAGGED, {"words": column_text(tag)}).scalars())
+
+    def id_of(self, prefix: str) -> str:
+        """The whole id of the one record whose id begins so."""
+        with self._database.reading() as connection:
+            return self._the_id(connection, prefix)
+
+    # Trends
+
+    def series(self) -> list[SeriesSeen]:
+        """What there are trends of, the latest measured first."""
+        with self._database.reading() as connection:
+            bodies = dict(connection.execute(queries.ALL_SERIES).tuples().all())
+            seen = connection.execute(queries.SERIES_SEEN).all()
+        found = [
+            SeriesSeen(
+                key=row.series_key,
+                series=msgspec.json.decode(bodies[row.series_key], type=Series),
+                number=row.number,
+                latest=row.latest,
+            )
+            for row in seen
+        ]
+        return sorted(found, key=lambda each: -each.latest)
+
+    def points(self, keys: Iterable[str]) -> dict[str, list[Point]]:
+        """The points of some series, oldest first."""
+        found: dict[str, list[Point]] = {}
+        with self._database.reading() as connection:
+            for chunk in _chunks(keys):
+                for row in connection.execute(queries.POINTS_OF, {"keys": chunk}).mappings():
+                    found.setdefault(row["series_key"], []).append(Point(**row))
+        return found
+
+    # Taking away
+
+    def delete(self, ids: Sequence[str]) -> list[str]:
+        """Delete records with all that belongs to them; the names of sweeps that have lost a cell by it.
+
+        Files of traces in the history's folder go too.
+        """
+        traces = [record.trace.path for record in self.load_many(ids, blocks=False).values() if record.trace]
+        sweeps: set[str] = set()
+        with self._database.writing(durable=True) as connection:
+            for chunk in _chunks(ids):
+                sweeps |= set(connection.execute(queries.SWEEPS_OF, {"ids": chunk}).scalars())
+                for statement in (*queries.DELETE_BY_RECORD, queries.DELETE_RECORDS):
+                    connection.execute(statement, {"ids": chunk})
+        for path in traces:
+            if path:
+                Path(path).unlink(missing_ok=True)
+        return sorted(sweeps)
 
     def count(self) -> int:
         with self._database.reading() as connection:

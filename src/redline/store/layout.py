@@ -27,9 +27,10 @@ from sqlalchemy import (
     update,
 )
 
-from redline.errors import StoreError
+from redline.errors import RecordError, StoreError
+from redline.store.codec import point_values, series_body, unpack
 
-LAYOUT = 5
+LAYOUT = 6
 """Raised with every change of the tables; `MIGRATIONS` then says how to make it."""
 
 Migration = Callable[[Connection], None]
@@ -110,6 +111,42 @@ tunes = Table(
 )
 """Searches for the fastest recipe: what was asked, how far each came, and by which records."""
 
+marks = Table(
+    "marks",
+    metadata,
+    Column("record_id", _Id, ForeignKey("records.id"), primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("words", Text, primary_key=True),
+    Column("created_at", Double, nullable=False),
+)
+"""What people have said of records: tags and notes."""
+
+series = Table(
+    "series",
+    metadata,
+    Column("series_key", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+)
+"""What trends are of, as JSON."""
+
+points = Table(
+    "points",
+    metadata,
+    Column("record_id", _Id, ForeignKey("records.id"), primary_key=True),
+    Column("series_key", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("step_s", Double, nullable=False),
+    Column("items", Integer, nullable=False),
+    Column("git_commit", Text),
+    Column("torch", Text),
+    Column("driver", Text),
+)
+"""The step of each finished record, so that a trend needs no samples. Derived: it can be made again from the records."""
+
+Index("points_by_series", points.c.series_key, points.c.created_at, points.c.record_id)
+Index("points_by_time", points.c.created_at, points.c.series_key)
+Index("marks_by_words", marks.c.kind, marks.c.words)
+
 # Rewriting a record asks whether a cell refers to it.
 Index("sweep_cells_by_record", sweep_cells.c.record_id)
 
@@ -145,7 +182,34 @@ def _name_device_keys(connection: Connection) -> None:
         connection.execute(text("ALTER TABLE ceilings RENAME COLUMN place TO device_key"))
 
 
-MIGRATIONS: dict[int, Migration] = {1: _add_sweeps, 2: _add_ceilings, 3: _add_tunes, 4: _name_device_keys}
+def _add_points(connection: Connection) -> None:
+    for table in (marks, series, points):
+        table.create(connection)
+    kept: set[str] = set()
+    heads = connection.execute(select(records.c.id, records.c.head).where(records.c.status == "done")).all()
+    for record_id, head in heads:
+        bodies = connection.execute(
+            select(blocks.c.body).where(blocks.c.record_id == record_id).order_by(blocks.c.number)
+        )
+        try:
+            record = unpack(record_id, head, bodies.scalars())
+        except RecordError:
+            continue  # told by whoever reads it
+        if (values := point_values(record)) is None:
+            continue
+        connection.execute(insert(points).values(**values))
+        if values["series_key"] not in kept:
+            kept.add(values["series_key"])
+            connection.execute(insert(series).values(series_key=values["series_key"], body=series_body(record)))
+
+
+MIGRATIONS: dict[int, Migration] = {
+    1: _add_sweeps,
+    2: _add_ceilings,
+    3: _add_tunes,
+    4: _name_device_keys,
+    5: _add_points,
+}
 """From layout n to n + 1, inside the transaction that writes the new version down."""
 
 _ADVISORY_LOCK = 0x7265646C

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, update
 
 from redline.store.codec import Row, column_text
-from redline.store.layout import blocks, ceilings, meta, records, sweep_cells, tunes
+from redline.store.layout import blocks, ceilings, marks, meta, points, records, series, sweep_cells, tunes
 
 ROW = (
     records.c.id,
@@ -94,6 +94,38 @@ TUNE = select(tunes.c.body).where(tunes.c.name == bindparam("this_name"))
 TUNES = select(tunes.c.name, tunes.c.created_at, tunes.c.model, tunes.c.task, tunes.c.state).order_by(
     tunes.c.created_at.desc(), tunes.c.name
 )
+
+DELETE_POINT = delete(points).where(points.c.record_id == bindparam("this_id"))
+INSERT_POINT = insert(points)
+SERIES = select(series.c.body).where(series.c.series_key == bindparam("this_key"))
+INSERT_SERIES = insert(series)
+ALL_SERIES = select(series.c.series_key, series.c.body)
+POINTS_OF = (
+    select(points)
+    .where(points.c.series_key.in_(bindparam("keys", expanding=True)))
+    .order_by(points.c.series_key, points.c.created_at, points.c.record_id)
+)
+SERIES_SEEN = select(
+    points.c.series_key, func.count().label("number"), func.max(points.c.created_at).label("latest")
+).group_by(points.c.series_key)
+
+MARKS = select(marks).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
+MARKS_OF = MARKS.where(marks.c.record_id.in_(bindparam("ids", expanding=True)))
+TAGGED = select(marks.c.record_id).where(marks.c.kind == "tag", marks.c.words == bindparam("words"))
+INSERT_MARK = insert(marks)
+DELETE_MARK = delete(marks).where(
+    marks.c.record_id == bindparam("this_id"),
+    marks.c.kind == bindparam("this_kind"),
+    marks.c.words == bindparam("these"),
+)
+
+DELETE_BY_RECORD = tuple(
+    delete(table).where(table.c.record_id.in_(bindparam("ids", expanding=True)))
+    for table in (marks, points, sweep_cells, blocks)
+)
+"""What belongs to records, in an order in which it may go."""
+DELETE_RECORDS = delete(records).where(records.c.id.in_(bindparam("ids", expanding=True)))
+SWEEPS_OF = select(sweep_cells.c.sweep).where(sweep_cells.c.record_id.in_(bindparam("ids", expanding=True))).distinct()
 
 HEADS_OF = select(*HEAD).where(records.c.id.in_(bindparam("ids", expanding=True)))
 

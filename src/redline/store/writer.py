@@ -14,7 +14,7 @@ from redline.processes import this_process
 from redline.record import Block, RunRecord, migrate
 from redline.spec import Frozen
 from redline.store import queries
-from redline.store.codec import TuneRow, column_text, pack_block, pack_head, row_of
+from redline.store.codec import TuneRow, column_text, pack_block, pack_head, point_values, row_of, series_body
 from redline.work import Ceilings
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def _write_record(connection: Connection, record: RunRecord, *, over: bool) -> N
     if connection.execute(queries.UPDATE_RECORD, {"this_id": record.id, **values}).rowcount == 0:
         connection.execute(queries.INSERT_RECORD, values)
     _note_writer(connection, record.id, this_process() if row.status == "running" else None)
+    if row.status == "done":
+        keep_point(connection, record)
     if not record.blocks:
         return
     stored: int = connection.execute(queries.NEXT_BLOCK, {"record_id": record.id}).scalar_one()
@@ -124,6 +126,17 @@ def _write_record(connection: Connection, record: RunRecord, *, over: bool) -> N
     ]
     if missing:
         connection.execute(queries.INSERT_BLOCK, missing)
+
+
+def keep_point(connection: Connection, record: RunRecord) -> None:
+    """The record's point in its trend, in place of an older one."""
+    values = point_values(record)
+    connection.execute(queries.DELETE_POINT, {"this_id": record.id})
+    if values is None:
+        return
+    connection.execute(queries.INSERT_POINT, values)
+    if connection.execute(queries.SERIES, {"this_key": values["series_key"]}).first() is None:
+        connection.execute(queries.INSERT_SERIES, {"series_key": values["series_key"], "body": series_body(record)})
 
 
 def _append(connection: Connection, record_id: str, body: bytes, *, again: bool) -> None:

@@ -113,6 +113,8 @@ class FakeBench:
         self._world = world
         self._random = random
         self._offset = math.exp(landscape.offset_sigma * float(random.standard_normal()))
+        if landscape.slow_share and float(random.random()) < landscape.slow_share:
+            self._offset *= landscape.slow_factor
         self._noise = float(random.standard_normal())
         self._noise_at_s = 0.0
         self._spec: RunSpec | None = None

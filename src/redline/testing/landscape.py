@@ -47,6 +47,9 @@ class Landscape:
     """Share of steps that hit a hiccup, two to three times as long as the others and sometimes far longer."""
     offset_sigma: float = 0.0
     """Every session gets one offset of its own, as every real process does."""
+    slow_share: float = 0.0
+    """Share of sessions that are slower than the others for all their life, by `slow_factor`: another placement, a neighbour."""
+    slow_factor: float = 1.0
     in_company: PerSpec[float] = 1.0
     """What a step takes, as a factor, from the moment another session of the same device has run in between."""
     memory_bytes: PerSpec[int | MemoryTruth] = 2**28

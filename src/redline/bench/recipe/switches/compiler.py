@@ -174,6 +174,12 @@ def compile_seconds() -> float | None:
     return None
 
 
+def graph_breaks() -> int | None:
+    """How often the compiler has given up a graph in the middle and begun another; None where it is not loaded."""
+    counters = _counters()
+    return sum(int(count) for count in counters["graph_break"].values()) if counters is not None else None
+
+
 def cache_state() -> Literal["cold", "warm", "mixed"] | None:
     """Whether inductor's on-disk cache already had what was compiled."""
     counters = _counters()

@@ -1,0 +1,329 @@
+"""What a gate says of one benchmark: is the candidate slower than the baseline, and is that certain?
+
+The threshold is the slowdown that must be caught. A candidate is `slower` when the interval leaves out "no change" and
+the estimate is beyond half of the threshold, which is half way between the two; it is `same` when the interval leaves
+out the threshold on both sides. As soon as the interval is narrower than the threshold one of the two holds, so that
+more processes always decide.
+
+A gate is looked at after each process and ends when it is decided, which favours processes that happen to agree. So no
+verdict comes from fewer than five, and intervals are of 98.5 %: `benchmarks/gate_trials.py` has the false alarms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median, stdev, variance
+from typing import Literal
+
+import msgspec
+
+from redline.analyze.blocks import needed_bytes
+from redline.analyze.compare import allowance, between_processes, median_step_s
+from redline.analyze.race import SMALLEST_SPREAD
+from redline.analyze.statistics import PairedLog, student_t
+from redline.note import Note, note
+from redline.record import Numerics, RunRecord
+from redline.spec import Frozen
+
+GateVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "failed"]
+GateBasis = Literal["interleaved", "stored", "none"]
+CheckName = Literal["memory", "numerics", "compile", "graph-breaks", "kernels"]
+
+THRESHOLD = 0.03
+FEWEST_PROCESSES = 5
+CONFIDENCE = 0.985
+FEWEST_AGAINST_STORED = 8
+"""The baseline does not grow with each look: chance in it stays, so that the candidate must say more."""
+FEWEST_STORED = 3
+"""With fewer, what differs between processes is not known and is allowed for."""
+OUTLYING = 4.0
+"""So many times the scatter of the others: one process that met a neighbour then does not decide."""
+SMALLEST_OUTLIER = 0.003
+FEWEST_FOR_OUTLIERS = 8
+"""Of fewer values one cannot say what is usual."""
+DRIFTING = 0.5
+"""Neighbours in time vary by less than this share of what all vary by: the machine's pace has been changing."""
+NEW_SESSION_S = 1800.0
+"""A pause after which stored records belong to another session, with clocks and neighbours of its own."""
+MEMORY_THRESHOLD = 0.05
+COMPILE_THRESHOLD = 0.2
+NUMERICS_GROWTH = 2.0
+"""So many times the error of the baseline: rounding alone moves it by less."""
+
+
+class Check(Frozen):
+    """Something besides speed that the gate was asked to look at."""
+
+    name: CheckName
+    baseline: float | None
+    candidate: float | None
+    change: float | None
+    """Relative to the baseline; None where that means nothing."""
+    threshold: float | None
+    failed: bool
+    said: Note
+
+
+class GateRow(Frozen):
+    """What the gate says of one benchmark. `ratio` is time of the baseline over time now: below 1 it got slower."""
+
+    name: str
+    verdict: GateVerdict
+    ratio: float | None
+    low: float | None
+    high: float | None
+    threshold: float
+    basis: GateBasis
+    change: float | None = None
+    """Of the time of a step: +0.05 is 5 % slower."""
+    baseline_s: float | None = None
+    candidate_s: float | None = None
+    baseline_processes: int = 0
+    candidate_processes: int = 0
+    checks: tuple[Check, ...] = ()
+    reasons: tuple[Note, ...] = ()
+    """Why there is no clear verdict, or what broke."""
+    notes: tuple[Note, ...] = ()
+    record_ids: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict in ("slower", "failed") or any(each.failed for each in self.checks)
+
+    @property
+    def undecided(self) -> bool:
+        return self.verdict in ("inconclusive", "incomparable")
+
+
+class Judged(Frozen):
+    """A ratio with its interval. `ratio` is time of the baseline over time of the candidate: above 1 it is faster."""
+
+    verdict: GateVerdict
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
+    """From processes measured interleaved, a pair in each replicate; None before there is any."""
+    if not logs:
+        return None
+    if len(logs) < 2:
+        return Judged(verdict="inconclusive", ratio=math.exp(logs[0].mean), low=None, high=None)
+    low, middle, high = _centre(logs)
+    return _judged(low, middle, high, threshold, enough=len(logs) >= FEWEST_PROCESSES)
+
+
+def _centre(logs: Sequence[PairedLog]) -> tuple[float, float, float]:
+    kept = without_outliers([log.mean for log in logs])
+    between = student_t(len(kept) - 1, CONFIDENCE) * max(stdev(kept), SMALLEST_SPREAD) / math.sqrt(len(kept))
+    error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
+    within = student_t(max(sum(log.rounds - 1 for log in logs), 1), CONFIDENCE) * error
+    middle, half = fmean(kept), max(between, within)
+    return middle - half, middle, middle + half
+
+
+def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Judged | None:
+    """Against records that were measured at another time, each a process."""
+    ours = [math.log(seconds) for record in baseline if (seconds := median_step_s(record))]
+    theirs = [math.log(seconds) for record in candidate if (seconds := median_step_s(record))]
+    if not ours or not theirs:
+        return None
+    enough = len(theirs) >= FEWEST_AGAINST_STORED
+    middle = fmean(without_outliers(ours)) - fmean(without_outliers(theirs))
+    half = math.log1p(allowance(baseline[0]))
+    if min(len(ours), len(theirs)) >= FEWEST_STORED:
+        half = math.hypot(_welch(ours, theirs), _since(baseline, candidate))
+    found = _judged(middle - half, middle, middle + half, threshold, enough=enough)
+    if len(ours) < FEWEST_STORED and found.verdict == "same":
+        # What processes differ by is only assumed: enough for a clear alarm, not to call two things the same.
+        return msgspec.structs.replace(found, verdict="inconclusive")
+    return found
+
+
+def _welch(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The wider of Welch's interval and the one that takes both sides to scatter alike: a few may agree by chance."""
+    sides = [without_outliers(side) for side in (ours, theirs)]
+    found = between_processes(*([math.exp(each) for each in side] for side in sides), confidence=CONFIDENCE)
+    degrees = sum(map(len, sides)) - 2
+    pooled = sum(variance(side) * (len(side) - 1) for side in sides) / degrees
+    alike = math.sqrt(max(pooled, SMALLEST_SPREAD**2) * sum(1 / len(side) for side in sides))
+    return max(math.log(found.high / found.ratio), student_t(degrees, CONFIDENCE) * alike)
+
+
+def _since(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> float:
+    """What may have changed since the baseline was measured, by how it changed while it was; 0 where it kept its pace.
+
+    Between sessions, where there are several; and within them, where neighbours in time are more alike than others.
+    """
+    return max(_between_sessions(baseline), _drift(baseline, candidate))
+
+
+def _drift(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> float:
+    """A random walk, at the rate that the baseline shows, over the time from the one to the other."""
+    timed = sorted((record.blocks[0].started_at, math.log(s)) for record in baseline if (s := median_step_s(record)))
+    logs = [log for _, log in timed]
+    span_s = timed[-1][0] - timed[0][0]
+    if len(logs) < FEWEST_PROCESSES or span_s <= 0:
+        return 0.0
+    whole, neighbours = variance(logs), fmean((one - other) ** 2 for one, other in pairwise(logs)) / 2
+    if neighbours > DRIFTING * whole:
+        return 0.0
+    later = fmean(record.blocks[0].started_at for record in candidate if record.blocks)
+    gap_s = abs(later - fmean(at for at, _ in timed))
+    # A walk that is looked at evenly over its span varies by a sixth of what it is apart at the ends.
+    return 3 * math.sqrt(6 * (whole - neighbours) * gap_s / span_s)
+
+
+def _between_sessions(records: Sequence[RunRecord]) -> float:
+    """How far one more session may lie from those that are stored; 0 where too few say so."""
+    means = [
+        fmean(math.log(s) for record in session if (s := median_step_s(record))) for session in sessions_of(records)
+    ]
+    if len(means) < FEWEST_STORED:
+        return 0.0
+    return student_t(len(means) - 1, CONFIDENCE) * math.sqrt(variance(means) * (1 + 1 / len(means)))
+
+
+def sessions_of(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Timed records, apart where nothing was measured for a while."""
+    timed = sorted((record for record in records if median_step_s(record)), key=lambda record: record.created_at)
+    found: list[list[RunRecord]] = [timed[:1]] if timed else []
+    for before, record in pairwise(timed):
+        if record.created_at - before.created_at > NEW_SESSION_S:
+            found.append([])
+        found[-1].append(record)
+    return found
+
+
+def without_outliers(values: Sequence[float]) -> list[float]:
+    """Without those that lie far from the middle, where they are few: they met a neighbour, and say nothing of the code."""
+    if len(values) < FEWEST_FOR_OUTLIERS:
+        return list(values)
+    middle = median(values)
+    scatter = 1.4826 * median(abs(value - middle) for value in values)
+    kept = [value for value in values if abs(value - middle) <= max(OUTLYING * scatter, SMALLEST_OUTLIER)]
+    return kept if len(kept) >= 2 * len(values) / 3 else list(values)
+
+
+def _judged(low: float, middle: float, high: float, threshold: float, *, enough: bool) -> Judged:
+    """All logarithms of a ratio: below 0 the candidate is slower."""
+    band = math.log1p(threshold)
+    verdict: GateVerdict = "inconclusive"
+    if enough and high < 0 and middle <= -band / 2:
+        verdict = "slower"
+    elif enough and low > 0 and middle >= band / 2:
+        verdict = "faster"
+    elif enough and low > -band and high < band:
+        verdict = "same"
+    return Judged(verdict=verdict, ratio=math.exp(middle), low=math.exp(low), high=math.exp(high))
+
+
+def check(
+    name: CheckName,
+    baseline: Sequence[RunRecord],
+    candidate: Sequence[RunRecord],
+    *,
+    memory_threshold: float = MEMORY_THRESHOLD,
+    compile_threshold: float = COMPILE_THRESHOLD,
+) -> Check:
+    """One of the other figures, of records of both sides. `kernels` are counted from traces: `count_check`."""
+    if name == "memory":
+        needed = [[float(size) for record in side if (size := needed_bytes(record))] for side in (baseline, candidate)]
+        return _larger("memory", needed[0], needed[1], memory_threshold)
+    if name == "compile":
+        return _compile_check(baseline, candidate, compile_threshold)
+    if name == "graph-breaks":
+        breaks = [
+            [record.prepared.cold_start.graph_breaks for record in side if record.prepared is not None]
+            for side in (baseline, candidate)
+        ]
+        counted = [[each for each in side if each is not None] for side in breaks]
+        return count_check("graph-breaks", *(max(side) if side else None for side in counted))
+    return _numerics_check(baseline, candidate)
+
+
+def count_check(name: CheckName, baseline: float | None, candidate: float | None) -> Check:
+    """Counts do not vary from process to process: any more is a change."""
+    if baseline is None or candidate is None:
+        what = "the recipe does not compile" if name == "graph-breaks" else "nothing was counted"
+        return _check(name, baseline, candidate, None, failed=False, said=note("unknown", what))
+    more = candidate - baseline
+    text = "unchanged" if more == 0 else f"{abs(more):g} {'more' if more > 0 else 'fewer'}"
+    return _check(name, baseline, candidate, 0.0, failed=more > 0, said=note("counted", text))
+
+
+def _larger(name: CheckName, ours: Sequence[float], theirs: Sequence[float], threshold: float) -> Check:
+    """More by the threshold, and in every process: one that happened to need more is no change."""
+    if not ours or not theirs:
+        return _check(name, None, None, threshold, failed=False, said=note("unknown", "not known of both sides"))
+    before, after = median(ours), median(theirs)
+    grown = after / before - 1 if before else 0.0
+    failed = grown > threshold and min(theirs) > max(ours)
+    if grown > threshold and not failed:
+        text = f"{grown:+.1%}, but the two sides overlap: not certain"
+    else:
+        text = f"{grown:+.1%} (threshold {threshold:.0%})"
+    return _check(name, before, after, threshold, failed=failed, said=note("grown" if failed else "compared", text))
+
+
+def _compile_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Check:
+    """Only with the compiler's cache in the same state: filled, it takes a fraction of the time."""
+    for state in ("cold", "warm", "mixed"):
+        sides = [
+            [
+                record.prepared.cold_start.compile_s
+                for record in side
+                if record.prepared and record.prepared.cold_start.compile_cache == state
+            ]
+            for side in (baseline, candidate)
+        ]
+        known = [[each for each in side if each is not None] for side in sides]
+        if all(known):
+            return _larger("compile", known[0], known[1], threshold)
+    text = "no two processes of the two sides compiled with the cache in the same state"
+    return _check("compile", None, None, threshold, failed=False, said=note("unknown", text))
+
+
+def _numerics_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> Check:
+    before, after = (_worst_numerics(side) for side in (baseline, candidate))
+    if before is None or after is None:
+        return _check("numerics", None, None, None, failed=False, said=note("unknown", "not checked on both sides"))
+    ours, theirs = before.rel_l2, after.rel_l2
+    if after.is_wrong and not before.is_wrong:
+        said, failed = note("wrong-answers", f"the outputs are too far from strict fp32: {after.reason or ''}"), True
+    elif ours is not None and theirs is not None and theirs > NUMERICS_GROWTH * max(ours, 1e-7):
+        said, failed = note("grown", f"the relative error grew from {ours:.1e} to {theirs:.1e}"), True
+    else:
+        said, failed = note("compared", "unchanged within rounding"), False
+    return _check("numerics", ours, theirs, NUMERICS_GROWTH - 1, failed=failed, said=said)
+
+
+def _worst_numerics(records: Sequence[RunRecord]) -> Numerics | None:
+    found = [
+        record.prepared.numerics for record in records if record.prepared and not record.prepared.numerics.is_left_out
+    ]
+    return max(found, key=lambda each: (each.is_wrong, each.rel_l2 or 0.0), default=None)
+
+
+def _check(
+    name: CheckName,
+    baseline: float | None,
+    candidate: float | None,
+    threshold: float | None,
+    *,
+    failed: bool,
+    said: Note,
+) -> Check:
+    change = candidate / baseline - 1 if baseline and candidate is not None else None
+    return Check(
+        name=name, baseline=baseline, candidate=candidate, change=change, threshold=threshold, failed=failed, said=said
+    )
+
+
+def middle_s(records: Sequence[RunRecord]) -> float | None:
+    """The step of the middle process."""
+    found = [seconds for record in records if (seconds := median_step_s(record))]
+    return median(found) if found else None

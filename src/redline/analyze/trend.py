@@ -1,0 +1,199 @@
+"""A benchmark over time: at which record did it change, by how much, and how sure is that?
+
+A *step* is abrupt: the records right before and right after it lie apart by most of what the stretches on both sides
+are apart by. What changes little by little is *drift*, and is told as such. A step is looked for by the split that
+explains most; whether that is more than chance is asked of the same records in random orders, which assumes nothing
+about how they are distributed: two modes of processes or outliers are then chance too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median, variance
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redline.analyze.gate import without_outliers
+from redline.analyze.statistics import student_t
+from redline.spec import Frozen
+
+FEWEST_A_SIDE = 5
+"""Records before and after a step: what fewer share may be one session's."""
+SHUFFLES = 399
+CHANCE = 0.005
+"""Of a split as good as this in records without any change."""
+SMALLEST_STEP = 0.01
+"""Of the time: smaller ones do not matter, however sure."""
+ABRUPT = 0.6
+"""Share of a step that its nearest records must show."""
+NEAR = 10
+STANDS_OUT = 2.5
+"""So many times what neighbouring records are usually apart by."""
+MOST_POINTS = 5000
+"""The latest so many of a series are looked at."""
+DRIFT_CONFIDENCE = 0.99
+
+Floats = NDArray[np.float64]
+
+
+class Change(Frozen):
+    """A step. `ratio` is time before over time after: below 1 it got slower."""
+
+    index: int
+    """Of the first record after it."""
+    ratio: float
+    low: float
+    high: float
+
+
+class Drift(Frozen):
+    """Little by little, from the first record to the last. `ratio` as in a change."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+class Trend(Frozen):
+    changes: tuple[Change, ...] = ()
+    drift: Drift | None = None
+
+
+def trend_of(seconds: Sequence[float], *, seed: int = 0) -> Trend:
+    """Steps and drift of times in the order in which they were measured."""
+    start = max(0, len(seconds) - MOST_POINTS)
+    logs = np.log(np.asarray(seconds[start:], dtype=np.float64))
+    random = np.random.default_rng(seed)
+    splits = sorted(_splits(logs, 0, random))
+    bounds = [0, *splits, logs.size]
+    changes = []
+    for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
+        low, middle, high = _apart(logs[before:at], logs[at:after])
+        if abs(middle) >= SMALLEST_STEP:
+            changes.append(Change(index=start + at, ratio=math.exp(middle), low=math.exp(low), high=math.exp(high)))
+    return Trend(changes=tuple(changes), drift=_drift(logs, bounds))
+
+
+def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]:
+    """Where the stretch falls apart, and where its parts do."""
+    if logs.size < 2 * FEWEST_A_SIDE:
+        return []
+    clean = _settled(logs)
+    at, best = _best_split(clean)
+    shuffled = random.permuted(np.tile(clean, (SHUFFLES, 1)), axis=1)
+    by_chance = np.count_nonzero(_scores(shuffled).max(axis=1) >= best)
+    if by_chance > CHANCE * SHUFFLES or not _is_abrupt(clean, at):
+        return []
+    return [
+        offset + at,
+        *_splits(logs[:at], offset, random),
+        *_splits(logs[at:], offset + at, random),
+    ]
+
+
+def _settled(logs: Floats) -> Floats:
+    """With single outliers drawn to the middle of their neighbours: what lasts for one record is no step."""
+    settled = logs.copy()
+    scatter = 1.4826 * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
+    for index in range(logs.size):
+        near = np.concatenate((logs[max(0, index - 3) : index], logs[index + 1 : index + 4]))
+        middle = float(np.median(near))
+        if abs(logs[index] - middle) > max(5 * scatter, 0.01):
+            settled[index] = middle
+    return settled
+
+
+def _scores(rows: Floats) -> Floats:
+    """Of each possible split of each row: the sum of squares that it explains, over what is left."""
+    count = rows.shape[1]
+    sizes = np.arange(FEWEST_A_SIDE, count - FEWEST_A_SIDE + 1)
+    sums = np.cumsum(rows - rows.mean(axis=1, keepdims=True), axis=1)[:, sizes - 1]
+    whole = np.square(rows - rows.mean(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
+    explained = sums**2 * count / (sizes * (count - sizes))
+    left: Floats = explained / np.maximum(whole - explained, 1e-12)
+    return left
+
+
+def _best_split(logs: Floats) -> tuple[int, float]:
+    scores = _scores(logs[None, :])[0]
+    index = int(scores.argmax())
+    return FEWEST_A_SIDE + index, float(scores[index])
+
+
+def _is_abrupt(logs: Floats, at: int) -> bool:
+    """Whether its neighbours are as far apart as all on both sides, and rather a step than a slope or a walk."""
+    whole, nearest = float(logs[at:].mean() - logs[:at].mean()), _jump(logs, at)
+    if whole * nearest <= 0 or abs(nearest) < ABRUPT * abs(whole):
+        return False
+    elsewhere = [abs(_jump(logs, index)) for index in range(NEAR, logs.size - NEAR) if abs(index - at) >= NEAR]
+    if elsewhere and abs(nearest) < STANDS_OUT * median(elsewhere):
+        return False  # the pace changes as much elsewhere
+    times = np.arange(logs.size)
+    slope = np.polynomial.Polynomial.fit(times, logs, 1)
+    stepped = np.concatenate((logs[:at] - logs[:at].mean(), logs[at:] - logs[at:].mean()))
+    return float(np.square(stepped).sum()) < float(np.square(logs - slope(times)).sum())
+
+
+def _jump(logs: Floats, at: int) -> float:
+    return float(logs[at : at + NEAR].mean() - logs[max(0, at - NEAR) : at].mean())
+
+
+def _apart(before: Floats, after: Floats) -> tuple[float, float, float]:
+    """Low, middle and high of the logarithm of time before over time after; Welch's interval without outliers."""
+    sides = [without_outliers(side.tolist()) for side in (before, after)]
+    errors = [variance(side) / len(side) for side in sides]
+    degrees = min(len(side) for side in sides) - 1
+    if sum(errors) > 0:
+        shares = sum(each**2 / (len(side) - 1) for each, side in zip(errors, sides, strict=True))
+        degrees = max(degrees, math.floor(sum(errors) ** 2 / shares))
+    middle = fmean(sides[0]) - fmean(sides[1])
+    half = student_t(degrees) * math.sqrt(sum(errors))
+    return middle - half, middle, middle + half
+
+
+def _drift(logs: Floats, bounds: Sequence[int]) -> Drift | None:
+    """The slope that is left when the steps are taken out: by medians of pairs, told where it is sure and matters."""
+    if logs.size < 4 * FEWEST_A_SIDE:
+        return None
+    level = np.concatenate([logs[a:b] - logs[a:b].mean() for a, b in zip(bounds, bounds[1:], strict=False)])
+    times = np.concatenate([np.arange(b - a) - (b - a - 1) / 2 for a, b in zip(bounds, bounds[1:], strict=False)])
+    clean = _settled(level)
+    spread = float(np.square(times).sum())
+    slope = float((times * clean).sum()) / spread
+    left = clean - slope * times
+    degrees = clean.size - len(bounds)
+    # What follows itself says less: the error is that of the batches' means.
+    inflation = max(1.0, _inflation(left))
+    error = math.sqrt(float(np.square(left).sum()) / degrees / spread * inflation)
+    half = student_t(degrees, DRIFT_CONFIDENCE) * error
+    whole = slope * (logs.size - 1)
+    if abs(slope) <= half or abs(whole) < SMALLEST_STEP:
+        return None
+    reach = half * (logs.size - 1)
+    return Drift(ratio=math.exp(-whole), low=math.exp(-whole - reach), high=math.exp(-whole + reach))
+
+
+def _inflation(left: Floats) -> float:
+    """Of a variance, by the correlation of neighbours."""
+    energy = float(np.square(left).sum())
+    correlation = float((left[1:] * left[:-1]).sum()) / energy if energy > 0 else 0.0
+    correlation = min(max(correlation, 0.0), 0.95)
+    return (1 + correlation) / (1 - correlation)
+
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(seconds: Sequence[float], width: int = 24) -> str:
+    """The speed over time, higher is faster: medians of equally many records each."""
+    if not seconds:
+        return ""
+    count = min(width, len(seconds))
+    edges = [round(index * len(seconds) / count) for index in range(count + 1)]
+    speeds = [1 / median(seconds[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    low, high = min(speeds), max(speeds)
+    if high / low < 1 + SMALLEST_STEP:
+        return SPARKS[len(SPARKS) // 2] * count
+    return "".join(SPARKS[min(int((each - low) / (high - low) * len(SPARKS)), len(SPARKS) - 1)] for each in speeds)

@@ -1,0 +1,365 @@
+"""`redline.gate`: is this checkout slower than a baseline? For CI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.analyze.compare import why_broken
+from redline.analyze.gate import (
+    FEWEST_STORED,
+    Check,
+    CheckName,
+    GateBasis,
+    GateRow,
+    GateVerdict,
+    check,
+    count_check,
+    middle_s,
+    sessions_of,
+)
+from redline.api.benchmarks import GateBenchmark, load_benchmarks
+from redline.api.profile import profile_spec
+from redline.api.report import is_file
+from redline.api.workspace import Workspace, use
+from redline.errors import BenchError, SpecError, UsageError
+from redline.identity import benchmark_of, differences
+from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
+from redline.note import Note, note
+from redline.protocol import Profile as ProfileRequest
+from redline.record import RunRecord
+from redline.report.export import JsonDocument
+from redline.report.gate import gate_json, gate_junit, gate_markdown, gate_report
+from redline.report.terminal import as_text
+from redline.search.gate import Clock, GateRun
+from redline.spec import Recipe, RunSpec
+from redline.store import History
+from redline.store.codec import read_exported
+
+BUDGET_S = 900.0
+"""For all benchmarks together."""
+LONGEST_BUDGET_S = 7 * 86400.0
+LOOK_BACK = 200
+"""So many of the latest stored records of a benchmark are its baseline."""
+
+
+class GateResult(Sequence[GateRow]):
+    """One row per benchmark."""
+
+    def __init__(self, baseline: str, rows: Sequence[GateRow]) -> None:
+        self.baseline = baseline
+        """What everything was set against, in words."""
+        self.rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    @property
+    def failed(self) -> bool:
+        """Something is slower, broken, or failed a check."""
+        return any(row.failed for row in self.rows)
+
+    @property
+    def undecided(self) -> bool:
+        return any(row.undecided for row in self.rows)
+
+    def __str__(self) -> str:
+        return as_text(gate_report(self.rows, self.baseline))
+
+    def to_json(self) -> JsonDocument:
+        return gate_json(self.rows, self.baseline, failed=self.failed)
+
+    def to_markdown(self) -> str:
+        """For a pull request."""
+        return gate_markdown(self.rows, self.baseline)
+
+    def to_junit(self, *, undecided_ok: bool = False) -> str:
+        """JUnit's XML: one test case per benchmark."""
+        return gate_junit(self.rows, self.baseline, undecided_ok=undecided_ok)
+
+
+def gate(
+    file: str | Path,
+    baseline: str,
+    *,
+    threshold: float | None = None,
+    fail_on: Sequence[str] = (),
+    budget_s: float = BUDGET_S,
+    trust: bool = False,
+    workspace: Workspace | None = None,
+    clock: Clock = time.monotonic,
+    **settings: Any,
+) -> GateResult:
+    """Measure the benchmarks of a TOML file against a baseline, each until it is decided or its time is up.
+
+    `baseline` is a git ref (checked out beside this one and measured interleaved with it), a file of records
+    (`redline export --raw`, or a history), `history`, `tag:NAME` or `recipe:RECIPE`.
+    """
+    if not 1 <= budget_s <= LONGEST_BUDGET_S:
+        raise SpecError(f"budget must be between 1 and {LONGEST_BUDGET_S:g} seconds, got {budget_s:g}")
+    benchmarks, environment = load_benchmarks(file, settings, threshold=threshold, fail_on=fail_on, trust=trust)
+    with use(workspace) as opened, ExitStack() as stack:
+        source = _source(baseline, environment, opened, stack)
+        rows = []
+        deadline = clock() + budget_s
+        for number, benchmark in enumerate(benchmarks):
+            share_s = max((deadline - clock()) / (len(benchmarks) - number), 0.0)
+            rows.append(_Gate(benchmark, source, opened, share_s, clock).row())
+        return GateResult(source.told, rows)
+
+
+class _Source:
+    """Where the other side comes from: a checkout that can be measured, stored records, or another recipe."""
+
+    def __init__(
+        self,
+        told: str,
+        *,
+        checkout: Checkout | None = None,
+        records: Sequence[RunRecord] | None = None,
+        history: bool = False,
+        tag: str | None = None,
+        recipe: Recipe | None = None,
+    ) -> None:
+        self.told = told
+        self.checkout = checkout
+        self.records = records
+        self.history = history
+        self.tag = tag
+        self.recipe = recipe
+
+    def stored(self, spec: RunSpec, workspace: Workspace) -> list[RunRecord]:
+        """What is kept of this benchmark, whatever its settings; of a commit, what was measured at it."""
+        if self.records is not None:
+            return list(self.records)
+        with workspace.reading() as history:
+            ids = set(history.tagged(self.tag)) if self.tag else None
+            found = history.find(model=spec.workload.model, task=spec.workload.task, status="done", limit=LOOK_BACK * 5)
+        if ids is not None:
+            return [record for record in found if record.id in ids]
+        if self.checkout is not None:
+            return [record for record in found if _measured_at(record, self.checkout.commit)]
+        return found
+
+
+def _measured_at(record: RunRecord, commit: str) -> bool:
+    environment = record.prepared.environment if record.prepared else None
+    return environment is not None and environment.git_commit == commit and not environment.git_dirty
+
+
+def _source(word: str, environment: Setup, workspace: Workspace, stack: ExitStack) -> _Source:
+    kind, _, name = word.partition(":")
+    if word == "history":
+        return _Source("the history", history=True)
+    if kind == "recipe" and name:
+        return _Source(f"recipe {name}", recipe=Recipe.parse(name))
+    if kind == "tag" and name:
+        with workspace.reading() as history:
+            if not history.tagged(name):
+                raise UsageError(
+                    f"no record in {history.location} has the tag {name!r}: 'redline tag ID {name}' sets it"
+                )
+        return _Source(f"records tagged {name}", tag=name)
+    if is_file(word):
+        return _Source(word, records=read_records(Path(word)))
+    commit = resolve_commit(word)
+    told = word if commit.startswith(word) else f"{word} ({commit[:12]})"
+    return _Source(told, checkout=stack.enter_context(checked_out(word, environment)))
+
+
+def read_records(path: Path) -> list[RunRecord]:
+    """Of an exported document or another history."""
+    with path.open("rb") as file:
+        is_history = file.read(16) == b"SQLite format 3\0"
+    if not is_history:
+        return read_exported(path)
+    with History.open(path, only_to_read=True) as history:
+        return history.find(status="done")
+
+
+class _Gate:
+    """One benchmark before the gate."""
+
+    def __init__(
+        self, benchmark: GateBenchmark, source: _Source, workspace: Workspace, budget_s: float, clock: Clock
+    ) -> None:
+        self.benchmark = benchmark
+        self._source = source
+        self._workspace = workspace
+        self._budget_s = budget_s
+        self._clock = clock
+        self._notes: list[Note] = []
+        self._reasons: list[Note] = []
+        self._basis: GateBasis = "none"
+
+    def row(self) -> GateRow:
+        (spec,) = self._workspace.checked([self._launched(self.benchmark.spec)])
+        baseline = self._runnable(spec)
+        with self._workspace.lock(spec.device):
+            running = self._run()
+            if baseline is not None:
+                running.interleaved(baseline, spec)
+                broken = running.broken
+                if broken is not None and broken in running.baseline and self._source.checkout is not None:
+                    self._notes.append(self._not_runnable(why_broken(broken)))
+                    running, baseline = self._run(), None
+            if baseline is not None:
+                self._basis = "interleaved"
+            else:
+                self._against_stored(running, spec)
+            kernels = self._kernels(baseline, spec)
+        return self._told(running, kernels)
+
+    def _run(self) -> GateRun:
+        launch = self._launched(self.benchmark.spec).launch
+        return GateRun(
+            self._workspace.door(launch),
+            self._workspace.journal,
+            self._workspace.observer,
+            threshold=self.benchmark.threshold,
+            budget_s=self._budget_s,
+            seed=self.benchmark.spec.seed,
+            clock=self._clock,
+        )
+
+    def _launched(self, spec: RunSpec) -> RunSpec:
+        """Both sides through the same kind of door: another environment needs a fresh interpreter."""
+        if self._source.checkout is None or not self._source.checkout.python or spec.launch.door != "fork":
+            return spec
+        return msgspec.structs.replace(spec, launch=msgspec.structs.replace(spec.launch, door="spawn"))
+
+    def _runnable(self, spec: RunSpec) -> RunSpec | None:
+        """The other side as a spec, where it can be measured."""
+        recipe = self.benchmark.baseline_recipe or self._source.recipe
+        if recipe is not None:
+            return self._workspace.checked([msgspec.structs.replace(spec, recipe=recipe)])[0]
+        checkout = self._source.checkout
+        if checkout is None:
+            return None
+        if checkout.other_packages:
+            names = ", ".join(checkout.other_packages)
+            text = f"{names} differ between the two, and both ran in this environment: [environment] gives each its own"
+            self._notes.append(note("other-packages", text))
+        launch = checkout.launch(spec.launch)
+        try:
+            return self._workspace.checked([msgspec.structs.replace(spec, launch=launch)])[0]
+        except (UsageError, SpecError, BenchError) as error:
+            self._notes.append(self._not_runnable(error))
+            return None
+
+    def _not_runnable(self, why: object) -> Note:
+        return note("not-runnable", f"{self._source.told} cannot be measured here ({why}): its stored records are used")
+
+    def _against_stored(self, running: GateRun, spec: RunSpec) -> None:
+        stored = [
+            record for record in self._source.stored(spec, self._workspace) if record.blocks and not record.failure
+        ]
+        if not stored:
+            text = f"nothing is stored of {spec.workload.model} for {self._source.told}"
+            self._reasons.append(
+                note("no-baseline", f"{text}: measure it with 'redline run --replicates 5' there first")
+            )
+            return
+        running.against(lambda first: self._comparable(stored, first), spec)
+        self._basis = "stored" if running.baseline else "none"
+
+    def _comparable(self, stored: Sequence[RunRecord], first: RunRecord) -> list[RunRecord]:
+        """Stored records of the same device and settings as the first process of the candidate."""
+        mine = benchmark_of(first)
+        alike, reasons = [], dict[str, Note]()
+        for record in stored:
+            theirs = benchmark_of(record)
+            unlike, _ = differences(theirs, [record], mine, [first])
+            told = [each for each in unlike if each.about != "model (its structure)"]
+            if theirs.recipe != mine.recipe:
+                told.append(note("differs", f"recipe: {theirs.recipe} against {mine.recipe}", about="recipe"))
+            reasons |= {each.about: each for each in told}
+            if not told:
+                alike.append(record)
+                if unlike:
+                    self._note_once(note("other-model", "the model's structure is another than when it was stored"))
+        if not alike:
+            self._reasons += reasons.values()
+        return alike[:LOOK_BACK]
+
+    def _note_once(self, told: Note) -> None:
+        if told.code not in {each.code for each in self._notes}:
+            self._notes.append(told)
+
+    def _kernels(self, baseline: RunSpec | None, spec: RunSpec) -> Check | None:
+        if "kernels" not in self.benchmark.fail_on:
+            return None
+        if baseline is None:
+            return count_check("kernels", None, None)
+        return count_check("kernels", *(self._kernels_of(each) for each in (baseline, spec)))
+
+    def _kernels_of(self, spec: RunSpec) -> float | None:
+        """Launched on the device in a step, by a short profile; None on a CPU."""
+        try:
+            found = profile_spec(spec, ProfileRequest(path="", active=2), self._workspace).profile
+        except BenchError as error:
+            self._notes.append(note("no-trace", f"kernels could not be counted: {error}"))
+            return None
+        return found.launches.work / found.steps_seen if found.steps_seen and found.has_device else None
+
+    def _told(self, running: GateRun, kernels: Check | None) -> GateRow:
+        judged, broken = running.judged, running.broken
+        verdict: GateVerdict = judged.verdict if judged is not None else "incomparable"
+        if broken is not None:
+            self._reasons.append(why_broken(broken))
+            verdict = "failed" if broken in running.candidate else "incomparable"
+        elif verdict == "inconclusive" and running.out_of_time:
+            text = f"{len(running.candidate)} processes did not decide it within its share of the time: a larger --budget may"
+            self._reasons.append(note("budget", text))
+        elif verdict == "inconclusive":
+            self._reasons.append(note("spread", f"{len(running.candidate)} processes differ too much among themselves"))
+        self._doubt(running)
+        asked = [name for name in self.benchmark.fail_on if name != "kernels"]
+        checks = [] if broken or self._basis == "none" else [self._check(name, running) for name in asked]
+        return GateRow(
+            name=self.benchmark.name,
+            verdict=verdict,
+            ratio=judged.ratio if judged else None,
+            low=judged.low if judged else None,
+            high=judged.high if judged else None,
+            threshold=self.benchmark.threshold,
+            basis=self._basis,
+            change=1 / judged.ratio - 1 if judged else None,
+            baseline_s=middle_s(running.baseline),
+            candidate_s=middle_s(running.candidate),
+            baseline_processes=len(running.baseline),
+            candidate_processes=len(running.candidate),
+            checks=(*checks, *([kernels] if kernels else [])),
+            reasons=tuple(self._reasons),
+            notes=tuple(self._notes),
+            record_ids=tuple(record.id for record in running.candidate),
+        )
+
+    def _doubt(self, running: GateRun) -> None:
+        if self._basis == "interleaved" and running.in_turns:
+            self._notes.append(note("in-turns", "the two did not fit in memory together: measured one after the other"))
+        if self._basis != "stored":
+            return
+        if len(running.baseline) < FEWEST_STORED:
+            text = f"only {len(running.baseline)} stored processes: what processes usually differ by is allowed for"
+            self._notes.append(note("single-runs", text))
+        elif len(sessions_of(running.baseline)) < FEWEST_STORED:
+            text = (
+                "the baseline was measured at another time: the interval does not cover drift of the machine since then"
+            )
+            self._notes.append(note("one-after-the-other", text))
+
+    def _check(self, name: CheckName, running: GateRun) -> Check:
+        thresholds = {
+            "memory_threshold": self.benchmark.memory_threshold,
+            "compile_threshold": self.benchmark.compile_threshold,
+        }
+        return check(name, running.baseline, running.candidate, **thresholds)

@@ -1,0 +1,110 @@
+"""`redline gate`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from redline.cli.options import HOW, OUTPUT, WHAT, Exit, Json, Trust, only_set, opt, print_json
+from redline.errors import SpecError
+
+BASELINE_HELP = (
+    "What to compare with: a git ref such as main (checked out beside this one and measured interleaved with it), a file of "
+    "'export --format json --raw' or a history, 'history', tag:NAME, or recipe:RECIPE."
+)
+
+
+def gate(
+    file: Annotated[Path, typer.Argument(metavar="BENCH.toml", help="A file with a [[run]] table per benchmark.")],
+    baseline: Annotated[str, opt("--baseline", group=WHAT, metavar="REF|FILE|…", help=BASELINE_HELP)],
+    device: Annotated[
+        str | None, opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="Instead of the file's.")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        opt(group=HOW, help="The slowdown that must be caught, instead of the file's: 0.05 is 5 %. Default: 0.03."),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        opt(
+            "--fail-on",
+            group=HOW,
+            metavar="[memory|numerics|compile|graph-breaks|kernels]",
+            help="Also fail when this got worse. Repeat for several.",
+        ),
+    ] = None,
+    budget: Annotated[float, opt(group=HOW, help="Seconds for all benchmarks together.")] = 900.0,
+    effort: Annotated[
+        str | None,
+        opt(group=HOW, metavar="[quick|normal|strict]", help="How long each process is timed. Default: quick."),
+    ] = None,
+    undecided: Annotated[
+        str,
+        opt("--undecided", group=HOW, metavar="[fail|ok]", help="Whether an undecided benchmark exits with 3 or 0."),
+    ] = "fail",
+    trust: Trust = False,
+    summary: Annotated[
+        Path | None,
+        opt("--summary", group=OUTPUT, metavar="FILE.md", help="Write a Markdown summary for a pull request."),
+    ] = None,
+    junit: Annotated[Path | None, opt("--junit", group=OUTPUT, metavar="FILE.xml", help="Write JUnit XML.")] = None,
+    json: Json = False,
+) -> int:
+    """Fail when a benchmark got slower than a baseline. For CI.
+
+    Fresh processes of both sides are measured interleaved until each benchmark is faster, slower or the same, or the time is up.
+    Where the baseline cannot be run, its stored records of the same device and settings are used. In JSON, ratio is time of
+    the baseline over time now: below 1 it got slower.
+
+    Exit codes: 0 nothing is slower; 1 something is slower, broken or failed a check; 2 a mistake in what was asked; 3
+    undecided or incomparable (0 with --undecided ok).
+
+    \b
+    Examples:
+      redline gate bench.toml --baseline main
+      redline gate bench.toml --baseline records.json --undecided ok --summary gate.md --junit gate.xml
+    """
+    from redline.api.gate import gate as run_gate
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveRace
+    from redline.report.gate import gate_report
+    from redline.report.terminal import make_console
+
+    if undecided not in ("fail", "ok"):
+        raise SpecError(f"undecided must be fail or ok, got {undecided!r}")
+    for path in (summary, junit):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise SpecError(f"cannot write {path}: no such folder")
+    with LiveRace() as observer, Workspace(observer=observer) as workspace:
+        result = run_gate(
+            file,
+            baseline,
+            threshold=threshold,
+            fail_on=fail_on or [],
+            budget_s=budget,
+            trust=trust,
+            workspace=workspace,
+            **only_set(device=device, effort=effort),
+        )
+        observer.stop()
+    if summary is not None:
+        _write(summary, result.to_markdown())
+    if junit is not None:
+        _write(junit, result.to_junit(undecided_ok=undecided == "ok"))
+    print_json(result.to_json()) if json else make_console().print(gate_report(result.rows, result.baseline))
+    if result.failed:
+        return Exit.SLOWER
+    return Exit.INCOMPARABLE if result.undecided and undecided == "fail" else Exit.DONE
+
+
+def _write(path: Path, text: str) -> None:
+    # GitHub shows all that the steps of a job have written to this file, one after the other.
+    mode = "a" if str(path) == os.environ.get("GITHUB_STEP_SUMMARY") else "w"
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise SpecError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,169 @@
+"""Another commit of the project, in a folder and an environment of its own, so that it can be measured beside this one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from redline.errors import UsageError
+from redline.launch.connection import checkout_of, current_folder
+from redline.spec import Frozen, LaunchSpec
+
+GIT_TIMEOUT_S = 120.0
+SETUP_TIMEOUT_S = 1800.0
+DEPENDENCIES = (
+    "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock",
+    "environment.yml", "pixi.lock",
+)  # fmt: skip
+"""Files that say which packages a project needs."""
+
+
+class Setup(Frozen):
+    """How the environment of another commit is made; with nothing given, it runs in this one."""
+
+    setup: str = ""
+    """A shell command, run in the root of the checkout."""
+    python: str = ""
+    """The interpreter that it leaves, relative to the root of the checkout."""
+
+    def __post_init__(self) -> None:
+        if self.setup and not self.python:
+            raise UsageError(
+                "environment: setup makes an environment, and python must say where: python = '.venv/bin/python'"
+            )
+
+
+class Checkout(Frozen):
+    """A commit that is there to be measured."""
+
+    ref: str
+    commit: str
+    folder: str
+    """Where a worker stands: the counterpart of the folder that the command stands in."""
+    python: str = ""
+    other_packages: tuple[str, ...] = ()
+    """Files of dependencies that differ, though both sides run in one environment."""
+
+    def launch(self, launch: LaunchSpec) -> LaunchSpec:
+        """The same launch, of this commit."""
+        return msgspec.structs.replace(launch, folder=self.folder, python=self.python)
+
+
+def resolve_commit(ref: str, folder: str | None = None) -> str:
+    """The commit that a ref names in the project of a folder."""
+    where = folder or current_folder() or "/"
+    if ref.startswith("-"):
+        raise UsageError(f"{ref!r} is not a git ref")
+    if not _is_checkout(where):
+        raise UsageError(f"no git checkout at {where}: a baseline {ref!r} must be a file of records, or a ref of one")
+    found = _git(where, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    if found.returncode != 0:
+        raise UsageError(f"{ref!r} is neither a file nor a git ref of {checkout_of(where)}")
+    return found.stdout.strip()
+
+
+def commits_between(good: str, bad: str) -> list[str]:
+    """The commits after `good` up to `bad`, oldest first, along the first parents."""
+    where = current_folder() or "/"
+    first, last = resolve_commit(good), resolve_commit(bad)
+    if _git(where, "merge-base", "--is-ancestor", first, last).returncode != 0:
+        raise UsageError(f"{good!r} is not an ancestor of {bad!r}: name an older commit first")
+    found = _git(where, "rev-list", "--first-parent", "--reverse", f"{first}..{last}")
+    return found.stdout.split()
+
+
+def subject_of(commit: str) -> str:
+    """The first line of a commit's message."""
+    return _git(current_folder() or "/", "log", "-1", "--format=%s", commit).stdout.strip()
+
+
+@contextmanager
+def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout]:
+    """A worktree of its own for a ref, removed afterwards; nothing of this checkout is touched."""
+    here = current_folder() or "/"
+    commit, root, environment = resolve_commit(ref), checkout_of(here), environment or Setup()
+    place = Path(tempfile.mkdtemp(prefix="redline-checkout-")).resolve()
+    tree = place / Path(root).name
+    try:
+        added = _git(root, "worktree", "add", "--detach", str(tree), commit)
+        if added.returncode != 0:
+            raise UsageError(f"git cannot check out {ref!r}: {_last_line(added.stderr)}")
+        python = _prepared(tree, environment)
+        folder = tree / os.path.relpath(os.path.realpath(here), os.path.realpath(root))
+        yield Checkout(
+            ref=ref,
+            commit=commit,
+            # A folder that this commit does not have yet: its root is the best there is.
+            folder=str(folder if folder.is_dir() else tree),
+            python=python,
+            other_packages=() if environment.python else tuple(_different(Path(root), tree)),
+        )
+    finally:
+        _git(root, "worktree", "remove", "--force", str(tree))
+        shutil.rmtree(place, ignore_errors=True)
+        _git(root, "worktree", "prune")
+
+
+def _prepared(tree: Path, environment: Setup) -> str:
+    if environment.setup:
+        try:
+            made = subprocess.run(
+                environment.setup, shell=True, cwd=tree, capture_output=True, text=True, timeout=SETUP_TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"the environment's setup took longer than {SETUP_TIMEOUT_S:g} s") from None
+        if made.returncode != 0:
+            said = _last_line(made.stderr or made.stdout)
+            raise UsageError(f"the environment's setup failed with status {made.returncode}: {said}")
+    if not environment.python:
+        return ""
+    python = tree / environment.python
+    if not os.access(python, os.X_OK):
+        raise UsageError(f"environment: no interpreter at {environment.python} in the checkout of the baseline")
+    return str(python)
+
+
+def _different(here: Path, there: Path) -> Iterator[str]:
+    for name in DEPENDENCIES:
+        if _content(here / name) != _content(there / name):
+            yield name
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _is_checkout(folder: str) -> bool:
+    return (Path(checkout_of(folder)) / ".git").exists()
+
+
+def _git(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return _run(["git", "-C", folder, *words])
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    # A hook of git hands these down, and they would lead every command to the hook's own repository.
+    variables = {
+        name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    }
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, env=variables)
+    except FileNotFoundError:
+        raise UsageError("git is not installed: a baseline must then be a file of records") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"git did not answer within {GIT_TIMEOUT_S:g} s: {' '.join(command[3:])}") from None
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"

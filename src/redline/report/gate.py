@@ -1,0 +1,156 @@
+"""What a gate says: in a terminal, as Markdown for a pull request, as JUnit's XML and as a document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from redline.analyze.gate import CONFIDENCE, Check, GateRow
+from redline.report.export import JsonDocument, json_document
+from redline.report.terminal import cell, escaped, make_table, one_line, table
+from redline.units import format_bytes, format_seconds
+
+STYLES = {
+    "faster": "green",
+    "slower": "red",
+    "same": "",
+    "inconclusive": "yellow",
+    "incomparable": "yellow",
+    "failed": "red",
+}
+SIGNS = {"faster": "🟢", "slower": "🔴", "same": "⚪", "inconclusive": "🟡", "incomparable": "🟡", "failed": "🔴"}
+BASES = {"interleaved": "interleaved", "stored": "stored records", "none": "–"}
+HEADERS = (
+    "benchmark",
+    "baseline",
+    "now",
+    "time",
+    f"{CONFIDENCE:.1%} interval",
+    "threshold",
+    "processes",
+    "basis",
+    "verdict",
+)
+
+
+def gate_json(rows: Sequence[GateRow], baseline: str, *, failed: bool) -> JsonDocument:
+    benchmarks = [{**msgspec.to_builtins(row), "failed": row.failed} for row in rows]
+    return json_document("gate", {"baseline": baseline, "benchmarks": benchmarks, "failed": failed})
+
+
+def gate_report(rows: Sequence[GateRow], baseline: str) -> RenderableType:
+    grid = make_table(Text(f"against {one_line(baseline)}", style="bold"))
+    for header in HEADERS:
+        is_text = header in ("benchmark", "verdict", "basis")
+        grid.add_column(header, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    for row in rows:
+        cells = [Text(one_line(value)) for value in _cells(row)]
+        cells[-1].style = STYLES[row.verdict]
+        grid.add_row(*cells)
+    told = [Text(f"  {one_line(line)}", style=style) for line, style in _remarks(rows)]
+    return Group(grid, *told, Text(conclusion(rows), style="bold"))
+
+
+def gate_markdown(rows: Sequence[GateRow], baseline: str) -> str:
+    cells = [[cell(value) for value in _cells(row)[:-1]] + [f"{SIGNS[row.verdict]} {row.verdict}"] for row in rows]
+    parts = [
+        [f"## Performance against {escaped(baseline, 120)}", ""],
+        table(list(HEADERS), cells),
+        ["", *(f"- {escaped(line, 500)}" for line, _ in _remarks(rows))],
+        ["", f"**{escaped(conclusion(rows), 500)}**"],
+    ]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def gate_junit(rows: Sequence[GateRow], baseline: str, *, undecided_ok: bool = False) -> str:
+    failures = sum(row.failed and row.verdict != "failed" for row in rows)
+    errors = sum(row.verdict == "failed" or (row.undecided and not undecided_ok) for row in rows)
+    skipped = sum(row.undecided and undecided_ok for row in rows)
+    suite = ElementTree.Element(
+        "testsuite",
+        name="redline gate",
+        tests=str(len(rows)),
+        failures=str(failures),
+        errors=str(errors),
+        skipped=str(skipped),
+    )
+    for row in rows:
+        case = ElementTree.SubElement(suite, "testcase", classname="redline.gate", name=one_line(row.name))
+        said = one_line(_sentence(row))
+        detail = "\n".join(one_line(line) for line, _ in _remarks([row]))
+        if row.verdict == "failed":
+            ElementTree.SubElement(case, "error", message=said).text = detail
+        elif row.failed:
+            ElementTree.SubElement(case, "failure", message=said).text = detail
+        elif row.undecided and undecided_ok:
+            ElementTree.SubElement(case, "skipped", message=said)
+        elif row.undecided:
+            ElementTree.SubElement(case, "error", message=said).text = detail
+        ElementTree.SubElement(case, "system-out").text = f"{said} (against {one_line(baseline)})"
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def conclusion(rows: Sequence[GateRow]) -> str:
+    counts = Counter(row.verdict for row in rows)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    checks = [f"{row.name}: {each.name}" for row in rows for each in row.checks if each.failed]
+    if any(row.failed for row in rows):
+        return f"failed: {told}" + (f"; failed checks: {', '.join(checks)}" if checks else "")
+    return f"undecided: {told}" if any(row.undecided for row in rows) else f"passed: {told}"
+
+
+def _sentence(row: GateRow) -> str:
+    if row.change is None:
+        return f"{row.verdict}: {'; '.join(map(str, row.reasons))}"
+    bounds = "" if row.low is None or row.high is None else f" ({1 / row.high - 1:+.1%} to {1 / row.low - 1:+.1%})"
+    failed = [f"{each.name} {each.said}" for each in row.checks if each.failed]
+    return f"{row.verdict}: time {row.change:+.1%}{bounds}, threshold {row.threshold:.1%}" + "".join(
+        f"; {each}" for each in failed
+    )
+
+
+def _cells(row: GateRow) -> list[str]:
+    interval = "–" if row.low is None or row.high is None else f"{1 / row.high - 1:+.1%} … {1 / row.low - 1:+.1%}"
+    return [
+        row.name,
+        "–" if row.baseline_s is None else format_seconds(row.baseline_s),
+        "–" if row.candidate_s is None else format_seconds(row.candidate_s),
+        "–" if row.change is None else f"{row.change:+.1%}",
+        interval,
+        f"{row.threshold:.1%}",
+        f"{row.baseline_processes} / {row.candidate_processes}",
+        BASES[row.basis],
+        row.verdict,
+    ]
+
+
+def _remarks(rows: Sequence[GateRow]) -> list[tuple[str, str]]:
+    """Checks, reasons and notes, each with its benchmark and a style."""
+    found: list[tuple[str, str]] = []
+    for row in rows:
+        found += [(f"{row.name}: {_check_words(each)}", "red" if each.failed else "dim") for each in row.checks]
+        found += [(f"{row.name}: {each}", "red" if row.verdict == "failed" else "yellow") for each in row.reasons]
+        found += [(f"{row.name}: {each}", "dim") for each in row.notes]
+    return found
+
+
+def _check_words(each: Check) -> str:
+    values = (
+        ""
+        if each.baseline is None or each.candidate is None
+        else f" {_figure(each, each.baseline)} → {_figure(each, each.candidate)}"
+    )
+    return f"{each.name}{values}: {each.said}{' (failed)' if each.failed else ''}"
+
+
+def _figure(each: Check, value: float) -> str:
+    if each.name == "memory":
+        return format_bytes(int(value))
+    if each.name == "compile":
+        return format_seconds(value)
+    return f"{value:.1e}" if each.name == "numerics" else f"{value:g}"

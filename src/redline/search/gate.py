@@ -1,0 +1,99 @@
+"""Measure a candidate against its baseline until the gate is decided or its time is up.
+
+Where the baseline can be run, both sides are fresh processes measured interleaved, replicate by replicate. Where only
+records of it are left, the candidate is measured in one fresh process after the other.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from redline.analyze.gate import FEWEST_AGAINST_STORED, FEWEST_PROCESSES, Judged, judge, judge_stored
+from redline.analyze.race import logs_of, racer_names
+from redline.launch.door import Door
+from redline.record import RunRecord
+from redline.search.observer import Journal, Observer
+from redline.search.race import Race
+from redline.spec import RunSpec
+
+MOST_PROCESSES = 24
+"""A difference that so many processes leave open is not worth more of them."""
+
+Clock = Callable[[], float]
+
+
+class GateRun:
+    """One benchmark on its way through the gate."""
+
+    def __init__(
+        self,
+        door: Door,
+        journal: Journal,
+        observer: Observer,
+        *,
+        threshold: float,
+        budget_s: float,
+        seed: int = 0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.threshold = threshold
+        self._budget_s = budget_s
+        self._clock = clock
+        self._observer = observer
+        self._race = Race(door, journal, observer, random.Random(seed), only="throughput", planned=FEWEST_PROCESSES)
+        self.baseline: list[RunRecord] = []
+        self.candidate: list[RunRecord] = []
+        self.judged: Judged | None = None
+        self.out_of_time = False
+
+    @property
+    def in_turns(self) -> bool:
+        """The two sides did not fit in memory together and were measured one after the other."""
+        return self._race.in_turns
+
+    @property
+    def broken(self) -> RunRecord | None:
+        """The first process of either side that failed."""
+        return next((record for record in (*self.baseline, *self.candidate) if record.failure is not None), None)
+
+    def interleaved(self, baseline: RunSpec, candidate: RunSpec) -> None:
+        first, other = racer_names([baseline, candidate])
+
+        def measure() -> None:
+            ours, theirs = self._race.run_replicate([baseline, candidate])
+            self.baseline.append(ours)
+            self.candidate.append(theirs)
+            self.judged = judge(logs_of(self._race.replicates, first, other), self.threshold)
+
+        self._until_decided([first, other], measure, FEWEST_PROCESSES)
+
+    def against(self, comparable: Callable[[RunRecord], list[RunRecord]], candidate: RunSpec) -> None:
+        """Against stored records: those that are comparable with the first process of the candidate."""
+
+        def measure() -> None:
+            self.candidate += self.one_process(candidate)
+            if len(self.candidate) == 1 and self.broken is None:
+                self.baseline = comparable(self.candidate[0])
+            self.judged = judge_stored(self.baseline, self.candidate, self.threshold)
+
+        self._until_decided(racer_names([candidate]), measure, FEWEST_AGAINST_STORED)
+
+    def one_process(self, spec: RunSpec) -> list[RunRecord]:
+        """The record of a fresh process, by itself."""
+        return self._race.run_replicate([spec])
+
+    def _until_decided(self, names: list[str], measure: Callable[[], None], fewest: int) -> None:
+        """Never fewer replicates than a verdict needs; after that, none that would not end in time."""
+        started, longest_s = self._clock(), 0.0
+        for number in range(MOST_PROCESSES):
+            begun = self._clock()
+            if number >= fewest and begun - started + longest_s > self._budget_s:
+                self.out_of_time = True
+                return
+            self._observer.replicate(number + 1, max(fewest, number + 1), names)
+            measure()
+            longest_s = max(longest_s, self._clock() - begun)
+            if self.broken is not None or self.judged is None or self.judged.verdict != "inconclusive":
+                return

@@ -1,0 +1,250 @@
+"""`redline gate` before a fake bench, and once before real processes of two commits."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from invoking import document, invoke
+from typer.testing import Result
+
+from redline.record import Failure
+from redline.spec import RunSpec
+from redline.store import History
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+BENCH = """
+device = "cuda:0"
+[[run]]
+name = "fast"
+model = "m"
+batch = 8
+[[run]]
+name = "other"
+model = "n"
+threshold = 0.1
+"""
+
+
+class World:
+    """The truth of both sides, which a test may change."""
+
+    def __init__(self) -> None:
+        self.slowdown = {"m": 1.0, "n": 1.0}
+        self.broken: set[str] = set()
+
+    def step_s(self, spec: RunSpec) -> float:
+        return 0.01 if spec.launch.folder else 0.01 * self.slowdown[spec.workload.model]
+
+    def failure(self, spec: RunSpec) -> Failure | None:
+        side = "baseline" if spec.launch.folder else "candidate"
+        return Failure(stage="build", kind="crash", message="gone") if side in self.broken else None
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def door(world: World) -> FakeDoor:
+    return FakeDoor(Landscape(step_s=world.step_s, failure=world.failure, offset_sigma=0.002))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one commit."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "bench.toml").write_text(BENCH)
+    monkeypatch.chdir(folder)
+    commit(folder, "one")
+    return folder
+
+
+def commit(folder: Path, subject: str) -> None:
+    git = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a"]
+    if not (folder / ".git").exists():
+        subprocess.run([*git, "init", "-q", "-b", "main"], cwd=folder, check=True)
+    subprocess.run([*git, "add", "."], cwd=folder, check=True)
+    subprocess.run([*git, "commit", "-qm", subject], cwd=folder, check=True)
+
+
+Redline = Callable[..., Result]
+
+
+def test_nothing_slower_is_0(redline: Redline, project: Path) -> None:
+    result = redline("gate", "bench.toml", "--baseline", "main", "--json")
+    found = document(result)
+    assert (result.exit_code, found["kind"], found["failed"]) == (0, "gate", False)
+    assert [(row["name"], row["verdict"], row["threshold"], row["basis"]) for row in found["benchmarks"]] == [
+        ("fast", "same", 0.03, "interleaved"),
+        ("other", "same", 0.1, "interleaved"),
+    ]
+    assert all(row["low"] <= row["ratio"] <= row["high"] for row in found["benchmarks"])
+    trees = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(trees.splitlines()) == 1, "what was checked out is gone again"
+
+
+def test_something_slower_is_1_and_told_everywhere(redline: Redline, project: Path, world: World) -> None:
+    world.slowdown["m"] = 1.06
+    result = redline("gate", "bench.toml", "--baseline", "main", "--summary", "s.md", "--junit", "j.xml", "--json")
+    found = document(result)
+    assert (result.exit_code, found["failed"]) == (1, True)
+    assert found["benchmarks"][0]["verdict"] == "slower"
+    assert found["benchmarks"][0]["ratio"] == pytest.approx(1 / 1.06, rel=0.01)
+    assert found["benchmarks"][0]["change"] == pytest.approx(0.06, abs=0.01)
+    assert "🔴 slower" in (project / "s.md").read_text()
+    suite = ElementTree.parse(project / "j.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
+    assert [case.find("failure") is not None for case in suite.iter("testcase")] == [True, False]
+
+
+def test_thresholds_are_each_benchmarks_own(redline: Redline, project: Path, world: World) -> None:
+    world.slowdown["n"] = 1.03
+    assert redline("gate", "bench.toml", "--baseline", "main").exit_code == 0
+    assert redline("gate", "bench.toml", "--baseline", "main", "--threshold", "0.03").exit_code == 1
+
+
+def test_a_candidate_that_breaks_fails_the_gate(redline: Redline, project: Path, world: World) -> None:
+    world.broken = {"candidate"}
+    result = redline("gate", "bench.toml", "--baseline", "main", "--json")
+    assert result.exit_code == 1
+    assert {row["verdict"] for row in document(result)["benchmarks"]} == {"failed"}
+
+
+def test_a_baseline_that_breaks_is_incomparable_unless_it_is_stored(
+    redline: Redline, project: Path, world: World
+) -> None:
+    world.broken = {"baseline"}
+    result = redline("gate", "bench.toml", "--baseline", "main", "--json")
+    assert result.exit_code == 3
+    codes = [reason["code"] for reason in document(result)["benchmarks"][0]["reasons"]]
+    assert codes == ["no-baseline"]
+    assert redline("gate", "bench.toml", "--baseline", "main", "--undecided", "ok").exit_code == 0
+
+
+def test_stored_records_are_a_baseline(redline: Redline, project: Path, world: World) -> None:
+    for model in ("m", "n"):
+        batch = ["--batch", "8"] if model == "m" else []
+        words = ["run", model, *batch, "--device", "cuda:0", "--effort", "quick", "--replicates", "6"]
+        assert redline(*words).exit_code == 0
+    assert redline("export", "--format", "json", "--raw", "-o", "records.json").exit_code == 0
+    world.slowdown["m"] = 1.08
+    found = {}
+    for baseline in ("records.json", "history"):
+        result = redline("gate", "bench.toml", "--baseline", baseline, "--json")
+        rows = document(result)["benchmarks"]
+        found[baseline] = [(row["verdict"], row["basis"], row["baseline_processes"]) for row in rows]
+        assert result.exit_code == 1
+        world.slowdown["m"] = 1.08
+    assert found["records.json"] == [("slower", "stored", 6), ("same", "stored", 6)]
+    assert found["history"][0][1] == "stored"
+
+
+def test_records_of_other_settings_are_incomparable(redline: Redline, project: Path) -> None:
+    redline("run", "m", "--batch", "16", "--device", "cuda:0", "--effort", "quick", "--replicates", "3")
+    result = redline("gate", "bench.toml", "--baseline", "history", "--json")
+    assert result.exit_code == 3
+    (reason, *_) = document(result)["benchmarks"][0]["reasons"]
+    assert (reason["code"], reason["about"]) == ("differs", "batch")
+
+
+def test_a_tag_names_a_baseline(redline: Redline, project: Path) -> None:
+    redline("run", "m", "--batch", "8", "--device", "cuda:0", "--effort", "quick", "--replicates", "5")
+    with History.open() as history:
+        for row in history.rows():
+            history.mark(row.id, "tag", "release", at=1.0)
+    result = redline("gate", "bench.toml", "--baseline", "tag:release", "--json")
+    assert document(result)["benchmarks"][0]["verdict"] == "same"
+    assert redline("gate", "bench.toml", "--baseline", "tag:nobody").exit_code == 2
+
+
+def test_another_recipe_is_a_baseline(redline: Redline, project: Path, door: FakeDoor) -> None:
+    door.landscape = replace(door.landscape, step_s={"fp16": 0.01, "*": 0.02})
+    result = redline("gate", "bench.toml", "--baseline", "recipe:fp16", "--json")
+    assert {row["verdict"] for row in document(result)["benchmarks"]} == {"slower"}
+
+
+@pytest.mark.parametrize("name", ["memory", "numerics"])
+def test_checks_fail_only_when_asked_for(redline: Redline, project: Path, door: FakeDoor, name: str) -> None:
+    grown = {"memory_bytes": lambda spec: 2**28 if spec.launch.folder else 2**29}
+    wrong = {"numerics": lambda spec: replace_numerics(passed=bool(spec.launch.folder))}
+    door.landscape = replace(door.landscape, **(grown if name == "memory" else wrong))
+    assert redline("gate", "bench.toml", "--baseline", "main").exit_code == 0
+    result = redline("gate", "bench.toml", "--baseline", "main", "--fail-on", name, "--json")
+    assert result.exit_code == 1
+    (check,) = document(result)["benchmarks"][0]["checks"]
+    assert (check["name"], check["failed"]) == (name, True)
+
+
+def replace_numerics(*, passed: bool) -> object:
+    from redline.record import Numerics
+
+    return Numerics(rel_l2=1e-4 if passed else 0.5, cosine=1.0, passed=passed)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--baseline", "no-such-ref"], "'no-such-ref' is neither a file nor a git ref"),
+        (["--baseline", "main", "--threshold", "0"], "threshold must be above 0"),
+        (["--baseline", "main", "--fail-on", "speed"], "fail-on"),
+        (["--baseline", "main", "--undecided", "maybe"], "undecided must be fail or ok"),
+        (["--baseline", "main", "--budget", "0"], "budget must be between 1"),
+        (["--baseline", "main", "--junit", "no/such/j.xml"], "no such folder"),
+        (["--baseline=-x"], "is not a git ref"),
+    ],
+)
+def test_a_mistake_is_one_line_and_2(redline: Redline, project: Path, words: list[str], says: str) -> None:
+    result = redline("gate", "bench.toml", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[run]]\nmodel = 'm'\nthreshold = '5'\n", "threshold"),
+        ("[[run]]\nmodel = 'm'\nspeed = 1\n", "unknown setting 'speed'"),
+        ("model = 'm'\n", "[[run]]"),
+        ("[[run]]\nmodel = 'm'\n[[run]]\nmodel = 'm'\n", "two benchmarks are called"),
+        ("[environment]\nsetup = 'x'\n[[run]]\nmodel = 'm'\n", "python must say where"),
+    ],
+)
+def test_a_mistake_in_the_file_names_it(redline: Redline, project: Path, text: str, says: str) -> None:
+    (project / "bad.toml").write_text(text)
+    result = redline("gate", "bad.toml", "--baseline", "main")
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+MODEL = """
+import torch
+
+def make(batch=16):
+    work = [torch.nn.Linear(256, 256) for _ in range({layers})]
+    return torch.nn.Sequential(*work).eval(), (torch.randn(batch, 256),)
+"""
+
+
+@pytest.mark.slow
+def test_the_code_of_another_commit_is_what_its_side_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the layers: told whatever else the machine does."""
+    (tmp_path / "model.py").write_text(MODEL.format(layers=8))
+    (tmp_path / "bench.toml").write_text('device = "cpu"\nthreads = 1\n[[run]]\nmodel = "model.py:make"\nbatch = 16\n')
+    monkeypatch.chdir(tmp_path)
+    commit(tmp_path, "one")
+    (tmp_path / "model.py").write_text(MODEL.format(layers=24))
+    result = invoke("gate", "bench.toml", "--baseline", "main", "--json")
+    (row,) = document(result)["benchmarks"]
+    assert (result.exit_code, row["verdict"], row["basis"]) == (1, "slower", "interleaved")
+    with History.open() as history:
+        dirty = {record.prepared.environment.git_dirty for record in history.find() if record.prepared is not None}
+    assert dirty == {True, False}, "one side is the clean commit, the other this working tree"
