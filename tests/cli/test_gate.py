@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from invoking import document, invoke
+import yaml
+from invoking import document
 from typer.testing import Result
 
 from redline.record import Failure
@@ -17,6 +20,8 @@ from redline.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 BENCH = """
 device = "cuda:0"
@@ -235,16 +240,40 @@ def make(batch=16):
 
 
 @pytest.mark.slow
-def test_the_code_of_another_commit_is_what_its_side_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times the layers: told whatever else the machine does."""
-    (tmp_path / "model.py").write_text(MODEL.format(layers=8))
-    (tmp_path / "bench.toml").write_text('device = "cpu"\nthreads = 1\n[[run]]\nmodel = "model.py:make"\nbatch = 16\n')
-    monkeypatch.chdir(tmp_path)
-    commit(tmp_path, "one")
-    (tmp_path / "model.py").write_text(MODEL.format(layers=24))
-    result = invoke("gate", "bench.toml", "--baseline", "main", "--json")
-    (row,) = document(result)["benchmarks"]
-    assert (result.exit_code, row["verdict"], row["basis"]) == (1, "slower", "interleaved")
+def test_the_example_for_github_actions_runs_as_it_is(
+    tmp_path: Path, own_history: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `run:` lines in a clone, against real processes of two commits: three times the layers, whatever the load."""
+    example = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text())
+    lines = [step["run"] for step in example["jobs"]["gate"]["steps"] if "run" in step]
+    assert len(lines) == 2
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    origin.mkdir()
+    (origin / "model.py").write_text(MODEL.format(layers=8))
+    (origin / "bench.toml").write_text('device = "cpu"\nthreads = 1\n[[run]]\nmodel = "model.py:make"\nbatch = 16\n')
+    commit(origin, "one")
+    subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True)
+    (clone / "model.py").write_text(MODEL.format(layers=24))
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, words in {"python": "", "redline": "-m redline"}.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (tools / name).chmod(0o755)
+    summary = tmp_path / "summary.md"
+    variables = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "GITHUB_BASE_REF": "main",
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    done = [
+        subprocess.run(["bash", "-e", "-c", line], cwd=clone, env=variables, capture_output=True, text=True)
+        for line in lines
+    ]
+    assert [each.returncode for each in done] == [0, 1], done[-1].stderr + done[0].stderr
+    assert "slower" in summary.read_text()
+    assert ElementTree.parse(clone / "gate.xml").getroot().get("failures") == "1"
     with History.open() as history:
         dirty = {record.prepared.environment.git_dirty for record in history.find() if record.prepared is not None}
     assert dirty == {True, False}, "one side is the clean commit, the other this working tree"

@@ -146,7 +146,8 @@ def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], 
 def _welch(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The wider of Welch's interval and the one that takes both sides to scatter alike: a few may agree by chance."""
     sides = [without_outliers(side) for side in (ours, theirs)]
-    found = between_processes(*([math.exp(each) for each in side] for side in sides), confidence=CONFIDENCE)
+    first_s, other_s = ([math.exp(each) for each in side] for side in sides)
+    found = between_processes(first_s, other_s, CONFIDENCE)
     degrees = sum(map(len, sides)) - 2
     pooled = sum(variance(side) * (len(side) - 1) for side in sides) / degrees
     alike = math.sqrt(max(pooled, SMALLEST_SPREAD**2) * sum(1 / len(side) for side in sides))

@@ -8,6 +8,7 @@ about how they are distributed: two modes of processes or outliers are then chan
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from statistics import fmean, median, variance
@@ -157,8 +158,8 @@ def _drift(logs: Floats, bounds: Sequence[int]) -> Drift | None:
     """The slope that is left when the steps are taken out: by medians of pairs, told where it is sure and matters."""
     if logs.size < 4 * FEWEST_A_SIDE:
         return None
-    level = np.concatenate([logs[a:b] - logs[a:b].mean() for a, b in zip(bounds, bounds[1:], strict=False)])
-    times = np.concatenate([np.arange(b - a) - (b - a - 1) / 2 for a, b in zip(bounds, bounds[1:], strict=False)])
+    level = np.concatenate([logs[a:b] - logs[a:b].mean() for a, b in itertools.pairwise(bounds)])
+    times = np.concatenate([np.arange(b - a) - (b - a - 1) / 2 for a, b in itertools.pairwise(bounds)])
     clean = _settled(level)
     spread = float(np.square(times).sum())
     slope = float((times * clean).sum()) / spread
@@ -192,7 +193,7 @@ def sparkline(seconds: Sequence[float], width: int = 24) -> str:
         return ""
     count = min(width, len(seconds))
     edges = [round(index * len(seconds) / count) for index in range(count + 1)]
-    speeds = [1 / median(seconds[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    speeds = [1 / median(seconds[a:b]) for a, b in itertools.pairwise(edges)]
     low, high = min(speeds), max(speeds)
     if high / low < 1 + SMALLEST_STEP:
         return SPARKS[len(SPARKS) // 2] * count

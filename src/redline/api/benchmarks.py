@@ -49,7 +49,9 @@ def load_benchmarks(
         each for run in runs for each in _benchmarks(layered({"effort": "quick"}, document, run), overrides, str(path))
     ]
     given = {} if threshold is None else {"threshold": threshold}
-    found = [_checked(msgspec.structs.replace(each, **given, fail_on=(*each.fail_on, *fail_on))) for each in found]
+    found = [
+        checked_benchmark(msgspec.structs.replace(each, **given, fail_on=(*each.fail_on, *fail_on))) for each in found
+    ]
     twice = [each.name for index, each in enumerate(found) if each.name in {other.name for other in found[:index]}]
     if twice:
         raise SpecError(f"{path}: two benchmarks are called {twice[0]!r}: give each [[run]] a name of its own")
@@ -86,7 +88,8 @@ def _table(table: Any, kind: Any, where: str) -> Any:
         raise SpecError(f"{where}: {error}") from None
 
 
-def _checked(benchmark: GateBenchmark) -> GateBenchmark:
+def checked_benchmark(benchmark: GateBenchmark) -> GateBenchmark:
+    """With its checks in order; a mistake in it is raised."""
     for name in ("threshold", "memory_threshold", "compile_threshold"):
         value = getattr(benchmark, name)
         if not 0 < value < 10:

@@ -12,7 +12,9 @@ import msgspec
 
 from redline.analyze.compare import why_broken
 from redline.analyze.gate import (
+    FEWEST_PROCESSES,
     FEWEST_STORED,
+    THRESHOLD,
     Check,
     CheckName,
     GateBasis,
@@ -23,9 +25,11 @@ from redline.analyze.gate import (
     middle_s,
     sessions_of,
 )
-from redline.api.benchmarks import GateBenchmark, load_benchmarks
+from redline.api.benchmarks import GateBenchmark, checked_benchmark, load_benchmarks
 from redline.api.profile import profile_spec
 from redline.api.report import is_file
+from redline.api.run import measure_specs
+from redline.api.settings import one_spec
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, SpecError, UsageError
 from redline.identity import benchmark_of, differences
@@ -38,6 +42,7 @@ from redline.report.gate import gate_json, gate_junit, gate_markdown, gate_repor
 from redline.report.terminal import as_text
 from redline.search.gate import Clock, GateRun
 from redline.spec import Recipe, RunSpec
+from redline.spec_table import layered
 from redline.store import History
 from redline.store.codec import read_exported
 
@@ -114,6 +119,34 @@ def gate(
             share_s = max((deadline - clock()) / (len(benchmarks) - number), 0.0)
             rows.append(_Gate(benchmark, source, opened, share_s, clock).row())
         return GateResult(source.told, rows)
+
+
+def against_history(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    name: str,
+    threshold: float = THRESHOLD,
+    fail_on: Sequence[CheckName] = (),
+    recipe: str = "baseline",
+    baseline: str = "history",
+    budget_s: float = BUDGET_S,
+    workspace: Workspace | None = None,
+    **settings: Any,
+) -> GateRow:
+    """Measure a live module or function against stored records of the same name; without any, measure it for the next time."""
+    with use(workspace) as opened, ExitStack() as stack:
+        table = layered({"effort": "quick"}, settings)
+        spec, working = one_spec(opened, "a benchmark", model, inputs, recipes=recipe, **table)
+        if not isinstance(model, str):
+            workload = msgspec.structs.replace(spec.workload, model=f"live:{name}")
+            spec = msgspec.structs.replace(spec, workload=workload)
+        benchmark = checked_benchmark(GateBenchmark(name=name, spec=spec, threshold=threshold, fail_on=tuple(fail_on)))
+        source = _source(baseline, Setup(), working, stack)
+        row = _Gate(benchmark, source, working, budget_s, time.monotonic).row()
+        if any(reason.code == "no-baseline" for reason in row.reasons):
+            measure_specs([spec], working, FEWEST_PROCESSES)
+        return row
 
 
 class _Source:

@@ -48,7 +48,15 @@ def show(
 
 def export(
     ids: Annotated[list[str] | None, typer.Argument(help="Records. Default: all of them.")] = None,
-    format: Annotated[str, opt("--format", group=OUTPUT, metavar="[csv|json]", help="Format of the file.")] = "csv",
+    format: Annotated[
+        str,
+        opt(
+            "--format",
+            group=OUTPUT,
+            metavar="[csv|json|archive]",
+            help="Format of the file; archive is a back-up for 'redline import'.",
+        ),
+    ] = "csv",
     output: Annotated[Path | None, opt("--output", "-o", group=OUTPUT, help="A file. Default: stdout.")] = None,
     raw: Annotated[bool, opt("--raw", group=OUTPUT, help="JSON: include every raw sample.")] = False,
 ) -> int:
@@ -58,12 +66,15 @@ def export(
     Examples:
       redline export > results.csv
       redline export --format json --raw -o records.json
+      redline export --format archive -o backup.redline
     """
     from redline.api.history import records_and_rows
     from redline.report.export import export_csv, export_json
 
-    if format not in ("csv", "json"):
-        raise SpecError(f"format must be csv or json, got {format!r}")
+    if format not in ("csv", "json", "archive"):
+        raise SpecError(f"format must be csv, json or archive, got {format!r}")
+    if format == "archive":
+        return _back_up(ids or [], output)
     records, rows = records_and_rows(ids or [])
     if format == "csv":
         text = export_csv(records, summarize=lambda _: rows)
@@ -74,6 +85,19 @@ def export(
         return Exit.DONE
     try:
         output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot write {output}: {error.strerror}") from None
+    return Exit.DONE
+
+
+def _back_up(ids: list[str], output: Path | None) -> int:
+    from redline.api.memory import export_archive
+
+    if output is None:
+        raise SpecError("a back-up is not text: name a file with --output")
+    try:
+        with output.open("wb") as file:
+            export_archive(file, ids)
     except OSError as error:
         raise SpecError(f"cannot write {output}: {error.strerror}") from None
     return Exit.DONE

@@ -25,6 +25,7 @@ from redline.cli.history import export, show
 from redline.cli.ladder import ladder
 from redline.cli.load import load
 from redline.cli.loader import loader
+from redline.cli.memory import delete, history, import_, prune, tag
 from redline.cli.micro import micro
 from redline.cli.ops import ops
 from redline.cli.options import Command, Exit, Group
@@ -66,7 +67,12 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     models,
     doctor,
     show,
+    history,
+    tag,
     export,
+    import_,
+    delete,
+    prune,
 )
 
 app = typer.Typer(
@@ -121,7 +127,8 @@ def _root(
 
 
 for command in COMMANDS:
-    app.command(cls=Command)(one_line_errors(command))
+    # A word that Python keeps for itself has a line at its end.
+    app.command(command.__name__.rstrip("_"), cls=Command)(one_line_errors(command))
 # Its flags are read by the program behind it, `--help` among them.
 app.command(
     cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

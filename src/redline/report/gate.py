@@ -81,7 +81,7 @@ def gate_junit(rows: Sequence[GateRow], baseline: str, *, undecided_ok: bool = F
     )
     for row in rows:
         case = ElementTree.SubElement(suite, "testcase", classname="redline.gate", name=one_line(row.name))
-        said = one_line(_sentence(row))
+        said = one_line(row_sentence(row))
         detail = "\n".join(one_line(line) for line, _ in _remarks([row]))
         if row.verdict == "failed":
             ElementTree.SubElement(case, "error", message=said).text = detail
@@ -104,7 +104,8 @@ def conclusion(rows: Sequence[GateRow]) -> str:
     return f"undecided: {told}" if any(row.undecided for row in rows) else f"passed: {told}"
 
 
-def _sentence(row: GateRow) -> str:
+def row_sentence(row: GateRow) -> str:
+    """What the gate says of one benchmark, on one line."""
     if row.change is None:
         return f"{row.verdict}: {'; '.join(map(str, row.reasons))}"
     bounds = "" if row.low is None or row.high is None else f" ({1 / row.high - 1:+.1%} to {1 / row.low - 1:+.1%})"

@@ -1,7 +1,7 @@
 """The history: every record ever measured, written as it comes."""
 
 from redline.store.ceilings import CeilingShelf
-from redline.store.codec import CellStatus, Row, SettledCell, Status, TuneRow
+from redline.store.codec import CellStatus, Mark, MarkKind, Point, Row, SeriesSeen, SettledCell, Status, TuneRow
 from redline.store.history import Filters, History, OnUnreadable
 from redline.store.ledgers import SweepLedger, TuneLedger
 
@@ -10,8 +10,12 @@ __all__ = [
     "CellStatus",
     "Filters",
     "History",
+    "Mark",
+    "MarkKind",
     "OnUnreadable",
+    "Point",
     "Row",
+    "SeriesSeen",
     "SettledCell",
     "Status",
     "SweepLedger",

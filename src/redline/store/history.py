@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -17,6 +17,7 @@ from redline.identity import Series
 from redline.processes import is_gone
 from redline.record import Block, RunRecord
 from redline.store import queries
+from redline.store.archive import Imported, read_archive, write_archive
 from redline.store.ceilings import CeilingShelf
 from redline.store.codec import (
     Mark,
@@ -262,6 +263,16 @@ class History:
                 for row in connection.execute(queries.POINTS_OF, {"keys": chunk}).mappings():
                     found.setdefault(row["series_key"], []).append(Point(**row))
         return found
+
+    # Back-up
+
+    def export_archive(self, out: IO[bytes], ids: Sequence[str] = ()) -> int:
+        """Write the whole history, or some records, byte by byte; how many records that were."""
+        return write_archive(self._database, out, ids)
+
+    def import_archive(self, path: Path) -> Imported:
+        """Add what an archive holds and this history does not."""
+        return read_archive(self._database, path)
 
     # Taking away
 

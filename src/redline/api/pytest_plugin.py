@@ -1,0 +1,80 @@
+"""The pytest plug-in: `redline_benchmark` measures a module or a function and fails the test when it got slower.
+
+    def test_speed(redline_benchmark):
+        redline_benchmark(model, inputs, threshold=0.05, fail_on=["memory", "numerics"])
+
+The first run has nothing to compare with: it measures, passes, and says so. Records go into the history, under the name
+of the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:  # nothing of Redline is loaded for tests that do not measure
+    from redline.analyze.gate import CheckName, GateRow
+
+RedlineBenchmark = Callable[..., "GateRow"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("redline", "benchmarks of Redline")
+    group.addoption(
+        "--redline-baseline",
+        default="history",
+        metavar="WHAT",
+        help="what redline_benchmark compares with: history (default), tag:NAME, or a file of records",
+    )
+    group.addoption("--redline-skip", action="store_true", help="skip tests that use redline_benchmark")
+    group.addoption(
+        "--redline-undecided",
+        choices=("ok", "fail"),
+        default="ok",
+        help="whether an undecided benchmark passes (default) or fails",
+    )
+
+
+@pytest.fixture
+def redline_benchmark(request: pytest.FixtureRequest) -> Iterator[RedlineBenchmark]:
+    """Measure a module or a function against the history; returns what the gate says of it."""
+    config = request.config
+    if config.getoption("--redline-skip"):
+        pytest.skip("--redline-skip")
+    measured = 0
+
+    def benchmark(
+        model: Any,
+        inputs: Any = None,
+        *,
+        name: str | None = None,
+        threshold: float = 0.03,
+        fail_on: Sequence[CheckName] = (),
+        **settings: Any,
+    ) -> GateRow:
+        from redline.api.gate import against_history
+        from redline.errors import RedlineError
+        from redline.report.gate import row_sentence
+
+        nonlocal measured
+        measured += 1
+        told = name or request.node.nodeid + (f" ({measured})" if measured > 1 else "")
+        baseline = config.getoption("--redline-baseline")
+        try:
+            row = against_history(
+                model, inputs, name=told, threshold=threshold, fail_on=fail_on, baseline=baseline, **settings
+            )
+        except RedlineError as error:
+            pytest.fail(f"redline: {error}", pytrace=False)
+        said = f"{told}: {row_sentence(row)}"
+        request.node.add_report_section("call", "redline", said)
+        undecided = row.undecided and not any(reason.code == "no-baseline" for reason in row.reasons)
+        if row.failed or (undecided and config.getoption("--redline-undecided") == "fail"):
+            pytest.fail(f"redline: {said}", pytrace=False)
+        return row
+
+    yield benchmark
+    if not measured:
+        pytest.fail("redline_benchmark was not called", pytrace=False)

@@ -1,0 +1,194 @@
+"""`redline history`, `tag`, `import`, `delete`, `prune`: over a history that is there already."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from invoking import document, invoke
+from reported import race_records
+
+from redline.record import Block, Environment, RunRecord, TraceRef
+from redline.store import History
+
+DAY_S = 86400.0
+
+
+def made(number: int, *, factor: float = 1.0, commit: str = "a" * 40, **changes: Any) -> RunRecord:
+    """A finished record of its own day."""
+    base = race_records()[0]
+    assert base.prepared is not None
+    environment: Environment = msgspec.structs.replace(base.prepared.environment, git_commit=commit)
+    blocks = tuple(_scaled(block, factor) for block in base.blocks if not block.solo)
+    fields = {
+        "id": f"{number:021x}",
+        "created_at": 1.7e9 + number * DAY_S,
+        "group": None,
+        "stopped": "target",
+        "prepared": msgspec.structs.replace(base.prepared, environment=environment),
+        "blocks": blocks,
+        **changes,
+    }
+    return msgspec.structs.replace(base, **fields)
+
+
+def _scaled(block: Block, factor: float) -> Block:
+    return msgspec.structs.replace(block, samples=tuple(factor * sample for sample in block.samples))
+
+
+@pytest.fixture
+def kept() -> list[RunRecord]:
+    """Ten days as usual, then ten that are 10 % slower, from another commit on."""
+    wobble = [1.0, 1.003, 0.998, 1.002, 0.997]
+    records = [
+        made(day, factor=wobble[day % 5] * (1.1 if day >= 10 else 1.0), commit=("b" if day >= 10 else "a") * 40)
+        for day in range(20)
+    ]
+    with History.open() as history:
+        for record in records:
+            history.finish(record)
+    return records
+
+
+def test_a_step_is_told_with_when_how_much_and_how_sure(kept: list[RunRecord]) -> None:
+    (series,) = document(invoke("history", "--json"))["series"]
+    assert len(series["points"]) == 20
+    (change,) = series["changes"]
+    assert change["at"] == kept[10].created_at
+    assert change["low"] <= 1 / 1.1 <= change["high"]
+    assert (change["commit_before"][0], change["commit"][0]) == ("a", "b")
+    text = invoke("history").stdout
+    assert "time +10." in text
+    assert "commit aaaaaaaaaaaa → bbbbbbbbbbbb" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "points"),
+    [
+        (["--commit", "aaaa"], 10),
+        (["--commit", "cccc"], 0),
+        (["--task", "train"], 0),
+        (["--recipe", "baseline"], 20),
+        (["--batch", "99"], 0),
+        (["--device", "cuda"], 20),
+        (["--device", "FAKE"], 20),
+        (["--torch", "9."], 0),
+        (["--until", "2023-11-20"], 6),
+        (["--since", "2023-11-20"], 14),
+    ],
+)
+def test_filters_choose_records(kept: list[RunRecord], words: list[str], points: int) -> None:
+    found = document(invoke("history", *words, "--json"))["series"]
+    assert sum(len(series["points"]) for series in found) == points
+
+
+def test_a_picture_is_drawn(kept: list[RunRecord], tmp_path: Path) -> None:
+    assert invoke("history", "--plot", tmp_path / "trend.png").exit_code == 0
+    assert (tmp_path / "trend.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["history", "no-such-model"], "nothing of 'no-such-model'"),
+        (["history", "--since", "yesterday"], "is no time"),
+        (["history", "--limit", "0"], "limit must be 1 or more"),
+        (["tag", "0"], "give at least one record and a tag"),
+        (["tag", "ffff", "v1"], "no record 'ffff'"),
+        (["tag", f"{3:021x}", "a:b"], "a tag has no colon"),
+        (["prune"], "say what to prune"),
+        (["delete", "ffff"], "no record 'ffff'"),
+        (["import", "no-such-file"], "cannot read no-such-file"),
+        (["export", "--format", "archive"], "name a file"),
+        (["export", "--format", "xml"], "format must be csv, json or archive"),
+    ],
+)
+def test_a_mistake_is_one_line(kept: list[RunRecord], words: list[str], says: str) -> None:
+    result = invoke(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+
+
+def test_tags_and_notes_are_set_shown_and_taken_away(kept: list[RunRecord]) -> None:
+    first, second = kept[0].id, kept[1].id
+    assert invoke("tag", first, second, "v1").exit_code == 0
+    assert invoke("tag", "--note", first, "after the update").exit_code == 0
+    points = document(invoke("history", "--tag", "v1", "--json"))["series"][0]["points"]
+    assert [(point["tags"], point["notes"]) for point in points] == [(["v1"], ["after the update"]), (["v1"], [])]
+    assert document(invoke("tag", "--remove", first, "v1", "--json"))["changed"] == [first]
+    assert [mark["words"] for mark in document(invoke("tag", "--json"))["marks"]] == ["v1", "after the update"]
+
+
+def test_a_back_up_comes_back_bit_for_bit(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
+    invoke("tag", kept[0].id, "v1")
+    assert invoke("export", "--format", "archive", "-o", tmp_path / "one").exit_code == 0
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
+    assert document(invoke("import", tmp_path / "one", "--json"))["added"] == 20
+    assert document(invoke("import", tmp_path / "one", "--json")) | {"schema": 0, "kind": ""} == {
+        "schema": 0, "kind": "", "added": 0, "known": 20,
+    }  # fmt: skip
+    assert invoke("export", "--format", "archive", "-o", tmp_path / "two").exit_code == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with History.open(only_to_read=True) as history:
+        assert history.load(kept[3].id) == kept[3]
+    assert len(document(invoke("history", "--json"))["series"][0]["points"]) == 20
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "foreign"])
+def test_a_damaged_back_up_adds_nothing(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any, damage: str) -> None:
+    out = io.BytesIO()
+    with History.open(only_to_read=True) as history:
+        history.export_archive(out)
+    body = bytearray(out.getvalue())
+    if damage == "changed":
+        body[len(body) // 2] ^= 1
+    bad = tmp_path / "bad"
+    bad.write_bytes(
+        bytes(body[:-50]) if damage == "cut" else b"x" + bytes(body) if damage == "foreign" else bytes(body)
+    )
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
+    result = invoke("import", bad)
+    assert result.exit_code == 2
+    with History.open() as history:
+        assert history.count() == 0
+
+
+def test_an_exported_document_can_be_imported(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
+    invoke("export", "--format", "json", "--raw", "-o", tmp_path / "records.json")
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
+    assert document(invoke("import", tmp_path / "records.json", "--json"))["added"] == 20
+    with History.open(only_to_read=True) as history:
+        assert history.load(kept[3].id) == kept[3]
+
+
+def test_what_is_deleted_is_gone_with_its_trace(kept: list[RunRecord], own_history: Path) -> None:
+    trace = own_history.parent / "traces" / "t.json.gz"
+    trace.parent.mkdir()
+    trace.write_bytes(b"x")
+    traced = made(50, trace=TraceRef(path=str(trace), steps=1, capture_s=0.1, bytes=1))
+    with History.open() as history:
+        history.finish(traced)
+    assert invoke("delete", traced.id, "--dry-run").exit_code == 0
+    assert trace.exists()
+    assert document(invoke("delete", traced.id, kept[0].id, "--json"))["ids"] == [traced.id, kept[0].id]
+    assert not trace.exists()
+    with History.open(only_to_read=True) as history:
+        assert history.count() == 19
+        assert len(history.points([seen.key for seen in history.series()]).popitem()[1]) == 19
+
+
+def test_pruning_spares_what_is_tagged_and_what_is_new(kept: list[RunRecord]) -> None:
+    with History.open() as history:
+        history.finish(made(60, created_at=time.time()))
+    invoke("tag", kept[0].id, "v1")
+    assert len(document(invoke("prune", "--older-than", "30d", "--dry-run", "--json"))["ids"]) == 19
+    assert len(document(invoke("prune", "--older-than", "30d", "--keep", "5", "--json"))["ids"]) == 15
+    with History.open(only_to_read=True) as history:
+        left = {row.id for row in history.rows()}
+    assert kept[0].id in left
+    assert len(left) == 6
+    assert document(invoke("prune", "--failed", "--json"))["ids"] == []
