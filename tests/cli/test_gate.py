@@ -142,12 +142,11 @@ def test_stored_records_are_a_baseline(redline: Redline, project: Path, world: W
     assert redline("export", "--format", "json", "--raw", "-o", "records.json").exit_code == 0
     world.slowdown["m"] = 1.08
     found = {}
-    for baseline in ("records.json", "history"):
+    for baseline in ("history", "records.json"):  # what the first measures is in the history of the second
         result = redline("gate", "bench.toml", "--baseline", baseline, "--json")
         rows = document(result)["benchmarks"]
         found[baseline] = [(row["verdict"], row["basis"], row["baseline_processes"]) for row in rows]
         assert result.exit_code == 1
-        world.slowdown["m"] = 1.08
     assert found["records.json"] == [("slower", "stored", 6), ("same", "stored", 6)]
     assert found["history"][0][1] == "stored"
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -31,6 +31,8 @@ _SECONDS = {"min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 class HistoryFilters(Frozen):
     """Which series and points to show; what is left out fits all."""
 
+    key: str | None = None
+    """Of one series."""
     model: str | None = None
     task: str | None = None
     recipe: str | None = None
@@ -51,7 +53,11 @@ class HistoryFilters(Frozen):
         device = self.device is None or (
             self.device.partition(":")[0] == benchmark.device or self.device.lower() in seen.series.device_name.lower()
         )
-        return device and all(getattr(self, name) in (None, getattr(benchmark, name)) for name in exact)
+        return (
+            self.key in (None, seen.key)
+            and device
+            and all(getattr(self, name) in (None, getattr(benchmark, name)) for name in exact)
+        )
 
     def fits_point(self, point: Point) -> bool:
         return (
@@ -74,7 +80,7 @@ class HistoryResult(Sequence[SeriesTrend]):
     def __len__(self) -> int:
         return len(self.series)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    def __getitem__(self, index: Any) -> Any:
         return self.series[index]
 
     def __str__(self) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 from redline.cli.batch import batch
+from redline.cli.bisect import bisect
 from redline.cli.ceilings import ceilings
 from redline.cli.checklist import checklist
 from redline.cli.compare import compare
@@ -34,6 +35,7 @@ from redline.cli.race import race
 from redline.cli.report import report
 from redline.cli.roofline import roofline
 from redline.cli.run import demo, run
+from redline.cli.serve import serve
 from redline.cli.study import study
 from redline.cli.sweep import sweep
 from redline.cli.train import train
@@ -64,6 +66,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     report,
     compare,
     gate,
+    bisect,
     models,
     doctor,
     show,
@@ -73,6 +76,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     import_,
     delete,
     prune,
+    serve,
 )
 
 app = typer.Typer(

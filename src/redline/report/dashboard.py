@@ -289,6 +289,11 @@ def dashboard(contents: Contents) -> str:
     )
 
 
+def dashboard_policy() -> str:
+    """What a dashboard may load and run."""
+    return _policy(_script(), _library()[0])
+
+
 def _policy(*scripts: str) -> str:
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"

@@ -264,6 +264,20 @@ class History:
                     found.setdefault(row["series_key"], []).append(Point(**row))
         return found
 
+    def steps(self, ids: Iterable[str]) -> dict[str, float]:
+        """The step of each of these records that has one, in seconds."""
+        found: dict[str, float] = {}
+        with self._database.reading() as connection:
+            for chunk in _chunks(ids):
+                found |= dict(connection.execute(queries.STEPS_OF, {"ids": chunk}).tuples().all())
+        return found
+
+    def recent_sweeps(self, since: float) -> list[tuple[str, int, int]]:
+        """Sweeps that have settled a cell since then: name, settled cells, and how many of them failed."""
+        with self._database.reading() as connection:
+            rows = connection.execute(queries.RECENT_SWEEPS, {"since": since}).tuples().all()
+        return [(name, settled, int(failed)) for name, settled, failed in rows]
+
     # Back-up
 
     def export_archive(self, out: IO[bytes], ids: Sequence[str] = ()) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Select, bindparam, case, delete, func, insert, select, text, update
 
 from redline.store.codec import Row, column_text
 from redline.store.layout import blocks, ceilings, marks, meta, points, records, series, sweep_cells, tunes
@@ -108,6 +108,20 @@ POINTS_OF = (
 SERIES_SEEN = select(
     points.c.series_key, func.count().label("number"), func.max(points.c.created_at).label("latest")
 ).group_by(points.c.series_key)
+
+STEPS_OF = select(points.c.record_id, points.c.step_s).where(points.c.record_id.in_(bindparam("ids", expanding=True)))
+RECENT_SWEEPS = (
+    select(sweep_cells.c.sweep, func.count(), func.sum(case((sweep_cells.c.status == "failed", 1), else_=0)))
+    .where(
+        sweep_cells.c.sweep.in_(
+            select(sweep_cells.c.sweep)
+            .join(records, records.c.id == sweep_cells.c.record_id)
+            .where(records.c.created_at >= bindparam("since"))
+        )
+    )
+    .group_by(sweep_cells.c.sweep)
+    .order_by(sweep_cells.c.sweep)
+)
 
 MARKS = select(marks).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
 MARKS_OF = MARKS.where(marks.c.record_id.in_(bindparam("ids", expanding=True)))

@@ -130,6 +130,10 @@ def _write_record(connection: Connection, record: RunRecord, *, over: bool) -> N
 
 def keep_point(connection: Connection, record: RunRecord) -> None:
     """The record's point in its trend, in place of an older one."""
+    if not record.blocks:  # they were appended one by one
+        bodies = connection.execute(queries.BLOCKS_OF, {"ids": [record.id]}).all()
+        blocks = tuple(msgspec.msgpack.decode(body, type=Block) for _, body in bodies)
+        record = msgspec.structs.replace(record, blocks=blocks)
     values = point_values(record)
     connection.execute(queries.DELETE_POINT, {"this_id": record.id})
     if values is None:

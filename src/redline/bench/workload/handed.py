@@ -40,17 +40,6 @@ class Handed:
     """What one of them is called: token, node, frame."""
 
 
-class FunctionModule(nn.Module):
-    """A plain function as a module without weights."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
 @dataclass(frozen=True, kw_only=True)
 class KnownBatch:
     """The batch a factory was called with."""
@@ -63,8 +52,6 @@ def sort_out(returned: Any, whose: str) -> Handed:
     """Read what was handed over; `whose` begins the sentence when it makes no sense."""
     parts = _parts(returned, whose)
     model, loss, items = parts.get("model"), parts.get("loss"), parts.get("items")
-    if callable(model) and not isinstance(model, nn.Module | type):
-        model = FunctionModule(model)
     if not isinstance(model, nn.Module):
         hint = " (to time the function itself: --task step)" if returned is None else ""
         raise BenchError(

@@ -1,0 +1,143 @@
+"""How long commands that read the history take with 100 000 records, as a person sees it: whole processes.
+
+    python benchmarks/history_100k.py [--records 100000] [--series 200]
+
+Each should answer within a second; the report of the latest 5 000 within ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from starlette.testclient import TestClient
+
+from redline.api.serve import Access, make_app
+from redline.api.workspace import Workspace
+from redline.record import (
+    Block,
+    ColdStart,
+    DeviceInfo,
+    Environment,
+    Memory,
+    Numerics,
+    Prepared,
+    RunRecord,
+    Warmup,
+    WorkloadInfo,
+)
+from redline.spec import RunSpec, WorkloadSpec
+from redline.store import History, queries
+from redline.store.codec import pack_block, pack_head, point_values, row_of, series_body
+
+NOW = 1.75e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--series", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--report", action="store_true", help="also the report of the latest 5 000, which takes a while"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history.sqlite"
+        with History.open(path) as history:
+            fill(history, arguments.records, arguments.series)
+        commands = {
+            "redline history": ["history"],
+            "redline history MODEL (one trend)": ["history", "model-0", "--json"],
+            "redline show": ["show"],
+            "redline show ID": ["show", f"{7:021x}"],
+        }
+        for name, words in commands.items():
+            print(f"{name:<40}{timed(words, path, arguments.repeats):>8.2f} s", flush=True)
+        os.environ["REDLINE_STORE"] = str(path)
+        browser = TestClient(make_app(Workspace(), Access("127.0.0.1")), base_url="http://127.0.0.1")
+        times = []
+        for _ in range(arguments.repeats):
+            started = time.perf_counter()
+            assert browser.get("/").status_code == 200
+            times.append(time.perf_counter() - started)
+        print(f"{'the served start page':<40}{median(times):>8.2f} s", flush=True)
+        if arguments.report:
+            with History.open(path, only_to_read=True) as history:
+                ids = [row.id for row in history.rows(limit=5000)]
+            words = ["report", *ids, "-o", str(Path(folder) / "report")]
+            print(f"{'redline report of the latest 5 000':<40}{timed(words, path, 1):>8.2f} s", flush=True)
+
+
+def timed(words: list[str], path: Path, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "redline", *words],
+            env={**os.environ, "REDLINE_STORE": str(path)},
+            capture_output=True,
+        )
+        times.append(time.perf_counter() - started)
+        assert done.returncode == 0, done.stderr.decode()
+    return median(times)
+
+
+def fill(history: History, number: int, series: int) -> None:
+    """The rows that a history of so many finished records has, in few transactions."""
+    chance = random.Random(0)
+    known: set[str] = set()
+    for first in range(0, number, 5000):
+        records = [make_record(index, series, chance) for index in range(first, min(first + 5000, number))]
+        with history._database.writing() as connection:
+            heads = [queries.values_of(row_of(record, over=True), pack_head(record)) for record in records]
+            connection.execute(queries.INSERT_RECORD, heads)
+            blocks = [
+                {"record_id": record.id, "number": place, "body": pack_block(block)}
+                for record in records
+                for place, block in enumerate(record.blocks)
+            ]
+            connection.execute(queries.INSERT_BLOCK, blocks)
+            points = [values for record in records if (values := point_values(record)) is not None]
+            connection.execute(queries.INSERT_POINT, points)
+            for record, values in zip(records, points, strict=True):
+                if values["series_key"] not in known:
+                    known.add(values["series_key"])
+                    row = {"series_key": values["series_key"], "body": series_body(record)}
+                    connection.execute(queries.INSERT_SERIES, row)
+
+
+def make_record(index: int, series: int, chance: random.Random) -> RunRecord:
+    step_s = 0.01 * chance.lognormvariate(0, 0.01) * (1.05 if index % series == 3 and index > 50_000 else 1.0)
+    samples = tuple(step_s * chance.lognormvariate(0, 0.01) for _ in range(20))
+    spec = RunSpec(workload=WorkloadSpec(model=f"model-{index % series}", batch=32), device="cuda:0")
+    return RunRecord(
+        id=f"{index:021x}",
+        spec=spec,
+        created_at=NOW + index * 60,
+        key=f"key {index % series}",
+        stopped="target",
+        prepared=msgspec.structs.replace(PREPARED),
+        blocks=tuple(Block(kind="throughput", clock="device", samples=samples, round=n) for n in range(2)),
+    )
+
+
+PREPARED = Prepared(
+    environment=Environment(device=DeviceInfo(kind="cuda", name="some device"), versions={"torch": "2.8.0"}),
+    workload=WorkloadInfo(source="builtin", class_name="M", parameters=1, items_per_step=32, batch=32),
+    cold_start=ColdStart(),
+    numerics=Numerics(rel_l2=0.0, passed=True),
+    warmup=Warmup(steady=True),
+    memory=Memory(),
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""`redline.bisect`: which commit, environment or recipe made a benchmark slower? Gates between two ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from redline.analyze.gate import GateVerdict, Judged
+from redline.api.benchmarks import GateBenchmark, load_benchmarks
+from redline.api.workspace import Workspace, use
+from redline.errors import UsageError
+from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
+from redline.report.bisect import BisectStep, bisect_json, bisect_report
+from redline.report.export import JsonDocument
+from redline.report.terminal import as_text
+from redline.search.gate import Clock, GateRun
+from redline.spec import Recipe, RunSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUDGET_S = 3600.0
+"""For all gates together."""
+Open = Callable[[RunSpec, ExitStack], RunSpec]
+"""From the benchmark to the same at one place of the way, with what it needs held by the stack."""
+
+
+class Place:
+    """One of the things between which the change is looked for."""
+
+    def __init__(self, name: str, about: str, opened: Open) -> None:
+        self.name = name
+        self.about = about
+        self.opened = opened
+
+
+class BisectResult:
+    """The first place at which it was slower, and the gates that led there."""
+
+    def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], culprit: Place | None) -> None:
+        self.benchmark = benchmark
+        self.what = what
+        """Commit, environment or recipe."""
+        self.steps = list(steps)
+        self.culprit = None if culprit is None else culprit.name
+        self.about = "" if culprit is None else culprit.about
+
+    def __str__(self) -> str:
+        return as_text(bisect_report(self.benchmark, self.what, self.steps, self.culprit, self.about))
+
+    def to_json(self) -> JsonDocument:
+        return bisect_json(self.benchmark, self.what, self.steps, self.culprit, self.about)
+
+
+def bisect(
+    file: str | Path,
+    good: str | None = None,
+    bad: str | None = None,
+    *,
+    pythons: Sequence[str] = (),
+    recipes: Sequence[str] = (),
+    benchmark: str | None = None,
+    threshold: float | None = None,
+    budget_s: float = BUDGET_S,
+    trust: bool = False,
+    workspace: Workspace | None = None,
+    clock: Clock = time.monotonic,
+    **settings: Any,
+) -> BisectResult:
+    """Find the first of several commits, interpreters (environments) or recipes that is slower than the first.
+
+    Commits are those after `good` up to `bad`; `pythons` and `recipes` are given in the order to look in.
+    """
+    found, environment = load_benchmarks(file, settings, threshold=threshold, trust=trust)
+    chosen = _chosen(found, benchmark)
+    what, places = _places(good, bad, pythons, recipes, environment)
+    with use(workspace) as opened:
+        return _Search(chosen, what, places, opened, budget_s, clock).result()
+
+
+def _chosen(found: Sequence[GateBenchmark], name: str | None) -> GateBenchmark:
+    if name is None:
+        if len(found) > 1:
+            raise UsageError(f"the file has {len(found)} benchmarks: choose one with --benchmark NAME")
+        return found[0]
+    for each in found:
+        if each.name == name:
+            return each
+    raise UsageError(f"no benchmark {name!r}: the file has {', '.join(each.name for each in found)}")
+
+
+def _places(
+    good: str | None, bad: str | None, pythons: Sequence[str], recipes: Sequence[str], environment: Setup
+) -> tuple[str, list[Place]]:
+    if sum((good is not None or bad is not None, bool(pythons), bool(recipes))) != 1:
+        raise UsageError(
+            "bisect commits (--good and --bad), environments (--python) or recipes (--recipe): one of them"
+        )
+    if pythons:
+        found = "environment", [Place(python, "", _in_environment(python)) for python in pythons]
+    elif recipes:
+        found = "recipe", [Place(recipe, "", _under(Recipe.parse(recipe))) for recipe in recipes]
+    else:
+        if good is None or bad is None:
+            raise UsageError("name both ends: --good REF --bad REF")
+        commits = [resolve_commit(good), *commits_between(good, bad)]
+        found = "commit", [Place(commit, subject_of(commit), _at(commit, environment)) for commit in commits]
+    if len(found[1]) < 2:
+        raise UsageError("there is nothing between the two ends: name two that differ")
+    return found
+
+
+def _at(commit: str, environment: Setup) -> Open:
+    def opened(spec: RunSpec, stack: ExitStack) -> RunSpec:
+        checkout = stack.enter_context(checked_out(commit, environment))
+        door = "spawn" if checkout.python and spec.launch.door == "fork" else spec.launch.door
+        launch = checkout.launch(msgspec.structs.replace(spec.launch, door=door, python=""))
+        return msgspec.structs.replace(spec, launch=launch)
+
+    return opened
+
+
+def _in_environment(python: str) -> Open:
+    if not Path(python).expanduser().is_file():
+        raise UsageError(f"no interpreter at {python}")
+
+    def opened(spec: RunSpec, stack: ExitStack) -> RunSpec:
+        launch = msgspec.structs.replace(spec.launch, door="spawn", python=str(Path(python).expanduser().absolute()))
+        return msgspec.structs.replace(spec, launch=launch)
+
+    return opened
+
+
+def _under(recipe: Recipe) -> Open:
+    return lambda spec, stack: msgspec.structs.replace(spec, recipe=recipe)
+
+
+class _Search:
+    def __init__(
+        self,
+        benchmark: GateBenchmark,
+        what: str,
+        places: Sequence[Place],
+        workspace: Workspace,
+        budget_s: float,
+        clock: Clock,
+    ) -> None:
+        self._benchmark = benchmark
+        self._what = what
+        self._places = places
+        self._workspace = workspace
+        self._deadline = clock() + budget_s
+        self._clock = clock
+        self._steps: list[BisectStep] = []
+
+    def result(self) -> BisectResult:
+        with self._prepared(self._places[0]) as good:
+            culprit = self._culprit(good)
+        return BisectResult(self._benchmark.name, self._what, self._steps, culprit)
+
+    def _culprit(self, good: RunSpec) -> Place | None:
+        """None where the last is not slower than the first, or a gate on the way was not decided."""
+        low, high = 0, len(self._places) - 1
+        whole = self._gate(good, high, self._benchmark.threshold)
+        if whole is None or whole.verdict != "slower":
+            return None
+        # Half way between no change and the whole of it: what is slower by more has the change in it.
+        threshold = max(1 / whole.ratio - 1, self._benchmark.threshold)
+        while high - low > 1:
+            middle = (low + high) // 2
+            judged = self._gate(good, middle, threshold)
+            if judged is None or judged.verdict in ("inconclusive", "incomparable"):
+                return None
+            low, high = (low, middle) if judged.verdict == "slower" else (middle, high)
+        return self._places[high]
+
+    def _gate(self, good: RunSpec, index: int, threshold: float) -> Judged | None:
+        place = self._places[index]
+        left = max((len(self._places)).bit_length() + 1 - len(self._steps), 1)
+        with self._prepared(place) as spec, self._workspace.lock(spec.device):
+            running = GateRun(
+                self._workspace.door(spec.launch),
+                self._workspace.journal,
+                self._workspace.observer,
+                threshold=threshold,
+                budget_s=max((self._deadline - self._clock()) / left, 0.0),
+                seed=spec.seed,
+                clock=self._clock,
+            )
+            running.interleaved(good, spec)
+        judged, broken = running.judged, running.broken
+        verdict: GateVerdict = "failed" if broken is not None else judged.verdict if judged else "incomparable"
+        self._steps.append(
+            BisectStep(
+                name=place.name,
+                about=place.about,
+                verdict=verdict,
+                ratio=judged.ratio if judged else None,
+                low=judged.low if judged else None,
+                high=judged.high if judged else None,
+                said=broken.failure.told if broken is not None and broken.failure is not None else "",
+            )
+        )
+        return None if broken is not None else judged
+
+    @contextmanager
+    def _prepared(self, place: Place) -> Iterator[RunSpec]:
+        with ExitStack() as stack:
+            spec = place.opened(self._benchmark.spec, stack)
+            yield self._workspace.checked([spec])[0]

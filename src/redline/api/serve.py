@@ -1,0 +1,406 @@
+"""`redline.serve`: the history as web pages, read-only, with live progress as server-sent events.
+
+Viewers never touch the measurement: pages come from read-only transactions, one task looks at the history for all viewers
+together, and telemetry is what the measuring process has written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline.analyze.gate import middle_s
+from redline.api.compare import compare
+from redline.api.history import latest, record_and_row
+from redline.api.memory import HistoryFilters, history
+from redline.api.tune import kept_searches
+from redline.api.workspace import Workspace
+from redline.errors import MissingExtra, RedlineError, UsageError
+from redline.report.compare import compare_report
+from redline.report.contents import contents_of
+from redline.report.dashboard import dashboard, dashboard_policy
+from redline.report.history import detail
+from redline.report.live import (
+    PAGE_POLICY,
+    LiveRecord,
+    LiveSearch,
+    LiveState,
+    LiveSweep,
+    page,
+    picture_of,
+    start_page,
+    static_file,
+)
+from redline.report.terminal import as_text
+from redline.spec import BASELINE
+from redline.store import History, Row
+
+COOKIE = "redline"
+LOOK_EVERY_S = 1.0
+MOST_VIEWERS = 200
+MOST_WAITING = 4
+"""States that a slow viewer may be behind; older ones are dropped."""
+REPORTED = 500
+"""The latest so many records are in the served report; `redline report` writes one of all."""
+RUNNING = 8
+RECENT_S = 600.0
+"""A sweep that has settled a cell since then is shown as going on."""
+LONGEST_URL = 4096
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Access:
+    """Who may look: on another address than loopback, those who know the token."""
+
+    def __init__(self, host: str, token: str | None = None, names: tuple[str, ...] = ()) -> None:
+        self.token = token
+        self.names = {name.lower() for name in (*LOOPBACK_NAMES, host, *names)}
+
+    def knows(self, given: str | None) -> bool:
+        if self.token is None:
+            return True
+        return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+    def refusal(self, method: str, headers: Any, path: str) -> tuple[int, str] | None:
+        """Status and reason, for a request that is not answered."""
+        if method not in ("GET", "HEAD"):
+            return 405, "read-only: only GET is answered"
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            return 413, "a request has no body here"
+        if len(path) > LONGEST_URL:
+            return 414, "the address is too long"
+        host = headers.get("host", "")
+        if _name(host) not in self.names:
+            return 421, "another host name than this server's"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return 403, "from another site"
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return 403, "from another site"
+        return None
+
+
+def _name(host: str) -> str:
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") and ":" in host else host
+    return name.lower()
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Live:
+    """Looks at the history once for all viewers, while there are any."""
+
+    def __init__(self, look: Callable[[], LiveState]) -> None:
+        self._look = look
+        self._viewers: set[asyncio.Queue[bytes]] = set()
+        self._last: bytes | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def viewing(self) -> AsyncIterator[asyncio.Queue[bytes]]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
+        self._viewers.add(queue)
+        if self._last is not None:
+            queue.put_nowait(self._last)
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
+        try:
+            yield queue
+        finally:
+            self._viewers.discard(queue)
+            if not self._viewers and self._task is not None:
+                self._task.cancel()
+                self._task, self._last = None, None
+
+    @property
+    def viewers(self) -> int:
+        return len(self._viewers)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                state = encoded(await asyncio.to_thread(self._look))
+            except RedlineError:
+                state = self._last or b"{}"  # the history is away for a moment: the next look may find it
+            if state != self._last:
+                self._last = state
+                for queue in self._viewers:
+                    if queue.full():
+                        queue.get_nowait()
+                    queue.put_nowait(state)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def encoded(state: LiveState) -> bytes:
+    plain = msgspec.to_builtins(state)
+    plain["tunes"] = [
+        {**each, "left_s": search.left_s} for each, search in zip(plain["tunes"], state.tunes, strict=True)
+    ]
+    return msgspec.json.encode(plain)
+
+
+def live_state(kept: History) -> LiveState:
+    """What is being measured now, by what has been written down."""
+    rows = kept.rows(limit=1)
+    running = kept.rows(status="running", limit=RUNNING)
+    alive = [row for row in running if row.status == "running"]
+    return LiveState(
+        records=tuple(_live_record(row, kept) for row in alive),
+        tunes=tuple(_live_searches(kept)),
+        sweeps=tuple(
+            LiveSweep(name=name, settled=settled, failed=failed)
+            for name, settled, failed in kept.recent_sweeps(time.time() - RECENT_S)
+        ),
+        stored=kept.count(),
+        latest=rows[0].id if rows else None,
+    )
+
+
+def _live_record(row: Row, kept: History) -> LiveRecord:
+    record = kept.load(row.id)
+    last = record.blocks[-1].telemetry[-1] if record.blocks and record.blocks[-1].telemetry else None
+    return LiveRecord(
+        id=row.id,
+        model=row.model,
+        task=row.task,
+        recipe=row.recipe,
+        batch=row.batch,
+        device=row.device_name or row.device,
+        since=row.created_at,
+        blocks=len(record.blocks),
+        step_s=middle_s([record]),
+        power_w=last.power_w if last else None,
+        temperature_c=last.temperature_c if last else None,
+        utilisation=last.utilisation if last else None,
+        memory_used_bytes=last.memory_used_bytes if last else None,
+    )
+
+
+def _live_searches(kept: History) -> list[LiveSearch]:
+    names = {row.name for row in kept.tunes().rows() if row.state == "running"}
+    found = []
+    for search in kept_searches(kept) if names else ():
+        if search.name in names:
+            leader, ratio = _leader({trial.record_id: trial.recipe for trial in search.trials}, kept)
+            found.append(
+                LiveSearch(
+                    name=search.name,
+                    model=search.tune.spec.workload.model,
+                    trials=len(search.trials),
+                    leader=leader,
+                    ratio=ratio,
+                    spent_s=max(time.time() - search.created_at, 0.0),
+                    budget_s=search.budget_s,
+                )
+            )
+    return found
+
+
+def _leader(recipes: dict[str, str], kept: History) -> tuple[str | None, float | None]:
+    """The fastest recipe so far that computes the same, and its speed over the baseline's."""
+    steps = kept.steps(recipes)
+    heads = kept.load_many(steps, blocks=False)
+    sound = {
+        each: step_s
+        for each, step_s in steps.items()
+        if (record := heads.get(each)) is not None and record.prepared and not record.prepared.numerics.is_wrong
+    }
+    best = min(sound, key=lambda each: sound[each], default=None)
+    first = next((sound[each] for each, recipe in recipes.items() if recipe == BASELINE and each in sound), None)
+    if best is None:
+        return None, None
+    return recipes[best], None if first is None else first / sound[best]
+
+
+def make_app(workspace: Workspace, access: Access) -> Any:
+    """The ASGI application."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import RedirectResponse, Response, StreamingResponse
+        from starlette.routing import Route
+    except ImportError:
+        raise MissingExtra("redline serve", "starlette", "serve") from None
+
+    def look() -> LiveState:
+        with workspace.reading() as kept:
+            return live_state(kept)
+
+    live = Live(look)
+    Page = Callable[[Request], Response]
+
+    def html(text: str, policy: str = PAGE_POLICY, status: int = 200) -> Response:
+        return Response(text, status, {**HEADERS, "Content-Security-Policy": policy}, "text/html")
+
+    def plain(text: str, status: int) -> Response:
+        return Response(f"{text}\n", status, {**HEADERS, "Content-Security-Policy": PAGE_POLICY}, "text/plain")
+
+    def guarded(make: Page, *, is_open: bool = False) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            refusal = access.refusal(request.method, request.headers, str(request.url))
+            if refusal is not None:
+                return plain(refusal[1], refusal[0])
+            if not is_open and not access.knows(request.cookies.get(COOKIE)):
+                return plain("open the address with the token that the server printed when it was started", 401)
+            try:
+                return await asyncio.to_thread(make, request)
+            except RedlineError as error:
+                return plain(" ".join(str(error).splitlines()), 404)
+
+        return answer
+
+    def start(request: Request) -> Response:
+        asked = request.query_params.get("limit", "20")
+        limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
+        found = history(limit=limit, workspace=workspace)
+        rows, _ = latest(20, workspace=workspace)
+        return html(start_page(found.series, found.left_out, rows, look()))
+
+    def series(request: Request) -> Response:
+        key = request.path_params["key"]
+        found = history(HistoryFilters(key=key), workspace=workspace)
+        if not found:
+            return plain("no such series", 404)
+        return html(page("serve_series", series=found[0], picture=picture_of(found[0])))
+
+    def record(request: Request) -> Response:
+        known, row, is_cut_off = record_and_row(request.path_params["id"], workspace=workspace)
+        text = as_text(detail(row, known, is_cut_off=is_cut_off))
+        return html(page("serve_text", title=f"record {known.id}", text=text, asks=False, first="", other=""))
+
+    def compared(request: Request) -> Response:
+        first, other = (request.query_params.get(name, "") for name in ("a", "b"))
+        text = ""
+        if first and other:
+            if not all(part.strip().isalnum() for side in (first, other) for part in side.split(",")):
+                raise UsageError("give ids of records, or several joined by commas")
+            text = as_text(compare_report(compare(first, other, workspace=workspace), first, other))
+        return html(page("serve_text", title="compare", text=text, asks=True, first=first, other=other))
+
+    def report(request: Request) -> Response:
+        with workspace.reading() as kept:
+            records = kept.find(limit=REPORTED)[::-1]
+        contents = contents_of(records, title="the latest records", ceilings_of=workspace.ceilings_of(records))
+        return html(
+            dashboard(contents), f"{dashboard_policy()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+
+    def as_json(request: Request) -> Response:
+        return Response(history(workspace=workspace).to_json(), 200, HEADERS, "application/json")
+
+    def static(request: Request) -> Response:
+        found = static_file(request.path_params["name"])
+        return plain("no such file", 404) if found is None else Response(found[0], 200, HEADERS, found[1])
+
+    def enter(request: Request) -> Response:
+        if not access.knows(request.query_params.get("token")):
+            return plain("wrong token", 401)
+        response = RedirectResponse("/", 303, HEADERS)
+        secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, access.token or "", httponly=True, samesite="strict", secure=secure, path="/")
+        return response
+
+    async def events(request: Request) -> Response:
+        refusal = access.refusal(request.method, request.headers, str(request.url))
+        if refusal is not None:
+            return plain(refusal[1], refusal[0])
+        if not access.knows(request.cookies.get(COOKIE)):
+            return plain("no token", 401)
+        if live.viewers >= MOST_VIEWERS:
+            return plain("too many viewers", 503)
+
+        async def stream() -> AsyncIterator[bytes]:
+            async with live.viewing() as queue:
+                while True:
+                    with suppress(TimeoutError):
+                        yield b"data: " + await asyncio.wait_for(queue.get(), 15.0) + b"\n\n"
+                        continue
+                    yield b": still here\n\n"
+
+        return StreamingResponse(stream(), 200, HEADERS, "text/event-stream")
+
+    routes = {"/": start, "/series/{key}": series, "/records/{id}": record, "/compare": compared, "/report": report}
+    routes |= {"/api/history": as_json}
+    return Starlette(
+        routes=[
+            *(Route(path, guarded(make)) for path, make in routes.items()),
+            Route("/static/{name}", guarded(static, is_open=True)),
+            Route("/login", guarded(enter, is_open=True)),
+            Route("/events", events),
+        ]
+    )
+
+
+def serve(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token: bool = False,
+    names: tuple[str, ...] = (),
+    on_start: Callable[[str], None] = lambda address: None,
+    workspace: Workspace | None = None,
+) -> None:
+    """Serve the history until interrupted. On another address than loopback a token is required."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtra("redline serve", "uvicorn", "serve") from None
+    if not 0 <= port <= 65535:
+        raise UsageError(f"port must be between 0 and 65535, got {port}")
+    needs_token = token or not is_loopback(host)
+    access = Access(host, secrets.token_urlsafe(32) if needs_token else None, names)
+    listening = _listening(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    # Requests are not logged: the address of a login holds the token.
+    config = uvicorn.Config(
+        make_app(workspace or Workspace(), access),
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=MOST_VIEWERS + 100,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=16384,
+        server_header=False,
+        proxy_headers=False,
+        http="h11",
+        ws="none",
+    )
+    on_start(f"{address}login?token={access.token}" if access.token else address)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    listening.listen(128)
+    return listening

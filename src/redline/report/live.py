@@ -1,0 +1,138 @@
+"""What is being measured now, as the history tells it, and pages of the history for a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from redline import __version__
+from redline.report.history import Listed
+from redline.report.trend import SeriesTrend
+from redline.spec import Frozen
+from redline.units import format_seconds, significant
+
+WIDTH, HEIGHT = 640, 160
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+STATIC = {"serve.js": "text/javascript", "serve.css": "text/css"}
+
+
+class LiveRecord(Frozen):
+    """A record that is being measured."""
+
+    id: str
+    model: str
+    task: str
+    recipe: str
+    batch: int | None
+    device: str
+    since: float
+    blocks: int = 0
+    step_s: float | None = None
+    """The median so far."""
+    power_w: float | None = None
+    temperature_c: float | None = None
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    """Telemetry of the last block, as the measuring process read it: nothing else asks the device."""
+
+
+class LiveSearch(Frozen):
+    """A tune that is running."""
+
+    name: str
+    model: str
+    trials: int
+    leader: str | None = None
+    ratio: float | None = None
+    spent_s: float = 0.0
+    budget_s: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return max(self.budget_s - self.spent_s, 0.0)
+
+
+class LiveSweep(Frozen):
+    name: str
+    settled: int
+    failed: int
+
+
+class LiveState(Frozen):
+    """What viewers are sent each time it changes."""
+
+    records: tuple[LiveRecord, ...] = ()
+    tunes: tuple[LiveSearch, ...] = ()
+    sweeps: tuple[LiveSweep, ...] = ()
+    stored: int = 0
+    """Records in the history."""
+    latest: str | None = None
+
+
+def page(name: str, **values: Any) -> str:
+    return _environment().get_template(f"{name}.html.j2").render(version=__version__, **values)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    """Names are not trusted: everything that a template fills in is escaped."""
+    made = Environment(
+        loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    made.filters |= {"seconds": format_seconds, "day": _day, "figure": lambda value: significant(value, 4)}
+    return made
+
+
+def static_file(name: str) -> tuple[str, str] | None:
+    """Text and type of a file that pages use; None for any other name."""
+    if name not in STATIC:
+        return None
+    return (files("redline.report") / "static" / name).read_text(encoding="utf-8"), STATIC[name]
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
+
+
+class Picture(Frozen):
+    """A trend as lines of an SVG."""
+
+    points: str
+    dots: tuple[tuple[float, float], ...]
+    changes: tuple[tuple[float, bool], ...]
+    """Where each is, and whether it got slower."""
+    low: float
+    high: float
+
+
+def picture_of(series: SeriesTrend, width: int = WIDTH, height: int = HEIGHT) -> Picture:
+    """Throughput by the order of records, from the slowest at the bottom to the fastest at the top."""
+    speeds = [point.per_s for point in series.points]
+    low, high = min(speeds), max(speeds)
+    across = width / max(len(speeds) - 1, 1)
+    up = (height - 8) / (high - low) if high > low else 0.0
+    places = [
+        (round(index * across, 1), round(height - 4 - (speed - low) * up if up else height / 2, 1))
+        for index, speed in enumerate(speeds)
+    ]
+    order = {point.record_id: index for index, point in enumerate(series.points)}
+    return Picture(
+        points=" ".join(f"{x},{y}" for x, y in places),
+        dots=tuple(places) if len(places) <= 200 else (),
+        changes=tuple((round(order[each.record_id] * across, 1), each.ratio < 1) for each in series.changes),
+        low=low,
+        high=high,
+    )
+
+
+def start_page(series: Sequence[SeriesTrend], left_out: int, latest: Sequence[Listed], live: LiveState) -> str:
+    pictures = {each.key: picture_of(each, 160, 28) for each in series}
+    return page("serve_start", series=series, left_out=left_out, latest=latest, live=live, pictures=pictures)

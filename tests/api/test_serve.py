@@ -1,0 +1,206 @@
+"""The history as web pages: what is shown, and what is refused. No port is opened; one test asks a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from reported import race_records
+from starlette.testclient import TestClient
+
+from redline.api.serve import COOKIE, Access, Live, is_loopback, live_state, make_app
+from redline.api.workspace import Workspace
+from redline.record import RunRecord
+from redline.report.live import LiveState
+from redline.store import History
+
+NASTY = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def kept() -> list[RunRecord]:
+    base = race_records()
+    spec = msgspec.structs.replace(base[0].spec, workload=msgspec.structs.replace(base[0].spec.workload, model=NASTY))
+    nasty = msgspec.structs.replace(base[0], id="f" * 21, spec=spec, group=None)
+    records = [*base, nasty]
+    with History.open() as history:
+        for record in records:
+            history.finish(record)
+    return records
+
+
+def client(token: str | None = None, **settings: Any) -> TestClient:
+    app = make_app(Workspace(), Access("127.0.0.1", token))
+    return TestClient(app, base_url="http://127.0.0.1:8765", **settings)
+
+
+def test_every_page_answers(kept: list[RunRecord]) -> None:
+    browser = client()
+    start = browser.get("/")
+    assert start.status_code == 200
+    key = re.search(r'href="/series/([0-9a-f]+)"', start.text)
+    assert key is not None
+    pages = [
+        f"/series/{key[1]}", f"/records/{kept[0].id}", f"/compare?a={kept[0].id}&b={kept[1].id}", "/report", "/compare",
+        "/static/serve.js", "/static/serve.css", "/api/history",
+    ]  # fmt: skip
+    assert [browser.get(path).status_code for path in pages] == [200] * len(pages)
+    assert json.loads(browser.get("/api/history").text)["kind"] == "history"
+    assert "verdict" in browser.get(pages[2]).text
+
+
+def test_names_are_text_and_nothing_from_elsewhere_is_loaded(kept: list[RunRecord]) -> None:
+    for path in ("/", f"/records/{'f' * 21}"):
+        answer = client().get(path)
+        assert NASTY not in answer.text
+        assert "&lt;script&gt;" in answer.text
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe-inline" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_token_is_asked_for_and_kept_in_a_cookie(kept: list[RunRecord]) -> None:
+    browser = client(token="secret", follow_redirects=False)
+    for path in ("/", "/events", "/report", "/api/history"):
+        assert browser.get(path).status_code == 401
+    assert browser.get("/login?token=wrong").status_code == 401
+    assert browser.get("/", headers={"cookie": f"{COOKIE}=wrong"}).status_code == 401
+    entered = browser.get("/login?token=secret")
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    flags = entered.headers["set-cookie"].lower()
+    assert "httponly" in flags
+    assert "samesite=strict" in flags
+    assert browser.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example.org"}, 421),
+        ({"host": ""}, 421),
+        ({"origin": "http://evil.example.org"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, 403),
+        ({"content-length": "5"}, 413),
+        ({"origin": "http://127.0.0.1:8765"}, 200),
+        ({"host": "localhost:1"}, 200),
+    ],
+)
+def test_requests_from_elsewhere_are_refused(kept: list[RunRecord], headers: dict[str, str], status: int) -> None:
+    for path in ("/", "/compare"):
+        assert client().get(path, headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_it_is_read_only(kept: list[RunRecord], method: str) -> None:
+    assert client().request(method, "/").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/..%2f..%2fpyproject.toml",
+        "/static/../../etc/passwd",
+        "/records/..%2f..%2fetc%2fpasswd",
+        "/series/nothing",
+        "/compare?a=/etc/passwd&b=/etc/passwd",
+        "/nowhere",
+        "/records/%00",
+    ],
+)
+def test_what_is_not_there_is_not_found(kept: list[RunRecord], path: str) -> None:
+    answer = client().get(path)
+    assert answer.status_code == 404
+    assert "root:" not in answer.text
+
+
+def test_a_long_address_is_refused(kept: list[RunRecord]) -> None:
+    assert client().get("/?" + "x" * 5000).status_code == 414
+
+
+def test_a_running_record_is_told(kept: list[RunRecord]) -> None:
+    running = msgspec.structs.replace(kept[0], id="e" * 21, stopped=None, closed=None, group=None)
+    with History.open() as history:
+        history.begin(running)
+        state = live_state(history)
+    (shown,) = state.records
+    assert (shown.id, shown.blocks, shown.step_s is not None) == (running.id, len(running.blocks), True)
+
+
+def test_viewers_share_one_look_and_a_slow_one_holds_nobody_up() -> None:
+    looks = 0
+
+    def look() -> LiveState:
+        nonlocal looks
+        looks += 1
+        return LiveState(stored=looks)
+
+    async def watch() -> tuple[list[bytes], int]:
+        live = Live(look)
+        async with live.viewing() as first, live.viewing() as second, live.viewing():
+            got = [await first.get(), await second.get()]
+        return got, live.viewers
+
+    got, left = asyncio.run(watch())
+    assert (looks, left) == (1, 0)
+    assert got[0] == got[1]
+    assert json.loads(got[0])["stored"] == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "is_it"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.0.0.5", False),
+        ("x.org", False),
+    ],
+)
+def test_loopback_is_told_from_other_addresses(host: str, is_it: bool) -> None:
+    assert is_loopback(host) is is_it
+
+
+def test_a_server_streams_events_beside_a_slow_and_an_oversized_request(kept: list[RunRecord], tmp_path: Path) -> None:
+    """A real server on a free port; it is ended by the test."""
+    command = [sys.executable, "-m", "redline", "serve", "--port", "0", "--token"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            address = server.stderr.readline().strip()
+            found = re.fullmatch(r"redline: http://127\.0\.0\.1:(\d+)/login\?token=(\S+)", address)
+            assert found is not None, address
+            port, token = int(found[1]), found[2]
+            slow = socket.create_connection(("127.0.0.1", port), timeout=30)
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+            big = _ask(port, f"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Big: {'x' * 40000}\r\n\r\n")
+            assert big.split()[1:2] != ["200"]
+            told = _ask(port, f"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: redline={token}\r\n\r\n", "data: {")
+            assert '"stored":4' in told
+            slow.close()
+        finally:
+            server.terminate()
+            server.wait(30)
+        assert token not in server.stderr.read()
+
+
+def _ask(port: int, request: str, until: str = "\r\n") -> str:
+    """What a server says, up to some words or its end."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(request.encode())
+        said = ""
+        while until not in said or (until.endswith("{") and not said.rstrip().endswith("}")):
+            more = connection.recv(65536).decode()
+            if not more:
+                break
+            said += more
+        return said

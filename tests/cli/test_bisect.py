@@ -1,0 +1,81 @@
+"""`redline bisect` over commits, recipes and environments, before a fake bench that reads the checkout it is in."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from invoking import document
+from typer.testing import Result
+
+from redline.spec import RunSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+Redline = Callable[..., Result]
+SPEEDS = {"baseline": 1.0, "fp16": 1.01, "fp16+channels-last": 1.2, "fp16+channels-last+compile": 1.2}
+
+
+def step_s(spec: RunSpec) -> float:
+    cost = Path(spec.launch.folder or ".") / "cost"
+    return 0.01 * float(cost.read_text()) * SPEEDS[str(spec.recipe)]
+
+
+@pytest.fixture
+def door() -> FakeDoor:
+    return FakeDoor(Landscape(step_s=step_s, offset_sigma=0.002))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Seven commits; from the fifth on everything takes 6 % longer."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "bench.toml").write_text('device = "cuda:0"\n[[run]]\nmodel = "m"\nbatch = 8\n')
+    git = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a"]
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    for number in range(7):
+        (folder / "cost").write_text(f"{1.06 if number >= 4 else 1.0}\n# {number}".split("#")[0])
+        (folder / "number").write_text(str(number))
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-qm", f"change {number}"], check=True)
+    listed = subprocess.run(["git", "rev-list", "--reverse", "HEAD"], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
+
+
+def test_the_commit_that_made_it_slower_is_found(redline: Redline, project: list[str]) -> None:
+    result = redline("bisect", "bench.toml", "--good", project[0], "--bad", "main", "--json")
+    found = document(result)
+    assert (result.exit_code, found["culprit"], found["about"]) == (0, project[4], "change 4")
+    assert len(found["steps"]) <= 4
+
+
+def test_nothing_slower_is_said(redline: Redline, project: list[str]) -> None:
+    result = redline("bisect", "bench.toml", "--good", project[0], "--bad", project[3])
+    assert result.exit_code == 3
+    assert "nothing to find" in result.stdout
+
+
+def test_so_is_the_recipe(redline: Redline, project: list[str]) -> None:
+    words = [word for recipe in SPEEDS for word in ("-r", recipe)]
+    assert document(redline("bisect", "bench.toml", *words, "--json"))["culprit"] == "fp16+channels-last"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "one of them"),
+        (["--good", "main"], "name both ends"),
+        (["--good", "main", "--bad", "main"], "nothing between"),
+        (["--good", "main", "--bad", "main~3"], "is not an ancestor"),
+        (["--python", "/no/such/python", "--python", "x"], "no interpreter at"),
+        (["-r", "fp16", "-r", "baseline", "--benchmark", "x"], "no benchmark 'x'"),
+    ],
+)
+def test_a_mistake_is_one_line(redline: Redline, project: list[str], words: list[str], says: str) -> None:
+    result = redline("bisect", "bench.toml", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
