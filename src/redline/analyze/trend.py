@@ -23,6 +23,10 @@ from redline.spec import Frozen
 FEWEST_A_SIDE = 5
 """Records before and after a step: what fewer share may be one session's."""
 SHUFFLES = 399
+HOPELESS = 9.0
+"""A square of Student's t that the best of many splits exceeds by chance: not worth the shuffles."""
+REACH = 3
+"""Neighbours on each side that a single record is set against."""
 CHANCE = 0.005
 """Of a split as good as this in records without any change."""
 SMALLEST_STEP = 0.01
@@ -83,6 +87,8 @@ def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]
         return []
     clean = _settled(logs)
     at, best = _best_split(clean)
+    if best * (clean.size - 2) < HOPELESS:
+        return []
     shuffled = random.permuted(np.tile(clean, (SHUFFLES, 1)), axis=1)
     by_chance = np.count_nonzero(_scores(shuffled).max(axis=1) >= best)
     if by_chance > CHANCE * SHUFFLES or not _is_abrupt(clean, at):
@@ -96,14 +102,11 @@ def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]
 
 def _settled(logs: Floats) -> Floats:
     """With single outliers drawn to the middle of their neighbours: what lasts for one record is no step."""
-    settled = logs.copy()
     scatter = 1.4826 * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
-    for index in range(logs.size):
-        near = np.concatenate((logs[max(0, index - 3) : index], logs[index + 1 : index + 4]))
-        middle = float(np.median(near))
-        if abs(logs[index] - middle) > max(5 * scatter, 0.01):
-            settled[index] = middle
-    return settled
+    padded = np.pad(logs, REACH, constant_values=np.nan)
+    offsets = [offset for offset in range(2 * REACH + 1) if offset != REACH]
+    middles = np.nanmedian(np.stack([padded[offset : offset + logs.size] for offset in offsets]), axis=0)
+    return np.where(np.abs(logs - middles) > max(5 * scatter, 0.01), middles, logs)
 
 
 def _scores(rows: Floats) -> Floats:
