@@ -12,6 +12,10 @@ _HOMES = {
         "BatchResult",
         "find_batch",
     ),
+    "bisect": (
+        "BisectResult",
+        "bisect",
+    ),
     "ceilings": (
         "CeilingsResult",
         "ceilings",
@@ -26,6 +30,16 @@ _HOMES = {
         "FlopsResult",
         "flops",
     ),
+    "gate": (
+        "GateResult",
+        "gate",
+    ),
+    "memory": (
+        "HistoryFilters",
+        "HistoryResult",
+        "history",
+    ),
+    "serve": ("serve",),
     "ops": (
         "OpsResult",
         "ops",
@@ -95,14 +109,17 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
+    from redline.api.bisect import BisectResult, bisect
     from redline.api.ceilings import CeilingsResult, ceilings
     from redline.api.checklist import checklist
     from redline.api.compare import compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
+    from redline.api.gate import GateResult, gate
     from redline.api.ladder import LadderResult, ladder
     from redline.api.load import LoadResult, load
     from redline.api.loader import LoaderResult, loader
+    from redline.api.memory import HistoryFilters, HistoryResult, history
     from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
@@ -112,6 +129,7 @@ if TYPE_CHECKING:
     from redline.api.roofline import RooflineResult, roofline
     from redline.api.run import RunResult, demo, run
     from redline.api.study import StudyResult, study
+    from redline.api.serve import serve
     from redline.api.sweep import SweepResult, sweep
     from redline.api.train import TrainResult, train
     from redline.api.tune import TuneResult, kept_tune, tune
@@ -120,8 +138,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchResult",
+    "BisectResult",
     "CeilingsResult",
     "FlopsResult",
+    "GateResult",
+    "HistoryFilters",
+    "HistoryResult",
     "LadderResult",
     "LoadResult",
     "LoaderResult",
@@ -138,6 +160,7 @@ __all__ = [
     "TuneResult",
     "Workspace",
     "__version__",
+    "bisect",
     "ceilings",
     "checklist",
     "compare",
@@ -146,6 +169,8 @@ __all__ = [
     "doctor",
     "find_batch",
     "flops",
+    "gate",
+    "history",
     "import_profile",
     "kept_tune",
     "ladder",
@@ -161,6 +186,7 @@ __all__ = [
     "run",
     "run_quick_profile",
     "study",
+    "serve",
     "sweep",
     "train",
     "tune",

@@ -293,13 +293,15 @@ def current_folder() -> str:
         return ""
 
 
-def paths_of(launch: LaunchSpec) -> list[str]:
+def paths_of(launch: LaunchSpec, *, folder_last: bool = False) -> list[str]:
     """Where a worker imports from: as this process does, with the modules of `launch.folder`'s project first.
 
     Entries inside this project's checkout are replaced by their counterparts in the other, so that an editable install
     leads there too. Another interpreter knows its own packages.
+    `folder_last`: modules of the working folder do not hide others.
     """
-    entries = [] if launch.python else [found for entry in sys.path if (found := entry or current_folder())]
+    known = sorted(sys.path, key=lambda entry: entry == "") if folder_last else sys.path
+    entries = [] if launch.python else [found for entry in known if (found := entry or current_folder())]
     if not launch.folder:
         return entries
     there, here = checkout_of(launch.folder), checkout_of(current_folder() or "/")

@@ -118,7 +118,7 @@ def start_worker(launch: LaunchSpec, where: str, log: IO[bytes], inherited: Sequ
         start_new_session=True,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths_of(launch)),
+            "PYTHONPATH": os.pathsep.join(paths_of(launch, folder_last=True)),
             "REDLINE_WORKER_FDS": ",".join(map(str, inherited)),
         },
     )
