@@ -242,7 +242,7 @@ class History:
     def series(self) -> list[SeriesSeen]:
         """What there are trends of, the latest measured first."""
         with self._database.reading() as connection:
-            bodies = dict(connection.execute(queries.ALL_SERIES).tuples().all())
+            bodies = {row.series_key: row.body for row in connection.execute(queries.ALL_SERIES)}
             seen = connection.execute(queries.SERIES_SEEN).all()
         found = [
             SeriesSeen(
@@ -269,13 +269,13 @@ class History:
         found: dict[str, float] = {}
         with self._database.reading() as connection:
             for chunk in _chunks(ids):
-                found |= dict(connection.execute(queries.STEPS_OF, {"ids": chunk}).tuples().all())
+                found |= {row.record_id: row.step_s for row in connection.execute(queries.STEPS_OF, {"ids": chunk})}
         return found
 
     def recent_sweeps(self, since: float) -> list[tuple[str, int, int]]:
         """Sweeps that have settled a cell since then: name, settled cells, and how many of them failed."""
         with self._database.reading() as connection:
-            rows = connection.execute(queries.RECENT_SWEEPS, {"since": since}).tuples().all()
+            rows = connection.execute(queries.RECENT_SWEEPS, {"since": since}).all()
         return [(name, settled, int(failed)) for name, settled, failed in rows]
 
     # Back-up

@@ -1,0 +1,71 @@
+"""The served history in Chromium, while a search goes on: the page follows it by itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from redline.api.workspace import Workspace
+from redline.protocol import SwitchChoice
+from redline.search.observer import Observer
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def address(own_history: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "redline", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        found = re.fullmatch(r"redline: (http://127\.0\.0\.1:\d+/)\n", server.stderr.readline())
+        assert found is not None
+        try:
+            yield found[1]
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+class Looking(Observer):
+    """Waits in the middle of the search until the page tells of it."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self.seen: list[str] = []
+
+    def attempted(self, recipe: str, said: str) -> None:
+        if recipe != "baseline" and not self.seen:
+            script = "const t = document.getElementById('now').textContent; return t.includes('leader fp16') ? t : null"
+            self.seen.append(self._browser.until(script))
+
+
+def test_a_page_follows_a_live_search(browser: Any, address: str) -> None:
+    browser.driver.get_log("browser")
+    browser.driver.get(address)
+    browser.until("return document.getElementById('connection').textContent === 'live'")
+    truth = Landscape(
+        step_s={"fp16": 0.005, "*": 0.01},
+        choices=(SwitchChoice(switch="fp16", family="precision"),),
+        offset_sigma=0.001,
+    )
+    door, observer = FakeDoor(truth), Looking(browser)
+    with Workspace(door=door, observer=observer) as workspace:
+        redline.tune(
+            "resnet50", batch=32, budget="5m", launch={"door": "fake"}, clock=lambda: door.clock_s, workspace=workspace
+        )
+    assert observer.seen
+    assert "trials" in observer.seen[0]
+    link = browser.until("const a = document.querySelector('a[href^=\"/series/\"]'); return a && a.href")
+    browser.driver.get(link)
+    assert browser.ask("return document.querySelectorAll('svg.trend polyline').length") == 1
+    refused = [line for line in browser.console() if "Content Security Policy" in line]
+    assert refused == []
