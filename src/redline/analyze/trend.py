@@ -101,12 +101,16 @@ def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]
 
 
 def _settled(logs: Floats) -> Floats:
-    """With single outliers drawn to the middle of their neighbours: what lasts for one record is no step."""
+    """With single outliers drawn to their neighbours: what lasts for one record is no step.
+
+    An outlier lies apart from those before it and from those after it; at a step a record is like one of the two.
+    """
     scatter = 1.4826 * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
-    padded = np.pad(logs, REACH, constant_values=np.nan)
-    offsets = [offset for offset in range(2 * REACH + 1) if offset != REACH]
-    middles = np.nanmedian(np.stack([padded[offset : offset + logs.size] for offset in offsets]), axis=0)
-    return np.where(np.abs(logs - middles) > max(5 * scatter, 0.01), middles, logs)
+    padded, count = np.pad(logs, REACH, mode="edge"), logs.size
+    before = np.median([padded[offset : offset + count] for offset in range(REACH)], axis=0)
+    after = np.median([padded[offset : offset + count] for offset in range(REACH + 1, 2 * REACH + 1)], axis=0)
+    nearer = np.where(np.abs(logs - before) < np.abs(logs - after), before, after)
+    return np.where(np.abs(logs - nearer) > max(5 * scatter, 0.01), nearer, logs)
 
 
 def _scores(rows: Floats) -> Floats:

@@ -7,7 +7,7 @@ a folder beside the history and are copied with it, not with this.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -51,8 +51,9 @@ def write_archive(database: Database, out: IO[bytes], ids: Sequence[str] = ()) -
     digest = hashlib.sha256()
     out.write(MAGIC)
 
-    def put(*values: Any) -> None:
-        body = msgspec.msgpack.encode(values)
+    def put(table: Table, row: Mapping[Any, Any]) -> None:
+        # SQLAlchemy's names are a kind of text that msgpack does not know.
+        body = msgspec.msgpack.encode((str(table.name), {str(name): value for name, value in row.items()}))
         digest.update(body)
         out.write(len(body).to_bytes(4, "big") + body)
 
@@ -60,24 +61,23 @@ def write_archive(database: Database, out: IO[bytes], ids: Sequence[str] = ()) -
         wanted = sorted(ids) if ids else connection.execute(select(records.c.id).order_by(records.c.id)).scalars().all()
         for record_id in wanted:
             row = connection.execute(select(records).where(records.c.id == record_id)).mappings().one()
-            put(records.name, dict(row))
+            put(records, row)
             for table in OWNED:
                 for each in _rows(connection, table, record_id):
-                    put(table.name, each)
+                    put(table, each)
         for table in OTHERS if not ids else ():
             for each in _rows(connection, table):
-                put(table.name, each)
+                put(table, each)
     body = msgspec.msgpack.encode(("end", len(wanted), digest.digest()))
     out.write(len(body).to_bytes(4, "big") + body)
     return len(wanted)
 
 
-def _rows(connection: Connection, table: Table, record_id: str | None = None) -> Iterator[dict[str, Any]]:
+def _rows(connection: Connection, table: Table, record_id: str | None = None) -> Iterator[Mapping[Any, Any]]:
     statement = select(table).order_by(*table.primary_key.columns)
     if record_id is not None:
         statement = statement.where(table.c.record_id == record_id)
-    for row in connection.execute(statement).mappings():
-        yield dict(row)
+    yield from connection.execute(statement).mappings()
 
 
 def read_archive(database: Database, path: Path) -> Imported:
