@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ class Looking(Observer):
         self._browser = browser
         self.seen: list[str] = []
 
-    def attempted(self, recipe: str, said: str) -> None:
-        if recipe != "baseline" and not self.seen:
+    def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
+        if not self.seen:
             script = "const t = document.getElementById('now').textContent; return t.includes('leader fp16') ? t : null"
             self.seen.append(self._browser.until(script))
 

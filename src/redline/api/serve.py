@@ -222,12 +222,10 @@ def _live_searches(kept: History) -> list[LiveSearch]:
 
 def _leader(recipes: dict[str, str], kept: History) -> tuple[str | None, float | None]:
     """The fastest recipe so far that computes the same, and its speed over the baseline's."""
-    steps = kept.steps(recipes)
-    heads = kept.load_many(steps, blocks=False)
     sound = {
         each: step_s
-        for each, step_s in steps.items()
-        if (record := heads.get(each)) is not None and record.prepared and not record.prepared.numerics.is_wrong
+        for each, record in kept.load_many(recipes).items()
+        if record.prepared and not record.prepared.numerics.is_wrong and (step_s := middle_s([record])) is not None
     }
     best = min(sound, key=lambda each: sound[each], default=None)
     first = next((sound[each] for each, recipe in recipes.items() if recipe == BASELINE and each in sound), None)

@@ -264,14 +264,6 @@ class History:
                     found.setdefault(row["series_key"], []).append(Point(**row))
         return found
 
-    def steps(self, ids: Iterable[str]) -> dict[str, float]:
-        """The step of each of these records that has one, in seconds."""
-        found: dict[str, float] = {}
-        with self._database.reading() as connection:
-            for chunk in _chunks(ids):
-                found |= {row.record_id: row.step_s for row in connection.execute(queries.STEPS_OF, {"ids": chunk})}
-        return found
-
     def recent_sweeps(self, since: float) -> list[tuple[str, int, int]]:
         """Sweeps that have settled a cell since then: name, settled cells, and how many of them failed."""
         with self._database.reading() as connection:

@@ -109,7 +109,6 @@ SERIES_SEEN = select(
     points.c.series_key, func.count().label("number"), func.max(points.c.created_at).label("latest")
 ).group_by(points.c.series_key)
 
-STEPS_OF = select(points.c.record_id, points.c.step_s).where(points.c.record_id.in_(bindparam("ids", expanding=True)))
 RECENT_SWEEPS = (
     select(sweep_cells.c.sweep, func.count(), func.sum(case((sweep_cells.c.status == "failed", 1), else_=0)))
     .where(
