@@ -641,7 +641,7 @@ def test_the_history_is_exported_as_csv_and_json(measured: list[dict[str, Any]],
     assert [row["record_id"] for row in results(printed)] == [measured[1]["record_id"]]
     assert json.loads(redline("export", "--format", "json", "--raw").stdout)["records"]
     assert "cannot write" in complaint(redline("export", "-o", str(tmp_path / "absent" / "out.csv")))
-    assert "format must be csv or json" in complaint(redline("export", "--format", "xml"))
+    assert "format must be csv, json or archive" in complaint(redline("export", "--format", "xml"))
 
 
 def test_the_doctor_answers_in_json_and_says_how_to_mend() -> None:
