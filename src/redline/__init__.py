@@ -128,8 +128,8 @@ if TYPE_CHECKING:
     from redline.api.report import write_report
     from redline.api.roofline import RooflineResult, roofline
     from redline.api.run import RunResult, demo, run
-    from redline.api.study import StudyResult, study
     from redline.api.serve import serve
+    from redline.api.study import StudyResult, study
     from redline.api.sweep import SweepResult, sweep
     from redline.api.train import TrainResult, train
     from redline.api.tune import TuneResult, kept_tune, tune
@@ -185,8 +185,8 @@ __all__ = [
     "roofline",
     "run",
     "run_quick_profile",
-    "study",
     "serve",
+    "study",
     "sweep",
     "train",
     "tune",
