@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.trust import target_half_width, verdict
+from redline.analyze.trust import error_text, target_half_width, verdict
 from redline.note import note
-from redline.record import DeviceInfo, Environment, Failure, TelemetrySample, Warmup
+from redline.record import DeviceInfo, Environment, Failure, Numerics, TelemetrySample, Warmup
+from redline.units import format_share
 
 
 def look(**fields: Any) -> tuple[TelemetrySample, ...]:
@@ -253,3 +254,37 @@ def test_outliers_are_noted_from_one_in_a_thousand_on(
     assert found.labels == ("valid",)
     exactly = verdict(make_record(blocks=(make_block(samples=(0.01,) * 99 + (0.02,)),)))
     assert not exactly.noted("outliers"), "twice the median is not yet one"
+
+
+@pytest.mark.parametrize(
+    ("numerics", "with_steps", "told"),
+    [
+        (None, False, "n/a"),
+        (Numerics(method="unchecked"), False, "not checked"),
+        (Numerics(finite=False), False, "not finite ✗"),
+        (Numerics(method="reference", passed=True), False, "fp32"),
+        (Numerics(degenerate=True, rel_l2=0.1), False, "no signal ✗"),
+        (Numerics(rel_l2=1e-3, passed=True), False, "1.0e-03"),
+        (Numerics(rel_l2=1e-3, passed=False), False, "1.0e-03 ✗"),
+        (Numerics(rel_l2=None, passed=False), False, "inf ✗"),
+        (Numerics(rel_l2=0.0, by_equality=True, equal_share=1.0, passed=True), False, "equal"),
+        (
+            Numerics(rel_l2=0.25, by_equality=True, equal_share=0.75, passed=False),
+            False,
+            f"{format_share(0.25)} unequal ✗",
+        ),
+        (Numerics(rel_l2=1e-3, by_equality=False, equal_share=0.75, passed=True), False, "1.0e-03"),
+        (Numerics(rel_l2=1e-3, by_equality=True, equal_share=None, passed=True), False, "1.0e-03"),
+        (Numerics(rel_l2=1e-3, steps=5, passed=True), True, "1.0e-03 in 5 steps"),
+        (Numerics(rel_l2=1e-3, steps=5, passed=True), False, "1.0e-03"),
+        (Numerics(rel_l2=1e-3, passed=True), True, "1.0e-03"),
+    ],
+)
+def test_the_error_of_a_recipe_in_words(numerics: Numerics | None, with_steps: bool, told: str) -> None:
+    assert error_text(numerics, with_steps=with_steps) == told
+
+
+def test_how_many_cores_others_had_is_told_per_second_of_wall_time(make_record: Any, make_block: Any) -> None:
+    blocks = (make_block(wall_s=0.5, others_cpu_s=0.4),)
+    (told,) = verdict(make_record(blocks=blocks)).noted("others-at-work")
+    assert str(told).startswith("other processes kept 0.8 cores busy")
