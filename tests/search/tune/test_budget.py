@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from worlds.recipes import RecipeTruth
+from worlds.recipes import Fault, RecipeTruth
 from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
 from redline.protocol import SwitchChoice
@@ -286,6 +286,16 @@ class TestOneMinute:
         began = {trial.recipe: tuner.records[trial.record_id].position for trial in tuner.tune.trials}
         assert began["baseline"] == 0
         assert min(number for recipe, number in began.items() if "compile" in recipe) == 1
+
+    def test_is_enough_too_where_the_layout_breaks_and_nothing_is_prepared_with_it_any_longer(self) -> None:
+        broken = (Fault(frozenset({"channels-last"}), "build"),)
+        truth = replace(convnext_on_an_h200(15.0), failing=broken)
+        tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert "compile" in winner.recipe
+        assert sum("channels-last" in trial.recipe for trial in tuner.tune.trials) == 1
+        assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
 
     def test_a_model_whose_plain_step_was_not_seen_to_run_is_tried_by_itself_first(self) -> None:
         truth = convnext_on_an_h200(20.0)

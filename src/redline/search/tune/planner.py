@@ -250,6 +250,6 @@ class SafeRecipes:
     def _expected(self, choice: SwitchChoice) -> Expectation:
         return expectation(choice, on_cpu=self.on_cpu)
 
-    @staticmethod
-    def _usable(choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
-        return [each for each in choices if not each.is_slow_to_prepare and not each.capabilities.quantizes]
+    def _usable(self, choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
+        quick = (each for each in choices if not each.is_slow_to_prepare and not each.capabilities.quantizes)
+        return [each for each in quick if self.may_run(frozenset({each.switch}))]

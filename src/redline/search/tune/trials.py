@@ -178,6 +178,16 @@ class Trials:
         self._tell_leader()
         if flight.switches != BASELINE:
             self._learn(flight.switches, record)
+            self._cancel_ruled_out()
+
+    def _cancel_ruled_out(self) -> None:
+        """What is being prepared and holds what has just been ruled out would only fail the same way."""
+        tuner, lessons = self._tuner, self._tuner.lessons()
+        for flight in [each for each in self._flights if lessons.rules_out(each.switches)]:
+            self._group.cancel(flight.pending)
+            self._flights.remove(flight)
+            tuner.charge_as_failed(flight.waited_s)
+            tuner.observer.attempted(tuner.space.text(flight.switches), "given up: it holds what was ruled out")
 
     def _first_ready(self, keep_s: float) -> Flight | None:
         tuner = self._tuner
