@@ -56,6 +56,14 @@ _HOMES = {
         "LoaderResult",
         "loader",
     ),
+    "footprint": (
+        "MemoryResult",
+        "memory",
+    ),
+    "monitor": (
+        "MonitorResult",
+        "monitor",
+    ),
     "profile": (
         "ProfileResult",
         "compare_profiles",
@@ -102,6 +110,13 @@ _HOMES = {
         "kept_tune",
         "tune",
     ),
+    "watch": (
+        "Watch",
+        "WatchResult",
+        "lightning_callback",
+        "trainer_callback",
+        "watch",
+    ),
     "workshop": ("workshop",),
     "workspace": ("Workspace",),
 }
@@ -120,6 +135,8 @@ if TYPE_CHECKING:
     from redline.api.load import LoadResult, load
     from redline.api.loader import LoaderResult, loader
     from redline.api.memory import HistoryFilters, HistoryResult, history
+    from redline.api.footprint import MemoryResult, memory
+    from redline.api.monitor import MonitorResult, monitor
     from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
@@ -133,6 +150,7 @@ if TYPE_CHECKING:
     from redline.api.sweep import SweepResult, sweep
     from redline.api.train import TrainResult, train
     from redline.api.tune import TuneResult, kept_tune, tune
+    from redline.api.watch import Watch, WatchResult, lightning_callback, trainer_callback, watch
     from redline.api.workshop import workshop
     from redline.api.workspace import Workspace
 
@@ -147,6 +165,8 @@ __all__ = [
     "LadderResult",
     "LoadResult",
     "LoaderResult",
+    "MemoryResult",
+    "MonitorResult",
     "OpsResult",
     "PlainRecipe",
     "ProfileResult",
@@ -158,6 +178,8 @@ __all__ = [
     "SweepResult",
     "TrainResult",
     "TuneResult",
+    "Watch",
+    "WatchResult",
     "Workspace",
     "__version__",
     "bisect",
@@ -174,9 +196,12 @@ __all__ = [
     "import_profile",
     "kept_tune",
     "ladder",
+    "lightning_callback",
     "load",
     "loader",
+    "memory",
     "models",
+    "monitor",
     "ops",
     "profile",
     "race",
@@ -189,7 +214,9 @@ __all__ = [
     "study",
     "sweep",
     "train",
+    "trainer_callback",
     "tune",
+    "watch",
     "workshop",
     "write_report",
 ]
@@ -204,3 +231,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext redline`."""
+    from redline.api.watch import load_magic
+
+    load_magic(shell)

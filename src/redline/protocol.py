@@ -29,7 +29,7 @@ from redline.record import (
 from redline.serving import Served
 from redline.spec import Frozen, RunSpec
 from redline.training import Epoch, Fed, FedPart, TrainingProgress
-from redline.work import Ceilings, Facts, OperatorTime, WorkCount
+from redline.work import Ceilings, Facts, MemoryUse, OperatorTime, WorkCount
 
 Relief = Literal["host", "device", "both", "memory"]
 """What a switch relieves: a host that cannot launch fast enough, a device that is busy, both, or memory: then it makes a
@@ -145,6 +145,12 @@ class AskCount(Frozen, tag=True):
     spec: RunSpec
 
 
+class AskMemory(Frozen, tag=True):
+    """What does one step of this workload under the spec's recipe hold in memory, and who holds it? Runs two steps."""
+
+    spec: RunSpec
+
+
 class AskSnippet(Frozen, tag=True):
     """The spec's recipe as plain PyTorch, for people who do not have Redline installed."""
 
@@ -200,6 +206,7 @@ Question = (
     | AskCeilings
     | AskMetric
     | AskOperators
+    | AskMemory
 )
 
 
@@ -324,6 +331,12 @@ class CountAnswer(Frozen, tag=True):
     workload: WorkloadInfo
 
 
+class MemoryAnswer(Frozen, tag=True):
+    use: MemoryUse
+    workload: WorkloadInfo
+    environment: Environment
+
+
 class CeilingsAnswer(Frozen, tag=True):
     ceilings: Ceilings
 
@@ -391,6 +404,7 @@ Reply = (
     | SwitchChoices
     | Snippet
     | CountAnswer
+    | MemoryAnswer
     | CeilingsAnswer
     | MetricAnswer
     | OperatorTimes

@@ -14,6 +14,7 @@ from redline.note import Note, notes_from_texts
 from redline.serving import Served
 from redline.spec import Count, Figure, Frozen, Items, Moment, Recipe, RunSpec, Seconds
 from redline.training import DataInfo, Epoch, Fed
+from redline.watching import Watched
 from redline.work import WorkCount
 
 SCHEMA = 2
@@ -381,6 +382,8 @@ class RunRecord(Frozen):
     """Loader and model, apart and together, where that was asked for."""
     loads: tuple[Served, ...] = ()
     """Of a load: what was served at each rate."""
+    watched: Watched | None = None
+    """Of a script that was watched: the steps are its own, found while it ran."""
     trace: TraceRef | None = None
     closed: Closed | None = None
     stopped: StopReason | None = None

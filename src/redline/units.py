@@ -35,6 +35,19 @@ def parse_seconds(text: str) -> float:
     return _parse(text, _SECONDS, "s", "a time such as 20ms, 3s or 10m")
 
 
+_PRICE = re.compile(r"\s*[$€£]?\s*([0-9]*\.?[0-9]+)\s*[$€£]?\s*(?:/\s*(h|hour|d|day|month))?\s*", re.IGNORECASE)
+_HOURS = {"h": 1.0, "hour": 1.0, "d": 24.0, "day": 24.0, "month": 730.0}
+
+
+def parse_price(text: str) -> float:
+    """'2.50/h', '$40/day' or '2.5' as a price per hour."""
+    match = _PRICE.fullmatch(text)
+    price = float(match.group(1)) / _HOURS[(match.group(2) or "h").lower()] if match else math.nan
+    if not (math.isfinite(price) and price > 0):
+        raise SpecError(f"expected a price such as 2.50/h, got {text!r}")
+    return price
+
+
 def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
     unit = (match.group(2).lower() or bare) if match else ""

@@ -258,3 +258,44 @@ class OperatorTime(Frozen):
     flops: int = 0
     bytes: int = 0
     refusal: str | None = None
+
+
+MemoryCategory = Literal["weights", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace"]
+"""`activations`: made by the forward pass and kept for the backward pass; in inference, whatever is not a weight.
+`workspace`: what the device's allocator gave out beyond tensors, such as scratch memory of libraries."""
+
+
+class MemoryHolder(Frozen):
+    """A module that holds memory at the peak."""
+
+    module: str
+    """Its path; empty for the model itself and for what no module made."""
+    bytes: int
+    category: MemoryCategory
+    """Of most of it."""
+    line: str = ""
+    """Of the code that made most of it, where that is known: `model.py:12`."""
+
+
+class MemoryPoint(Frozen):
+    """A moment of a step."""
+
+    at: float
+    """From 0 to 1, by allocations."""
+    bytes: int
+    phase: str
+
+
+class MemoryUse(Frozen):
+    """One step's memory."""
+
+    peak_bytes: int
+    """Allocated at most: the allocator's own figure on a GPU; on a CPU all tensors together."""
+    peak_phase: str
+    categories: dict[MemoryCategory, int]
+    """Of the peak; they add up to it."""
+    holders: tuple[MemoryHolder, ...] = ()
+    timeline: tuple[MemoryPoint, ...] = ()
+    reserved_bytes: int | None = None
+    fragments_bytes: int | None = None
+    """Reserved but not given out when most was given out; None without an allocator that tells."""

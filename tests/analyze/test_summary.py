@@ -5,8 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import RunSummary, summarize, with_price
+from redline.errors import SpecError
 from redline.record import Failure, Memory
+from redline.report.cells import energy_cells
+from redline.units import parse_price
 
 
 def row_of(record: Any) -> RunSummary:
@@ -53,6 +56,11 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
             "printed",
             "group",
             "energy_per_item_j",
+            "items_per_j",
+            "power_w",
+            "energy_too_short",
+            "utilisation",
+            "cost_per_million",
             "stopped",
         ),
         *("flops", "roofline", "batch_from", "items_per_step", "printed", "replicate_ids", "conditions"),
@@ -161,9 +169,28 @@ def test_memory_is_the_peak_of_each_figure_and_null_where_there_is_none(make_rec
 
 
 def test_energy_counts_every_item_of_a_metered_block(make_record: Any, make_block: Any) -> None:
-    metered = make_block(count=8, settling=(0.01, 0.01), energy_j=640.0)
-    assert row_of(make_record(blocks=(metered, make_block()))).energy_per_item_j == pytest.approx(640 / 320)
+    metered = make_block(count=8, settling=(0.01, 0.01), energy_j=640.0, wall_s=2.0)
+    row = row_of(make_record(blocks=(metered, make_block())))
+    assert row.energy_per_item_j == pytest.approx(640 / 320)
+    assert (row.items_per_j, row.power_w) == (pytest.approx(0.5), pytest.approx(320.0))
     assert row_of(make_record()).energy_per_item_j is None
+
+
+def test_no_energy_is_told_of_blocks_shorter_than_the_counter_needs(make_record: Any, make_block: Any) -> None:
+    short = row_of(make_record(blocks=(make_block(energy_j=20.0, wall_s=0.3),)))
+    assert (short.energy_per_item_j, short.power_w, short.energy_too_short) == (None, None, True)
+    assert energy_cells(short)["energy"] == "too short"
+    assert not row_of(make_record()).energy_too_short
+
+
+def test_a_price_makes_a_cost(make_record: Any, make_block: Any) -> None:
+    (row,) = with_price([row_of(make_record())], 3.6)
+    assert row.throughput_per_s is not None
+    assert row.cost_per_million == pytest.approx(1000 / row.throughput_per_s)
+    assert (parse_price("2.50/h"), parse_price("$48/day"), parse_price("3")) == (2.5, 2.0, 3.0)
+    for text in ("cheap", "-1/h", "0/h", "2/week"):
+        with pytest.raises(SpecError, match="expected a price"):
+            parse_price(text)
 
 
 class TestVersusFirst:

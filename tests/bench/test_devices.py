@@ -13,12 +13,15 @@ import psutil
 import pytest
 import torch
 
-from redline.bench.device import cuda, nvml, open_device, resolve_device
-from redline.bench.device.cpu import CpuDevice, cpu_name
-from redline.bench.device.nvml import NvmlCard
-from redline.bench.device.rocm import AmdCard, RocmDevice, number, open_amd_card
+from redline.bench.device import cuda, open_device, resolve_device
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.device.rocm import RocmDevice
 from redline.bench.measure.blocks import Sampling
 from redline.errors import SpecError, UnknownName, UsageError
+from redline.telemetry import nvml
+from redline.telemetry.amd import AmdCard, number, open_amd_card
+from redline.telemetry.machine import cpu_name
+from redline.telemetry.nvml import NvmlCard
 
 MIB = 2**20
 

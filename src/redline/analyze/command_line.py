@@ -17,15 +17,15 @@ FIRST_CHOICES = frozenset({"auto", "cuda", "cuda:0", "rocm", "rocm:0"})
 def command_line(
     command: str, spec: RunSpec, *, batch: int | None = None, recipes: Sequence[str] | None = None
 ) -> str | None:
-    """`redline COMMAND MODEL` with every setting of the workload that is not the default; None for a live module, which
-    no command line can name, and for a training on data where COMMAND is another: its data decide on image size, classes
+    """`redline COMMAND MODEL` with every setting of the workload that is not the default; None for a live module and a
+    watched script, which this command cannot name, and for a training on data where COMMAND is another: its data decide on image size, classes
     and stem, which the other command would have to be told.
 
     `batch` None says none: for a command that looks for it. `recipes`: in the place of the spec's own; an empty list
     says none. How long to look is not part of it: whoever measures again may want to know it better.
     """
     workload = spec.workload
-    if workload.artifact is not None or workload.model.startswith("live:"):
+    if workload.artifact is not None or workload.model.startswith(("live:", "watch:")):
         return None
     if (spec.train is None) != (command != "train"):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -35,6 +35,9 @@ from redline.record import (
 )
 from redline.spec import Frozen, Task
 from redline.work import Ceilings
+
+ENERGY_LEAST_S = 1.0
+"""A driver's counter of joules moves every 20 to 100 ms: below this, a figure would be off by a tenth or more."""
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
 """What is known of the limits of the device a record was measured on."""
@@ -114,6 +117,16 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     capabilities: Capabilities | None = None
     """What the recipe does to the program, as its switches say; None where it was never prepared."""
     energy_per_item_j: float | None = None
+    """None where the device has no counter, or its blocks were too short for it."""
+    items_per_j: float | None = None
+    power_w: float | None = None
+    """Mean over the metered blocks."""
+    energy_too_short: bool = False
+    """There is a counter, but all metered blocks together took less than it needs for a figure."""
+    utilisation: float | None = None
+    """Of the device: mean of the looks at it while blocks ran."""
+    cost_per_million: float | None = None
+    """Of a million items, at the price per hour that was given."""
     vs_first: VersusFirst | None = None
     verdict: Verdict
     bound: Bound
@@ -230,7 +243,8 @@ def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> 
         sustained_per_s=by_wall if _stalled(per_s, interval, by_wall) else None,
         latency_s=_latency(record),
         phases_s=_phases(record),
-        energy_per_item_j=_energy_per_item_j(blocks, items),
+        **_energy(blocks, items),
+        utilisation=_utilisation(record),
         vs_first=_versus(record, first),
     )
 
@@ -341,10 +355,32 @@ def _per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None
     return items * _steps(timed) / wall_s if items and wall_s else None
 
 
-def _energy_per_item_j(blocks: Sequence[Block], items: int | None) -> float | None:
+def _energy(blocks: Sequence[Block], items: int | None) -> dict[str, Any]:
     metered = [block for block in blocks if block.energy_j is not None]
-    energy_j = sum(block.energy_j or 0.0 for block in metered)
-    return energy_j / (items * _steps(metered)) if items and metered else None
+    energy_j, wall_s = sum(block.energy_j or 0.0 for block in metered), sum(block.wall_s for block in metered)
+    if not metered or not energy_j:
+        return {}
+    if wall_s < ENERGY_LEAST_S:
+        return {"energy_too_short": True}
+    count = (items or 0) * _steps(metered)
+    per_item = {"energy_per_item_j": energy_j / count, "items_per_j": count / energy_j} if count else {}
+    return {**per_item, "power_w": energy_j / wall_s}
+
+
+def _utilisation(record: RunRecord) -> float | None:
+    seen = [look.utilisation for block in record.blocks for look in block.telemetry if look.utilisation is not None]
+    return sum(seen) / len(seen) if seen else None
+
+
+def with_price(rows: Sequence[RunSummary], per_hour: float) -> list[RunSummary]:
+    """With what a million items cost at this price of the machine."""
+    return [
+        msgspec.structs.replace(row, cost_per_million=cost_per_million(row.throughput_per_s, per_hour)) for row in rows
+    ]
+
+
+def cost_per_million(per_s: float | None, per_hour: float) -> float | None:
+    return per_hour / 3600 / per_s * 1e6 if per_s else None
 
 
 def _steps(blocks: Iterable[Block]) -> int:

@@ -111,6 +111,8 @@ class TrainingSummary(Frozen):
     peak_bytes: int | None = None
     utilisation: float | None = None
     energy_per_sample_j: float | None = None
+    cost_per_million: float | None = None
+    """Of a million samples, at the price per hour that was given."""
     loader: LoaderFinding | None = None
     notes: tuple[Note, ...] = ()
     failure: str | None = None

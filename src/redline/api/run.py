@@ -11,7 +11,7 @@ import msgspec
 from rich.console import RenderableType
 
 from redline.analyze.replicates import replicate_rows
-from redline.analyze.summary import CeilingsOf, RunSummary
+from redline.analyze.summary import CeilingsOf, RunSummary, with_price
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.record import RunRecord
@@ -20,14 +20,18 @@ from redline.report.notebook import Bars, Shown
 from redline.report.run import RunReport, speed_bars
 from redline.search.group import measure_together
 from redline.spec import MOST_REPLICATES, Recipe, RunSpec, require_range
+from redline.units import parse_price
 
 
 class RunResult(Shown, Sequence[RunSummary]):
     """The rows of a run, with the records they were derived from."""
 
-    def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
+    def __init__(
+        self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None, price: str | None = None
+    ) -> None:
         self.records = list(records)
-        self.rows = replicate_rows(self.records, ceilings_of)
+        rows = replicate_rows(self.records, ceilings_of)
+        self.rows = rows if price is None else with_price(rows, parse_price(price))
         """One for each thing that was measured, over all its replicates."""
 
     def __len__(self) -> int:
@@ -64,6 +68,7 @@ def run(
     file: str | Path | None = None,
     trust: bool = False,
     replicates: int = 1,
+    price: str | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> RunResult:
@@ -71,13 +76,15 @@ def run(
 
     Several recipes are measured interleaved and compared with the first. `file` is a TOML file with `[[run]]` tables;
     other arguments override it. One of another user's that names code is refused unless `trust` is set. With `replicates` all is measured in so many fresh processes, and intervals cover what
-    differs between them. Records go into the workspace's history.
+    differs between them. `price` of the machine, such as "2.50/h", adds the cost of a million items. Records go into the workspace's history.
     """
     require_range("replicates", replicates, 1, MOST_REPLICATES)
+    if price is not None:
+        parse_price(price)  # before anything is measured
     with use(workspace) as opened:
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, file=file, trust=trust, **settings)
         records = measure_specs(specs, working, replicates)
-        return RunResult(records, opened.ceilings_of(records))
+        return RunResult(records, opened.ceilings_of(records), price)
 
 
 def demo(device: str = "auto", *, workspace: Workspace | None = None) -> RunResult:

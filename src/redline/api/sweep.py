@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from rich.console import RenderableType
 
 from redline.analyze.replicates import replicate_rows
-from redline.analyze.summary import RunSummary
+from redline.analyze.summary import RunSummary, with_price
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
 from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
 from redline.api.workspace import Workspace, use
@@ -23,6 +23,7 @@ from redline.search.grid import Grid, grid_from_table, preset, read_sweep, recip
 from redline.search.sweep import check_name, estimate, make_plan, measured_elsewhere, standing, sweep_plan, unsettled
 from redline.spec import MOST_REPLICATES, require_range
 from redline.spec_table import layered
+from redline.units import parse_price
 
 
 class SweepResult(Shown, Sequence[SweepCell]):
@@ -33,9 +34,11 @@ class SweepResult(Shown, Sequence[SweepCell]):
         summary: SweepSummary,
         records: Mapping[str, RunRecord] | None = None,
         estimate: Estimate | None = None,
+        price: str | None = None,
     ) -> None:
         self.summary = summary
         self.records = dict(records or {})
+        self._price = price
         self.estimate = estimate
         """Of a dry run: how long what is left may take."""
 
@@ -58,7 +61,8 @@ class SweepResult(Shown, Sequence[SweepCell]):
     def rows(self) -> list[RunSummary]:
         """What was measured, cell by cell; a cell that is still waiting has no row."""
         ids = [cell.record_id for cell in self.summary.cells]
-        return replicate_rows([self.records[record_id] for record_id in ids if record_id in self.records])
+        rows = replicate_rows([self.records[record_id] for record_id in ids if record_id in self.records])
+        return rows if self._price is None else with_price(rows, parse_price(self._price))
 
     def to_json(self) -> JsonDocument:
         return sweep_json(self.summary, self.rows, self.estimate)
@@ -82,6 +86,7 @@ def sweep(
     fresh: bool = False,
     retry_failed: bool = False,
     dry_run: bool = False,
+    price: str | None = None,
     loss: Any | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[OtherSettings],
@@ -94,6 +99,8 @@ def sweep(
     A mistake in any cell is raised before the first is measured.
     """
     require_range("replicates", replicates, 1, MOST_REPLICATES)
+    if price is not None:
+        parse_price(price)  # before anything is measured
     axes = {"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}
     for one, several in (("batch", "batches"), ("task", "tasks"), ("recipe", "recipes")):
         if axes[one] is not None and one in settings:
@@ -109,7 +116,7 @@ def sweep(
         )
         name = table.pop("name", None) if name is None else name
         table.pop("name", None)
-        return _sweep_grid(grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run)
+        return _sweep_grid(grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run, price)
 
 
 def _table_of(file: str | Path | None, preset_name: str | None, trust: bool) -> dict[str, Any]:
@@ -128,6 +135,7 @@ def _sweep_grid(
     fresh: bool,
     retry_failed: bool,
     dry_run: bool,
+    price: str | None,
 ) -> SweepResult:
     """Plan, then measure what is not settled yet."""
     check_name(name)
@@ -148,4 +156,4 @@ def _sweep_grid(
     door = workspace.door(plan.cells[0].spec.launch)
     summary = sweep_plan(plan, door, ledger, workspace.observer, fresh=fresh, retry_failed=retry_failed)
     records = history.load_many(cell.record_id for cell in summary.cells if cell.record_id)
-    return SweepResult(summary, records)
+    return SweepResult(summary, records, price=price)

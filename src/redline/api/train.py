@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 from rich.console import RenderableType
 
-from redline.analyze.summary import CeilingsOf
+from redline.analyze.summary import CeilingsOf, cost_per_million
 from redline.analyze.training import TrainingSummary, training_of
 from redline.api.settings import specs_of, takes_settings
 from redline.api.workspace import Workspace, use
@@ -21,6 +21,7 @@ from redline.report.train import train_report
 from redline.search.observer import NoJournal
 from redline.search.train import After, train_spec
 from redline.spec import DataSpec, RunSpec, TrainSpec
+from redline.units import parse_price
 
 DEFAULT_DATA = "synthetic-learnable"
 LOOKED_BACK = 50
@@ -74,10 +75,13 @@ class TrainSettings(DataSettings, ModelSettings, total=False):
 class TrainResult(Shown, Sequence[TrainingSummary]):
     """One row per training, with the records they were derived from."""
 
-    def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
+    def __init__(
+        self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None, price: str | None = None
+    ) -> None:
         self.records = list(records)
         known = ceilings_of or (lambda _: None)
-        self.rows = [training_of(record, known(record)) for record in self.records]
+        rows = [training_of(record, known(record)) for record in self.records]
+        self.rows = rows if price is None else [_priced(row, parse_price(price)) for row in rows]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -116,6 +120,7 @@ def train(
     loss: Any | None = None,
     resume: bool = False,
     diagnose: bool = False,
+    price: str | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -124,11 +129,17 @@ def train(
     `data`: cifar10 or imagefolder with a `folder`, synthetic, synthetic-learnable, or `file.py:loaders`. `resume` goes on
     with a training of the same call that was cut off. `diagnose` also measures loader and model apart and together.
     """
+    if price is not None:
+        parse_price(price)  # before anything is trained
     with use(workspace) as opened:
         table = training_table(data, {"epochs": epochs, **settings})
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
         records = train_specs(specs, working, resume=resume, after=After(feeds=diagnose))
-        return TrainResult(records, opened.ceilings_of(records))
+        return TrainResult(records, opened.ceilings_of(records), price)
+
+
+def _priced(row: TrainingSummary, per_hour: float) -> TrainingSummary:
+    return msgspec.structs.replace(row, cost_per_million=cost_per_million(row.samples_per_s, per_hour))
 
 
 def training_table(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:

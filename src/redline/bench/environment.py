@@ -17,8 +17,8 @@ import torch
 
 from redline import __version__
 from redline.bench.device.base import Device
-from redline.bench.device.cpu import cpu_name
 from redline.record import Environment
+from redline.telemetry.machine import cpu_name
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _TELLING_VARIABLES = re.compile(

@@ -33,6 +33,7 @@ from redline.protocol import (
     AskCount,
     AskEnvironment,
     AskHealth,
+    AskMemory,
     AskMetric,
     AskModels,
     AskOperators,
@@ -70,6 +71,10 @@ def answer(question: Question) -> Reply:
         return metric_of(question.spec, question.check, question.baseline)
     if isinstance(question, AskCount):
         return answer_count(question.spec)
+    if isinstance(question, AskMemory):
+        from redline.bench.memory import answer_memory
+
+        return answer_memory(question.spec)
     if isinstance(question, AskCeilings):
         return answer_ceilings(question.device, question.threads)
     if isinstance(question, AskOperators):

@@ -27,7 +27,9 @@ from redline.cli.ladder import ladder
 from redline.cli.load import load
 from redline.cli.loader import loader
 from redline.cli.memory import delete, history, import_, prune, tag
+from redline.cli.footprint import memory
 from redline.cli.micro import micro
+from redline.cli.monitor import monitor
 from redline.cli.ops import ops
 from redline.cli.options import Command, Exit, Group
 from redline.cli.profile import profile
@@ -40,6 +42,7 @@ from redline.cli.study import study
 from redline.cli.sweep import sweep
 from redline.cli.train import train
 from redline.cli.tune import tune
+from redline.cli.watch import watch
 from redline.cli.workshop import workshop
 from redline.errors import BenchError, DoorError, RedlineError
 from redline.units import printable
@@ -57,6 +60,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     ladder,
     profile,
     flops,
+    memory,
     ceilings,
     roofline,
     ops,
@@ -67,6 +71,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     compare,
     gate,
     bisect,
+    monitor,
     models,
     doctor,
     show,
@@ -133,6 +138,8 @@ def _root(
 for command in COMMANDS:
     # A word that Python keeps for itself has a line at its end.
     app.command(command.__name__.rstrip("_"), cls=Command)(one_line_errors(command))
+# What follows the first word is the script's own.
+app.command(cls=Command, context_settings={"allow_interspersed_args": False})(one_line_errors(watch))
 # Its flags are read by the program behind it, `--help` among them.
 app.command(
     cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -167,6 +167,12 @@ ISOLATED: Options = {
 """How the workers of a search are started."""
 
 
+Price = Annotated[
+    str | None,
+    opt("--price", group=OUTPUT, metavar="2.50/h", help="Of the machine: adds what a million items cost."),
+]
+
+
 def takes(options: Options) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Replace the command's parameter `given` by these options; `given` then carries those that were set.
 

@@ -15,6 +15,7 @@ from redline.cli.options import (
     Given,
     Json,
     Models,
+    Price,
     Processes,
     Recipes,
     Report,
@@ -40,6 +41,7 @@ def run(
     file: Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with [[run]] tables.")] = None,
     trust: Trust = False,
     replicates: Processes = 1,
+    price: Price = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
@@ -67,7 +69,7 @@ def run(
         check_folder(report)
     short = "+".join(name for name, on in (("amp", amp), ("channels-last", channels_last), ("compile", compile_)) if on)
     recipes = [*(recipe or []), *([short] if short else [])]
-    asked = given | only_set(recipes=recipes, file=file, trust=trust)
+    asked = given | only_set(recipes=recipes, file=file, trust=trust, price=price)
     with LiveObserver() as observer, Workspace(observer=observer) as workspace:
         result = run_models(model, **asked, replicates=replicates, workspace=workspace)
         observer.stop()

@@ -15,6 +15,7 @@ from redline.cli.options import (
     Json,
     Models,
     Options,
+    Price,
     Processes,
     Recipes,
     Report,
@@ -48,6 +49,7 @@ def sweep(
     ] = None,
     name: Annotated[str | None, opt(group=HOW, help="Name of the sweep. Default: derived from its grid.")] = None,
     replicates: Processes = 1,
+    price: Price = None,
     fresh: Annotated[bool, opt("--fresh", group=HOW, help="Start over; old records stay in the history.")] = False,
     retry_failed: Annotated[bool, opt("--retry-failed", group=HOW, help="Try failed cells again.")] = False,
     dry_run: Annotated[
@@ -80,7 +82,7 @@ def sweep(
         check_folder(report)
     lists = {"batch": "batches", "task": "tasks", "threads": "threads"}
     asked = {lists.get(key, key): value for key, value in given.items()}
-    asked |= only_set(recipes=recipe, file=file, trust=trust, preset=preset, name=name)
+    asked |= only_set(recipes=recipe, file=file, trust=trust, preset=preset, name=name, price=price)
     try:
         with LiveSweep() as observer, Workspace(observer=observer) as workspace:
             result = sweep_models(

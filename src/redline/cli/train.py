@@ -16,6 +16,7 @@ from redline.cli.options import (
     Json,
     Models,
     Options,
+    Price,
     Recipes,
     Report,
     only_set,
@@ -105,6 +106,7 @@ def train(
     diagnose: Annotated[
         bool, opt("--diagnose", group=HOW, help="Also measure loader and model apart and together.")
     ] = False,
+    price: Price = None,
     compare: Annotated[bool, opt("--compare", group=HOW, help="Several models in one table and picture.")] = False,
     plot: Annotated[Path | None, opt(group=OUTPUT, help="Write accuracy over time and speeds as a PNG.")] = None,
     report: Report = None,
@@ -136,7 +138,7 @@ def train(
         check_folder(report)
     if plot is not None:
         check_place(plot)
-    asked = data_settings(given) | only_set(recipes=recipe, resume=resume, diagnose=diagnose)
+    asked = data_settings(given) | only_set(recipes=recipe, resume=resume, diagnose=diagnose, price=price)
     try:
         with LiveTrain() as observer, Workspace(observer=observer) as workspace:
             result = train_models(model, data=data, epochs=epochs, **asked, workspace=workspace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from rich.table import Table
@@ -185,3 +185,38 @@ def _overview_cells(row: RunSummary, words: Mapping[str, str], apart: Sequence[s
         "vs first": ratio_cell(row) or "–",
         "trust": failed or str(trust_cell(row)),
     }
+
+
+TOO_SHORT = "too short"
+
+
+def energy_columns(rows: Sequence[RunSummary], item: str) -> dict[str, str]:
+    """Energy, power, utilisation and cost, each where any row can tell it."""
+    has = {
+        "energy": (any(row.energy_per_item_j is not None or row.energy_too_short for row in rows), f"mJ/{item}"),
+        "power": (any(row.power_w is not None for row in rows), "W"),
+        "utilisation": (any(row.utilisation is not None and row.device != "cpu" for row in rows), "GPU busy"),
+        "cost": (any(row.cost_per_million is not None for row in rows), f"per million {item}"),
+    }
+    return {name: header for name, (is_told, header) in has.items() if is_told}
+
+
+def energy_cells(row: RunSummary) -> dict[str, str]:
+    energy = row.energy_per_item_j
+    unknown = TOO_SHORT if row.energy_too_short else "?"
+    return {
+        "energy": unknown if energy is None else significant(energy * 1e3, 3),
+        "power": "?" if row.power_w is None else f"{row.power_w:.0f}",
+        "utilisation": "?" if row.utilisation is None else format_share(row.utilisation),
+        "cost": "–" if row.cost_per_million is None else significant(row.cost_per_million, 3),
+    }
+
+
+def cheapest(rows: Sequence[RunSummary]) -> Iterator[Text]:
+    """Which of several recipes costs least, where a price was given; wrong answers are not cheap."""
+    priced = [row for row in rows if row.cost_per_million is not None and not (row.numerics and row.numerics.is_wrong)]
+    if len(priced) > 1:
+        best = min(priced, key=lambda row: row.cost_per_million or 0.0)
+        yield Text(
+            f"cheapest: {best.recipe}, {significant(best.cost_per_million or 0.0, 3)} per million {best.item or 'items'}"
+        )

@@ -26,7 +26,7 @@ In 2, reasons and notes became objects of code, about and text, and every docume
 DocumentKind = Literal[
     "run", "study", "sweep", "batch", "race", "tune", "profile", "profile-diff", "flops", "ops", "ceilings", "roofline", "report",
     "compare", "models", "doctor", "show", "export", "checklist", "workshop", "micro", "train", "loader", "ladder", "quick",
-    "load", "gate", "history", "tag", "import", "delete", "prune", "bisect",
+    "load", "gate", "history", "tag", "import", "delete", "prune", "bisect", "monitor", "memory",
 ]  # fmt: skip
 """The command that made it."""
 
@@ -235,10 +235,16 @@ COLUMNS: dict[str, _Column] = {
     "best_accuracy": _at("training", "best_accuracy"),
     "time_to_target_s": _at("training", "time_to_target_s"),
     "data_wait_share": _at("training", "data_wait_share"),
-    "utilisation": _at("training", "utilisation"),
+    "utilisation": lambda row: _at("training", "utilisation")(row) if row.get("training") else row.get("utilisation"),
     "sustained_per_s": _at("sustained_per_s"),
     "processes": _processes,
     "ratio_verdict": _ratio_verdict,
+    "energy_per_item_j": lambda row: (
+        _at("training", "energy_per_sample_j")(row) if row.get("training") else row.get("energy_per_item_j")
+    ),
+    "items_per_j": _at("items_per_j"),
+    "power_w": _at("power_w"),
+    "cost_per_million": _at("cost_per_million"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

@@ -15,6 +15,9 @@ from redline.analyze.recommend import is_decided
 from redline.analyze.summary import RunSummary
 from redline.report.cells import (
     bound_cell,
+    cheapest,
+    energy_cells,
+    energy_columns,
     error_cell,
     headline,
     limit_cells,
@@ -29,7 +32,19 @@ from redline.report.notebook import Bars
 from redline.report.terminal import GAP, as_text, make_table
 from redline.units import format_seconds, format_share, significant
 
-EXPENDABLE = ("optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "left", "bound", "p50 ms")
+EXPENDABLE = (
+    "utilisation",
+    "power",
+    "optimizer",
+    "backward",
+    "forward",
+    "of peak",
+    "memory",
+    "p95 ms",
+    "left",
+    "bound",
+    "p50 ms",
+)
 """Columns that a narrow terminal hides, in this order."""
 
 LAST_RESORT = ("error", "±", "versus")
@@ -79,6 +94,7 @@ class RunReport:
                 yield cold_start_table(group, console.width)
             yield from remarks(group)
             yield from limit_remarks(group)
+            yield from cheapest(group)
         if len(groups) > 1:
             yield overview(groups, console.width)
         yield Text(next_step(self._rows), style="bold")
@@ -175,6 +191,7 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
         "versus": f"vs {first.vs_first.recipe if first.vs_first else first.recipe}"[:24],
         "error": "rel. error",
         **({"of peak": "of peak", "left": "left"} if any(row.roofline for row in rows) else {}),
+        **energy_columns(rows, item),
         "bound": "bound",
         "trust": "trust",
     }
@@ -226,6 +243,7 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         "versus": ratio_cell(row),
         "error": error_cell(row.numerics),
         **limit_cells(row),
+        **energy_cells(row),
         "bound": bound_cell(row),
         "trust": trust_cell(row),
     }

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
-from redline.report.cells import TRUST_STYLE
+from redline.report.cells import TRUST_STYLE, cheapest, energy_cells, energy_columns
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
 from redline.units import format_share, significant
@@ -86,14 +86,18 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
         table = make_table(Text(f"{model} · {task}", style="bold"))
         for axis in axes:
             table.add_column(axis, justify="left" if axis == "recipe" else "right", overflow="fold", min_width=5)
-        for header in ("items/s", "±", "p50 ms", "p95 ms", "memory MB"):
+        told = [row for cell in cells if (row := by_record.get(cell.record_id or "")) is not None]
+        energy = energy_columns(told, "item")
+        for header in ("items/s", "±", "p50 ms", "p95 ms", "memory MB", *energy.values()):
             table.add_column(header, justify="right", no_wrap=True)
         table.add_column("status", overflow="fold", min_width=9)
         for cell in _combinations(cells):
             row = by_record.get(cell.record_id or "")
             where = (Text(_axis_text(cell, axis, row)) for axis in axes)
-            table.add_row(*where, *_measured(row), _status(cell, row))
-        parts.append(Fitted(table, ("memory MB", "p95 ms", "threads", "p50 ms", "±")))
+            metered = energy_cells(row) if row is not None and row.failure is None else {}
+            table.add_row(*where, *_measured(row), *(metered.get(name, "–") for name in energy), _status(cell, row))
+        hideable = (*list(energy.values())[1:3], "memory MB", "p95 ms", "threads", "p50 ms", "±")
+        parts += [Fitted(table, hideable), *cheapest(told)]
     return parts
 
 

@@ -167,6 +167,8 @@ def _remarks(row: TrainingSummary) -> Iterator[Text]:
         yield Text(f"accuracy {format_share(row.target_accuracy)}: {reached}")
     if row.energy_per_sample_j:
         yield Text(f"energy: {significant(row.energy_per_sample_j * 1e3, 3)} mJ per {row.item or 'item'}", style="dim")
+    if row.cost_per_million is not None:
+        yield Text(f"cost: {significant(row.cost_per_million, 3)} per million {row.item or 'items'}")
     for each in row.notes:
         yield Text(f"note: {one_line(str(each))}", style="dim")
     yield from _failure(row)

@@ -17,8 +17,8 @@ from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.process import limit_private_memory, peak_private_bytes, private_bytes, restart_private_peak
 from redline.errors import UsageError
 from redline.record import DeviceInfo, Memory, TelemetrySample
+from redline.telemetry.machine import cpu_name, cpu_temperature_c, package_energy_j
 
-_CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu")
 
 
@@ -84,9 +84,12 @@ class CpuDevice(Device):
             at_s=at_s,
             utilisation=psutil.cpu_percent(interval=None) / 100,
             memory_used_bytes=psutil.virtual_memory().used,
-            temperature_c=_temperature_c(),
+            temperature_c=cpu_temperature_c(),
             clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
         )
+
+    def energy_j(self) -> float | None:
+        return package_energy_j()
 
     def compiler_refusal(self) -> str | None:
         found = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
@@ -96,16 +99,6 @@ class CpuDevice(Device):
         if dtype == torch.float8_e4m3fn:
             return "fp8 products run on GPUs of compute capability 8.9 and later, not on a CPU"
         return None  # every format computes on a CPU, if slowly; a missing operator shows when it is called
-
-
-def cpu_name() -> str:
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text().splitlines():
-            if line.lower().startswith(("model name", "hardware")):
-                return line.partition(":")[2].strip()
-    import platform
-
-    return platform.processor() or platform.machine()
 
 
 def last_cache_bytes(caches: Path = _CACHES) -> int | None:
@@ -121,12 +114,3 @@ def last_cache_bytes(caches: Path = _CACHES) -> int | None:
             found[level, shared] = int(size[:-1]) * 1024
     highest = max((level for level, _ in found), default=0)
     return sum(size for (level, _), size in found.items() if level == highest) or None
-
-
-def _temperature_c() -> float | None:
-    read = getattr(psutil, "sensors_temperatures", None)
-    sensors = read() if read else {}
-    for name in ("coretemp", "k10temp", "zenpower", "cpu_thermal"):
-        if sensors.get(name):
-            return float(max(entry.current for entry in sensors[name]))
-    return None

@@ -11,8 +11,8 @@ import torch
 
 from redline.bench.device.base import Device, Lane, T, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.failure import is_about_synchronizing
-from redline.bench.device.nvml import NvmlCard, open_card
 from redline.record import DeviceInfo, Memory, TelemetrySample
+from redline.telemetry.nvml import NvmlCard, open_card
 
 CYCLES_PER_S = 2e9
 """About the clock of today's cards."""

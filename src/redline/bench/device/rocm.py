@@ -6,12 +6,12 @@ Written from documentation and recorded outputs: this file has not met the hardw
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from redline.bench.device.cuda import CudaDevice
 from redline.record import DeviceInfo, TelemetrySample
+from redline.telemetry.amd import open_amd_card
 
 
 class RocmDevice(CudaDevice):
@@ -83,84 +83,3 @@ class RocmDevice(CudaDevice):
         if torch.backends.cudnn.is_available():
             found["miopen"] = str(torch.backends.cudnn.version())
         return found
-
-
-def open_amd_card(pci_address: str | None) -> AmdCard | None:
-    try:
-        import amdsmi
-    except ImportError:
-        return None
-    try:
-        amdsmi.amdsmi_init()
-        for handle in amdsmi.amdsmi_get_processor_handles():
-            if pci_address is None or amdsmi.amdsmi_get_gpu_device_bdf(handle).lower() == pci_address:
-                return AmdCard(amdsmi, handle)
-    except amdsmi.AmdSmiException:
-        return None
-    return None
-
-
-class AmdCard:
-    """amdsmi's view of one card. Figures come as numbers, as "N/A", or not at all (odd dies of an MI250X)."""
-
-    def __init__(self, smi: Any, handle: Any) -> None:
-        self._smi = smi
-        self._handle = handle
-
-    def _get(self, function: str, *arguments: Any) -> Any:
-        call = getattr(self._smi, function, None)
-        if call is None:
-            return None
-        try:
-            return call(self._handle, *arguments)
-        except self._smi.AmdSmiException:
-            return None
-
-    def facts(self) -> dict[str, Any]:
-        driver = self._get("amdsmi_get_gpu_driver_info") or {}
-        cap = self._get("amdsmi_get_power_cap_info") or {}
-        limit = number(cap.get("power_cap"))
-        return {
-            "uuid": words(self._get("amdsmi_get_gpu_device_uuid")),
-            "driver": words(driver.get("driver_version")),
-            "power_limit_w": limit / 1e6 if limit else None,  # microwatts
-        }
-
-    def reading(self) -> dict[str, Any]:
-        activity = self._get("amdsmi_get_gpu_activity") or {}
-        power = self._get("amdsmi_get_power_info") or {}
-        memory = self._get("amdsmi_get_gpu_vram_usage") or {}
-        metrics = self._get("amdsmi_get_gpu_metrics_info") or {}
-        busy, used = number(activity.get("gfx_activity")), number(memory.get("vram_used"))
-        clock, memory_clock = number(metrics.get("current_gfxclk")), number(metrics.get("current_uclk"))
-        watts = number(power.get("current_socket_power"))
-        return {
-            "utilisation": busy / 100 if busy is not None else None,
-            "memory_used_bytes": int(used * 2**20) if used is not None else None,  # told in MiB
-            "power_w": watts if watts is not None else number(power.get("average_socket_power")),
-            "temperature_c": number(metrics.get("temperature_hotspot")),
-            "clock_hz": clock * 1e6 if clock is not None else None,
-            "memory_clock_hz": memory_clock * 1e6 if memory_clock is not None else None,
-        }
-
-    def energy_j(self) -> float | None:
-        energy = self._get("amdsmi_get_energy_count") or {}
-        count = number(energy.get("energy_accumulator", energy.get("power")))
-        resolution = number(energy.get("counter_resolution"))
-        return count * resolution / 1e6 if count is not None and resolution is not None else None  # microjoules
-
-
-def words(value: Any) -> str | None:
-    return None if value in (None, "", "N/A") else str(value)
-
-
-_ALL_ONES = (float(0xFFFF), float(0xFFFFFFFF), float(0xFFFFFFFFFFFFFFFF))
-
-
-def number(value: Any) -> float | None:
-    """What amdsmi calls a number: sometimes text, sometimes "N/A", sometimes the all-ones of a missing sensor."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        return None
-    return None if found in _ALL_ONES else found

@@ -36,6 +36,26 @@ def open_card(uuid: str) -> NvmlCard | None:
         return None
 
 
+def open_cards() -> list[NvmlCard]:
+    """Every card that the library tells of; none where it cannot be reached."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
+        return []
+    cards = []
+    for index in range(count):
+        try:
+            cards.append(NvmlCard(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)))
+        except pynvml.NVMLError:  # fallen off the bus, or not ours to see
+            continue
+    return cards
+
+
 class NvmlCard:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -50,7 +70,7 @@ class NvmlCard:
             return None
         try:
             return of(call(self._handle, *arguments))
-        except self._nvml.NVMLError:
+        except (self._nvml.NVMLError, TypeError, ValueError, AttributeError):  # or a figure that is "N/A"
             return None
 
     def facts(self) -> dict[str, Any]:
@@ -103,7 +123,7 @@ class NvmlCard:
         if now - self._looked_at > NEIGHBOUR_PERIOD_S:
             running = {process.pid for process in self._processes()}
             can_tell = os.getpid() in running
-            self._foreign = tuple(_describe(pid) for pid in sorted(running - _family())) if can_tell else ()
+            self._foreign = tuple(describe_process(pid) for pid in sorted(running - _family())) if can_tell else ()
             self._looked_at = now
         return self._foreign
 
@@ -111,10 +131,60 @@ class NvmlCard:
         return self._get("nvmlDeviceGetComputeRunningProcesses") or []
 
     def _throttle(self) -> tuple[str, ...]:
-        bits = self._get("nvmlDeviceGetCurrentClocksEventReasons")
+        return self.throttle_reasons() or ()
+
+    def throttle_reasons(self) -> tuple[str, ...] | None:
+        """None where the card does not tell."""
+        bits = self._get("nvmlDeviceGetCurrentClocksEventReasons", of=int)
         if bits is None:
-            bits = self._get("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-        return tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+            bits = self._get("nvmlDeviceGetCurrentClocksThrottleReasons", of=int)
+        return None if bits is None else tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+
+    # What only a view of the whole machine needs
+
+    def name(self) -> str | None:
+        name: str | None = self._get("nvmlDeviceGetName", of=_text)
+        return name
+
+    def memory_bytes(self) -> int | None:
+        total: int | None = self._get("nvmlDeviceGetMemoryInfo", of=lambda info: int(info.total))
+        return total
+
+    def traffic(self) -> dict[str, float | None]:
+        """Bytes per second over PCIe in each direction, and bytes over NVLink since some moment."""
+        nvml = self._nvml
+
+        def pcie(counter: int) -> float | None:
+            rate: float | None = self._get("nvmlDeviceGetPcieThroughput", counter, of=lambda kilobytes: kilobytes * 1e3)
+            return rate
+
+        links = [
+            self._nvlink(name)
+            for name in ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX")
+        ]
+        return {
+            "pcie_received": pcie(nvml.NVML_PCIE_UTIL_RX_BYTES),
+            "pcie_sent": pcie(nvml.NVML_PCIE_UTIL_TX_BYTES),
+            "nvlink_received_total": links[0],
+            "nvlink_sent_total": links[1],
+        }
+
+    def _nvlink(self, field: str) -> float | None:
+        number = getattr(self._nvml, field, None)
+        if number is None:
+            return None
+
+        def kilobytes(values: Any) -> float | None:
+            found = values[0]
+            return found.value.ullVal * 1024.0 if found.nvmlReturn == 0 else None
+
+        total: float | None = self._get("nvmlDeviceGetFieldValues", [number], of=kilobytes)
+        return total
+
+    def processes(self) -> dict[int, int | None] | None:
+        """Bytes by process, None where the driver hides them; None for all where the card does not tell."""
+        running = self._get("nvmlDeviceGetComputeRunningProcesses", of=list)
+        return None if running is None else {one.pid: one.usedGpuMemory for one in running}
 
 
 def _family() -> set[int]:
@@ -125,7 +195,7 @@ def _family() -> set[int]:
     return {process.pid for process in (me, *me.parents(), *me.children(recursive=True), *siblings)}
 
 
-def _describe(pid: int) -> str:
+def describe_process(pid: int) -> str:
     try:
         return f"{pid} {psutil.Process(pid).name()}"
     except psutil.Error:

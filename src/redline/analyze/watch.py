@@ -1,0 +1,237 @@
+"""From the rows that a watched process wrote to its steps, rates and shares."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from redline.spec import Frozen
+from redline.watching import PHASES
+
+Table = np.ndarray[Any, np.dtype[np.float64]]
+
+START_UP = 10.0
+"""Times the median: leading steps that take longer compile, tune or fill caches, and are told apart."""
+START_UP_S = 1.0
+OUTLIER = 2.0
+FIRST_STEPS = 3
+"""Are slower than those after them wherever memory is fetched and kernels are chosen: no outliers."""
+FEWEST_STEPS = 20
+"""Below it nothing is said of drift."""
+SLOWDOWN = 1.10
+"""A lasting change of the step time by less is not told."""
+
+
+class Log(Protocol):
+    """What one process wrote."""
+
+    columns: tuple[str, ...]
+    facts: dict[str, dict[str, Any]]
+    pulses: list[dict[str, Any]]
+
+    @property
+    def rows(self) -> Table: ...
+
+    @property
+    def process(self) -> dict[str, Any]: ...
+
+
+class Steps:
+    """The steps of a loop: one row each, however many optimizers it calls."""
+
+    def __init__(self, log: Log) -> None:
+        column = {name: number for number, name in enumerate(log.columns)}
+        rows = log.rows
+        host = rows[rows[:, column["kind"]] == 0] if len(rows) and column else np.empty((0, max(len(column), 1)))
+        self._of_device = rows[rows[:, column["kind"]] == 1] if len(rows) and column else host
+        self._column = column
+        groups = _groups(host[:, column["caller"]]) if len(host) else np.empty(0, dtype=int)
+        self.count = int(groups[-1]) + 1 if len(groups) else 0
+        self.phases_s = self._summed(host, groups, PHASES)
+        self.wall_s: Table = self.phases_s.sum(axis=1)
+        self.paused_s = self._summed(host, groups, ("paused",))[:, 0]
+        self.loaded = self._summed(host, groups, ("loaded",))[:, 0]
+        self.fed = self._largest(host, groups, "fed")
+        self.ended_s = self._largest(host, groups, "ended")
+        self.is_profiled = self._largest(host, groups, "profiled") > 0
+        losses = host[:, column["loss"]] if len(host) else np.empty(0)
+        known = losses[np.isfinite(losses)]
+        self.loss: float | None = float(known[-1]) if len(known) else None
+
+    def _summed(self, host: Table, groups: Any, names: Sequence[str]) -> Table:
+        total = np.zeros((self.count, len(names)))
+        if self.count:
+            np.add.at(total, groups, host[:, [self._column[name] for name in names]])
+        return total
+
+    def _largest(self, host: Table, groups: Any, name: str) -> Table:
+        most = np.full(self.count, -np.inf)
+        if self.count:
+            np.maximum.at(most, groups, host[:, self._column[name]])
+        return most
+
+    @property
+    def counted(self) -> Any:
+        """Which steps rates are told of: not those of the start-up, and not those under the profiler."""
+        kept = ~self.is_profiled
+        if not kept.any():
+            return np.ones(self.count, dtype=bool)
+        slow = max(START_UP * float(np.median(self.wall_s[kept])), START_UP_S)
+        steady = np.flatnonzero(self.wall_s <= slow)
+        if len(steady):
+            kept[: steady[0]] = False
+        return kept if kept.any() else np.ones(self.count, dtype=bool)
+
+    @property
+    def samples(self) -> Table:
+        """Per step: what the loader delivered; without one, what the model was fed."""
+        return self.loaded if self.loaded.sum() > 0 else self.fed
+
+    @property
+    def has_device_clock(self) -> bool:
+        return len(self._of_device) > 0
+
+    def shares(self) -> dict[str, float]:
+        """Of the counted steps' time, by the device's clock where there is one."""
+        if self.has_device_clock:
+            spent = self._of_device[:, [self._column[name] for name in PHASES]].sum(axis=0)
+        else:
+            spent = self.phases_s[self.counted].sum(axis=0) if self.count else np.zeros(len(PHASES))
+        whole = float(spent.sum())
+        return {name: float(seconds) / whole for name, seconds in zip(PHASES, spent, strict=True)} if whole > 0 else {}
+
+
+def _groups(optimizers: Table) -> Any:
+    """The number of the loop's step that each call of an optimizer belongs to.
+
+    A step ends before an optimizer that it has already called is called again: a GAN calls two in each.
+    """
+    if len(set(optimizers.tolist())) <= 1:
+        return np.arange(len(optimizers))
+    groups, called, number = [], set[float](), 0
+    for optimizer in optimizers.tolist():
+        if optimizer in called:
+            number += 1
+            called = set()
+        called.add(optimizer)
+        groups.append(number)
+    return np.array(groups)
+
+
+class Rates(Frozen):
+    steps: int
+    steps_per_s: float | None
+    samples_per_s: float | None
+    samples: float
+    first_step_s: float | None
+    median_step_s: float | None
+    outliers: int
+    outlier_share: float | None
+    shares: dict[str, float]
+    device_clock: bool
+    paused_s: float
+    loss: float | None
+
+
+def rates_of(logs: Sequence[Log]) -> Rates:
+    """Of one loop: the ranks of a distributed training take the same steps, each with samples of its own."""
+    ranks = [Steps(log) for log in main_logs(logs)]
+    lead = ranks[0] if ranks else None
+    if lead is None or not lead.count:
+        return Rates(
+            steps=0, steps_per_s=None, samples_per_s=None, samples=0.0, first_step_s=None, median_step_s=None,
+            outliers=0, outlier_share=None, shares={}, device_clock=False, paused_s=0.0, loss=None,
+        )  # fmt: skip
+    kept = lead.counted
+    wall = lead.wall_s[kept]
+    whole = float(wall.sum())
+    middle = float(np.median(wall))
+    later = wall[FIRST_STEPS:]
+    slow = later[later > OUTLIER * middle]
+    per_s = [_samples_per_s(rank) for rank in ranks]
+    known = [each for each in per_s if each is not None]
+    return Rates(
+        steps=lead.count,
+        steps_per_s=len(wall) / whole if whole > 0 else None,
+        samples_per_s=sum(known) if known else None,
+        samples=float(sum(rank.samples.sum() for rank in ranks)),
+        first_step_s=float(lead.wall_s[0]),
+        median_step_s=middle,
+        outliers=len(slow),
+        outlier_share=float((slow - middle).sum()) / whole if whole > 0 else None,
+        shares=lead.shares(),
+        device_clock=lead.has_device_clock,
+        paused_s=float(lead.paused_s.sum()),
+        loss=lead.loss,
+    )
+
+
+def _samples_per_s(rank: Steps) -> float | None:
+    kept = rank.counted
+    whole, samples = float(rank.wall_s[kept].sum()), float(rank.samples[kept].sum())
+    return samples / whole if whole > 0 and samples > 0 else None
+
+
+def main_logs(logs: Sequence[Log]) -> list[Log]:
+    """Those of the training: its ranks, rank 0 first; of processes that are no ranks, the one with the most steps."""
+    stepped = [log for log in logs if len(log.rows) and log.columns]
+    ranked = [log for log in stepped if log.process.get("world_size", 1) > 1]
+    if ranked:
+        return sorted(ranked, key=lambda log: int(log.process.get("rank", 0)))
+    return sorted(stepped, key=lambda log: -len(log.rows))[:1]
+
+
+class Drift(Frozen):
+    """A lasting change of the step time."""
+
+    step: int
+    """Where it began."""
+    at_s: float
+    """Since the first step."""
+    ratio: float
+    """Step time after it over before it."""
+
+
+def drift_of(steps: Steps) -> Drift | None:
+    """The split of the run at which the step time changed most, where that is lasting and plain to see.
+
+    By medians of pieces, so that neither single slow steps nor noise make one.
+    """
+    kept = np.flatnonzero(steps.counted)
+    if len(kept) < 4 * FEWEST_STEPS:
+        return None
+    pieces = np.array_split(kept, min(60, len(kept) // FEWEST_STEPS))
+    middles = np.array([np.median(steps.wall_s[piece]) for piece in pieces])
+    best: tuple[float, int] | None = None
+    for split in range(2, len(middles) - 1):
+        before, after = middles[:split], middles[split:]
+        apart = float(np.median(after) / np.median(before))
+        is_plain = after.min() > before.max() if apart > 1 else False
+        if is_plain and (best is None or apart > best[0]):
+            best = (apart, split)
+    if best is None or best[0] < SLOWDOWN:
+        return None
+    first = int(pieces[best[1]][0])
+    return Drift(step=first, at_s=float(steps.ended_s[first] - steps.ended_s[0]), ratio=best[0])
+
+
+def growth_of(pulses: Sequence[dict[str, Any]], resident: Sequence[tuple[float, int]]) -> tuple[float, float] | None:
+    """Bytes held at the end over those at the first third, and bytes per second; None without steady growth.
+
+    A GPU's allocated memory by the process's own pulses, else what the operating system says of its memory.
+    """
+    held = [(each["at"], each["memory"]["allocated"]) for each in pulses if each.get("memory", {}).get("allocated")]
+    series = held or list(resident)
+    late = series[len(series) // 3 :]
+    if len(late) < 12:
+        return None
+    parts = np.array_split(np.array([size for _, size in late], dtype=float), 4)
+    lows = [float(part.min()) for part in parts]  # what is held between two steps, not what one step needs
+    seconds = late[-1][0] - late[0][0]
+    grows = all(later > earlier for earlier, later in itertools.pairwise(lows))
+    if not grows or lows[-1] < 1.05 * lows[0] or lows[-1] - lows[0] < 16e6 or seconds <= 0:
+        return None
+    return lows[-1] / lows[0], (lows[-1] - lows[0]) / (seconds * 0.75)

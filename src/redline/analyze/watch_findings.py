@@ -1,0 +1,334 @@
+"""What costs time in a watched script, what to change about it, and the most that can bring.
+
+Each rule looks at what the script was seen doing, never at how it is written, and bounds its gain by time that was
+measured: what a change makes faster cannot save more than the time it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from redline.analyze.finding import LARGEST_GAIN
+from redline.analyze.watch import Drift, Rates
+from redline.units import format_bytes, format_seconds, format_share
+from redline.watching import Advice
+
+WORTH_TELLING = 0.02
+"""Of the time: what costs less is not told."""
+DATA_SHARE = 0.05
+OPTIMIZER_SHARE = 0.05
+ZERO_GRAD_SHARE = 0.005
+OTHER_SHARE = 0.15
+MODEL_SHARE = 0.3
+"""Changes to the arithmetic are not proposed where the model takes less of the time."""
+
+TENSOR_CORES_GAIN = 16.0
+"""Products in fp16 or bf16 over strict fp32: about the most that any data sheet says."""
+TF32_GAIN = 8.0
+LAYOUT_GAIN = 2.0
+COMPILE_GAIN = 4.0
+"""The most seen with graphs on models of small kernels; fusion alone brings less."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a watched process."""
+
+    rates: Rates
+    process: Mapping[str, Any] = {}
+    models: Mapping[str, Any] = {}
+    usage: Mapping[str, Any] = {}
+    drift: Drift | None = None
+    growth: tuple[float, float] | None = None
+
+    def share(self, *phases: str) -> float:
+        return sum(self.rates.shares.get(phase, 0.0) for phase in phases)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.process.get("device", {}).get("kind") in ("cuda", "rocm")
+
+    @property
+    def capability(self) -> float:
+        """Of an NVIDIA GPU; 0 where there is none."""
+        device = self.process.get("device", {})
+        return float(device.get("capability") or 0) if device.get("kind") == "cuda" else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all counted steps."""
+        return self.rates.steps / self.rates.steps_per_s if self.rates.steps_per_s else 0.0
+
+    def of_models(self, what: str) -> int:
+        return sum(int(model.get(what) or 0) for model in self.models.get("models", []))
+
+    @property
+    def computes_in_fp32(self) -> bool:
+        """Weights in fp32 and no autocast: what matrix products then run in is up to the TF32 flags."""
+        dtypes = {name for model in self.models.get("models", []) for name in model.get("dtypes", {})}
+        return self.usage.get("autocast") is None and dtypes == {"float32"}
+
+
+def gain(share: float) -> float:
+    """How many times faster without this share of the time."""
+    return min(1 / (1 - share), LARGEST_GAIN) if share < 1 else LARGEST_GAIN
+
+
+def partial_gain(share: float, times: float) -> float:
+    """Where this share becomes `times` faster."""
+    return gain(share * (1 - 1 / times))
+
+
+def advice_of(evidence: Evidence) -> tuple[Advice, ...]:
+    """Whatever is worth changing, what can bring most first."""
+    if not evidence.rates.shares:
+        return ()
+    found = [advice for rule in RULES for advice in rule(evidence)]
+    return tuple(sorted(found, key=lambda advice: (-advice.gain_bound, advice.code)))
+
+
+def _data_wait(seen: Evidence) -> Iterator[Advice]:
+    share = seen.share("data")
+    if share < DATA_SHARE:
+        return
+    loader = _training_loader(seen)
+    workers = loader.get("num_workers") or 0
+    if not workers:
+        change = (
+            "load in other processes: DataLoader(..., num_workers=N, persistent_workers=True), N up to the idle cores"
+        )
+    else:
+        change = (
+            f"more than {workers} workers, a larger prefetch_factor, or less work per sample: decode, resize and augment "
+            "once and store the result, or augment on the device"
+        )
+    yield Advice(
+        code="data-wait",
+        text=f"{format_share(share)} of the time the training waits for its next batch ({_counted(workers, 'loader worker')})",
+        change=change,
+        gain_bound=gain(share),
+    )
+
+
+def _worker_restarts(seen: Evidence) -> Iterator[Advice]:
+    for loader in seen.usage.get("loaders", []):
+        starts = loader.get("starts_s", [])[1:]
+        if not loader.get("num_workers") or loader.get("persistent_workers") or not starts or not seen.seconds:
+            continue
+        share = min(sum(starts) / seen.seconds, 0.99)
+        if share >= WORTH_TELLING:
+            yield Advice(
+                code="worker-restarts",
+                text=f"the loader's workers start anew {len(starts)} times, {format_seconds(sum(starts) / len(starts))} each "
+                f"until the first batch: {format_share(share)} of the time",
+                change="DataLoader(..., persistent_workers=True)",
+                gain_bound=gain(min(share, seen.share("data"))),
+            )
+
+
+def _pageable(seen: Evidence) -> Iterator[Advice]:
+    copies = seen.usage.get("copies", {})
+    share = seen.share("copy")
+    asked = copies.get("asked", 0)
+    if not seen.on_gpu or not asked or share < WORTH_TELLING:
+        return
+    if copies["pageable"] > asked / 2:
+        yield Advice(
+            code="pageable-copies",
+            text=f"batches are copied to the GPU from pageable memory, which takes {format_share(share)} of the time",
+            change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
+            gain_bound=gain(share),
+        )
+    elif copies["blocking"] > asked / 2:
+        yield Advice(
+            code="blocking-copies",
+            text=f"the host waits for each copy to the GPU although the batches are pinned: {format_share(share)} of the time",
+            change="batch.to(device, non_blocking=True)",
+            gain_bound=gain(share),
+        )
+
+
+def _waits(seen: Evidence) -> Iterator[Advice]:
+    waits = sorted(seen.usage.get("waits", []), key=lambda wait: -wait["seconds"])
+    listened, middle = 10, seen.rates.median_step_s
+    if not seen.on_gpu or not waits or not middle:
+        return
+    per_step = sum(wait["count"] for wait in waits) / listened
+    share = min(sum(wait["seconds"] for wait in waits) / listened / middle, 0.99)
+    if per_step < 0.5 or share < WORTH_TELLING:
+        return
+    places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
+    yield Advice(
+        code="sync-in-loop",
+        text=f"the host waits for the GPU {per_step:.0f}× per step, {format_share(share)} of the time, at {places}; "
+        "it then cannot issue the next work ahead",
+        change="keep metrics on the GPU (total += loss.detach()) and read them every 50 steps or at the end of an epoch",
+        gain_bound=gain(share),
+    )
+
+
+def _zero_grad(seen: Evidence) -> Iterator[Advice]:
+    calls = seen.usage.get("zero_grads", {})
+    if not calls.get("count") or calls["kept"] <= calls["count"] / 2 or not seen.seconds:
+        return
+    share = min(calls["seconds"] / seen.seconds, 0.5)
+    # Gradients that stay are also added to where fresh ones would be written: the backward pass reads them once more.
+    bound = gain(min(2 * share, 0.5))
+    if share >= ZERO_GRAD_SHARE:
+        yield Advice(
+            code="zero-grad-fills",
+            text=f"zero_grad(set_to_none=False) writes zeros over every gradient: {format_share(share)} of the time",
+            change="optimizer.zero_grad(), whose default set_to_none=True frees them instead",
+            gain_bound=bound,
+        )
+
+
+def _optimizer(seen: Evidence) -> Iterator[Advice]:
+    share = seen.share("optimizer")
+    plain = [one for one in seen.usage.get("optimizers", []) if one["can_fuse"] and not one["fused"]]
+    if share < OPTIMIZER_SHARE or not plain:
+        return
+    names = " and ".join(dict.fromkeys(one["name"] for one in plain))
+    yield Advice(
+        code="unfused-optimizer",
+        text=f"{names} takes {format_share(share)} of the time and updates its {sum(one['tensors'] for one in plain)} "
+        "tensors in several passes",
+        change=f"torch.optim.{plain[0]['name']}(..., fused=True)",
+        gain_bound=gain(share),
+    )
+
+
+def _precision(seen: Evidence) -> Iterator[Advice]:
+    share = seen.share("forward", "backward")
+    if seen.capability < 7.0 or share < MODEL_SHARE or not seen.computes_in_fp32:
+        return
+    yield Advice(
+        code="autocast-off",
+        text=f"forward and backward pass, {format_share(share)} of the time, compute in fp32",
+        change='with torch.autocast("cuda", torch.bfloat16): around forward pass and loss'
+        + ("" if seen.capability >= 8.0 else " (this GPU: torch.float16 with torch.amp.GradScaler)"),
+        gain_bound=partial_gain(share, TENSOR_CORES_GAIN),
+    )
+    flags = seen.models.get("flags", {})
+    if seen.capability >= 8.0 and (flags.get("matmul_precision") == "highest" or flags.get("cudnn_tf32") is False):
+        yield Advice(
+            code="tf32-off",
+            text="products of fp32 matrices run in strict fp32, without TF32",
+            change='torch.set_float32_matmul_precision("high") at the start'
+            + ("" if flags.get("cudnn_tf32") is not False else " and torch.backends.cudnn.allow_tf32 = True"),
+            gain_bound=partial_gain(share, TF32_GAIN),
+        )
+
+
+def _layout(seen: Evidence) -> Iterator[Advice]:
+    share = seen.share("forward", "backward")
+    convolutions = seen.of_models("convolutions")
+    feeds_images = any(len(shape.split(" ")[0].split("×")) == 4 for shape in seen.usage.get("inputs", []))
+    if not convolutions or seen.of_models("channels_last") or not feeds_images or share < MODEL_SHARE:
+        return
+    if seen.on_gpu and seen.computes_in_fp32:
+        return  # without tensor cores the layout brings nothing on a GPU
+    yield Advice(
+        code="channels-first",
+        text=f"{convolutions} convolutions run on tensors in the channels-first layout",
+        change="model.to(memory_format=torch.channels_last), and the same for the batches",
+        gain_bound=partial_gain(share, LAYOUT_GAIN),
+    )
+
+
+def _compile(seen: Evidence) -> Iterator[Advice]:
+    share = seen.share("forward", "backward")
+    if not seen.on_gpu or share < MODEL_SHARE or any(one.get("compiled") for one in seen.models.get("models", [])):
+        return
+    yield Advice(
+        code="not-compiled",
+        text=f"forward and backward pass, {format_share(share)} of the time, run operator by operator",
+        change="model = torch.compile(model)",
+        gain_bound=partial_gain(share, COMPILE_GAIN),
+    )
+
+
+def _scaler(seen: Evidence) -> Iterator[Advice]:
+    scaler, autocast = seen.usage.get("scaler"), seen.usage.get("autocast")
+    is_on = bool(scaler and scaler["enabled"])
+    if is_on and autocast != "torch.float16":
+        formats = "bf16, which has the range of fp32" if autocast == "torch.bfloat16" else "fp32"
+        yield Advice(
+            code="needless-grad-scaler",
+            text=f"GradScaler scales the loss and checks every gradient, but the model computes in {formats}",
+            change="call loss.backward() and optimizer.step() without GradScaler",
+            gain_bound=gain(min(seen.share("optimizer", "other"), 0.5)),
+        )
+    if autocast == "torch.float16" and not is_on and seen.rates.steps:
+        yield Advice(
+            code="no-grad-scaler",
+            text="fp16 without GradScaler: small gradients become zero",
+            change="scaler = torch.amp.GradScaler(), scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update(); "
+            "or bf16",
+            gain_bound=1.0,
+        )
+
+
+def _other(seen: Evidence) -> Iterator[Advice]:
+    share = seen.share("other")
+    if share >= OTHER_SHARE:
+        yield Advice(
+            code="other-work",
+            text=f"{format_share(share)} of the time is neither data nor model nor optimizer: logging, metrics, checkpoints",
+            change="look at what the loop does between its steps; log and save less often, or in a thread",
+            gain_bound=gain(share),
+        )
+
+
+def _course(seen: Evidence) -> Iterator[Advice]:
+    """How the run went: slow steps, drift, memory that grows."""
+    if seen.rates.outlier_share is not None and seen.rates.outlier_share >= DATA_SHARE and seen.rates.outliers >= 2:
+        yield Advice(
+            code="slow-steps",
+            text=f"{seen.rates.outliers} of {seen.rates.steps} steps take more than twice the median and cost "
+            f"{format_share(seen.rates.outlier_share)} of the time",
+            change="find out what happens in them: checkpoints, logging, a loader that runs dry, garbage collection, other programs",
+            gain_bound=gain(seen.rates.outlier_share),
+        )
+    if seen.drift is not None:
+        yield Advice(
+            code="slowdown",
+            text=f"from step {seen.drift.step} on ({format_seconds(seen.drift.at_s)} after the first) a step takes "
+            f"{seen.drift.ratio:.2f} times as long as before",
+            change="compare what changed then: data, sequence length, clocks (redline monitor), other jobs on the machine",
+            gain_bound=min(seen.drift.ratio, LARGEST_GAIN),
+        )
+    if seen.growth is not None:
+        yield Advice(
+            code="memory-grows",
+            text=f"the memory held between steps grows by {format_bytes(int(seen.growth[1] * 60))} per minute",
+            change="look for tensors that are kept with their graph: append loss.detach() or float(loss) instead of loss",
+            gain_bound=1.0,
+        )
+
+
+RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (
+    _data_wait,
+    _worker_restarts,
+    _pageable,
+    _waits,
+    _zero_grad,
+    _optimizer,
+    _precision,
+    _layout,
+    _compile,
+    _scaler,
+    _other,
+    _course,
+)
+
+
+def _training_loader(seen: Evidence) -> dict[str, Any]:
+    """The one that is gone through most often; of several, the first."""
+    return max(seen.usage.get("loaders", []), key=lambda loader: loader.get("iterators", 0), default={})
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"

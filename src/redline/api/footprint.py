@@ -1,0 +1,79 @@
+"""`redline.memory`: what a step holds in memory, by kind and by module, and what a recipe saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import msgspec
+
+from redline.api.settings import Settings, specs_of, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.protocol import AskMemory, MemoryAnswer
+from redline.report.export import JsonDocument, json_document
+from redline.report.memory import memory_report
+from redline.report.terminal import as_text
+from redline.spec import Frozen
+from redline.work import MemoryUse
+
+
+class MemoryRow(Frozen):
+    """One model under one recipe."""
+
+    model: str
+    task: str
+    recipe: str
+    batch: int | None
+    device: str
+    use: MemoryUse
+    saved_bytes: int | None = None
+    """Of the peak, against the first row."""
+
+
+class MemoryResult(Sequence[MemoryRow]):
+    def __init__(self, rows: Sequence[MemoryRow]) -> None:
+        self.rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __str__(self) -> str:
+        return as_text(memory_report(self.rows))
+
+    def to_json(self) -> JsonDocument:
+        """The first row's figures, and every row under `results`."""
+        return json_document("memory", {**msgspec.to_builtins(self.rows[0].use), "results": self.rows})
+
+
+@takes_settings
+def memory(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    recipes: str | Iterable[str] = "baseline",
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    **settings: Unpack[Settings],
+) -> MemoryResult:
+    """Run two steps of a model under each recipe and tell whose memory the second one's peak is."""
+    with use(workspace) as opened:
+        specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **settings)
+        rows: list[MemoryRow] = []
+        for spec in working.checked(specs):
+            with working.lock(spec.device):
+                answer = working.ask(AskMemory(spec=spec), MemoryAnswer, spec.launch)
+            rows.append(
+                MemoryRow(
+                    model=spec.workload.model,
+                    task=spec.workload.task,
+                    recipe=str(spec.recipe),
+                    batch=answer.workload.batch,
+                    device=answer.environment.device.name,
+                    use=answer.use,
+                    saved_bytes=rows[0].use.peak_bytes - answer.use.peak_bytes if rows else None,
+                )
+            )
+        return MemoryResult(rows)

@@ -1,0 +1,226 @@
+"""`redline.watch`: a training script of one's own, or a loop in a program, watched while it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from redline.analyze.watch import Rates, rates_of
+from redline.api.watch_record import Seen, keep
+from redline.api.workspace import Workspace, use
+from redline.errors import MissingExtra, RedlineError
+from redline.launch.meters import Meters
+from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
+from redline.record import RunRecord
+from redline.report.export import JsonDocument
+from redline.report.terminal import as_text
+from redline.report.watch import watch_report
+from redline.watching import PHASES, Watched
+
+
+class WatchResult:
+    """What was seen of a script, and the record of it."""
+
+    def __init__(self, record: RunRecord) -> None:
+        assert record.watched is not None
+        self.record = record
+        self.watched: Watched = record.watched
+
+    def __str__(self) -> str:
+        return as_text(watch_report(self.record))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `--summary` writes."""
+        watched = self.watched
+        return {
+            "steps": watched.steps,
+            "steps_per_s": watched.steps_per_s,
+            "samples_per_s": watched.samples_per_s,
+            "shares": {phase: watched.shares.get(phase) for phase in PHASES},
+            "gpu_utilisation": watched.gpu_utilisation,
+            "energy_j": watched.energy_j,
+            "findings": [msgspec.to_builtins(each) for each in watched.findings],
+            "exit_code": watched.exit_code,
+            "record_id": self.record.id,
+        }
+
+    def to_json(self) -> JsonDocument:
+        """The summary as a document of its own."""
+        return JsonDocument(msgspec.json.format(msgspec.json.encode(self.summary), indent=2).decode() + "\n")
+
+
+def watch_command(
+    words: Sequence[str],
+    *,
+    plan: WindowPlan | None = None,
+    name: str | None = None,
+    on_rates: Callable[[Rates], None] | None = None,
+    rates_every_s: float = 5.0,
+    workspace: Workspace | None = None,
+) -> WatchResult:
+    """Run a training command unchanged and watch its steps; `on_rates` hears of them every few seconds."""
+    command = script_command(words)
+    with use(workspace) as opened, tempfile.TemporaryDirectory(prefix="redline-watch-") as folder:
+        spool = Path(folder)
+        reader, meters = SpoolReader(spool), Meters()
+        due = time.monotonic() + rates_every_s
+
+        def tick(pid: int) -> None:
+            nonlocal due
+            meters.look(pid)
+            if on_rates is not None and time.monotonic() >= due:
+                due = time.monotonic() + rates_every_s
+                on_rates(rates_of(reader.refresh()))
+
+        started_at = time.time()
+        code = run_watched(command, watching_environment(spool, plan, os.environ), tick)
+        meters.look(os.getpid(), at_once=True)
+        seen = Seen(name or script_name(command), tuple(command), started_at, code, reader.refresh(), meters)
+        return WatchResult(keep(seen, opened))
+
+
+def script_name(command: Sequence[str]) -> str:
+    """What a person calls it: the script's file, the module, or the program."""
+    words = list(command)
+    for number, word in enumerate(words[1:], 1):
+        if word.endswith(".py"):
+            return Path(word).name
+        if words[number - 1] == "-m" and not Path(words[0]).name.startswith("-") and "torch.distributed" not in word:
+            return word
+    return Path(words[0]).name
+
+
+class Watch:
+    """A loop in this program, watched: `with redline.watch() as watch: …`; afterwards `watch.result`."""
+
+    def __init__(self, name: str | None, plan: WindowPlan | None, workspace: Workspace | None) -> None:
+        self._name = name
+        self._plan = plan
+        self._workspace = workspace
+        self._folder: Path | None = None
+        self._installed: Any = None
+        self.result: WatchResult | None = None
+
+    def __enter__(self) -> Self:
+        from redline.bench.watch.hooks import install  # loads torch, in a program that uses it
+
+        outer = sys.modules.get("_redline_watch.hooks")  # of `redline watch`, which started this program
+        if outer is not None:
+            self._installed = outer.installed()
+            return self
+        self._folder = Path(tempfile.mkdtemp(prefix="redline-watch-"))
+        self._meters = Meters()
+        self._meters.look(os.getpid())
+        self._started_at = time.time()
+        self._installed = install(str(self._folder), plan_text(self._plan))
+        return self
+
+    def step(self, samples: float | None = None) -> None:
+        """Say that a step has ended, in a loop without an optimizer of torch; with its samples where no loader tells."""
+        if self._installed is None:
+            raise RedlineError("watch.step() counts inside 'with redline.watch() as watch:'")
+        if self._folder is not None:
+            self._meters.look(os.getpid())
+        self._installed.manual_step(samples)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is None:
+            return  # the watch around this program goes on, and tells what it saw
+        self._installed.remove()
+        self._meters.look(os.getpid(), at_once=True)
+        logs = SpoolReader(self._folder).refresh()
+        code = None if kind is None else 1
+        name = self._name or Path(sys.argv[0] or "program").name
+        seen = Seen(name, tuple(sys.argv), self._started_at, code, logs, self._meters)
+        try:
+            with use(self._workspace) as opened:
+                self.result = WatchResult(keep(seen, opened))
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __str__(self) -> str:
+        return str(self.result) if self.result is not None else "a watch that has not ended, or is part of another"
+
+
+def watch(
+    *, name: str | None = None, profile: bool = False, window: int = 5, workspace: Workspace | None = None
+) -> Watch:
+    """Watch the training loop inside the `with` block; `profile` also captures `window` steps of it."""
+    return Watch(name, WindowPlan(steps=window) if profile else None, workspace)
+
+
+def lightning_callback(**options: Any) -> Any:
+    """A callback for Lightning's Trainer that watches `fit` and prints what it saw; `.watch.result` afterwards."""
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        try:
+            from pytorch_lightning import Callback
+        except ImportError:
+            raise MissingExtra("redline.lightning_callback", "lightning", "lightning") from None
+
+    class RedlineWatch(Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.watch = watch(**options)
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            self.watch.__enter__()
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            self._end(trainer)
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self._end(trainer, exception)
+
+        def _end(self, trainer: Any, error: BaseException | None = None) -> None:
+            self.watch.__exit__(type(error) if error else None, error, None)
+            if trainer.is_global_zero:
+                sys.stderr.write(str(self.watch))
+
+    return RedlineWatch()
+
+
+def trainer_callback(**options: Any) -> Any:
+    """A callback for transformers' Trainer that watches `train` and prints what it saw; `.watch.result` afterwards."""
+    try:
+        from transformers import TrainerCallback
+    except ImportError:
+        raise MissingExtra("redline.trainer_callback", "transformers", "hf") from None
+
+    class RedlineWatch(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.watch = watch(**options)
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.watch.__enter__()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.watch.__exit__(None, None, None)
+            if state.is_world_process_zero:
+                sys.stderr.write(str(self.watch))
+
+    return RedlineWatch()
+
+
+def load_magic(shell: Any) -> None:
+    """Give an IPython shell the cell magic `%%redline`, which runs a cell under `redline.watch()`."""
+
+    def run_cell(line: str, cell: str) -> None:
+        with watch(name="notebook cell", profile="--profile" in line.split()) as watching:
+            ran = shell.run_cell(cell)
+        print(watching)  # noqa: T201  (a cell's output)
+        ran.raise_error()
+
+    shell.register_magic_function(run_cell, "cell", "redline")

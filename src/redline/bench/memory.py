@@ -1,0 +1,234 @@
+"""Whose memory a step holds: every storage from when it is made until it is freed, with its kind and its module."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from redline.bench.count.counter import watching
+from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.environment import describe
+from redline.bench.recipe.compose import apply_recipe
+from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.workload.sources.live import HANDED_OVER, remember_module
+from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
+from redline.errors import BenchError
+from redline.protocol import MemoryAnswer
+from redline.spec import RunSpec
+from redline.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse
+
+MOST_HOLDERS = 30
+POINTS = 200
+GPU_ROUNDING = 512
+"""Bytes: torch's allocator for GPUs gives out multiples of it."""
+_OURS = os.path.dirname(os.path.abspath(__file__))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+
+
+def answer_memory(spec: RunSpec) -> MemoryAnswer:
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    device = open_device(resolve_device(spec.device))
+    device.limit_memory(spec.launch.memory_limit_bytes, isolated=True)
+    handed = HANDED_OVER.get(spec.workload.artifact or "")
+    give_back = remember_module(handed[0]) if handed else lambda: None
+    try:
+        workload = build_workload(spec.workload, spec.seed).to(device.torch_device)
+        settle_batch(workload, spec.workload)
+        setup = apply_recipe(spec.recipe, workload, device)
+        if setup.capabilities.dissolves_modules or setup.capabilities.records_graph:
+            raise BenchError(
+                "unsupported", f"no memory by module under {spec.recipe}: its modules no longer run one by one"
+            )
+        setup.let_originals_go()
+        use = memory_of(make_step(setup, spec.workload.optimizer), setup, device)
+        return MemoryAnswer(use=use, workload=workload.info(), environment=describe(device))
+    finally:
+        give_back()
+
+
+@dataclass(eq=False)
+class Held:
+    """One storage."""
+
+    bytes: int
+    category: MemoryCategory
+    module: str
+    phase: str
+    line: str = ""
+
+
+def memory_of(step: InferenceStep | TrainingStep, setup: Setup, device: Device) -> MemoryUse:
+    with step.context():
+        step()  # the optimizer's state and the libraries' handles come with the first
+        device.synchronize()
+        device.release_cache()
+        device.reset_peaks()
+        ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1)
+        for category, module, tensor in _resident(step, setup):
+            ledger.hold(tensor, category, module)
+        with ledger, watching(setup.workload.model, ledger.enter, ledger.leave):
+            step(lambda: ledger.mark(setup.workload.model))
+        device.synchronize()
+    memory = device.memory()
+    return ledger.told(memory.peak_allocated_bytes, memory.peak_reserved_bytes)
+
+
+def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tuple[MemoryCategory, str, Tensor]]:
+    model = setup.workload.model
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        yield "weights", name.rpartition(".")[0], tensor
+    if isinstance(step, TrainingStep):
+        for tensor in _tensors(step.state()["optimizer"]["state"]):
+            yield "optimizer state", "", tensor
+    for tensor in _tensors((setup.args, setup.kwargs)):
+        yield "inputs", "", tensor
+
+
+def _tensors(structure: Any) -> Iterable[Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, Tensor))
+
+
+class Ledger(TorchDispatchMode):
+    """Writes down when storages come and go while a step runs."""
+
+    def __init__(self, phases: list[str], rounding: int) -> None:
+        super().__init__()
+        self._phases = phases
+        self._phase = phases[0]
+        self._passed = 0
+        self._rounding = rounding
+        self._stack: list[str] = []
+        self._live: dict[int, Held] = {}
+        self._events: list[tuple[Held, int, str]] = []
+        self._is_over = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            self.hold(tensor, "temporaries", self._stack[-1] if self._stack else "")
+        return result
+
+    def hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
+        if tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live or not storage.nbytes() or tensor.device.type == "meta":
+            return
+        size = -(-storage.nbytes() // self._rounding) * self._rounding
+        held = Held(size, category, module, self._phase, _line() if category == "temporaries" else "")
+        self._live[key] = held
+        self._events.append((held, 1, self._phase))
+        weakref.finalize(storage, self._gone, key, held).atexit = False
+
+    def _gone(self, key: int, held: Held) -> None:
+        if self._live.get(key) is held:
+            del self._live[key]
+        if not self._is_over:
+            self._events.append((held, -1, self._phase))
+
+    def enter(self, path: str) -> None:
+        self._stack.append(path)
+
+    def leave(self, path: str) -> None:
+        while self._stack and self._stack.pop() != path:
+            continue
+
+    def mark(self, model: nn.Module) -> None:
+        """A phase has ended: what it leaves behind shows what it was made for."""
+        if self._phase == "forward":
+            for held in self._live.values():
+                if held.category == "temporaries":
+                    held.category = "activations"
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad
+            kept = self._live.get(gradient.untyped_storage()._cdata) if gradient is not None else None
+            if kept is not None:
+                kept.category, kept.module = "gradients", name.rpartition(".")[0]
+        self._passed += 1
+        self._phase = self._phases[min(self._passed, len(self._phases) - 1)]
+
+    def told(self, allocated: int | None, reserved: int | None) -> MemoryUse:
+        self._is_over = True
+        now, peak, at_peak, phase = 0, 0, 0, self._phases[0]
+        course: list[tuple[int, str]] = []
+        for number, (held, sign, when) in enumerate(self._events):
+            now += sign * held.bytes
+            course.append((now, when))
+            if now > peak:
+                peak, at_peak, phase = now, number, when
+        holders = self._held_at(at_peak)
+        categories: Counter[MemoryCategory] = Counter()
+        for held in holders:
+            categories[self._category(held)] += held.bytes
+        whole = peak if allocated is None else max(allocated, peak)
+        if whole > peak:
+            categories["workspace"] = whole - peak
+        return MemoryUse(
+            peak_bytes=whole,
+            peak_phase=phase,
+            categories=dict(categories),
+            holders=tuple(self._by_module(holders)),
+            timeline=tuple(_thinned(course)),
+            reserved_bytes=reserved,
+            fragments_bytes=reserved - allocated if reserved is not None and allocated is not None else None,
+        )
+
+    def _category(self, held: Held) -> MemoryCategory:
+        is_inference = len(self._phases) == 1
+        return "activations" if is_inference and held.category == "temporaries" else held.category
+
+    def _held_at(self, last: int) -> list[Held]:
+        there: dict[int, Held] = {}
+        for held, sign, _ in self._events[: last + 1]:
+            if sign > 0:
+                there[id(held)] = held
+            else:
+                there.pop(id(held), None)
+        return list(there.values())
+
+    def _by_module(self, holders: Iterable[Held]) -> list[MemoryHolder]:
+        by_module: dict[str, list[Held]] = {}
+        for held in holders:
+            by_module.setdefault(held.module, []).append(held)
+        found = []
+        for module, parts in by_module.items():
+            kinds: Counter[MemoryCategory] = Counter()
+            lines: Counter[str] = Counter()
+            for held in parts:
+                kinds[self._category(held)] += held.bytes
+                lines[held.line] += held.bytes if held.line else 0
+            line = lines.most_common(1)[0][0] if lines else ""
+            found.append(
+                MemoryHolder(module=module, bytes=kinds.total(), category=kinds.most_common(1)[0][0], line=line)
+            )
+        return sorted(found, key=lambda holder: (-holder.bytes, holder.module))[:MOST_HOLDERS]
+
+
+def _thinned(course: list[tuple[int, str]]) -> Iterator[MemoryPoint]:
+    """The highest moment of each piece."""
+    size = max(1, -(-len(course) // POINTS))
+    for first in range(0, len(course), size):
+        most, phase = max(course[first : first + size], key=lambda point: point[0])
+        yield MemoryPoint(at=first / len(course), bytes=most, phase=phase)
+
+
+def _line() -> str:
+    """The innermost line outside torch and the bench."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS, "<")):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,274 @@
+"""What a watched process is made of: device, model, loaders, optimizer, flags; and how it uses them.
+
+Everything is looked at seldom: once after the first step, then a line per second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .clock import Spool
+
+MOST_LINES = 20
+"""Places in the script that made the host wait."""
+LOSS_PERIOD_S = 0.5
+"""Between two losses that are copied from a GPU."""
+
+
+class Facts:
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._device = torch.device("cpu")
+        self._loaders: dict[int, dict[str, Any]] = {}
+        self._optimizers: dict[int, dict[str, Any]] = {}
+        self._waits: Counter[str] = Counter()
+        self._wait_s: dict[str, float] = {}
+        self._copies: dict[str, Any] = {"count": 0, "bytes": 0, "seconds": 0.0, "pageable": 0, "blocking": 0}
+        self._zero_grads: dict[str, Any] = {"count": 0, "kept": 0, "seconds": 0.0}
+        self._autocast: str | None = None
+        self._scaler: dict[str, Any] | None = None
+        self._inputs: list[str] = []
+        self._next_loss = 0.0
+        self._coming: tuple[torch.Tensor, Any] | None = None
+        self._unscaled: tuple[int, torch.Tensor] | None = None
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+    # What happens in the script
+
+    def saw_loader(self, loader: Any) -> None:
+        known = self._loaders.setdefault(id(loader), {"iterators": 0})
+        known["iterators"] += 1
+        for name in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "batch_size"):
+            known[name] = getattr(loader, name, None)
+
+    def saw_first_batch(self, loader: int, seconds: float) -> None:
+        """How long an iterator took to deliver: with workers, their start."""
+        if loader in self._loaders:
+            self._loaders[loader].setdefault("starts_s", []).append(seconds)
+            del self._loaders[loader]["starts_s"][:-64]
+
+    def saw_optimizer(self, optimizer: Any) -> None:
+        if id(optimizer) not in self._optimizers:
+            defaults = getattr(optimizer, "defaults", {})
+            tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self._optimizers[id(optimizer)] = {
+                "name": type(optimizer).__name__,
+                "of_torch": type(optimizer).__module__.startswith("torch.optim"),
+                "can_fuse": "fused" in defaults,
+                "fused": bool(defaults.get("fused")),
+                "foreach": defaults.get("foreach"),
+                "tensors": len(tensors),
+            }
+
+    def saw_forward(self, module: Any, args: Any, kwargs: Any, step: int) -> None:
+        if step > 3 and step % 512:
+            return
+        kind = self._device.type if step else "cuda" if torch.cuda.is_initialized() else "cpu"
+        self._autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        self._inputs = [
+            f"{'×'.join(map(str, one.shape))} {str(one.dtype).removeprefix('torch.')}"
+            for one in tensors_in((args, kwargs))
+        ][:4]
+
+    def saw_copy(self, tensor: torch.Tensor, args: Any, kwargs: Any, seconds: float, step: int) -> None:
+        copies = self._copies
+        copies["count"] += 1
+        copies["bytes"] += tensor.numel() * tensor.element_size()
+        copies["seconds"] += seconds
+        if step < 64 or step % 64 == 0:  # asking the driver whether memory is pinned takes a few microseconds
+            copies["asked"] = copies.get("asked", 0) + 1
+            copies["pageable"] += not tensor.is_pinned()
+            copies["blocking"] += not (kwargs.get("non_blocking") or True in args)
+
+    def saw_zero_grad(self, keeps: bool, seconds: float) -> None:
+        self._zero_grads["count"] += 1
+        self._zero_grads["kept"] += keeps
+        self._zero_grads["seconds"] += seconds
+
+    def saw_scaler(self, scaler: Any, outputs: Any, scaled: Any) -> None:
+        self._scaler = {"enabled": bool(scaler.is_enabled())}
+        if isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
+            self._unscaled = (id(scaled), outputs)
+
+    def saw_wait(self, how: str, seconds: float) -> None:
+        line = user_line()
+        if f"{how} {line}" in self._waits or len(self._waits) < MOST_LINES:
+            self._waits[f"{how} {line}"] += 1
+            self._wait_s[f"{how} {line}"] = self._wait_s.get(f"{how} {line}", 0.0) + seconds
+
+    def loss(self, tensor: torch.Tensor) -> float:
+        """The loss of this step where it can be had without waiting, else the last one that came, else NaN."""
+        if self._unscaled is not None and self._unscaled[0] == id(tensor):
+            tensor = self._unscaled[1]
+        self._unscaled = None
+        if not tensor.is_cuda:
+            return float(tensor.detach())
+        came = math.nan
+        if self._coming is not None and self._coming[1].query():
+            came, self._coming = float(self._coming[0]), None
+        now = time.monotonic()
+        if self._coming is None and now >= self._next_loss and not torch.cuda.is_current_stream_capturing():
+            self._next_loss = now + LOSS_PERIOD_S
+            copied = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+            copied.copy_(tensor.detach().reshape(()), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._coming = (copied, event)
+        return came
+
+    # What is written down
+
+    def describe(self, roots: list[torch.nn.Module]) -> None:
+        parameters = [parameter for root in roots for parameter in root.parameters()]
+        if parameters:
+            self._device = parameters[0].device
+        self._spool.fact(
+            "process",
+            pid=os.getpid(),
+            rank=int(os.environ.get("RANK", 0)),
+            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            argv=list(getattr(sys, "orig_argv", sys.argv)),
+            python=platform.python_version(),
+            versions={"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip},
+            threads=torch.get_num_threads(),
+            device=_device_facts(self._device),
+        )
+        self._spool.fact("models", models=[_model_facts(root) for root in roots], flags=_flags())
+
+    def device_mark(self) -> Callable[[], Any] | None:
+        if not self.is_on_gpu:
+            return None
+
+        def mark() -> Any:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+
+        return mark
+
+    def pulse(self, step: int) -> None:
+        memory = {}
+        if self.is_on_gpu:
+            memory = {
+                "allocated": torch.cuda.memory_allocated(self._device),
+                "peak_allocated": torch.cuda.max_memory_allocated(self._device),
+                "reserved": torch.cuda.max_memory_reserved(self._device),
+            }
+        self._spool.fact("pulse", step=step, memory=memory)
+        usage: dict[str, Any] = {
+            "loaders": list(self._loaders.values()),
+            "optimizers": list(self._optimizers.values()),
+            "waits": [{"what": what, "count": n, "seconds": self._wait_s[what]} for what, n in self._waits.items()],
+            "copies": self._copies,
+            "zero_grads": self._zero_grads,
+            "autocast": self._autocast,
+            "scaler": self._scaler,
+            "inputs": self._inputs,
+        }
+        self._spool.fact("usage", step=step, **usage)
+
+
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"kind": device.type}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "kind": "rocm" if torch.version.hip else "cuda",
+        "index": device.index,
+        "name": properties.name,
+        "uuid": str(getattr(properties, "uuid", "")) or None,
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+    }
+
+
+def _model_facts(root: torch.nn.Module) -> dict[str, Any]:
+    named = list(root.named_parameters())
+    shapes = hashlib.sha256(repr([(name, tuple(one.shape)) for name, one in named]).encode()).hexdigest()[:16]
+    kernels = [one for _, one in named if one.dim() == 4]
+    last = [one for one in kernels if one.is_contiguous(memory_format=torch.channels_last) and not one.is_contiguous()]
+    compiled = any(
+        hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None for one in root.modules()
+    )
+    inner = getattr(root, "_orig_mod", getattr(root, "module", root))
+    return {
+        "class_name": type(inner).__name__,
+        "parameters": sum(one.numel() for _, one in named),
+        "dtypes": dict(Counter(str(one.dtype).removeprefix("torch.") for _, one in named)),
+        "convolutions": len(kernels),
+        "channels_last": len(last),
+        "compiled": compiled,
+        "hash": shapes,
+    }
+
+
+def _flags() -> dict[str, Any]:
+    found: dict[str, Any] = {"matmul_precision": torch.get_float32_matmul_precision()}
+    try:
+        found["cudnn_tf32"] = bool(torch.backends.cudnn.allow_tf32)
+        found["cudnn_benchmark"] = bool(torch.backends.cudnn.benchmark)
+    except RuntimeError:  # the script uses torch's newer names for the same flags, and the two must not be mixed
+        found["cudnn_tf32"] = None
+    return found
+
+
+def user_line() -> str:
+    """The innermost line that is neither torch's nor ours nor an installed package's."""
+    ours = os.path.dirname(os.path.abspath(__file__))
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((ours, "<frozen")) and "site-packages" not in file and "/torch/" not in file:
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "an installed package"
+
+
+def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    if isinstance(structure, torch.Tensor):
+        yield structure
+    elif depth < 5:
+        if isinstance(structure, Mapping):
+            structure = list(structure.values())
+        elif hasattr(structure, "__dataclass_fields__"):
+            structure = list(vars(structure).values())
+        if isinstance(structure, (list, tuple)):
+            for one in structure[:16]:
+                yield from tensors_in(one, depth + 1)
+
+
+def leading_size(structure: Any) -> float:
+    """Of the first tensor that has one."""
+    return float(next((one.shape[0] for one in tensors_in(structure) if one.dim()), 0))
+
+
+def batch_samples(batch: Any, iterator: Any) -> float:
+    """How many samples a loader's batch holds.
+
+    Its sampler knows the size of a whole batch; the last one of an epoch may be smaller, which its tensors say. Where
+    they say something else, as packed sequences and graphs do, the sampler is right.
+    """
+    planned = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    sizes = [one.shape[0] for one in tensors_in(batch) if one.dim()]
+    if not isinstance(planned, int):
+        return float(max(sizes, key=sizes.count)) if sizes else float(len(batch)) if isinstance(batch, list) else 1.0
+    if planned in sizes or not sizes:
+        return float(planned)
+    smaller = [size for size in sizes if size < planned]
+    return float(max(smaller, key=smaller.count)) if smaller else float(planned)

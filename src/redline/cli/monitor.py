@@ -1,0 +1,70 @@
+"""`redline monitor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from redline.cli.options import HOW, OUTPUT, Exit, Json, opt, print_json
+from redline.errors import UsageError
+
+
+def monitor(
+    interval: Annotated[float, opt("--interval", group=HOW, metavar="SECONDS", help="Between two looks.")] = 1.0,
+    duration: Annotated[
+        str | None, opt("--duration", group=HOW, metavar="TIME", help="Stop after so long. Default: until Ctrl-C.")
+    ] = None,
+    attach: Annotated[
+        int | None,
+        opt("--attach", group=HOW, metavar="PID", help="Only while this process runs, and the GPUs it uses."),
+    ] = None,
+    csv: Annotated[Path | None, opt("--csv", group=OUTPUT, metavar="FILE", help="Log every look as a row.")] = None,
+    json: Json = False,
+) -> int:
+    """Show every GPU and the CPU live: utilisation, memory, power, clocks, throttling, traffic, processes.
+
+    Ctrl-C ends it with a summary. What a driver does not tell is shown as unknown.
+
+    \b
+    Examples:
+      redline monitor
+      redline monitor --duration 10m --csv gpus.csv
+      redline monitor --attach 4711 --json
+    """
+    import sys
+
+    from rich.live import Live
+
+    from redline.api.monitor import DeviceLook
+    from redline.api.monitor import monitor as look_at_machine
+    from redline.report.monitor import looks_table, monitor_report, write_looks
+    from redline.report.terminal import make_console
+    from redline.units import parse_seconds
+
+    seconds = parse_seconds(duration) if duration is not None else None
+    console = make_console(stderr=True)
+    try:
+        log = csv.open("w", encoding="utf-8") if csv is not None else None
+    except OSError as error:
+        raise UsageError(f"cannot write {csv}: {error.strerror}") from None
+    is_first = True
+    live = Live(console=console, transient=True, auto_refresh=False)
+
+    def show(looks: list[DeviceLook]) -> None:
+        nonlocal is_first
+        if log is not None:
+            write_looks(log, looks, with_header=is_first)
+        is_first = False
+        if sys.stderr.isatty():
+            live.update(looks_table(looks), refresh=True)
+
+    try:
+        if sys.stderr.isatty():
+            live.start()
+        result = look_at_machine(seconds=seconds, interval_s=interval, attach=attach, on_looks=show)
+    finally:
+        live.stop()
+        if log is not None:
+            log.close()
+    print_json(result.to_json()) if json else make_console().print(monitor_report(result.totals))
+    return Exit.DONE

@@ -1,0 +1,85 @@
+"""`redline watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from redline.cli.options import HOW, OUTPUT, opt, tell
+from redline.errors import UsageError
+
+FIRST_STATUS_S = 10.0
+
+
+def watch(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND…", help="python train.py …, torchrun …, accelerate launch …"),
+    ] = None,
+    profile: Annotated[
+        bool, opt("--profile", group=HOW, help="Also capture a few steps with torch's profiler.")
+    ] = False,
+    window: Annotated[int, opt("--window", group=HOW, help="Steps of a capture.")] = 5,
+    every: Annotated[
+        str | None, opt("--every", group=HOW, metavar="TIME", help="Capture again and again, such as every 30m.")
+    ] = None,
+    alert: Annotated[
+        str | None,
+        opt("--alert", group=HOW, metavar="COMMAND|URL", help="Run this, or post to it, when the throughput falls."),
+    ] = None,
+    alert_drop: Annotated[
+        str, opt("--alert-drop", group=HOW, metavar="SHARE", help="By how much it must fall.")
+    ] = "20%",
+    name: Annotated[
+        str | None, opt(group=HOW, help="What to call it in the history. Default: the script's name.")
+    ] = None,
+    summary: Annotated[Path | None, opt(group=OUTPUT, metavar="FILE", help="Write the summary as JSON.")] = None,
+    quiet: Annotated[
+        bool, opt("--quiet", "-q", group=OUTPUT, help="Print nothing but the script's own output.")
+    ] = False,
+) -> int:
+    """Watch your own training script, unchanged: steps/s, samples/s, where the time goes, what to change.
+
+    Its output, exit code and signals pass through; what Redline says goes to stderr. The record goes into the history.
+
+    \b
+    Examples:
+      redline watch -- python train.py --epochs 3
+      redline watch --profile --summary watch.json -- torchrun --nproc-per-node 2 train.py
+      redline watch --every 30m --window 20 --alert 'notify-send slow' -- python train.py
+    """
+    import sys
+
+    from redline.analyze.watch import Rates
+    from redline.api.watch import watch_command
+    from redline.launch.watch import WindowPlan, end_like
+    from redline.report.terminal import make_console
+    from redline.report.watch import status_line, watch_report
+    from redline.search.alert import Alarm, parse_share
+    from redline.units import parse_seconds
+
+    if window < 1:
+        raise UsageError(f"--window must be 1 or more, got {window}")
+    every_s = parse_seconds(every) if every is not None else None
+    plan = WindowPlan(steps=window, every_s=every_s) if profile or every_s is not None else None
+    alarm = Alarm(alert, parse_share(alert_drop)) if alert is not None else None
+    if summary is not None and not summary.parent.is_dir():
+        raise UsageError(f"cannot write {summary}: there is no folder {summary.parent}")
+
+    def told(rates: Rates) -> None:
+        if not quiet and sys.stderr.isatty():
+            tell(f"redline: {status_line(rates)}")
+        if alarm is not None:
+            alarm.hear(rates)
+
+    result = watch_command(command or [], plan=plan, name=name, on_rates=told)
+    if not quiet:
+        make_console(stderr=True).print(watch_report(result.record))
+    if summary is not None:
+        try:
+            summary.write_text(result.to_json(), encoding="utf-8")
+        except OSError as error:
+            tell(f"redline: cannot write {summary}: {error.strerror}")
+    return end_like(result.watched.exit_code or 0)

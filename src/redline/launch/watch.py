@@ -1,0 +1,197 @@
+"""Starts a user's script with the watching hooks in it, passes signals on, and reads what the hooks write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import redline
+from redline.errors import UsageError
+
+START = Path(redline.__file__).parent / "bench" / "watch" / "start"
+"""Holds the `sitecustomize` that Python runs before the script."""
+
+PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+FROM_THE_KERNEL = 0x80
+"""si_code of a signal that a terminal sends: the script, which is in the same group, has received it too."""
+TICK_S = 0.2
+
+
+class WindowPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """When to capture a few steps."""
+
+    steps: int
+    after: int = 10
+    """The first capture begins after so many steps."""
+    every_s: float | None = None
+
+
+def script_command(words: Sequence[str]) -> list[str]:
+    """The command to start: `train.py …` and `-m package …` get an interpreter in front."""
+    if not words:
+        raise UsageError("name the command to watch: redline watch -- python train.py")
+    if words[0].endswith(".py") and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
+        return [sys.executable, *words]
+    if words[0] == "-m":
+        return [sys.executable, *words]
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"cannot watch {words[0]!r}: there is no such command or script")
+    return list(words)
+
+
+def watching_environment(folder: Path, plan: WindowPlan | None, base: Mapping[str, str]) -> dict[str, str]:
+    before = base.get("PYTHONPATH")
+    return {
+        **base,
+        "PYTHONPATH": os.pathsep.join([str(START), *([before] if before else [])]),
+        "REDLINE_WATCH": str(folder),
+        "REDLINE_WATCH_WINDOWS": plan_text(plan),
+    }
+
+
+def plan_text(plan: WindowPlan | None) -> str:
+    return "" if plan is None else msgspec.json.encode(plan).decode()
+
+
+def run_watched(command: Sequence[str], environment: Mapping[str, str], on_tick: Callable[[int], None]) -> int:
+    """Run the command in the foreground; its exit code, or minus the number of the signal that ended it.
+
+    `on_tick` is called with its process id a few times per second. Signals that are sent to us go on to it.
+    """
+    wanted = {getattr(signal, name) for name in PASSED_ON if hasattr(signal, name)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGCHLD})
+    try:
+        try:
+            script = subprocess.Popen(
+                command,
+                env=dict(environment),
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+            )
+        except OSError as error:
+            raise UsageError(f"cannot start {command[0]!r}: {error.strerror}") from None
+        while script.poll() is None:
+            received = _wait_for_signal(wanted | {signal.SIGCHLD})
+            if received is not None and received[0] != signal.SIGCHLD and received[1] != FROM_THE_KERNEL:
+                script.send_signal(received[0])
+            on_tick(script.pid)
+        return script.returncode
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_for_signal(wanted: set[signal.Signals]) -> tuple[int, int] | None:
+    """Number and origin; None when none came for a moment."""
+    if hasattr(signal, "sigtimedwait"):
+        found = signal.sigtimedwait(wanted, TICK_S)
+        return None if found is None else (found.si_signo, found.si_code)
+    time.sleep(TICK_S)  # pragma: no cover  (no other system tells where a signal comes from)
+    pending = signal.sigpending() & wanted
+    return (signal.sigwait(pending), 0) if pending else None
+
+
+def end_like(exit_code: int) -> int:
+    """What to exit with; does not return where a signal ended the script: that ends us as well."""
+    if exit_code >= 0:
+        return exit_code
+    number = -exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if hasattr(signal, "SIGKILL") and number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # its dump is enough
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+class ProcessLog:
+    """What one watched process has written so far."""
+
+    def __init__(self, stem: Path) -> None:
+        self._stem = stem
+        self._read: dict[str, int] = {".steps": 0, ".facts": 0}
+        self._tail = b""
+        self._chunks: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+        self.columns: tuple[str, ...] = ()
+        self.facts: dict[str, dict[str, Any]] = {}
+        """The last of each kind."""
+        self.pulses: list[dict[str, Any]] = []
+        self.windows: list[dict[str, Any]] = []
+
+    def refresh(self) -> None:
+        self._refresh_rows()
+        for line in self._new(".facts").splitlines():
+            try:
+                fact = json.loads(line)
+            except ValueError:
+                continue  # cut off in the middle of a line
+            self.facts[fact["kind"]] = fact
+            if fact["kind"] == "pulse":
+                self.pulses.append(fact)
+            if fact["kind"] == "window":
+                self.windows.append(fact)
+
+    @property
+    def rows(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        if len(self._chunks) != 1:
+            width = max(len(self.columns), 1)
+            self._chunks = [np.concatenate(self._chunks) if self._chunks else np.empty((0, width))]
+        return self._chunks[0]
+
+    @property
+    def process(self) -> dict[str, Any]:
+        return self.facts.get("process", {})
+
+    def _refresh_rows(self) -> None:
+        data = self._tail + self._new(".steps")
+        if not self.columns:
+            head, newline, data = data.partition(b"\n")
+            if not newline:
+                self._tail = head
+                return
+            self.columns = tuple(json.loads(head)["columns"])
+        width = 8 * len(self.columns)
+        whole = len(data) - len(data) % width
+        self._tail = data[whole:]
+        if whole:
+            self._chunks.append(np.frombuffer(data[:whole], dtype="<f8").reshape(-1, len(self.columns)))
+
+    def _new(self, suffix: str) -> bytes:
+        path = Path(f"{self._stem}{suffix}")
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            file.seek(self._read[suffix])
+            data = file.read()
+        if suffix == ".facts":
+            data = data[: data.rfind(b"\n") + 1]
+        self._read[suffix] += len(data)
+        return data
+
+
+class SpoolReader:
+    """The logs of every process that was watched, as far as they have been written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs: dict[str, ProcessLog] = {}
+
+    def refresh(self) -> list[ProcessLog]:
+        for path in sorted(self._folder.glob("*.facts")) + sorted(self._folder.glob("*.steps")):
+            stem = str(path.with_suffix(""))
+            self._logs.setdefault(stem, ProcessLog(Path(stem)))
+        for log in self._logs.values():
+            log.refresh()
+        return list(self._logs.values())

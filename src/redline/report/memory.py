@@ -1,0 +1,70 @@
+"""The memory of a step: by kind, by module, over its course."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
+from redline.report.terminal import make_table, one_line
+from redline.units import format_bytes, format_share
+from redline.work import MemoryCategory
+
+SHOWN = 12
+"""Modules a person is shown; the document has more."""
+
+
+def memory_report(rows: Sequence[Any]) -> RenderableType:
+    """Recipes beside each other by kind of memory, then who holds the first one's peak."""
+    first = rows[0]
+    batch = f" · batch {first.batch}" if first.batch else ""
+    table = make_table(Text(f"{one_line(first.model)} · {first.task}{batch} · {first.device}", style="bold"))
+    kinds = [kind for kind in get_args(MemoryCategory) if any(kind in row.use.categories for row in rows)]
+    table.add_column("recipe", overflow="fold")
+    for header in ("peak", *kinds, "fragments", "saved"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [format_bytes(row.use.categories.get(kind, 0)) for kind in kinds]
+        saved = "–" if row.saved_bytes is None else format_share(row.saved_bytes / rows[0].use.peak_bytes)
+        table.add_row(
+            row.recipe, format_bytes(row.use.peak_bytes), *cells, format_bytes(row.use.fragments_bytes), saved
+        )
+    holders = make_table(Text(f"who holds the peak, which is in the {first.use.peak_phase} pass", style="dim"))
+    for header in ("module", "bytes", "share", "mostly", "made at"):
+        holders.add_column(header, justify="right" if header in ("bytes", "share") else "left", overflow="fold")
+    for holder in first.use.holders[:SHOWN]:
+        share = format_share(holder.bytes / first.use.peak_bytes)
+        name = one_line(holder.module) or "(no module)"
+        holders.add_row(name, format_bytes(holder.bytes), share, holder.category, holder.line or "–")
+    return Group(table, holders, Text(_next(rows), style="bold"))
+
+
+def _next(rows: Sequence[Any]) -> str:
+    first = rows[0].use
+    most = max(first.categories, key=lambda kind: first.categories[kind])
+    if len(rows) == 1 and rows[0].task == "train" and most == "activations":
+        return "next: -r baseline -r checkpointing -r amp-bf16 shows what they save of the activations"
+    if most == "optimizer state":
+        return "next: the optimizer's state is the largest part; SGD without momentum holds none"
+    return f"next: {most} are the largest part; 'redline batch' finds the largest batch that fits"
+
+
+def draw_memory(rows: Sequence[Any], path: Path) -> None:
+    """Allocated bytes over a step, one line per recipe."""
+    figure, axes = new_figure(8.0, 4.4)
+    for number, row in enumerate(rows):
+        points = row.use.timeline
+        axes.plot(
+            [point.at for point in points],
+            [point.bytes / 2**20 for point in points],
+            color=COLOURS[number % len(COLOURS)],
+            label=label_text(row.recipe),
+        )
+    axes.set_xlabel("course of a step, by allocations")
+    axes.set_ylabel("allocated MiB")
+    axes.legend()
+    save_figure(figure, path)

@@ -1,0 +1,215 @@
+"""From rows of a watched process to rates, drift and advice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redline.analyze.watch import Rates, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.analyze.watch_findings import Evidence, advice_of
+from redline.bench.watch.clock import COLUMNS
+from redline.watching import PHASES
+
+
+class FakeLog:
+    def __init__(self, rows: list[dict[str, float]], **process: Any) -> None:
+        self.columns = COLUMNS
+        self.rows = np.array([[row.get(name, 0.0) for name in COLUMNS] for row in rows]).reshape(-1, len(COLUMNS))
+        self.process = process
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.pulses: list[dict[str, Any]] = []
+
+
+def row(number: int, **fields: float) -> dict[str, float]:
+    plain = {"data": 0.01, "forward": 0.02, "backward": 0.03, "optimizer": 0.04, "loaded": 32.0}
+    return {"step": number, "ended": 0.1 * (number + 1), **plain, **fields}
+
+
+def test_the_columns_have_names_of_their_own() -> None:
+    assert len(set(COLUMNS)) == len(COLUMNS)
+
+
+def test_rates_and_shares_of_a_plain_loop() -> None:
+    rates = rates_of([FakeLog([row(number) for number in range(50)])])
+    assert rates.steps == 50
+    assert rates.steps_per_s == pytest.approx(10.0)
+    assert rates.samples_per_s == pytest.approx(320.0)
+    assert rates.shares == pytest.approx(
+        {"data": 0.1, "copy": 0.0, "forward": 0.2, "backward": 0.3, "optimizer": 0.4, "other": 0.0}
+    )
+    assert sum(rates.shares.values()) == pytest.approx(1.0)
+
+
+def test_two_optimizers_make_one_step() -> None:
+    """A GAN: each iteration calls two, and only one of them fetches a batch."""
+    log = FakeLog([row(n, caller=n % 2, loaded=0.0 if n % 2 else 16.0) for n in range(60)])
+    rates = rates_of([log])
+    assert rates.steps == 30
+    assert rates.samples_per_s == pytest.approx(16 / 0.2)
+
+
+def test_a_critic_that_steps_more_often_sets_the_pace() -> None:
+    log = FakeLog([row(n, caller=1.0 if n % 6 == 5 else 0.0) for n in range(60)])
+    assert rates_of([log]).steps == 50
+
+
+def test_ranks_share_their_steps_and_add_their_samples() -> None:
+    logs = [FakeLog([row(n) for n in range(20)], rank=rank, world_size=2) for rank in (1, 0)]
+    rates = rates_of(logs)
+    assert (rates.steps, rates.samples) == (20, 2 * 20 * 32)
+    assert rates.samples_per_s == pytest.approx(640.0)
+    assert main_logs(logs)[0].process["rank"] == 0
+
+
+def test_compiling_and_profiling_are_not_in_the_rate() -> None:
+    first = row(0, forward=60.0)
+    profiled = [row(n, forward=0.9, profiled=1.0) for n in (10, 11)]
+    rates = rates_of([FakeLog([first, *(row(n) for n in range(1, 10)), *profiled, *(row(n) for n in range(12, 40))])])
+    assert rates.steps == 40
+    assert rates.steps_per_s == pytest.approx(10.0)
+    assert rates.first_step_s == pytest.approx(60.08)
+
+
+def test_a_loop_without_a_loader_counts_what_the_model_was_fed() -> None:
+    rates = rates_of([FakeLog([row(n, loaded=0.0, fed=4.0) for n in range(20)])])
+    assert rates.samples_per_s == pytest.approx(40.0)
+
+
+def test_the_devices_clock_decides_where_there_is_one() -> None:
+    on_device = [{"kind": 1.0, "step": n, "data": 0.5, "forward": 0.5} for n in range(3)]
+    rates = rates_of([FakeLog([*(row(n) for n in range(20)), *on_device])])
+    assert rates.device_clock
+    assert rates.shares["data"] == pytest.approx(0.5)
+    assert rates.steps == 20
+
+
+def test_nothing_is_made_up_where_nothing_was_seen() -> None:
+    for logs in ([], [FakeLog([])]):
+        rates = rates_of(logs)
+        assert (rates.steps, rates.steps_per_s, rates.samples_per_s, rates.shares) == (0, None, None, {})
+
+
+def test_a_lasting_slowdown_is_told_with_when_it_began() -> None:
+    random = np.random.default_rng(0)
+    slow = [row(n, forward=(0.02 if n < 600 else 0.06) * random.lognormal(0, 0.1)) for n in range(1000)]
+    drift = drift_of(Steps(FakeLog(slow)))
+    assert drift is not None
+    assert 580 <= drift.step <= 620
+    assert drift.ratio == pytest.approx(1.4, rel=0.05)
+    noisy = [row(n, forward=0.02 * random.lognormal(0, 0.4)) for n in range(1000)]
+    assert drift_of(Steps(FakeLog(noisy))) is None
+
+
+def test_memory_that_grows_is_told_apart_from_memory_that_varies() -> None:
+    leaking = [(float(n), int(1e9 + 5e6 * n)) for n in range(60)]
+    growth = growth_of([], leaking)
+    assert growth is not None
+    assert growth[1] == pytest.approx(5e6, rel=0.2)
+    assert growth_of([], [(float(n), int(1e9 + 4e8 * (n % 3))) for n in range(60)]) is None
+    assert growth_of([], leaking[:5]) is None
+
+
+def seen(*, device: str = "cpu", usage: dict[str, Any] | None = None, models: dict[str, Any] | None = None,
+         **shares: float) -> set[str]:  # fmt: skip
+    """The codes of what is found."""
+    told = {**dict.fromkeys(PHASES, 0.0), **shares}
+    rates = Rates(
+        steps=100, steps_per_s=10.0, samples_per_s=1.0, samples=1.0, first_step_s=0.1, median_step_s=0.1, outliers=0,
+        outlier_share=0.0, shares=told, device_clock=False, paused_s=0.0, loss=None,
+    )  # fmt: skip
+    process = {"device": {"kind": device, "capability": "9.0"}}
+    found = advice_of(Evidence(rates=rates, process=process, usage=usage or {}, models=models or {}))
+    assert all(each.change and each.text and each.gain_bound >= 1 for each in found)
+    return {each.code for each in found}
+
+
+FP32 = {"models": [{"dtypes": {"float32": 3}, "convolutions": 0, "channels_last": 0, "compiled": True}],
+        "flags": {"matmul_precision": "high", "cudnn_tf32": True}}  # fmt: skip
+CONVOLUTIONS = {"models": [{**FP32["models"][0], "convolutions": 5}], "flags": FP32["flags"]}  # type: ignore[dict-item]
+IMAGES = {"inputs": ["32×3×224×224 float32"], "autocast": "torch.bfloat16"}
+COPIES = {"count": 100, "bytes": 1, "seconds": 1.0, "asked": 64, "pageable": 64, "blocking": 64}
+ADAM = {"name": "Adam", "can_fuse": True, "fused": False, "tensors": 12}
+
+
+@pytest.mark.parametrize(
+    ("code", "faulty", "mended"),
+    [
+        ("data-wait", {"data": 0.4, "forward": 0.6}, {"data": 0.01, "forward": 0.99}),
+        ("other-work", {"other": 0.4, "forward": 0.6}, {"other": 0.05, "forward": 0.95}),
+        (
+            "pageable-copies",
+            {"device": "cuda", "copy": 0.2, "usage": {"copies": COPIES, "autocast": "x"}},
+            {"device": "cuda", "copy": 0.2, "usage": {"copies": {**COPIES, "pageable": 0, "blocking": 0}}},
+        ),
+        (
+            "blocking-copies",
+            {"device": "cuda", "copy": 0.2, "usage": {"copies": {**COPIES, "pageable": 0}}},
+            {"device": "cuda", "copy": 0.0, "usage": {"copies": {**COPIES, "pageable": 0, "blocking": 0}}},
+        ),
+        (
+            "sync-in-loop",
+            {"device": "cuda", "usage": {"waits": [{"what": "item train.py:12", "count": 10, "seconds": 0.3}]}, "data": 0.1},
+            {"device": "cuda", "usage": {"waits": [{"what": "item train.py:12", "count": 1, "seconds": 0.03}]}, "data": 0.1},
+        ),
+        (
+            "zero-grad-fills",
+            {"usage": {"zero_grads": {"count": 100, "kept": 100, "seconds": 0.3}}, "forward": 1.0},
+            {"usage": {"zero_grads": {"count": 100, "kept": 0, "seconds": 0.3}}, "forward": 1.0},
+        ),
+        (
+            "unfused-optimizer",
+            {"optimizer": 0.3, "usage": {"optimizers": [ADAM]}},
+            {"optimizer": 0.3, "usage": {"optimizers": [{**ADAM, "fused": True}]}},
+        ),
+        (
+            "autocast-off",
+            {"device": "cuda", "forward": 0.9, "models": FP32},
+            {"device": "cuda", "forward": 0.9, "models": FP32, "usage": {"autocast": "torch.bfloat16"}},
+        ),
+        (
+            "tf32-off",
+            {"device": "cuda", "forward": 0.9, "models": {**FP32, "flags": {"matmul_precision": "highest"}}},
+            {"device": "cuda", "forward": 0.9, "models": FP32},
+        ),
+        (
+            "channels-first",
+            {"device": "cuda", "forward": 0.9, "models": CONVOLUTIONS, "usage": IMAGES},
+            {"device": "cuda", "forward": 0.9, "usage": IMAGES,
+             "models": {"models": [{**CONVOLUTIONS["models"][0], "channels_last": 5}]}},  # type: ignore[dict-item]
+        ),
+        (
+            "not-compiled",
+            {"device": "cuda", "forward": 0.9, "models": {"models": [{"dtypes": {"bfloat16": 1}, "compiled": False}]}},
+            {"device": "cuda", "forward": 0.9, "models": {"models": [{"dtypes": {"bfloat16": 1}, "compiled": True}]}},
+        ),
+        (
+            "needless-grad-scaler",
+            {"usage": {"scaler": {"enabled": True}, "autocast": "torch.bfloat16"}, "forward": 1.0},
+            {"usage": {"scaler": {"enabled": True}, "autocast": "torch.float16"}, "forward": 1.0},
+        ),
+        (
+            "no-grad-scaler",
+            {"usage": {"scaler": None, "autocast": "torch.float16"}, "forward": 1.0},
+            {"usage": {"scaler": {"enabled": True}, "autocast": "torch.float16"}, "forward": 1.0},
+        ),
+        (
+            "worker-restarts",
+            {"data": 0.5, "usage": {"loaders": [{"num_workers": 2, "persistent_workers": False, "iterators": 3,
+                                                 "starts_s": [1.0, 1.0, 1.0]}]}},
+            {"data": 0.5, "usage": {"loaders": [{"num_workers": 2, "persistent_workers": True, "iterators": 3,
+                                                 "starts_s": [1.0, 0.1, 0.1]}]}},
+        ),
+    ],
+)  # fmt: skip
+def test_each_fault_is_found_and_its_mended_twin_is_not(
+    code: str, faulty: dict[str, Any], mended: dict[str, Any]
+) -> None:
+    assert code in seen(**faulty)
+    assert code not in seen(**mended)
+
+
+def test_gpu_advice_is_not_given_on_a_cpu() -> None:
+    codes = seen(forward=0.9, models={**FP32, "flags": {"matmul_precision": "highest"}}, usage={"copies": COPIES})
+    assert not codes & {"autocast-off", "tf32-off", "not-compiled", "pageable-copies", "sync-in-loop"}

@@ -1,0 +1,94 @@
+"""Whose memory a step holds, on models whose bytes are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.api.memory import MemoryRow
+from redline.bench.memory import answer_memory
+from redline.errors import BenchError
+from redline.report.memory import draw_memory, memory_report
+from redline.report.terminal import as_text
+from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.work import MemoryUse
+
+MODEL = """
+import torch
+from torch import nn
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 4096, bias=False)
+        self.act = nn.Sigmoid()
+        self.last = nn.Linear(4096, 8, bias=False)
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+def build(batch=256):
+    return Wide(), torch.randn(batch, 64)
+"""
+WEIGHTS = 4 * (64 * 4096 + 4096 * 8)
+HIDDEN = 4 * 256 * 4096
+
+
+def use_of(folder: Path, task: Any, recipe: str = "baseline") -> MemoryUse:
+    (folder / "wide.py").write_text(MODEL)
+    workload = WorkloadSpec(
+        model=f"{folder / 'wide.py'}:build", task=task, batch=256, optimizer="adam" if task == "train" else "sgd"
+    )
+    return answer_memory(RunSpec(workload=workload, device="cpu", recipe=Recipe.parse(recipe))).use
+
+
+def test_training_by_kind_and_module(tmp_path: Path) -> None:
+    use = use_of(tmp_path, "train")
+    assert sum(use.categories.values()) == use.peak_bytes
+    assert use.categories["weights"] == WEIGHTS
+    assert use.categories["optimizer state"] == pytest.approx(2 * WEIGHTS, rel=0.01)
+    assert HIDDEN <= use.categories["activations"] <= 2.1 * HIDDEN
+    assert use.peak_phase == "backward"
+    largest = use.holders[0]
+    assert (largest.module, largest.category) in {
+        ("act", "activations"),
+        ("first", "activations"),
+        ("", "temporaries"),
+        ("", "optimizer state"),
+    }
+    lines = {holder.line for holder in use.holders if holder.module in ("act", "first")}
+    assert "wide.py:12" in lines
+    assert {point.phase for point in use.timeline} == {"forward", "backward", "optimizer"}
+
+
+def test_gradients_are_held_until_the_optimizer_is_through(tmp_path: Path) -> None:
+    """A small batch: the peak is where gradients and state meet."""
+    (tmp_path / "wide.py").write_text(MODEL)
+    workload = WorkloadSpec(model=f"{tmp_path / 'wide.py'}:build", task="train", batch=1)
+    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    assert use.categories["gradients"] == WEIGHTS
+    assert sum(use.categories.values()) == use.peak_bytes
+
+
+def test_inference_keeps_no_more_than_two_layers(tmp_path: Path) -> None:
+    use = use_of(tmp_path, "infer")
+    assert use.categories["weights"] == WEIGHTS
+    assert use.categories["activations"] == pytest.approx(2 * HIDDEN, rel=0.02)
+    assert "gradients" not in use.categories
+    assert sum(use.categories.values()) == use.peak_bytes
+
+
+def test_a_compiled_model_has_no_modules_to_tell_of(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="no memory by module under compile"):
+        use_of(tmp_path, "infer", "compile")
+
+
+def test_the_report_names_kinds_and_modules(tmp_path: Path) -> None:
+    use = use_of(tmp_path, "train")
+    row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
+    shown = as_text(memory_report([row, row]))
+    assert "activations" in shown
+    assert "wide.py:12" in shown
+    draw_memory([row], tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").stat().st_size > 1000

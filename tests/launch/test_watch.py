@@ -1,0 +1,151 @@
+"""Starting a script with the hooks, its signals and exit codes, and reading what the hooks write."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from redline.bench.watch.clock import COLUMNS, Spool
+from redline.errors import UsageError
+from redline.launch.meters import Meters
+from redline.launch.watch import (
+    START,
+    SpoolReader,
+    WindowPlan,
+    run_watched,
+    script_command,
+    watching_environment,
+)
+
+SHELL = ["/bin/sh", "-c"]
+
+
+def quietly(_: int) -> None:
+    return
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", -9), ("kill -TERM $$", -15)]
+)
+def test_the_exit_code_or_the_signal_is_told(script: str, code: int) -> None:
+    assert run_watched([*SHELL, script], dict(os.environ), quietly) == code
+
+
+def test_a_signal_sent_to_us_goes_on_to_the_script(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    threading.Thread(target=_send_when, args=(ready, signal.SIGUSR1)).start()
+    script = f"trap 'exit 23' USR1; touch {ready}; while :; do sleep 0.05; done"
+    assert run_watched([*SHELL, script], dict(os.environ), quietly) == 23
+
+
+def _send_when(ready: Path, number: int) -> None:
+    while not ready.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
+
+
+def test_our_own_signals_are_as_before_afterwards() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    run_watched([*SHELL, "exit 0"], dict(os.environ), quietly)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_script_gets_an_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    assert script_command([str(script), "--lr", "1"]) == [sys.executable, str(script), "--lr", "1"]
+    assert script_command(["-m", "package"]) == [sys.executable, "-m", "package"]
+    assert script_command(["sh", "-c", "x"]) == ["sh", "-c", "x"]
+    for words, told in (([], "name the command"), (["no-such-thing"], "no such command")):
+        with pytest.raises(UsageError, match=told):
+            script_command(words)
+
+
+def test_an_interpreter_without_torch_is_left_as_it_is(tmp_path: Path) -> None:
+    """Also with a `sitecustomize` of its own, which must run, and without our folder on its path."""
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.was_here = True")
+    environment = watching_environment(tmp_path, WindowPlan(steps=3), {**os.environ, "PYTHONPATH": str(tmp_path)})
+    script = "import sys, json; print(json.dumps([was_here, sys.path, 'torch' in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    was_here, path, has_torch = json.loads(done.stdout)
+    assert (was_here, has_torch, done.stderr) == (True, False, "")
+    assert str(START) not in path
+    assert str(tmp_path) in path
+
+
+def test_rows_and_facts_come_back_as_they_are_written(tmp_path: Path) -> None:
+    spool, reader = Spool(str(tmp_path)), SpoolReader(tmp_path)
+    assert reader.refresh() == []
+    spool.row(tuple(float(number) for number in range(len(COLUMNS))))
+    spool.fact("process", rank=3)
+    (log,) = reader.refresh()
+    assert log.columns == COLUMNS
+    assert log.rows.tolist() == [[float(number) for number in range(len(COLUMNS))]]
+    assert log.process["rank"] == 3
+    spool.row((0.0,) * len(COLUMNS))
+    spool.fact("window", path="x")
+    assert len(reader.refresh()[0].rows) == 2
+    assert log.windows[0]["path"] == "x"
+
+
+def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path))
+    spool.row((1.0,) * len(COLUMNS))
+    (path,) = tmp_path.glob("*.steps")
+    with path.open("ab") as file:
+        file.write(b"\0" * 11)
+    path.with_suffix(".facts").write_bytes(b'{"kind": "process", "rank": 1}\n{"kind": "pul')
+    (log,) = SpoolReader(tmp_path).refresh()
+    assert (len(log.rows), log.process["rank"], log.pulses) == (1, 1, [])
+
+
+class FakeCard:
+    """A card that tells what it is asked, and whose counter moves by 50 J per look."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._joules = 0.0
+
+    def facts(self) -> dict[str, object]:
+        return {"uuid": "GPU-abc", "driver": "580"}
+
+    def reading(self) -> dict[str, object]:
+        return {"utilisation": 0.5, "power_w": None}
+
+    def energy_j(self) -> float:
+        self._joules += 50.0
+        return self._joules
+
+    def processes(self) -> dict[int, None]:
+        return dict.fromkeys(self._pids)
+
+
+def test_only_the_cards_in_use_are_metered() -> None:
+    meters = Meters([FakeCard()])
+    for _ in range(3):
+        meters.look(os.getpid(), at_once=True)
+    assert (meters.energy_j({"abc"}), meters.utilisation({"abc"})) == (100.0, 0.5)
+    assert (meters.energy_j({"another"}), meters.utilisation({"another"}), meters.facts({"another"})) == (
+        None,
+        None,
+        {},
+    )
+    assert meters.telemetry({"abc"})[0].power_w is None
+    assert meters.resident[0][1] > 0
+
+
+def test_somebody_else_on_the_card_is_told() -> None:
+    ours, strange = os.getpid(), 1
+    for pids, found in (((ours, strange), 1), ((ours,), 0), ((strange,), 0)):
+        meters = Meters([FakeCard(*pids)])
+        meters.look(ours)
+        meters.look(ours, at_once=True)
+        assert len(meters.telemetry({"abc"})[-1].foreign) == found
