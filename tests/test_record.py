@@ -38,6 +38,7 @@ from redline.record import (
 from redline.serving import Served
 from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 from redline.training import DataInfo, Epoch, Fed
+from redline.watching import Advice, Watched, Window
 from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
 
 SAMPLES = (0.1, 1 / 3, 5e-324, 999_999_999.9999999, 0.010000000000000002)
@@ -332,6 +333,30 @@ def whole_record(**changes: Any) -> RunRecord:
                 seed=1,
                 padded=2,
             ),
+        ),
+        "watched": Watched(
+            command=("python", "train.py"),
+            exit_code=-9,
+            started_at=1.7e9,
+            seconds=12.5,
+            steps=100,
+            samples=3200.0,
+            ranks=2,
+            steps_per_s=8.0,
+            samples_per_s=256.0,
+            shares={"data": 0.25, "forward": 0.75},
+            device_clock=True,
+            paused_s=0.5,
+            first_step_s=2.0,
+            outliers=3,
+            outlier_share=0.1,
+            loss=0.7,
+            gpu_utilisation=0.9,
+            energy_j=4000.0,
+            power_w=320.0,
+            peak_bytes=2**30,
+            findings=(Advice(code="data-wait", text="waits", change="workers", gain_bound=1.3),),
+            windows=(Window(at_s=1.0, step=15, steps=5, step_s=0.1, trace="a.json", top=("sync-bound",)),),
         ),
         "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096),
         "closed": Closed(memory=memory, printed="a line of the model"),

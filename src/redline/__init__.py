@@ -92,6 +92,7 @@ _HOMES = {
         "RunResult",
         "demo",
         "run",
+        "run_step",
     ),
     "study": (
         "StudyResult",
@@ -144,7 +145,7 @@ if TYPE_CHECKING:
     from redline.api.recipe import PlainRecipe, recipe
     from redline.api.report import write_report
     from redline.api.roofline import RooflineResult, roofline
-    from redline.api.run import RunResult, demo, run
+    from redline.api.run import RunResult, demo, run, run_step
     from redline.api.serve import serve
     from redline.api.study import StudyResult, study
     from redline.api.sweep import SweepResult, sweep
@@ -210,6 +211,7 @@ __all__ = [
     "roofline",
     "run",
     "run_quick_profile",
+    "run_step",
     "serve",
     "study",
     "sweep",

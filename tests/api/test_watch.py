@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import redline
 from redline.api.watch import script_name
 from redline.api.workspace import Workspace
+from redline.errors import UsageError
 
 
 @pytest.fixture
@@ -129,6 +130,16 @@ def test_transformers_trainer(workspace: Workspace, tmp_path: Path) -> None:
     told = summary(callback.watch)
     assert told["steps"] == 15
     assert told["samples_per_s"] == pytest.approx(4 * told["steps_per_s"], rel=0.2)
+
+
+def test_a_step_of_ones_own_is_measured() -> None:
+    weights = torch.ones(8, 8)
+    settings: dict[str, Any] = {"device": "cpu", "effort": "quick", "launch": {"door": "inline"}}
+    with Workspace(keep=False) as nowhere:
+        (row,) = redline.run_step(lambda: weights @ weights, workspace=nowhere, **settings)
+        assert row.throughput_per_s is not None
+        with pytest.raises(UsageError, match="measures a function, got int"):
+            redline.run_step(3, workspace=nowhere)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,6 +14,7 @@ from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import CeilingsOf, RunSummary, with_price
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
+from redline.errors import UsageError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
@@ -85,6 +86,16 @@ def run(
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, file=file, trust=trust, **settings)
         records = measure_specs(specs, working, replicates)
         return RunResult(records, opened.ceilings_of(records), price)
+
+
+def run_step(step: Callable[..., Any], *, workspace: Workspace | None = None, **settings: Any) -> RunResult:
+    """Measure a training step of your own, any callable, as it is; `setup`, `teardown` and `batch` as `run` takes them.
+
+    `redline.profile(step)` says where its time goes, and `redline.race` sets it against another.
+    """
+    if not callable(step):
+        raise UsageError(f"run_step measures a function, got {type(step).__name__}")
+    return run(step, workspace=workspace, **settings)
 
 
 def demo(device: str = "auto", *, workspace: Workspace | None = None) -> RunResult:
