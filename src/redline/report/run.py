@@ -33,18 +33,9 @@ from redline.report.terminal import GAP, as_text, make_table
 from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = (
-    "utilisation",
-    "power",
-    "optimizer",
-    "backward",
-    "forward",
-    "of peak",
-    "memory",
-    "p95 ms",
-    "left",
-    "bound",
-    "p50 ms",
-)
+    "utilisation", "power", "optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "energy", "left", "bound",
+    "p50 ms", "cost",
+)  # fmt: skip
 """Columns that a narrow terminal hides, in this order."""
 
 LAST_RESORT = ("error", "±", "versus")
