@@ -63,6 +63,36 @@ def test_a_loop_without_an_optimizer_counts_its_own_steps(workspace: Workspace) 
     assert told["samples_per_s"] == pytest.approx(5 * told["steps_per_s"])
 
 
+def test_samples_that_a_loader_tells_are_not_counted_twice(workspace: Workspace) -> None:
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with redline.watch(workspace=workspace) as watch:
+        for features, targets in DataLoader(samples(), batch_size=16):
+            nn.functional.cross_entropy(model(features), targets).backward()
+            optimizer.step()
+            watch.step(samples=16)
+    told = summary(watch)
+    assert told["steps"] == 10
+    assert told["samples_per_s"] == pytest.approx(16 * told["steps_per_s"])
+
+
+def test_a_notebook_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "history.sqlite"))
+    shell = interactive.InteractiveShell()
+    redline.load_ipython_extension(shell)
+    cell = """%%redline
+import torch
+weights = torch.zeros(4, requires_grad=True)
+optimizer = torch.optim.SGD([weights], lr=0.1)
+for _ in range(9):
+    (weights - 1).square().sum().backward()
+    optimizer.step()
+"""
+    assert shell.run_cell(cell).error_in_exec is None
+    assert "9 steps" in capsys.readouterr().out
+
+
 def test_a_profile_is_captured_and_kept(workspace: Workspace) -> None:
     model = nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

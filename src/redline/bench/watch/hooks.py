@@ -48,6 +48,7 @@ class Watch:
         self._found: list[weakref.ref[torch.nn.Module]] = []
         self._levels = 0
         self._forwards = 0
+        self._has_loader = False
         self._fresh: tuple[int, int, float] | None = None
         self.clock: Clock | None = None
         self.facts: Facts | None = None
@@ -146,6 +147,7 @@ class Watch:
         batch = self._timed(DATA, original, iterator)
         clock = self.heard()
         if clock is not None:
+            self._has_loader = True
             self._try(lambda: clock.saw_batch(batch_samples(batch, iterator)))
             if self._fresh is not None and self._fresh[0] == id(iterator) and self.facts is not None:
                 self._try(self.facts.saw_first_batch, self._fresh[1], time.perf_counter() - self._fresh[2])
@@ -277,7 +279,7 @@ class Watch:
         """A step that the program counts itself. With an optimizer of torch as well, that one counts the steps."""
         clock = self.heard()
         if clock is not None:
-            if samples is not None:
+            if samples is not None and not self._has_loader:
                 self._try(clock.saw_batch, float(samples))
             self._try(clock.end_by_hand)
 
