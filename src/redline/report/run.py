@@ -399,6 +399,8 @@ def _try(row: RunSummary) -> str:
 
 
 def _look_closer(row: RunSummary, command: str, what: str) -> str:
+    if row.model.startswith("watch:"):
+        return f"'redline watch --profile -- …' on {row.model.removeprefix('watch:')} shows where its time goes"
     if row.arguments is None:
         live = row.model.partition(":")[2] if row.task == "step" else "model, inputs"
         return f"redline.{command}({live}) {what}"
