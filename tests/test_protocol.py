@@ -21,6 +21,7 @@ from redline.protocol import (
     AskCount,
     AskEnvironment,
     AskHealth,
+    AskMemory,
     AskMetric,
     AskModels,
     AskOperators,
@@ -41,6 +42,7 @@ from redline.protocol import (
     Health,
     HealthItem,
     Measure,
+    MemoryAnswer,
     MetricAnswer,
     ModelName,
     ModelNames,
@@ -84,7 +86,7 @@ from redline.record import (
 from redline.serving import Served
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.training import Epoch, Fed, TrainingProgress
-from redline.work import Ceilings, OperatorTime, OperatorWork, WorkCount
+from redline.work import Ceilings, MemoryHolder, MemoryPoint, MemoryUse, OperatorTime, OperatorWork, WorkCount
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -156,6 +158,7 @@ REQUESTS = [
     Ask(question=AskSwitches(spec=SPEC)),
     Ask(question=AskSnippet(spec=SPEC)),
     Ask(question=AskMetric(spec=SPEC, check="metrics.py:top1")),
+    Ask(question=AskMemory(spec=SPEC)),
     Ask(
         question=AskOperators(device="cpu", threads=2, cases=(OperatorCase(operator="norm", shape=(4, 8)),), spec=SPEC)
     ),
@@ -181,6 +184,19 @@ REPLIES = [
         items=(HealthItem(name="driver", ok=None, seen="none", mend="install one"),), devices=(DeviceInfo(kind="cpu"),)
     ),
     CountAnswer(work=WORK, workload=PREPARED.workload),
+    MemoryAnswer(
+        use=MemoryUse(
+            peak_bytes=30,
+            peak_phase="backward",
+            categories={"weights": 10, "activations": 20},
+            holders=(MemoryHolder(module="layer1", bytes=20, category="activations", line="net.py:3"),),
+            timeline=(MemoryPoint(at=0.5, bytes=30, phase="backward"),),
+            reserved_bytes=40,
+            fragments_bytes=10,
+        ),
+        workload=PREPARED.workload,
+        environment=PREPARED.environment,
+    ),
     CeilingsAnswer(ceilings=CEILINGS),
     OperatorTimes(
         rows=(
