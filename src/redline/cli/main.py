@@ -21,13 +21,13 @@ from redline.cli.checklist import checklist
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
+from redline.cli.footprint import memory
 from redline.cli.gate import gate
 from redline.cli.history import export, show
 from redline.cli.ladder import ladder
 from redline.cli.load import load
 from redline.cli.loader import loader
 from redline.cli.memory import delete, history, import_, prune, tag
-from redline.cli.footprint import memory
 from redline.cli.micro import micro
 from redline.cli.monitor import monitor
 from redline.cli.ops import ops
