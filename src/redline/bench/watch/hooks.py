@@ -47,6 +47,7 @@ class Watch:
         self._watched: set[type] = set()
         self._found: list[weakref.ref[torch.nn.Module]] = []
         self._levels = 0
+        self._found_at = 0
         self._forwards = 0
         self._has_loader = False
         self._fresh: tuple[int, int, float] | None = None
@@ -182,6 +183,7 @@ class Watch:
         owners = [one for one in modules if any(id(parameter) in trained for parameter in _parameters(one))]
         inner = {id(child) for one in owners for child in _children(one)}
         known = self._roots()
+        self._found_at = self.clock.steps if self.clock is not None else 0
         for root in owners:
             if id(root) not in inner and not any(root is one for one in known):
                 self._found.append(weakref.ref(root))
@@ -292,7 +294,8 @@ class Watch:
         if clock.steps == FACTS_AFTER:
             facts.describe(self._roots())
             clock.mark = facts.device_mark()
-        if self._forwards == 0 and self._found:
+        # A model that was found while its first step ended has not been heard yet.
+        if self._forwards == 0 and self._found and clock.steps > self._found_at + 1:
             self._look_deeper()
         self._forwards = 0
         if facts.is_on_gpu and clock.steps in (SYNCS_FROM, SYNCS_TO):
