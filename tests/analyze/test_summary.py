@@ -76,6 +76,7 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
         "first_call",
         "compile",
         "compile_cache",
+        "graph_breaks",
         "contended",
     }
     assert {"rel_l2", "cosine", "top1_agreement", "finite", "degenerate", "passed", "tolerance"} <= set(row["numerics"])
