@@ -61,10 +61,7 @@ def load_benchmarks(
 def _benchmarks(table: Mapping[str, Any], overrides: Mapping[str, Any] | None, where: str) -> Iterator[GateBenchmark]:
     own = {name: table[name] for name in OWN_SETTINGS if name in table}
     rest = {name: value for name, value in table.items() if name not in OWN_SETTINGS}
-    try:
-        specs = specs_from_table(layered(rest, overrides or {}), where=where)
-    except SpecError as error:
-        raise SpecError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+    specs = specs_from_table(layered(rest, overrides or {}), where=where)
     name = own.pop("name", None)
     if name is not None and not isinstance(name, str):
         raise SpecError(f"{where}: name must be a text, got {name!r}")
