@@ -25,6 +25,8 @@ from redline.record import (
     Memory,
     Numerics,
     Prepared,
+    RankBlock,
+    RankInfo,
     RunRecord,
     TelemetrySample,
     TraceRef,
@@ -203,6 +205,8 @@ def whole_record(**changes: Any) -> RunRecord:
             augment="device",
             random_labels=True,
         ),
+        ranks=(RankInfo(rank=1, host="node2", local_rank=0, device=environment.device, items_per_step=16, threads=2),),
+        gradient_bytes=4096,
     )
     epoch = Epoch(
         number=1,
@@ -252,6 +256,17 @@ def whole_record(**changes: Any) -> RunRecord:
         waited_s=0.01,
         others_cpu_s=0.125,
         busiest=("python3 (pid 4711): 0.50 cores",),
+        ranks=(
+            RankBlock(
+                rank=1,
+                samples=SAMPLES,
+                phases={"forward": SAMPLES},
+                wall_s=0.25,
+                cpu_s=0.5,
+                waited_s=0.125,
+                memory=memory,
+            ),
+        ),
     )
     parts: dict[str, Any] = {
         "id": "0123",
@@ -309,6 +324,7 @@ def whole_record(**changes: Any) -> RunRecord:
                 prepare_timeout_s=5.0,
                 measure_timeout_s=7.0,
                 close_timeout_s=9.0,
+                port=29500,
             ),
             device="cuda:1",
             threads=3,
@@ -358,7 +374,7 @@ def whole_record(**changes: Any) -> RunRecord:
             findings=(Advice(code="data-wait", text="waits", change="workers", gain_bound=1.3),),
             windows=(Window(at_s=1.0, step=15, steps=5, step_s=0.1, trace="a.json", top=("sync-bound",)),),
         ),
-        "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096),
+        "trace": TraceRef(path="trace.json.gz", steps=3, capture_s=1.5, bytes=4096, others=("rank1.json.gz",)),
         "closed": Closed(memory=memory, printed="a line of the model"),
         "stopped": "ceiling",
         "failure": Failure(
@@ -369,6 +385,7 @@ def whole_record(**changes: Any) -> RunRecord:
             traceback="Traceback…",
             switches=("compile",),
             scope="switch",
+            rank=3,
             notes=(note("fragmented", "in pieces", about="x"),),
         ),
         "notes": (note("measured-separately", "measured alone", about="memory"),),
@@ -408,6 +425,8 @@ class TestRoundTrip:
             "Switch.options",
             "DataSpec.on_device",  # goes with no workers
             "RunSpec.load",  # does not go with a training
+            "RunSpec.ranks",  # goes with no training on data
+            "LaunchSpec.rendezvous",  # goes with the torchrun door
         }
 
     def test_every_part_comes_back(self) -> None:

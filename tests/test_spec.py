@@ -203,7 +203,7 @@ class TestRanges:
             (MeasureSpec, "warmup_window", 0, "warmup_window must be 1 or more"),
             (MeasureSpec, "settle_seconds", -0.1, "settle_seconds must not be negative"),
             (MeasureSpec, "warmup_min_seconds", -1.0, "warmup_min_seconds must not be negative"),
-            (LaunchSpec, "door", "window", "door must be one of inline, fork, spawn, fake, got 'window'"),
+            (LaunchSpec, "door", "window", "door must be one of inline, fork, spawn, torchrun, fake, got 'window'"),
             (LaunchSpec, "prepare_timeout_s", 0.0, "prepare_timeout_s must be above 0"),
             (LaunchSpec, "measure_timeout_s", -1.0, "measure_timeout_s must be above 0"),
             (LaunchSpec, "memory_limit_bytes", 0, "memory_limit_bytes must be 1 or more, got 0"),
@@ -432,7 +432,7 @@ class TestFiles:
         [
             ('task = "foo"', "task must be one of infer, train, step, got 'foo'"),
             ('optimizer = "foo"', "optimizer must be one of sgd, adam, adamw, got 'foo'"),
-            ('launch = {door = "foo"}', "door must be one of inline, fork, spawn, fake, got 'foo'"),
+            ('launch = {door = "foo"}', "door must be one of inline, fork, spawn, torchrun, fake, got 'foo'"),
         ],
     )
     def test_an_unknown_word_is_answered_with_the_choices(self, write: Any, line: str, says: str) -> None:

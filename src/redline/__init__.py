@@ -94,6 +94,10 @@ _HOMES = {
         "run",
         "run_step",
     ),
+    "scale": (
+        "ScaleResult",
+        "scale",
+    ),
     "study": (
         "StudyResult",
         "study",
@@ -146,6 +150,7 @@ if TYPE_CHECKING:
     from redline.api.report import write_report
     from redline.api.roofline import RooflineResult, roofline
     from redline.api.run import RunResult, demo, run, run_step
+    from redline.api.scale import ScaleResult, scale
     from redline.api.serve import serve
     from redline.api.study import StudyResult, study
     from redline.api.sweep import SweepResult, sweep
@@ -175,6 +180,7 @@ __all__ = [
     "RaceResult",
     "RooflineResult",
     "RunResult",
+    "ScaleResult",
     "StudyResult",
     "SweepResult",
     "TrainResult",
@@ -212,6 +218,7 @@ __all__ = [
     "run",
     "run_quick_profile",
     "run_step",
+    "scale",
     "serve",
     "study",
     "sweep",

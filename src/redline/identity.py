@@ -94,7 +94,7 @@ def different_fields(one: RunSpec, other: RunSpec) -> Iterator[str]:
     for field in msgspec.structs.fields(one.workload):
         if getattr(one.workload, field.name) != getattr(other.workload, field.name):
             yield field.name.replace("_", "-")
-    for name in ("device", "threads", "seed"):
+    for name in ("device", "threads", "seed", "ranks"):
         if getattr(one, name) != getattr(other, name):
             yield name
     if one.launch.memory_limit_bytes != other.launch.memory_limit_bytes:
@@ -174,7 +174,12 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
     found = given(spec.workload, leave_out=NOT_SETTINGS)
     if spec.workload.task != "train":
         found.pop("optimizer", None)
-    limits = {"threads": spec.threads, "max_memory": spec.launch.memory_limit_bytes, "data": data_words(spec)}
+    limits = {
+        "threads": spec.threads,
+        "max_memory": spec.launch.memory_limit_bytes,
+        "data": data_words(spec),
+        "ranks": spec.ranks if spec.ranks > 1 else None,
+    }
     return found | {name: value for name, value in limits.items() if value is not None}
 
 
@@ -213,6 +218,8 @@ class Conditions(Frozen):
     threads: int | None = None
     """CPU threads inside operators, as they were."""
     max_memory_bytes: int | None = None
+    ranks: int = 1
+    """Processes that worked together."""
     seed: int = 0
     effort: str = ""
     torch: str | None = None
@@ -232,6 +239,7 @@ def conditions_of(record: RunRecord) -> Conditions:
         data=data_words(spec),
         threads=spec.threads,
         max_memory_bytes=spec.launch.memory_limit_bytes,
+        ranks=spec.ranks,
         seed=spec.seed,
         effort=spec.measure.effort,
     )
@@ -266,6 +274,7 @@ def condition_words(conditions: Conditions, device: str) -> dict[str, str]:
         "loss": conditions.loss,
         "stem": conditions.stem and f"{conditions.stem} stem",
         "data": conditions.data and f"trained on {conditions.data}",
+        "ranks": conditions.ranks > 1 and f"{conditions.ranks} ranks",
         "threads": on_cpu and conditions.threads and _counted(conditions.threads, "thread"),
         "max_memory_bytes": conditions.max_memory_bytes and f"within {format_bytes(conditions.max_memory_bytes)}",
         "torch": conditions.torch and f"torch {conditions.torch}",
@@ -463,6 +472,7 @@ _SETTING_WORDS: dict[str, Callable[[Any], str]] = {
     "classes": lambda value: f"{value} classes",
     "optimizer": str,
     "threads": lambda value: f"{value} threads",
+    "ranks": lambda value: f"{value} ranks",
     "max_memory": lambda value: f"within {format_bytes(value)}",
 }
 

@@ -138,6 +138,12 @@ Code = Literal[
     "short-of-memory",
     "fragmented",
     "other-failure",
+    # what several ranks say
+    "uneven-batch",
+    "same-batch",
+    "broken-collective",
+    "oversubscribed",
+    "straggler",
     # what a report is made without
     "unreadable",
     "trace-gone",

@@ -101,6 +101,17 @@ class Serve(Frozen, tag=True):
     seed: int | None = None
 
 
+class AllReduce(Frozen, tag=True):
+    """How long does it take all ranks to sum a message of this size? Outside every timed block."""
+
+    message_bytes: int
+    repeats: int = 10
+
+
+class Where(Frozen, tag=True):
+    """What is this rank doing right now? Answered also while it is busy with another request, or hangs."""
+
+
 class Squeeze(Frozen, tag=True):
     """How little memory would do? Run steps under ever tighter caps. The last question before `Close`."""
 
@@ -216,7 +227,7 @@ class Ask(Frozen, tag=True):
     question: Question
 
 
-Request = Prepare | Measure | TrainEpoch | Feed | Serve | Profile | Squeeze | Close | Ask
+Request = Prepare | Measure | TrainEpoch | Feed | Serve | Profile | AllReduce | Where | Squeeze | Close | Ask
 
 
 class Progress(Frozen, tag=True):
@@ -373,6 +384,37 @@ class TraceReply(Frozen, tag=True):
     trace: TraceRef
 
 
+class AllReduced(Frozen, tag=True):
+    message_bytes: int
+    seconds: tuple[float, ...]
+    """Of each repeat; of several ranks, those of the slowest."""
+
+
+class Hello(Frozen, tag=True):
+    """The first word of a rank, to the process that waits for all of them."""
+
+    rank: int
+    world: int
+    local_rank: int
+    host: str
+    pid: int
+    token: str = ""
+
+
+class Position(Frozen, tag=True):
+    """How far a rank has come: of ranks that wait for each other, the one that is behind holds up the others."""
+
+    stage: str
+    entered: int
+    """Stages so far."""
+    steps: int
+    """Steps begun so far."""
+    waits: bool
+    """For other ranks, as far as its innermost call tells."""
+    where: str = ""
+    """The line of the user's own code it is in; empty where it is in none."""
+
+
 class SqueezeReply(Frozen, tag=True):
     needed_bytes: int | None
     """None where this device has no allocator to cap."""
@@ -394,6 +436,9 @@ Reply = (
     | FedReply
     | ServedReply
     | TraceReply
+    | AllReduced
+    | Hello
+    | Position
     | SqueezeReply
     | ClosedReply
     | FailureReply

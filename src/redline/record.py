@@ -54,6 +54,8 @@ class Failure(Frozen, omit_defaults=True):
     switches: tuple[str, ...] = ()
     """The switches that caused it, as they stand in the recipe; with the scope `recipe`, the first suspect if any."""
     scope: FailureScope = "recipe"
+    rank: Count | None = None
+    """Of several ranks, the one that caused it; None where that is not known, or every rank failed alike."""
     notes: tuple[Note, ...] = ()
     """What the bench could tell from the error beyond its kind."""
 
@@ -271,6 +273,19 @@ class WorkloadInfo(Frozen):
     notes: tuple[Note, ...] = ()
 
 
+class RankInfo(Frozen):
+    """One of several ranks that worked together."""
+
+    rank: Items
+    host: str
+    local_rank: Items
+    """Counted from 0 on every machine."""
+    device: DeviceInfo
+    items_per_step: Items
+    """Its share of a step."""
+    threads: Count | None = None
+
+
 class Warmup(Frozen):
     """The way to the steady state, kept whole."""
 
@@ -303,11 +318,28 @@ class Prepared(Frozen):
     """FLOPs and bytes of one step under this recipe's number formats; None where they were not counted."""
     data: DataInfo | None = None
     """Of a training on data."""
+    ranks: tuple[RankInfo, ...] = ()
+    """Of several ranks, each. The batch and the items per step are those of all of them; work, times and memory are
+    those of rank 0."""
+    gradient_bytes: Count | None = None
+    """What each rank sends per training step."""
 
     @property
     def capabilities(self) -> Capabilities:
         """Of the whole recipe."""
         return Capabilities.together(self.switches.values())
+
+
+class RankBlock(Frozen):
+    """What one of several ranks measured in a block."""
+
+    rank: Items
+    samples: tuple[Seconds, ...]
+    phases: dict[str, tuple[Seconds, ...]] = {}
+    wall_s: Seconds = 0.0
+    cpu_s: Seconds | None = None
+    waited_s: Seconds | None = None
+    memory: Memory = Memory()
 
 
 class Block(Frozen):
@@ -329,9 +361,9 @@ class Block(Frozen):
     waited_s: Seconds | None = None
     """Seconds that its threads were ready to run and had no processor; None where the system does not tell."""
     others_cpu_s: Seconds | None = None
+    """CPU seconds of everything else on the machine meanwhile."""
     busiest: tuple[str, ...] = ()
     """The busiest of the others, with their share."""
-    """CPU seconds of everything else on the machine meanwhile."""
     started_at: Moment = 0.0
     round: Items = 0
     """Blocks of sibling sessions with the same round were measured next to each other."""
@@ -339,7 +371,10 @@ class Block(Frozen):
     """Timed before any sibling session ran, where siblings were to come; the others are contended."""
     memory: Memory = Memory()
     energy_j: Figure | None = None
+    """Of several ranks, all together."""
     telemetry: tuple[TelemetrySample, ...] = ()
+    ranks: tuple[RankBlock, ...] = ()
+    """Of several ranks, each; the block itself is that of the slowest."""
     unit: Literal["s"] = "s"
 
 
@@ -351,6 +386,8 @@ class TraceRef(Frozen):
     steps: Count
     capture_s: Seconds
     bytes: Count
+    others: tuple[str, ...] = ()
+    """The traces of further ranks, in their order."""
 
 
 class Closed(Frozen):

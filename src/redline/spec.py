@@ -12,7 +12,7 @@ from redline.errors import SpecError
 Task = Literal["infer", "train", "step"]
 """`step`: a function of the user's, timed as it is."""
 Effort = Literal["quick", "normal", "strict"]
-DoorName = Literal["inline", "fork", "spawn", "fake"]
+DoorName = Literal["inline", "fork", "spawn", "torchrun", "fake"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 Stem = Literal["imagenet", "cifar"]
 Schedule = Literal["constant", "cosine", "one-cycle"]
@@ -28,6 +28,7 @@ MOST_ITEMS = 2**31 - 1
 MOST_PIXELS = 2**16
 """Per side."""
 MOST_THREADS = 2**12
+MOST_RANKS = 2**14
 MOST_BYTES = 2**60
 MOST_SECONDS = 10**7
 """Four months: no measurement takes longer, and no clock of the system fails to count so far."""
@@ -73,6 +74,14 @@ def require_seconds(name: str, value: float, *, zero_too: bool = False) -> None:
         raise SpecError(f"{name} must {'not be negative' if zero_too else 'be above 0'}, got {shown_number(value)}")
     if value > MOST_SECONDS:
         raise SpecError(f"{name} must be {MOST_SECONDS} seconds or less, got {shown_number(value)}")
+
+
+def split_address(name: str, text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise SpecError(f"{name} must be HOST:PORT, such as node1:7777, got {text!r}")
+    return host, int(port)
 
 
 def shown_number(value: float) -> str:
@@ -371,8 +380,18 @@ class LaunchSpec(Frozen):
     None: what is free when the worker starts. Part of what was measured, because it decides what fits.
     """
 
+    port: int | None = None
+    """Where the ranks on this machine meet; None: a free port."""
+    rendezvous: str | None = None
+    """`HOST:PORT` where this process waits for ranks that torchrun starts elsewhere; None: they are started here."""
+
     def __post_init__(self) -> None:
         require_choice("door", self.door, DoorName)
+        require_range("port", self.port, 1, 65535)
+        if self.rendezvous is not None:
+            split_address("rendezvous", self.rendezvous)
+            if self.door != "torchrun":
+                raise SpecError(f"rendezvous is for the torchrun door, got door {self.door!r}")
         for name in ("prepare_timeout_s", "measure_timeout_s", "close_timeout_s"):
             require_seconds(name, getattr(self, name))
         require_range("memory_limit_bytes", self.memory_limit_bytes, 1, MOST_BYTES)
@@ -400,15 +419,32 @@ class RunSpec(Frozen):
     """Epochs on data instead of timed steps on one batch."""
     load: LoadSpec | None = None
     """Requests that arrive by themselves instead of timed steps one after the other."""
+    ranks: int = 1
+    """Processes that work together, one per GPU. Training averages their gradients; inference runs replicas. The batch
+    is that of all of them; without one, each takes the model's own."""
 
     def __post_init__(self) -> None:
         if self.load is not None and self.workload.task != "infer":
             raise SpecError(f"a load is served by task 'infer', got {self.workload.task!r}")
+        require_range("ranks", self.ranks, 1, MOST_RANKS)
+        if self.ranks > 1:
+            self._check_ranks()
         if self.train is not None and self.workload.task != "train":
             raise SpecError(f"epochs on data are for task 'train', got {self.workload.task!r}")
         require_unicode("device", self.device)
         require_range("threads", self.threads, 1, MOST_THREADS)
         require_range("seed", self.seed, *SEEDS)
+
+    def _check_ranks(self) -> None:
+        if self.launch.door not in ("torchrun", "fork", "fake"):
+            raise SpecError(f"{self.ranks} ranks need the torchrun or the fork door, got door {self.launch.door!r}")
+        if self.train is not None:
+            raise SpecError("epochs on data run on one rank: leave out ranks, or time steps with task 'train'")
+        if self.load is not None or self.workload.task == "step":
+            raise SpecError("a load, and a step of your own, run on one rank: leave out ranks")
+        batch = self.workload.batch
+        if batch is not None and batch < self.ranks:
+            raise SpecError(f"batch {batch} leaves nothing for {self.ranks - batch} of {self.ranks} ranks")
 
 
 def _parse_switch(word: str) -> Switch:

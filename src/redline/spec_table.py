@@ -15,6 +15,7 @@ from redline.errors import SpecError, closest
 from redline.spec import (
     BASELINE,
     MOST_BYTES,
+    MOST_ITEMS,
     DataSpec,
     LaunchSpec,
     MeasureSpec,
@@ -119,7 +120,8 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     if no_check:
         measure = msgspec.structs.replace(measure, check_numerics=False)
     launch = _override(LaunchSpec(), _launch_table(rest), f"{where}: launch")
-    shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed") if name in rest}
+    _share_batch(rest, where)
+    shared: dict[str, Any] = {name: rest.pop(name) for name in ("device", "threads", "seed", "ranks") if name in rest}
     if (train := rest.pop("train", None)) is not None:
         shared["train"] = _train(train, where)
     specs = []
@@ -170,6 +172,9 @@ def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
         "threads",
         "seed",
         "train",
+        "ranks",
+        "batch_per_rank",
+        "rendezvous",
     }
     known |= set(WorkloadSpec.__struct_fields__)
     for name in table:
@@ -207,11 +212,36 @@ def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
     return effort
 
 
+def _share_batch(rest: dict[str, Any], where: str) -> None:
+    """`batch_per_rank` is a person's word for a batch of so many items on every rank."""
+    each = rest.pop("batch_per_rank", None)
+    if each is None:
+        return
+    if rest.get("batch") is not None:
+        raise _TableError(f"{where}: give batch (of all ranks) or batch_per_rank, not both")
+    ranks = rest.get("ranks", 1)
+    for name, value in (("batch_per_rank", each), ("ranks", ranks)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise _TableError(f"{where}: {name} must be a whole number, got {value!r}")
+        require_range(name, value, 1, MOST_ITEMS)
+    rest["batch"] = each * ranks
+
+
 def _launch_table(rest: dict[str, Any]) -> Any:
-    """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes."""
+    """`max_memory` is a person's word for the launch's memory limit: a size such as 16GiB, or bytes.
+
+    Ranks are started by torchrun unless another door is named.
+    """
     table = rest.pop("launch", {})
+    rendezvous = rest.pop("rendezvous", None)
     limit = rest.pop("max_memory", None)
-    if limit is None or not isinstance(table, Mapping):
+    if not isinstance(table, Mapping):
+        return table
+    if rest.get("ranks") is not None or rendezvous is not None:
+        table = {"door": "torchrun", **table}
+    if rendezvous is not None:
+        table = {**table, "rendezvous": rendezvous}
+    if limit is None:
         return table
     limit_bytes = limit if isinstance(limit, int) else parse_bytes(str(limit))
     if limit_bytes < 1:

@@ -66,7 +66,7 @@ def explained(profile: Profile) -> Explained | None:
 
 def losses_by_code(profile: Profile) -> dict[LossCode, Loss]:
     """From the trace; without a timeline, by the names of what ran."""
-    listed = profile.losses if profile.ranks else _by_names(profile)
+    listed = profile.losses if profile.ranks and profile.has_device else _by_names(profile)
     return {loss.code: loss for loss in listed}
 
 

@@ -19,7 +19,7 @@ from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
-from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
+from redline.trace.collectives import CollectiveRow, Straggler, Waiting, collective_rows, host_calls, waiting_of
 from redline.trace.columns import Lost, Trace, Work
 from redline.trace.critical import CriticalPath, critical_path
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
@@ -93,6 +93,8 @@ class RankTime(Frozen):
     world_size: int | None = None
     process: str | None = None
     """Of a file that holds several."""
+    waiting_s: float | None = None
+    """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
 
 
 class Profile(Frozen):
@@ -175,6 +177,9 @@ def profile_of(
     kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
     classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
     losses, calls, waiting = losses_of(every)
+    if not has_device:
+        calls = [host_calls(each) for each in links]
+        waiting = waiting_of(calls)
     hardware = hardware_of(traces, record)
     phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
     tree = tree_of(links)
@@ -196,7 +201,7 @@ def profile_of(
         host=host_of(hosts, timeline.busy_s if has_device else 0.0),
         copies=tuple(copy_rows(cut)),
         counters=(),
-        ranks=tuple(map(_rank, every)),
+        ranks=tuple(_with_waiting(_ranks(every, cut), waiting)),
         lost=_lost(links),
         has_device=has_device,
         sources=tuple(dict.fromkeys(trace.source for trace in traces)),
@@ -303,6 +308,32 @@ def evidence_of(profile: Profile) -> TraceEvidence:
         compute_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "compute"),
         memory_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "memory"),
     )
+
+
+def _ranks(runs: Sequence[DeviceRun], traces: Sequence[Trace]) -> list[RankTime]:
+    """Devices; where there are none, the hosts of traces that belong to ranks."""
+    if runs:
+        return list(map(_rank, runs))
+    return [
+        RankTime(
+            source=trace.source,
+            rank=trace.rank,
+            device=0,
+            timeline=timeline_of([host_time(trace)]),
+            idle=idle_of([]),
+            world_size=trace.world_size,
+            process=trace.process,
+        )
+        for trace in traces
+        if trace.rank is not None and (trace.world_size or 1) > 1
+    ]
+
+
+def _with_waiting(ranks: Sequence[RankTime], waiting: Waiting) -> list[RankTime]:
+    if not waiting.from_ranks or len(ranks) != len(waiting.waits):
+        return list(ranks)
+    waited = [float(np.nansum(waits)) / 1e9 for waits in waiting.waits]
+    return [msgspec.structs.replace(rank, waiting_s=each) for rank, each in zip(ranks, waited, strict=True)]
 
 
 def _rank(run: DeviceRun) -> RankTime:

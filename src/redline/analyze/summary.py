@@ -11,7 +11,14 @@ import msgspec
 import numpy as np
 
 from redline.analyze.advice import worth_trying
-from redline.analyze.blocks import latency_blocks, ratio_in_turns, round_medians_s, timed_blocks
+from redline.analyze.blocks import (
+    latency_blocks,
+    rank_peaks,
+    ratio_in_turns,
+    round_medians_s,
+    straggler_of,
+    timed_blocks,
+)
 from redline.analyze.bound import Bound, bound
 from redline.analyze.command_line import command_line
 from redline.analyze.load import LoadSummary, load_of
@@ -112,6 +119,10 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     latency_s: Latency | None = None
     phases_s: dict[str, float] | None = None
     memory: Memory | None = None
+    rank_peak_bytes: tuple[int | None, ...] = ()
+    """Of several ranks, each one's peak: reserved on a GPU, resident on a CPU."""
+    straggler: int | None = None
+    """Of several ranks, one that is clearly slower than the others."""
     cold_start_s: ColdStart | None = None
     numerics: Numerics | None = None
     capabilities: Capabilities | None = None
@@ -201,6 +212,8 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         group=record.group,
         batch=batch_of(record),
         memory=_memory(record),
+        rank_peak_bytes=rank_peaks(record.blocks) if record.spec.ranks > 1 else (),
+        straggler=straggler_of(record.blocks),
         failure=record.failure.brief() if record.failure is not None else None,
         stopped=record.stopped,
         printed=record.closed.printed if record.closed else "",

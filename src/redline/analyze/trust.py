@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from statistics import median
 from typing import Literal, get_args
 
-from redline.analyze.blocks import shift, timed_blocks
+from redline.analyze.blocks import STRAGGLER, shift, straggler_of, timed_blocks
 from redline.analyze.statistics import median_interval, spread
 from redline.note import Code, Note, note
 from redline.record import BlockKind, Numerics, RunRecord
@@ -87,6 +88,7 @@ def verdict(record: RunRecord) -> Verdict:
         labels=labels or ("valid",),
         reasons=tuple(dict.fromkeys(reason for _, reason in doubts)),
         notes=(
+            *_rank_notes(record),
             *_contention_notes(record),
             *_spread_notes(record),
             *_outlier_notes(record),
@@ -174,6 +176,28 @@ def _named(record: RunRecord) -> str:
     """Those other processes, from the block in which they had most."""
     busiest = max(record.blocks, key=lambda block: (block.others_cpu_s or 0.0) / max(block.wall_s, 1e-9)).busiest
     return f" ({'; '.join(busiest)})" if busiest else ""
+
+
+def _rank_notes(record: RunRecord) -> Iterator[Note]:
+    if (rank := straggler_of(record.blocks)) is not None:
+        text = f"rank {rank} is over {STRAGGLER - 1:.0%} slower than the other ranks in most blocks"
+        yield note("straggler", text, about=str(rank))
+    if (crowded := oversubscription(record)) is not None:
+        yield crowded
+
+
+def oversubscription(record: RunRecord) -> Note | None:
+    """Where ranks on one machine have more threads than it has processors for them."""
+    prepared = record.prepared
+    if prepared is None or not prepared.ranks or prepared.environment.device.kind != "cpu":
+        return None
+    environment = prepared.environment
+    threads, cores = environment.threads or 1, len(environment.affinity) or environment.logical_cores or 1
+    here = max(Counter(rank.host for rank in prepared.ranks).values())
+    if here * threads <= cores:
+        return None
+    text = f"{here} ranks with {threads} threads each share {cores} processors: this is not scaling"
+    return note("oversubscribed", text)
 
 
 def _contention_notes(record: RunRecord) -> Iterator[Note]:

@@ -115,19 +115,23 @@ def profile_spec(
     # What is kept lies in the history's folder, and a copy of it in the one that was asked for.
     path = (workspace.traces / record_id if workspace.keeps or folder is None else folder.absolute()) / trace_name(spec)
     request = msgspec.structs.replace(request, path=str(path))
-    with workspace.lock(spec.device):
+    with workspace.lock(spec.device, spec.ranks):
         door = workspace.door(spec.launch)
         record = capture(spec, request, door, workspace.journal, workspace.observer, record_id=record_id)
     if record.failure is not None:
         raise BenchError(
             record.failure.kind, f"{record.failure.stage}: {record.failure.told}", record.failure.traceback
         )
+    assert record.trace is not None
+    paths = [Path(each) for each in (record.trace.path, *record.trace.others)]
     if folder is not None:
-        path = _copied(path, folder.absolute())
-        assert record.trace is not None
-        record = msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=str(path)))
+        paths = [_copied(each, folder.absolute()) for each in paths]
+        first, *others = map(str, paths)
+        trace = msgspec.structs.replace(record.trace, path=first, others=tuple(others))
+        record = msgspec.structs.replace(record, trace=trace)
     known = workspace.ceilings_of([record])(record)
-    return ProfileResult(profile_of([read_trace(path)], record, by_shape=by_shape, ceilings=known), record)
+    traces = [read_trace(each) for each in paths]
+    return ProfileResult(profile_of(traces, record, by_shape=by_shape, ceilings=known), record)
 
 
 def _copied(path: Path, folder: Path) -> Path:

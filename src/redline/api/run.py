@@ -15,6 +15,7 @@ from redline.analyze.summary import CeilingsOf, RunSummary, with_price
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
+from redline.launch.torchrun import invitation
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
@@ -115,8 +116,11 @@ def measure_specs(specs: Sequence[RunSpec], workspace: Workspace, replicates: in
     records: list[RunRecord] = []
     for _, together in groupby(specs, key=lambda spec: msgspec.structs.replace(spec, recipe=Recipe())):
         group = list(together)
-        with workspace.lock(group[0].device):
+        here = group[0].ranks if group[0].launch.rendezvous is None else 1
+        with workspace.lock(group[0].device, here):
             door = workspace.door(group[0].launch)
+            if group[0].launch.rendezvous is not None:
+                workspace.observer.noted(invitation(group[0]))
             for replicate in range(replicates):
                 if replicates > 1:
                     recipes = [str(spec.recipe) for spec in group]

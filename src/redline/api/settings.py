@@ -51,6 +51,9 @@ class Settings(OtherSettings, total=False):
 
     batch: int | None
     threads: int | None
+    ranks: int
+    batch_per_rank: int | None
+    rendezvous: str | None
 
 
 def takes_settings(function: Callable[P, T]) -> Callable[P, T]:
@@ -87,6 +90,8 @@ def _default_settings() -> dict[str, Any]:
         "max_memory": None,
         "measure": {},
         "launch": {},
+        "batch_per_rank": None,
+        "rendezvous": None,
     }
 
 

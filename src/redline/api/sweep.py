@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,7 +21,17 @@ from redline.report.notebook import Bars, Shown
 from redline.report.run import speed_bars
 from redline.report.sweep import sweep_json, sweep_report
 from redline.search.grid import Grid, grid_from_table, preset, read_sweep, recipe_probes, refuse_unknown_recipes
-from redline.search.sweep import check_name, estimate, make_plan, measured_elsewhere, standing, sweep_plan, unsettled
+from redline.search.spread import spread
+from redline.search.sweep import (
+    Spread,
+    check_name,
+    estimate,
+    make_plan,
+    measured_elsewhere,
+    standing,
+    sweep_plan,
+    unsettled,
+)
 from redline.spec import MOST_REPLICATES, require_range
 from redline.spec_table import layered
 from redline.units import parse_price
@@ -87,6 +98,8 @@ def sweep(
     retry_failed: bool = False,
     dry_run: bool = False,
     price: str | None = None,
+    ray: bool = False,
+    address: str | None = None,
     loss: Any | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[OtherSettings],
@@ -96,11 +109,14 @@ def sweep(
     `batches` is a list or a text such as "1,8" or "16..512" (doubling); `exclude` holds tables such as
     {"model": "vit_b_16", "batch": [64]}. `file` is a TOML file with a [sweep] table, `preset` the name of a built-in
     one; other arguments override both. A file of another user's that names code is refused unless `trust` is set. With `replicates` every cell is measured so many times, in turns with the others.
+    With `ray` the cells are spread over the Ray cluster at `address` (`auto`: this machine's), one trial per GPU.
     A mistake in any cell is raised before the first is measured.
     """
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     if price is not None:
         parse_price(price)  # before anything is measured
+    if address is not None and not ray:
+        raise SpecError("address is that of a Ray cluster: give ray (--launch ray) too")
     axes = {"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}
     for one, several in (("batch", "batches"), ("task", "tasks"), ("recipe", "recipes")):
         if axes[one] is not None and one in settings:
@@ -116,7 +132,10 @@ def sweep(
         )
         name = table.pop("name", None) if name is None else name
         table.pop("name", None)
-        return _sweep_grid(grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run, price)
+        elsewhere = partial(spread, address=address) if ray else None
+        return _sweep_grid(
+            grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run, price, elsewhere
+        )
 
 
 def _table_of(file: str | Path | None, preset_name: str | None, trust: bool) -> dict[str, Any]:
@@ -136,6 +155,7 @@ def _sweep_grid(
     retry_failed: bool,
     dry_run: bool,
     price: str | None,
+    elsewhere: Spread | None,
 ) -> SweepResult:
     """Plan, then measure what is not settled yet."""
     check_name(name)
@@ -154,6 +174,8 @@ def _sweep_grid(
         return SweepResult(standing(plan, kept), estimate=expected)
     workspace.observer.sweep_planned(plan, len(waiting), expected)
     door = workspace.door(plan.cells[0].spec.launch)
-    summary = sweep_plan(plan, door, ledger, workspace.observer, fresh=fresh, retry_failed=retry_failed)
+    summary = sweep_plan(
+        plan, door, ledger, workspace.observer, fresh=fresh, retry_failed=retry_failed, spread=elsewhere
+    )
     records = history.load_many(cell.record_id for cell in summary.cells if cell.record_id)
     return SweepResult(summary, records, price=price)

@@ -135,9 +135,15 @@ class Workspace:
     def environment(self, device: str, threads: int | None = None) -> Environment:
         return self.ask(AskEnvironment(device=device, threads=threads), EnvironmentAnswer).environment
 
-    def lock(self, device: str) -> AbstractContextManager[None]:
-        """Hold the device while it is measured; the observer hears of any wait."""
-        return device_lock(device, on_wait=self.observer.waiting, on_note=self.observer.noted)
+    @contextmanager
+    def lock(self, device: str, ranks: int = 1) -> Iterator[None]:
+        """Hold the device while it is measured, of several ranks each one's; the observer hears of any wait."""
+        kind = device.partition(":")[0]
+        devices = [device] if ranks == 1 else [f"{kind}:{index}" for index in range(ranks if kind != "cpu" else 0)]
+        with ExitStack() as held:
+            for each in devices:
+                held.enter_context(device_lock(each, on_wait=self.observer.waiting, on_note=self.observer.noted))
+            yield
 
     # The history
 

@@ -7,56 +7,28 @@ clock are those of `redline run`; only the number of iterations is the caller's.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from redline.bench.count.ask import answer_count
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, check_model
+from redline.bench.workload.ranks import Rank, Ranks
 from redline.bench.workload.step import INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS, Setup
-from redline.errors import UsageError
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.work import WorkCount
 
 BLOCK_S = 0.25
 """Iterations run without waiting for the device until about this much time is in flight; then they are read out."""
-RENDEZVOUS_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True)
-class Rank:
-    """This process among its siblings."""
-
-    number: int = 0
-    local: int = 0
-    world: int = 1
-    backend: str | None = None
-    url: str = "env://"
-
-    @classmethod
-    def of_environment(cls) -> Rank:
-        """As torchrun says it. The global rank is RANK: LOCAL_RANK begins again on every node."""
-        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            return cls()
-        number = int(os.environ["RANK"])
-        return cls(
-            number=number,
-            local=int(os.environ.get("LOCAL_RANK", number)),
-            world=int(os.environ["WORLD_SIZE"]),
-        )
 
 
 @dataclass(frozen=True)
@@ -89,13 +61,13 @@ class MicroBench:
     def __init__(self, spec: MicroSpec, rank: Rank) -> None:
         self.spec = spec
         self.rank = rank
-        self.device: Device = open_device(_device_of(spec.device, rank))
+        self.device: Device = open_device(rank.device_of(resolve_device(spec.device)))
         self.compile_s: float | None = None
         self._estimate_s = 0.0
 
     def __enter__(self) -> MicroBench:
         if self.rank.world > 1:
-            _join(self.rank, self.device)
+            self.rank.join(self.device)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,10 +81,8 @@ class MicroBench:
         check_model(workload)
         built = build_workload(workload, self.spec.seed)
         built.to(self.device.torch_device)
-        self.setup: Setup = apply_recipe(Recipe.parse(self.spec.recipe), built, self.device)
-        self._trained = self.setup.model
-        if self.rank.world > 1 and self.spec.training:
-            self._trained = _distributed(self.setup, self.device)
+        recipe, distribute = Recipe.parse(self.spec.recipe), Ranks(self.rank).distribute
+        self.setup: Setup = apply_recipe(recipe, built, self.device, distribute)
         parameters = [each for each in built.model.parameters() if each.requires_grad]
         self._optimizer = torch.optim.SGD(parameters, **OPTIMIZER_SETTINGS["sgd"], **self.setup.optimizer_options)
         self._scaler = torch.amp.GradScaler(
@@ -246,7 +216,7 @@ class MicroBench:
         marks = [mark()]
         with self._without_sync(steps_now):
             with setup.autocast():
-                loss = setup.workload.loss(self._trained(*setup.args, **setup.kwargs))
+                loss = setup.workload.loss(setup.model(*setup.args, **setup.kwargs))
             marks.append(mark())
             self._scaler.scale(loss / self.spec.accumulation).backward()
         marks.append(mark())
@@ -259,8 +229,8 @@ class MicroBench:
 
     def _without_sync(self, steps_now: bool) -> AbstractContextManager[Any]:
         """Gradients of iterations that are only accumulated are not sent to the other ranks."""
-        if isinstance(self._trained, DistributedDataParallel) and not steps_now:
-            return self._trained.no_sync()
+        if self.setup.distributed is not None and not steps_now:
+            return self.setup.distributed.no_sync()
         return nullcontext()
 
     def _context(self) -> AbstractContextManager[Any]:
@@ -282,34 +252,3 @@ class MicroBench:
             seconds[path] = seconds.get(path, 0.0) + time.perf_counter() - started[path]
 
         return end
-
-
-def _device_of(asked: str, rank: Rank) -> str:
-    resolved = resolve_device(asked)
-    if resolved == "cpu" or rank.world == 1:
-        return resolved
-    kind = resolved.partition(":")[0]
-    cards = torch.cuda.device_count()
-    if rank.local >= cards:
-        raise UsageError(
-            f"rank {rank.number} needs {kind}:{rank.local}, and this machine has {cards}: start fewer ranks"
-        )
-    return f"{kind}:{rank.local}"
-
-
-def _join(rank: Rank, device: Device) -> None:
-    backend = rank.backend or ("nccl" if device.is_accelerator else "gloo")
-    timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
-    if rank.url == "env://":
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        dist.init_process_group(backend, init_method=rank.url, rank=rank.number, world_size=rank.world, timeout=timeout)
-
-
-def _distributed(setup: Setup, device: Device) -> nn.Module:
-    if not isinstance(setup.model, nn.Module):
-        raise UsageError("this recipe makes a function of the model, which cannot be trained by several ranks")
-    if device.is_accelerator:
-        torch.cuda.set_device(device.torch_device)
-        return DistributedDataParallel(setup.model, device_ids=[device.torch_device])
-    return DistributedDataParallel(setup.model)

@@ -24,6 +24,7 @@ from redline.bench.workload.build import (
     settle_batch,
     understood,
 )
+from redline.bench.workload.ranks import refuse_shared_devices
 from redline.bench.workload.sources.live import remember_live
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
@@ -121,6 +122,7 @@ def check(spec: RunSpec) -> Checked:
         check_model(_before_data(spec))
         spec = msgspec.structs.replace(spec, workload=understood(spec.workload))
         resolved = msgspec.structs.replace(spec, device=resolve_device(spec.device))
+        _check_ranks(spec, resolved.device)
         switches = switches_of(spec.recipe, spec.workload.task)
         if spec.train is not None:
             check_data(spec.train.data, spec.workload)
@@ -129,6 +131,18 @@ def check(spec: RunSpec) -> Checked:
         return Checked(spec=spec, usage=str(error))
     capabilities = Capabilities.together(switch.capabilities() for switch in switches)
     return Checked(spec=resolved, fingerprint=fingerprint, capabilities=capabilities)
+
+
+def _check_ranks(spec: RunSpec, device: str) -> None:
+    if spec.ranks == 1:
+        return
+    if ":" in spec.device:
+        kind = device.partition(":")[0]
+        raise UsageError(
+            f"{spec.ranks} ranks take one GPU each, from the first on: give --device {kind} without a number"
+        )
+    if device != "cpu" and spec.launch.rendezvous is None:
+        refuse_shared_devices(device.partition(":")[0], spec.ranks)
 
 
 def _before_data(spec: RunSpec) -> WorkloadSpec:

@@ -34,6 +34,7 @@ from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import OwnStep, TrainsItself
+from redline.bench.workload.ranks import Ranks, gradient_bytes, where_is_main_thread
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.sources.live import HANDED_OVER, remember_live
 from redline.bench.workload.sources.user import check_inputs_of
@@ -42,13 +43,16 @@ from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
 from redline.note import note
 from redline.protocol import (
+    AllReduce,
     Ask,
     BlockReply,
     Close,
     ClosedReply,
     FailureReply,
     Feed,
+    Measure,
     OnProgress,
+    Position,
     Prepare,
     PreparedReply,
     Profile,
@@ -87,13 +91,16 @@ class BenchSession:
         start_s: float | None = None,
         isolated: bool = True,
         handed_over: dict[str, Any] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._on_progress = on_progress
         self._cold: dict[str, Any] = {"import_s": import_s, "start_s": start_s}
         self._isolated = isolated
         self._handed_over = handed_over or {}
         HANDED_OVER.update(self._handed_over)
+        self._ranks = ranks or Ranks()
         self._stage = "start"
+        self._entered = 0
         self._device: Device | None = None
         self._step: Timed | None = None
         self._training: TrainingSession | None = None
@@ -120,6 +127,11 @@ class BenchSession:
                 self._forget()
             return FailureReply(failure=failure)
 
+    def position(self) -> Position:
+        """How far it has come; asked by another thread, while this session is busy."""
+        waits, where = where_is_main_thread()
+        return Position(stage=self._stage, entered=self._entered, steps=self._ranks.steps, waits=waits, where=where)
+
     def _answer(self, request: Request) -> Reply:
         if isinstance(request, Ask):
             self._enter("ask")
@@ -145,7 +157,10 @@ class BenchSession:
             return TraceReply(trace=capture(self._step, self._device, request, self._eager_model))
         if isinstance(request, Squeeze):
             return SqueezeReply(needed_bytes=least_memory(self._step, self._device, self._memory_limit_bytes))
-        block = measure_block(self._step, self._device, request, self._step_estimate_s)
+        if isinstance(request, AllReduce):
+            return self._ranks.probe(request, self._device)
+        assert isinstance(request, Measure)  # `Where` is answered beside the session
+        block = measure_block(self._step, self._device, request, self._step_estimate_s, self._ranks)
         self._step_estimate_s = statistics.median(block.samples)
         return BlockReply(block=block)
 
@@ -185,6 +200,8 @@ class BenchSession:
             step_synchronises=self._synchronises(step, device),
             isolated=self._isolated,
             work=work,
+            ranks=self._ranks.info(device, info.items_per_step),
+            gradient_bytes=gradient_bytes(workload.model) if workload.task == "train" and self._ranks.is_rank else None,
         )
 
     def _prepare_bare(self, spec: RunSpec) -> Prepared:
@@ -261,10 +278,12 @@ class BenchSession:
 
     def _open_device(self, spec: RunSpec) -> Device:
         self._enter("device", spec.device)
-        resolved = resolve_device(spec.device)
-        if spec.threads is not None:
-            torch.set_num_threads(spec.threads)
+        resolved = self._ranks.rank.device_of(resolve_device(spec.device))
+        self._ranks.set_threads(spec.threads)
         self._device = open_device(resolved)
+        if self._ranks.is_rank:
+            self._enter("ranks")
+            self._ranks.join(self._device, spec.launch.prepare_timeout_s)
         self._memory_limit_bytes = spec.launch.memory_limit_bytes
         self._device.limit_memory(self._memory_limit_bytes, isolated=self._isolated)
         return self._device
@@ -277,6 +296,7 @@ class BenchSession:
         self._give_back_model = remember_live(spec.workload)
         workload = build_workload(spec.workload, spec.seed)
         self._own_step = workload.step
+        self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
         apart_s = 0.0
         if settle and spec.measure.sparing:
             # Off the device, which then sees what a plain loop would show it, and nothing else.
@@ -286,13 +306,16 @@ class BenchSession:
         self._cold["build_s"] = time.perf_counter() - started - apart_s
         if settle and not spec.measure.sparing:
             self._make_ready(workload, spec, calibrate=calibrate)
+        self._ranks.level(workload.model)
         return workload
 
     def _make_ready(self, workload: Workload, spec: RunSpec, *, calibrate: bool, sparing: bool = False) -> float:
         """Settle the batch and calibrate what needs it; says how many seconds that took."""
         started = time.perf_counter()
         self._enter("batch")
-        settle_batch(workload, spec.workload)
+        if not self._ranks.has_share:
+            settle_batch(workload, spec.workload)
+            self._ranks.share(workload, spec.workload.batch, ask=True)
         if calibrate:
             self._enter("calibrate")
             workload.notes += give_signal(workload, spec.seed, sparing=sparing)
@@ -307,11 +330,14 @@ class BenchSession:
             given = check_inputs_of(spec.workload, workload, spec.seed + 1)
             return OutputReference.of(workload, device, number_format, spec.seed, given)
         steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
-        return LossReference.of(workload, device, number_format, spec.seed, steps, optimizer)
+        distribute = self._ranks.distribute
+        return LossReference.of(workload, device, number_format, spec.seed, steps, optimizer, distribute)
 
     def _apply(self, spec: RunSpec, workload: Workload, device: Device) -> Setup:
         self._enter("recipe", str(spec.recipe))
-        setup = apply_recipe(spec.recipe, workload, device)
+        setup = apply_recipe(spec.recipe, workload, device, self._ranks.distribute)
+        if self._ranks.several:
+            setup.before_step.append(self._ranks.count_step)
         if not spec.measure.check_numerics:
             setup.let_originals_go()
         self._release(spec, device)
@@ -367,6 +393,9 @@ class BenchSession:
         """Nothing that goes wrong here may cost the measurement: it becomes a note."""
         if spec.measure.sparing:  # a trial near the edge of memory, about which nothing else is asked
             return None, info
+        if setup.is_sharded:
+            why = note("work-not-counted", "work not counted: the weights are spread over the ranks")
+            return None, msgspec.structs.replace(info, notes=(*info.notes, why))
         self._enter("count")
         try:
             return count_step(setup, spec.workload.optimizer, modules=modules), info
@@ -392,6 +421,7 @@ class BenchSession:
                 compilations=compilations,
                 is_accelerator=device.is_accelerator,
                 on_step=tell,
+                agreed=self._ranks.agreed,
             )
 
     def _few_steps(self, step: Timed, device: Device) -> Warmup:
@@ -422,6 +452,7 @@ class BenchSession:
     def _close(self) -> Closed:
         memory = self._device.memory() if self._device else Memory()
         self._forget()
+        self._ranks.leave()
         self._restore_flags()
         if self._device is not None:
             self._device.restore()
@@ -447,6 +478,7 @@ class BenchSession:
 
     def _enter(self, stage: str, detail: str = "") -> None:
         self._stage = stage
+        self._entered += 1
         self._on_progress(Progress(stage=stage, detail=detail))
 
 

@@ -1,25 +1,35 @@
 """The worker's loop: a request in, `Progress` on the way, one reply out, until the desk hangs up.
 
-Started as `python -m redline.bench.worker WHERE REQUESTED_AT` by the spawn door, or forked by the fork server. WHERE is
+Started as `python -m redline.bench.worker WHERE [REQUESTED_AT]` by the spawn door, or forked by the fork server. WHERE is
 an inherited descriptor, `unix:PATH` to call back at, or `script:FILE` with requests to be done in turn without a desk.
+
+Under torchrun, on one machine or several, WHERE is `ranks:unix:PATH` or `ranks:tcp:HOST:PORT`: every rank calls there.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import select
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from redline.errors import BenchError
 from redline.processes import adopt_orphans
-from redline.protocol import Close, FailureReply, Progress, Reply, read_script, receive_request, send
+from redline.protocol import Close, FailureReply, Progress, Reply, Request, Where, read_script, receive_request, send
 from redline.record import Failure
 
+if TYPE_CHECKING:
+    from redline.bench.session import BenchSession
+
 _OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
+RANKED = "REDLINE_RANKED"
+"""Set in the environment of a forked worker that is one of several ranks."""
 COPY_ARRIVES_S = 0.5
 """After something was forked: how long to wait for a copy that comes back from the same code at about the same time."""
 FORKED = (
@@ -43,12 +53,48 @@ def serve(connection: socket.socket, *, import_s: float | None, requested_at: fl
             return
 
 
+def serve_rank(connection: socket.socket, *, import_s: float | None, requested_at: float, token: str = "") -> None:
+    """The same as one of several ranks, which can be asked where it is while it works or hangs."""
+    from redline.bench.session import BenchSession
+    from redline.bench.workload.ranks import Rank, Ranks
+
+    rank = Rank.of_environment()
+    line = _Line(connection)
+    line.send(rank.hello(token))
+    session = BenchSession(
+        on_progress=line.send, import_s=import_s, start_s=time.time() - requested_at, ranks=Ranks(rank)
+    )
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    listener = threading.Thread(
+        target=_listen, args=(connection, line, session, requests), name="redline-listener", daemon=True
+    )
+    listener.start()
+    request: Request | None = None
+    while not isinstance(request, Close):
+        request = requests.get()
+        line.send(session.handle(request))
+
+
+def _listen(
+    connection: socket.socket, line: _Line, session: BenchSession, requests: queue.SimpleQueue[Request]
+) -> None:
+    while (request := receive_request(connection)) is not None:
+        if isinstance(request, Where):
+            line.send(session.position())
+            continue
+        requests.put(request)
+        if isinstance(request, Close):
+            return
+    os._exit(1)  # nobody listens any more, and the main thread may wait for a rank that will never come
+
+
 class _Line:
     """The worker's end of the connection. Only the worker itself speaks on it, and it always says something."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._worker = os.getpid()
+        self._lock = threading.Lock()
         self._forks = 0
         self._copies, self._copy_says = os.pipe()
         os.register_at_fork(after_in_parent=self._count_fork)
@@ -65,13 +111,14 @@ class _Line:
             if isinstance(message, Progress):
                 raise BenchError("user", FORKED)  # now: each further step would fork again, and so would its copies
             message = FailureReply(failure=Failure(stage="worker", kind="user", message=FORKED))
-        try:
-            send(self._connection, message)
-        except (TypeError, ValueError, OverflowError) as error:
-            said = f"the worker cannot send its {type(message).__name__}: {error!r}"
-            trace = "".join(traceback.format_exception(error))
-            failure = Failure(stage="worker", kind="crash", message=said, traceback=trace)
-            send(self._connection, FailureReply(failure=failure))
+        with self._lock:
+            try:
+                send(self._connection, message)
+            except (TypeError, ValueError, OverflowError) as error:
+                said = f"the worker cannot send its {type(message).__name__}: {error!r}"
+                trace = "".join(traceback.format_exception(error))
+                failure = Failure(stage="worker", kind="crash", message=said, traceback=trace)
+                send(self._connection, FailureReply(failure=failure))
 
     def _count_fork(self) -> None:
         self._forks += 1
@@ -112,7 +159,8 @@ def own_descriptors(log: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    where, requested_at = arguments[0], float(arguments[1])
+    where = arguments[0]
+    requested_at = float(arguments[1]) if len(arguments) > 1 else time.time()
     volunteer_for_oom()
     adopt_orphans()
     started = time.perf_counter()
@@ -124,7 +172,52 @@ def main(arguments: list[str]) -> None:
     if kind == "script":
         follow(Path(address), requested_at)
         return
+    if kind == "ranks":
+        kind, _, address = address.partition(":")
+        call_as_rank(kind, address, import_s, requested_at)
+        return
     serve(_connected(kind, address), import_s=import_s, requested_at=requested_at)
+
+
+FIRST_CALL_TIMEOUT_S = 600.0
+NEXT_CALL_TIMEOUT_S = 10.0
+_SESSIONS = "REDLINE_RANK_SESSIONS"
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+OWN_ATTEMPTS = 1000
+"""Added per session, so that they do not meet the attempts torchrun counts itself."""
+
+
+def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) -> None:
+    """Call, serve one session, and where others started this rank begin anew in a fresh interpreter for the next one."""
+    if kind == "unix":
+        serve_rank(_connected(kind, address), import_s=import_s, requested_at=requested_at)
+        return
+    sessions = int(os.environ.get(_SESSIONS, "0"))
+    connection = _called(address, NEXT_CALL_TIMEOUT_S if sessions else FIRST_CALL_TIMEOUT_S)
+    if connection is None:
+        if sessions:
+            return  # all is measured
+        sys.exit(f"nobody waits for ranks at {address}: start 'redline run … --ranks N --rendezvous {address}' first")
+    serve_rank(connection, import_s=import_s, requested_at=requested_at, token=os.environ.get("REDLINE_TOKEN", ""))
+    os.environ[_SESSIONS] = str(sessions + 1)
+    # Ranks meet under the number of the attempt: a new one makes them meet anew.
+    os.environ[_ATTEMPT] = str(int(os.environ.get(_ATTEMPT, "0")) + OWN_ATTEMPTS)
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def _called(address: str, timeout_s: float) -> socket.socket | None:
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=5.0)
+        except OSError:
+            time.sleep(0.2)
+            continue
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connection
+    return None
 
 
 def _connected(kind: str, address: str) -> socket.socket:

@@ -37,6 +37,7 @@ from redline.cli.race import race
 from redline.cli.report import report
 from redline.cli.roofline import roofline
 from redline.cli.run import demo, run
+from redline.cli.scale import scale
 from redline.cli.serve import serve
 from redline.cli.study import study
 from redline.cli.sweep import sweep
@@ -53,6 +54,7 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
     batch,
     load,
     race,
+    scale,
     study,
     tune,
     train,

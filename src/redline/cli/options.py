@@ -154,10 +154,35 @@ MEASURED: Options = {
     "tail": Annotated[bool | None, opt("--tail", group=HOW, help="Collect enough samples (662) to report p99.")],
     "max_memory": _MAX_MEMORY,
     "door": Annotated[
-        str | None, opt(group=HOW, metavar="[fork|spawn|inline]", help="How workers are started. Default: fork.")
+        str | None,
+        opt(
+            group=HOW,
+            metavar="[fork|spawn|inline|torchrun]",
+            help="How workers are started. Default: fork; torchrun where --ranks is given.",
+        ),
     ],
 }
 """How it is measured."""
+RANKS: Options = {
+    "ranks": Annotated[
+        int | None,
+        opt(
+            group=WHAT,
+            help="Processes that work together, one per GPU: DDP for training, replicas for inference. --batch is then that "
+            "of all of them.",
+        ),
+    ],
+    "batch_per_rank": Annotated[int | None, opt(group=WHAT, help="Items per step on every rank, instead of --batch.")],
+    "rendezvous": Annotated[
+        str | None,
+        opt(
+            group=HOW,
+            metavar="HOST:PORT",
+            help="Wait there for ranks that torchrun starts on other machines (docs/clusters.md).",
+        ),
+    ],
+}
+"""How many processes work together."""
 ISOLATED: Options = {
     "max_memory": _MAX_MEMORY,
     "door": Annotated[

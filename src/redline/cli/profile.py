@@ -13,6 +13,7 @@ from redline.cli.options import (
     HOW,
     MODEL_HELP,
     OUTPUT,
+    RANKS,
     WORKLOAD,
     Exit,
     Given,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from redline.analyze.profile import Profile
 
 
-@takes(WORKLOAD)
+@takes(WORKLOAD | {name: RANKS[name] for name in ("ranks", "batch_per_rank")})
 def profile(
     *,
     what: Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} After --trace: more files.")] = None,
@@ -83,6 +84,7 @@ def profile(
     Examples:
       redline profile resnet50 -r fp16+channels-last --batch 32
       redline profile --trace rank0.json.gz rank1.json.gz --html page.html
+      redline profile resnet50 --task train --ranks 4 --batch 256
       redline profile --import results.stats.csv
     """
     from redline.api.profile import captured_lanes, compare_profiles, import_profile, read_profile

@@ -37,6 +37,7 @@ from redline.units import format_seconds, format_share
 
 WORDS = {
     "device": "opening the device",
+    "ranks": "waiting for all ranks",
     "build": "building",
     "batch": "searching for the batch",
     "calibrate": "calibrating batch-norm",

@@ -8,6 +8,7 @@ from typing import Annotated
 from redline.cli.options import (
     HOW,
     MEASURED,
+    RANKS,
     WHAT,
     WORKLOAD,
     DeviceName,
@@ -27,7 +28,7 @@ from redline.cli.options import (
 )
 
 
-@takes(WORKLOAD | MEASURED)
+@takes(WORKLOAD | RANKS | MEASURED)
 def run(
     *,
     model: Models = None,
@@ -56,6 +57,7 @@ def run(
       redline run resnet50 --batch 32
       redline run resnet50 -b 32 -r baseline -r fp16+channels-last+compile
       redline run my_model.py:build --task train --effort quick
+      redline run resnet50 --task train --ranks 4 --batch 256
     """
     from redline.api.report import report_records
     from redline.api.run import run as run_models

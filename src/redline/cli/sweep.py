@@ -55,6 +55,12 @@ def sweep(
     dry_run: Annotated[
         bool, opt("--dry-run", group=HOW, help="Show the plan and a time estimate; measure nothing.")
     ] = False,
+    launch: Annotated[
+        str | None, opt("--launch", group=HOW, metavar="[ray]", help="Spread the cells over a cluster, one per GPU.")
+    ] = None,
+    address: Annotated[
+        str | None, opt("--address", group=HOW, help="Of the Ray cluster: auto (this machine's), or HOST:PORT.")
+    ] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
@@ -67,6 +73,7 @@ def sweep(
     Examples:
       redline sweep resnet50 vit_b_16 -r baseline -r fp16 --batch 1..64
       redline sweep --file grid.toml --dry-run
+      redline sweep resnet50 -r baseline -r fp16 --batch 1..64 --launch ray --address auto
     """
     from redline.api.report import report_records
     from redline.api.sweep import sweep as sweep_models
@@ -80,9 +87,12 @@ def sweep(
         if dry_run:
             raise SpecError("a dry run measures nothing to report: leave out --report or --dry-run")
         check_folder(report)
+    if launch not in (None, "ray"):
+        raise SpecError(f"launch must be ray, got {launch!r}")
     lists = {"batch": "batches", "task": "tasks", "threads": "threads"}
     asked = {lists.get(key, key): value for key, value in given.items()}
     asked |= only_set(recipes=recipe, file=file, trust=trust, preset=preset, name=name, price=price)
+    asked |= only_set(ray=launch == "ray", address=address)
     try:
         with LiveSweep() as observer, Workspace(observer=observer) as workspace:
             result = sweep_models(

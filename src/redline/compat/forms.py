@@ -14,7 +14,8 @@ from redline.spec import Frozen
 from redline.work import ModuleWork, WorkCount
 
 if TYPE_CHECKING:
-    from redline.bench.micro import MicroBench, Rank
+    from redline.bench.micro import MicroBench
+    from redline.bench.workload.ranks import Rank
     from redline.compat.micro import Asked
 
 RULE = "=" * 40

@@ -28,7 +28,8 @@ from redline.errors import BenchError, RedlineError, SpecError, UsageError
 from redline.units import printable
 
 if TYPE_CHECKING:
-    from redline.bench.micro import Iteration, MicroBench, Rank
+    from redline.bench.micro import Iteration, MicroBench
+    from redline.bench.workload.ranks import Rank
 
 WARMUP_ITERATIONS = 5
 PROFILED_ITERATIONS = 5
@@ -212,7 +213,7 @@ def _compile_switch(given: argparse.Namespace) -> tuple[str, str | None]:
 
 
 def _rank(given: argparse.Namespace) -> Rank:
-    from redline.bench.micro import Rank
+    from redline.bench.workload.ranks import Rank
 
     if not given.distributed_dataparallel:
         return Rank.of_environment()

@@ -1,4 +1,4 @@
-"""Doors to the bench: `inline`, `fork` and `spawn` speak one protocol, and so does the fake."""
+"""Doors to the bench: `inline`, `fork`, `spawn` and `torchrun` speak one protocol, and so does the fake."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from redline.launch.door import Door, Session
 from redline.launch.fork import ForkDoor
 from redline.launch.inline import InlineDoor
 from redline.launch.spawn import SpawnDoor
+from redline.launch.torchrun import TorchrunDoor
 from redline.spec import LaunchSpec
 
 __all__ = ["Door", "Session", "open_door"]
@@ -18,6 +19,8 @@ def open_door(launch: LaunchSpec) -> Door:
         return ForkDoor(launch)
     if launch.door == "spawn":
         return SpawnDoor(launch)
+    if launch.door == "torchrun":
+        return TorchrunDoor(launch)
     if launch.door == "inline":
         return InlineDoor(launch)
     raise UsageError(f"door {launch.door!r} needs a landscape: make a FakeDoor and hand it over")

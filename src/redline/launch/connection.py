@@ -22,6 +22,7 @@ import msgspec
 
 from redline.errors import DoorError
 from redline.protocol import (
+    AllReduce,
     Ask,
     Close,
     ClosedReply,
@@ -53,22 +54,22 @@ class Callback:
     gets the address of a socket instead of the socket itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backlog: int = 1) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="redline-"))  # ours alone: nobody else can call
-        self._socket = socket.socket(socket.AF_UNIX)
+        self.socket = socket.socket(socket.AF_UNIX)
         path = str(self._folder / "door")
-        self._socket.bind(path)
-        self._socket.listen(1)
+        self.socket.bind(path)
+        self.socket.listen(backlog)
         self.address = f"unix:{path}"
 
     def wait(self, is_alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
         """The worker's call; None when it ended first, or did not call in time."""
         deadline = time.monotonic() + timeout_s
-        self._socket.settimeout(LOOK_EVERY_S)
+        self.socket.settimeout(LOOK_EVERY_S)
         try:
             while time.monotonic() < deadline:
                 try:
-                    return self._socket.accept()[0]
+                    return self.socket.accept()[0]
                 except TimeoutError:
                     if not is_alive():
                         return None
@@ -77,7 +78,7 @@ class Callback:
             self.close()
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -114,7 +115,7 @@ class WorkerSession:
         self._dead: Failure | None = None
         self._paused = False
         self._released = False
-        self._oom_kills = _kernel_oom_kills()
+        self._oom_kills = kernel_oom_kills()
         self._deadline = 0.0
         self._limit_s = 0.0
         self._paused_at = 0.0
@@ -134,8 +135,8 @@ class WorkerSession:
             return
         self.resume()
         trim_log(self._log)
-        self._stage = _stage_of(request)
-        self._limit_s = self._timeout_of(request)
+        self._stage = stage_of(request)
+        self._limit_s = timeout_of(request, self._launch)
         self._deadline = time.monotonic() + self._limit_s
         try:
             self._connection.settimeout(self._limit_s)
@@ -200,7 +201,7 @@ class WorkerSession:
         if self._process.wait(self._launch.close_timeout_s if reply is not None else 0.0) is None:
             self._signal(signal.SIGKILL)
             self._process.wait(KILL_TIMEOUT_S)
-        printed = _last_lines(log_tail(self._log))
+        printed = last_lines(log_tail(self._log))
         self._release()
         closed = reply.closed if isinstance(reply, ClosedReply) else Closed()
         return msgspec.structs.replace(closed, printed=printed)
@@ -224,7 +225,7 @@ class WorkerSession:
         if status is None:
             self._signal(signal.SIGKILL)
             self._process.wait(END_TIMEOUT_S)
-        kind, message = _cause_of_death(status, self._stage, _kernel_oom_kills() > self._oom_kills)
+        kind, message = cause_of_death(status, self._stage, kernel_oom_kills() > self._oom_kills)
         self._dead = Failure(stage=self._stage, kind=kind, message=message, traceback=log_tail(self._log))
         return self._dead
 
@@ -241,18 +242,9 @@ class WorkerSession:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
-    def _timeout_of(self, request: Request) -> float:
-        if isinstance(request, Measure | Feed):
-            return self._launch.measure_timeout_s + request.seconds
-        if isinstance(request, Serve):
-            return self._launch.measure_timeout_s + request.deadline_s
-        if isinstance(request, Squeeze | TrainEpoch):
-            return self._launch.measure_timeout_s
-        if isinstance(request, Ask):
-            return ASK_TIMEOUT_S
-        if isinstance(request, Close):
-            return self._launch.close_timeout_s
-        return self._launch.prepare_timeout_s
+
+class Killable(Protocol):
+    def kill(self) -> None: ...
 
 
 class WorkerDoor:
@@ -260,7 +252,7 @@ class WorkerDoor:
 
     def __init__(self, launch: LaunchSpec) -> None:
         self._launch = launch
-        self._sessions: list[WorkerSession] = []
+        self._sessions: list[Killable] = []
 
     def close(self) -> None:
         for session in self._sessions:
@@ -332,27 +324,43 @@ def log_tail(log: IO[bytes]) -> str:
     return tail.decode("utf-8", "replace")
 
 
-def _last_lines(tail: str) -> str:
+def last_lines(tail: str) -> str:
     return "\n".join([line.rstrip() for line in tail.splitlines() if line.strip()][-PRINTED_LINES:])
 
 
-def _stage_of(request: Request) -> str:
+def stage_of(request: Request) -> str:
     return type(request).__name__.lower()
 
 
-def _cause_of_death(status: int | None, stage: str, kernel_oom: bool) -> tuple[FailureKind, str]:
+def timeout_of(request: Request, launch: LaunchSpec) -> float:
+    if isinstance(request, Measure | Feed):
+        return launch.measure_timeout_s + request.seconds
+    if isinstance(request, Serve):
+        return launch.measure_timeout_s + request.deadline_s
+    if isinstance(request, Squeeze | TrainEpoch | AllReduce):
+        return launch.measure_timeout_s
+    if isinstance(request, Ask):
+        return ASK_TIMEOUT_S
+    if isinstance(request, Close):
+        return launch.close_timeout_s
+    return launch.prepare_timeout_s
+
+
+def cause_of_death(
+    status: int | None, stage: str, kernel_oom: bool, who: str = "the worker"
+) -> tuple[FailureKind, str]:
     if status is None:
-        return "crash", f"the worker hung up at '{stage}' and did not end within {END_TIMEOUT_S:g} s; it was stopped"
+        return "crash", f"{who} hung up at '{stage}' and did not end within {END_TIMEOUT_S:g} s; it was stopped"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name
         if number == signal.SIGKILL and kernel_oom:
-            return "oom", f"the kernel killed the worker at '{stage}': the machine ran out of memory"
-        return "crash", f"the worker died of {name} at '{stage}'"
-    return "crash", f"the worker exited with status {os.WEXITSTATUS(status)} at '{stage}'"
+            return "oom", f"the kernel killed {who} at '{stage}': the machine ran out of memory"
+        return "crash", f"{who} died of {name} at '{stage}'"
+    return "crash", f"{who} exited with status {os.WEXITSTATUS(status)} at '{stage}'"
 
 
-def _kernel_oom_kills() -> int:
+def kernel_oom_kills() -> int:
     if not _VMSTAT.exists():
         return 0
     found = re.search(r"^oom_kill (\d+)", _VMSTAT.read_text(), re.MULTILINE)

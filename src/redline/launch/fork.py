@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,7 @@ import msgspec
 
 from redline.errors import DoorError
 from redline.launch.connection import WorkerDoor, WorkerSession, current_folder, log_tail, paths_of, worker_log
+from redline.launch.ranks import RankLine, RanksSession, free_port
 from redline.processes import keep_standard_descriptors
 from redline.spec import LaunchSpec, RunSpec
 
@@ -58,9 +59,11 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def fork(self, connection: socket.socket, log_fd: int, launch: LaunchSpec) -> int:
-        """A fresh worker that talks on `connection`; returns its process id."""
-        with self._lock, _request_file(launch) as request, _working_folder(launch) as folder:
+    def fork(
+        self, connection: socket.socket, log_fd: int, launch: LaunchSpec, variables: Mapping[str, str] | None = None
+    ) -> int:
+        """A fresh worker that talks on `connection`; returns its process id. `variables` are added to its environment."""
+        with self._lock, _request_file(launch, variables or {}) as request, _working_folder(launch) as folder:
             if not self._ready:
                 self._receive("ready", START_TIMEOUT_S)
                 self._ready = True
@@ -117,10 +120,10 @@ class ForkServer:
 
 
 @contextmanager
-def _request_file(launch: LaunchSpec) -> Iterator[IO[bytes]]:
+def _request_file(launch: LaunchSpec, variables: Mapping[str, str]) -> Iterator[IO[bytes]]:
     """A file with what a worker takes over from this process: `redline.bench.forkserver.ForkRequest`."""
     request = [
-        list(os.environb.items()),
+        list({**os.environb, **{name.encode(): value.encode() for name, value in variables.items()}}.items()),
         [os.fsencode(entry) for entry in paths_of(launch)],
         time.time(),
     ]
@@ -152,19 +155,46 @@ class ForkedProcess:
 class ForkDoor(WorkerDoor):
     """Closing it ends its workers; the server stays for the next door of this process."""
 
-    def open(self, spec: RunSpec | None = None) -> WorkerSession:
-        server, launch = shared_server(), spec.launch if spec else self._launch
-        ours, theirs = socket.socketpair()
-        log = worker_log()
-        try:
-            pid = server.fork(theirs, log.fileno(), launch)
-        except TimeoutError:
-            raise DoorError("the fork server did not answer in time") from None
-        finally:
-            theirs.close()
-        session = WorkerSession(ours, ForkedProcess(server, pid), log, launch)
+    def open(self, spec: RunSpec | None = None) -> WorkerSession | RanksSession:
+        log, launch = worker_log(), spec.launch if spec else self._launch
+        session: WorkerSession | RanksSession
+        if spec is not None and spec.ranks > 1:
+            session = self._several(spec.ranks, log, launch)
+        else:
+            session = WorkerSession(*_forked(log, launch), log, launch)
         self._sessions.append(session)
         return session
+
+    def _several(self, ranks: int, log: IO[bytes], launch: LaunchSpec) -> RanksSession:
+        """Ranks on this machine, as torchrun would start them, but forked."""
+        port = launch.port or free_port()
+        forked = []
+        for rank in range(ranks):
+            where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            told = {name: str(value) for name, value in where.items()}
+            forked.append(
+                _forked(log, launch, {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), RANKED: "1"})
+            )
+        lines = [RankLine(rank, connection, process.pid, process) for rank, (connection, process) in enumerate(forked)]
+        return RanksSession(lines, [process for _, process in forked], log, launch)
+
+
+RANKED = "REDLINE_RANKED"
+"""As `redline.bench.worker` has it, which the desk does not import."""
+
+
+def _forked(
+    log: IO[bytes], launch: LaunchSpec, variables: Mapping[str, str] | None = None
+) -> tuple[socket.socket, ForkedProcess]:
+    server = shared_server()
+    ours, theirs = socket.socketpair()
+    try:
+        pid = server.fork(theirs, log.fileno(), launch, variables)
+    except TimeoutError:
+        raise DoorError("the fork server did not answer in time") from None
+    finally:
+        theirs.close()
+    return ours, ForkedProcess(server, pid)
 
 
 _server: ForkServer | None = None

@@ -104,12 +104,20 @@ class SpawnDoor(WorkerDoor):
 
 def start_worker(launch: LaunchSpec, where: str, log: IO[bytes], inherited: Sequence[int] = ()) -> SpawnedProcess:
     """A worker behind its guardian, told where to find its requests."""
-    line, guardians_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours, python = str(Path(__file__).parents[2]), launch.python or sys.executable
     # -P: files in the working folder are the user's, also those called statistics.py.
     worker = [*launch.command_prefix, python, "-P", "-c", _WORKER, ours, where, repr(time.time())]
+    return start_guarded(worker, launch, log, inherited)
+
+
+def start_guarded(
+    command: Sequence[str], launch: LaunchSpec, log: IO[bytes], inherited: Sequence[int] = ()
+) -> SpawnedProcess:
+    """A command behind a guardian, which leaves nothing of it behind."""
+    line, guardians_line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours = str(Path(__file__).parents[2])
     guardian = subprocess.Popen(
-        [sys.executable, "-P", "-c", _GUARDIAN, ours, str(guardians_line.fileno()), *worker],
+        [sys.executable, "-P", "-c", _GUARDIAN, ours, str(guardians_line.fileno()), *command],
         pass_fds=[*inherited, guardians_line.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -81,7 +81,7 @@ def _ranks(profile: Profile) -> Table:
     table = plain_table("devices")
     table.add_column("rank")
     table.add_column("device", justify="right")
-    for header in ("span", "busy", "idle", "communicating", "exposed", "host wait"):
+    for header in ("span", "busy", "idle", "communicating", "exposed", "waiting for ranks", "host wait"):
         table.add_column(header, justify="right", no_wrap=True)
     for rank in profile.ranks:
         timeline = rank.timeline
@@ -93,6 +93,7 @@ def _ranks(profile: Profile) -> Table:
             told_part(timeline.idle_s, timeline.span_s),
             told_time(timeline.communication_s),
             told_time(timeline.exposed_communication_s),
+            told_time(rank.waiting_s),
             told_time(rank.idle.host_wait_s),
         )
     return table
@@ -251,6 +252,11 @@ def _collectives(profile: Profile, rows: int) -> Table:
         )
     known = "against the other ranks" if profile.stragglers else "against the fastest call of the same size"
     table.caption = f"waiting: {known}"
+    if profile.stragglers:
+        late = profile.stragglers[0]
+        table.caption += (
+            f"; {late.label} came last in {late.last} of {late.collectives}, mean skew {told_time(late.skew_s)}"
+        )
     return table
 
 

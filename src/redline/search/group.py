@@ -378,9 +378,8 @@ def measure_together(
 ) -> list[RunRecord]:
     """Measure `specs` interleaved; one record each, in their order. What breaks becomes a failed record."""
     observer = observer or Observer()
-    if len(specs) > 1 and any(spec.launch.door == "inline" for spec in specs):
-        text = "inline sessions share one process and its settings: measured one after the other, so there is no ratio"
-        why = note("measured-separately", text, about="inline")
+    why = _why_not_together(specs) if len(specs) > 1 else None
+    if why is not None:
         return [_measure_solo(spec, position, why, door, journal, observer) for position, spec in enumerate(specs)]
     with Group(door, journal, observer, random.Random(seed), is_shared=len(specs) > 1) as group:
         for position, spec in enumerate(specs):
@@ -393,6 +392,17 @@ def measure_together(
     for position in group.crowded:
         group.done[position] = _measure_solo(specs[position], position, why, door, journal, observer)
     return [group.done[position] for position in range(len(specs))]
+
+
+def _why_not_together(specs: Sequence[RunSpec]) -> Note | None:
+    separately = "measured one after the other, so there is no ratio"
+    if any(spec.launch.door == "inline" for spec in specs):
+        text = f"inline sessions share one process and its settings: {separately}"
+        return note("measured-separately", text, about="inline")
+    if any(spec.launch.rendezvous for spec in specs):
+        text = f"ranks that others start serve one recipe at a time: {separately}"
+        return note("measured-separately", text, about="rendezvous")
+    return None
 
 
 def _measure_solo(

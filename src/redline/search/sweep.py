@@ -8,7 +8,7 @@ source knows without building it (`docs/decisions/0002-plan-keys.md`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -176,6 +176,10 @@ class Ledger(Protocol):
     def forget(self) -> None: ...
 
 
+Spread = Callable[[Sequence[RunSpec]], Iterator[tuple[int, RunRecord]]]
+"""Measures specs elsewhere: the record of each with its number, in the order in which they are done."""
+
+
 class CellJournal:
     """Keeps a cell's record back until it is whole: blocks of a cell that is cut short are not worth a row."""
 
@@ -202,8 +206,12 @@ def sweep_plan(
     *,
     fresh: bool = False,
     retry_failed: bool = False,
+    spread: Spread | None = None,
 ) -> SweepSummary:
-    """Measure what is not settled yet. `fresh` starts over, `retry_failed` tries failed cells again."""
+    """Measure what is not settled yet. `fresh` starts over, `retry_failed` tries failed cells again.
+
+    `spread` measures cells on other machines, in any order, instead of through the door.
+    """
     observer = observer or Observer()
     with ledger.held():
         if fresh:
@@ -211,8 +219,14 @@ def sweep_plan(
         else:
             ledger.adopt(measured_elsewhere(plan, ledger).values())
         waiting = unsettled(plan, ledger.cells(), retry_failed=retry_failed)
-        broken = 0
-        for number, cell in enumerate(waiting, start=len(plan.cells) - len(waiting) + 1):
+        broken, settled = 0, len(plan.cells) - len(waiting)
+        if spread is not None and waiting:
+            for count, (index, record) in enumerate(spread([cell.spec for cell in waiting]), start=settled + 1):
+                observer.cell(waiting[index], count, len(plan.cells))
+                ledger.settle(waiting[index].key, record)
+                observer.settled(waiting[index], record)
+            return standing(plan, ledger.cells())
+        for number, cell in enumerate(waiting, start=settled + 1):
             observer.cell(cell, number, len(plan.cells))
             record = measure_cell(cell, door, ledger, observer)
             observer.settled(cell, record)

@@ -20,9 +20,8 @@ from redline.trace.columns import UNKNOWN, Collective, Ints, Shape
 from redline.trace.intervals import seconds
 from redline.trace.links import Links, Nesting, matching
 from redline.trace.shapes import bytes_of_type, tensors_of
-from redline.trace.timeline import DeviceView
+from redline.trace.timeline import ANNOTATED, DeviceView, host_compute
 
-_ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
 _KINDS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "scatter", "gather", "reduce", "sendrecv",
           "send", "recv", "barrier")  # fmt: skip
 _OUTPUT_COUNTS = frozenset(("allgather", "gather"))
@@ -99,11 +98,27 @@ def calls_of(view: DeviceView) -> Calls:
     )
 
 
+def host_calls(links: Links) -> Calls:
+    """The collectives of a trace without a device, as the library that runs them marks them."""
+    trace = links.trace
+    marks = np.flatnonzero(matching(trace, trace.annotations, ANNOTATED))
+    marks = marks[np.argsort(trace.annotations.start[marks], kind="stable")]
+    start, end = trace.annotations.start[marks], trace.annotations.end[marks]
+    return Calls(
+        label=trace.label,
+        rows=marks,
+        kinds=[_of_mark(links, int(mark)) for mark in marks],
+        start=start,
+        end=end,
+        hidden=host_compute(trace).within(start, end),
+    )
+
+
 def _described(links: Links, rows: Ints) -> list[Collective]:
     """From the kernel itself, from the operator that describes it, from the annotation around its launch."""
     trace = links.trace
     described = _by_operator(links, rows)
-    annotated = matching(trace, trace.annotations, _ANNOTATED)
+    annotated = matching(trace, trace.annotations, ANNOTATED)
     marks = np.flatnonzero(annotated)
     table = trace.annotations
     nesting = Nesting(table.thread[marks], table.start[marks], table.end[marks])

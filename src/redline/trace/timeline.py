@@ -13,9 +13,11 @@ from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.columns import Ints, Mask, Trace, Work
 from redline.trace.idle import CAUSES, Cause, IdleTime
-from redline.trace.intervals import Intervals, joined, seconds, union
-from redline.trace.links import Links
+from redline.trace.intervals import Intervals, joined, seconds, union, without
+from redline.trace.links import Links, matching
 
+ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
+"""How torch marks a collective while it is under way."""
 _WITHIN_DEVICE = re.compile(r"DtoD|Device -> Device").search
 
 
@@ -120,14 +122,37 @@ def device_time(view: DeviceView, bounds: tuple[int, int] | None = None) -> Devi
     )
 
 
+def host_compute(trace: Trace) -> Intervals:
+    """When any operator is under way that is no collective, and does not wait for one on its own thread."""
+    operators, marks = trace.operators, trace.annotations
+    talking = _collective_operators(trace)
+    marked = matching(trace, marks, ANNOTATED)
+    waiting = np.intersect1d(marks.thread[marked], operators.thread)
+    others = ~talking & ~np.isin(operators.thread, waiting)
+    found = [union(operators.start[others], operators.end[others])]
+    for thread in waiting.tolist():
+        own, held = ~talking & (operators.thread == thread), marked & (marks.thread == thread)
+        busy = union(operators.start[own], operators.end[own])
+        found.append(without(busy, union(marks.start[held], marks.end[held])))
+    return joined(*found)
+
+
+def _collective_operators(trace: Trace) -> Mask:
+    names = np.unique(trace.operators.name).tolist()
+    collectives = [number for number in names if class_of(trace.names[number]) == "communication"]
+    found: Mask = np.isin(trace.operators.name, collectives)
+    return found
+
+
 def host_time(trace: Trace) -> DeviceTime:
     """Of a trace without a device, the host is the device: busy while any operator is under way."""
-    operators = trace.operators
-    names = np.unique(operators.name).tolist()
-    collectives = [number for number in names if class_of(trace.names[number]) == "communication"]
-    talking = np.isin(operators.name, collectives)
-    compute = union(operators.start[~talking], operators.end[~talking])
-    communication = union(operators.start[talking], operators.end[talking])
+    operators, talking, compute = trace.operators, _collective_operators(trace), host_compute(trace)
+    # An operator only starts a collective; the library's own mark on another thread lasts as long as it does.
+    marks = matching(trace, trace.annotations, ANNOTATED)
+    communication = union(
+        np.concatenate([operators.start[talking], trace.annotations.start[marks]]),
+        np.concatenate([operators.end[talking], trace.annotations.end[marks]]),
+    )
     busy = joined(compute, communication)
     return DeviceTime(
         span=busy.span,

@@ -46,6 +46,10 @@ class Device(ABC):
     @abstractmethod
     def info(self) -> DeviceInfo: ...
 
+    def make_current(self) -> None:
+        """Let libraries that are told no device use this one."""
+        return
+
     @abstractmethod
     def synchronize(self) -> None: ...
 

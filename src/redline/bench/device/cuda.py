@@ -29,6 +29,10 @@ def device_count() -> int:
     return torch.cuda.device_count()
 
 
+def device_names() -> list[str]:
+    return [torch.cuda.get_device_name(index) for index in range(device_count())]
+
+
 def unavailable_because() -> str | None:
     """None when a GPU can be used, else torch's own reason."""
     with warnings.catch_warnings(record=True) as caught:
@@ -90,6 +94,9 @@ class CudaDevice(Device):
             multiprocessors=properties.multi_processor_count,
             **{"uuid": str(getattr(properties, "uuid", "")) or None, **facts},
         )
+
+    def make_current(self) -> None:
+        torch.cuda.set_device(self.torch_device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

@@ -56,6 +56,13 @@ _DRIVER_WORDINGS: dict[str, DriverProblem] = {
     "Error 803": "library-mismatch",
     "Error 802": "no-fabric-manager",
 }
+_BROKEN_COLLECTIVE_WORDINGS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "timed out waiting",
+    "watchdog caught collective",
+    "nccl communicator was aborted",
+)
 _UNSUPPORTED_WORDINGS = ("not implemented for", "not supported", "could not run '", "no kernel image is available")
 
 
@@ -64,7 +71,7 @@ def failure_from(error: BaseException, stage: str) -> Failure:
         stage=stage,
         kind=kind_of(error, stage),
         message=one_line(error),
-        notes=tuple(fragmentation(text_of(error))),
+        notes=(*fragmentation(text_of(error)), *_broken_collective(error)),
         traceback=_unicode("".join(traceback.format_exception(error))[-20_000:]),
         switches=error.switches if isinstance(error, BenchError) else (),
         scope=error.scope if isinstance(error, BenchError) else "recipe",  # type: ignore[arg-type]
@@ -77,10 +84,17 @@ def user_line(error: BaseException | None) -> str:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))  # causes may go in a circle
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            if _is_users(frame.filename):
-                return _unicode(f"{_shown(Path(frame.filename))}:{frame.lineno} in {frame.name}")
+        if line := line_of_user(traceback.extract_tb(error.__traceback__)):
+            return line
         error = error.__cause__ or error.__context__
+    return ""
+
+
+def line_of_user(stack: traceback.StackSummary) -> str:
+    """The innermost line of the user's own code in a stack; empty where there is none."""
+    for frame in reversed(stack):
+        if _is_users(frame.filename):
+            return _unicode(f"{_shown(Path(frame.filename))}:{frame.lineno} in {frame.name}")
     return ""
 
 
@@ -123,6 +137,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(said.startswith(wording) for wording in _ONEDNN_WORDINGS) and is_near_private_limit():
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+
+
+def _broken_collective(error: BaseException) -> list[Note]:
+    """One note where a rank failed because another went away or never came: the cause is over there."""
+    said = text_of(error).lower()
+    is_one = isinstance(error, torch.distributed.DistError) or "gloo" in said or "nccl" in said
+    broken = is_one and any(wording in said for wording in _BROKEN_COLLECTIVE_WORDINGS)
+    return [note("broken-collective", "another rank went away or never came")] if broken else []
 
 
 def is_without_attention_backend(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
+from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.step import TimedStep
 from redline.protocol import Measure
 from redline.record import Block, TelemetrySample
@@ -63,15 +64,20 @@ OVERRUN = 4.0
 """A block that takes so many times what was asked (the estimate was stale) ends there, where the host can tell."""
 
 
-def measure_block(step: TimedStep, device: Device, request: Measure, step_estimate_s: float) -> Block:
+def measure_block(
+    step: TimedStep, device: Device, request: Measure, step_estimate_s: float, ranks: Ranks | None = None
+) -> Block:
     """One block of the kind asked for: latency waits after every step, throughput only at the end."""
-    settling, timed = plan_steps(request, step_estimate_s)
+    ranks = ranks or Ranks()
+    settling, timed = ranks.agreed(*plan_steps(request, step_estimate_s))
+    ranks.meet()
     device.synchronize()
     device.reset_peaks()
     before = ProcessorUse.now()
     with step.context(), quiet_collector(), Sampling(device) as sampling:
         started_at, started = time.time(), time.perf_counter()
-        deadline = started + OVERRUN * (request.settle_seconds + request.seconds)
+        # A rank that ended earlier than the others would leave them waiting.
+        deadline = started + (math.inf if ranks.several else OVERRUN * (request.settle_seconds + request.seconds))
         take = _latency if request.kind == "latency" else _throughput
         block = take(step, device, settling, timed, deadline)
         wall_s = time.perf_counter() - started

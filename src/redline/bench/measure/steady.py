@@ -19,6 +19,7 @@ LOOK_PERIOD_S = 0.02
 """Windows of short steps are long lists: no need to sort them again after every step."""
 
 
+GO_ON, SETTLED, LATE = 0, 1, 2
 AGREED = note("steady", "two windows of steps agree")
 
 
@@ -29,9 +30,13 @@ def reach_steady_state(
     compilations: Callable[[], int],
     is_accelerator: bool,
     on_step: Callable[[int, float], None] = lambda steps, seconds: None,
+    agreed: Callable[[int], list[int]] = lambda verdict: [verdict],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Warmup:
-    """Run `step` (which returns when its work is done) until it settles or the cap is reached."""
+    """Run `step` (which returns when its work is done) until it settles or the cap is reached.
+
+    Of several ranks, `agreed` gives the verdict of the one that decides.
+    """
     median_agreement = MEDIAN_AGREEMENT if is_accelerator else CPU_MEDIAN_AGREEMENT
     quartile_agreement = QUARTILE_AGREEMENT if is_accelerator else CPU_QUARTILE_AGREEMENT
     samples: list[float] = []
@@ -54,9 +59,11 @@ def reach_steady_state(
             settled = samples[settled_from:]
             window = window_length(settled, spec.warmup_window, spec.warmup_window_seconds)
             agree = windows_agree(settled, window, median_agreement, quartile_agreement)
-        if agree:
+        is_late = now - started >= spec.warmup_max_seconds
+        [verdict] = agreed(SETTLED if agree else LATE if is_late else GO_ON)
+        if verdict == SETTLED:
             return Warmup(samples=tuple(samples), seconds=now - started, steady=True, reason=AGREED)
-        if now - started >= spec.warmup_max_seconds:
+        if verdict == LATE:
             text = f"no two windows of steps agreed within {spec.warmup_max_seconds:g} s of warm-up"
             reason = note("not-steady", text)
             return Warmup(samples=tuple(samples), seconds=now - started, steady=False, reason=reason)

@@ -21,7 +21,8 @@ from redline.registry import Registry
 from redline.spec import OptionValue, Switch, Task
 from redline.work import Facts
 
-FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE, COMPILER, GRAPHS = 0, 5, 10, 20, 30, 40, 45, 50, 60
+FLAGS, WEIGHTS, PRECISION, LAYOUT, QUANTIZE, ATTENTION, RECOMPUTE = 0, 5, 10, 20, 30, 40, 45
+DISTRIBUTE, COMPILER, GRAPHS = 48, 50, 60
 """Stages: a recipe is applied in this order, however it was written. Casting comes before compiling.
 
 Weights are rewritten before they are cast, in all the digits there are; what is quantized stays as it is from then on.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, kind_of, one_line
-from redline.bench.recipe.base import SWITCHES, RecipeSwitch
+from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeSwitch
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, UsageError
@@ -57,15 +57,25 @@ def refuse_impossible(switches: list[RecipeSwitch], task: Task, device: Device, 
             raise BenchError("unsupported", f"{switch.name}: {missing}", switches=told)
 
 
-def apply_recipe(recipe: Recipe, workload: Workload, device: Device) -> Setup:
-    """Strict fp32 first, then each switch in its turn; a switch the device cannot do is refused with the reason."""
+def apply_recipe(
+    recipe: Recipe, workload: Workload, device: Device, distribute: Callable[[Setup], None] = lambda setup: None
+) -> Setup:
+    """Strict fp32 first, then each switch in its turn; a switch the device cannot do is refused with the reason.
+
+    `distribute` makes one model of the ranks' models, once it is cast and before it is compiled.
+    """
     switches = switches_of(recipe, workload.task)
     refuse_impossible(switches, workload.task, device, workload.model)
     if workload.task != "step":  # a function sets its flags itself
         device.allow_tf32(False)
     setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
     setup.switches = {str(switch.switch): switch.capabilities() for switch in switches}
-    for switch in switches:
+    early = [switch for switch in switches if switch.stage < COMPILER]
+    for switch in early:
+        with blaming(str(switch.switch), setup, "recipe"):
+            switch.apply(setup)
+    distribute(setup)
+    for switch in switches[len(early) :]:
         with blaming(str(switch.switch), setup, "recipe"):
             switch.apply(setup)
     return setup

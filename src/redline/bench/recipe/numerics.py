@@ -165,8 +165,17 @@ class LossReference:
 
     @classmethod
     def of(
-        cls, workload: Workload, device: Device, number_format: str, seed: int, steps: int, optimizer: OptimizerName
+        cls,
+        workload: Workload,
+        device: Device,
+        number_format: str,
+        seed: int,
+        steps: int,
+        optimizer: OptimizerName,
+        distribute: Callable[[Setup], None] = lambda setup: None,
     ) -> LossReference:
+        """`distribute`: as in `apply_recipe`; ranks are compared with ranks."""
+
         def path(step: TrainingStep, seed: int = seed) -> torch.Tensor:
             torch.manual_seed(seed)
             with step.context():
@@ -174,7 +183,9 @@ class LossReference:
                 return torch.stack([step().clone() for _ in range(steps)]).detach()
 
         def strict() -> TrainingStep:
-            return TrainingStep(_strict(workload, device), optimizer)
+            setup = _strict(workload, device)
+            distribute(setup)
+            return TrainingStep(setup, optimizer)
 
         torch.manual_seed(seed)
         fresh = device.random_state()

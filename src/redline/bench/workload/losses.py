@@ -43,10 +43,14 @@ class TrainingLoss(ABC):
     def __init__(self, targets: Any = None) -> None:
         self.targets = targets
         """The user's own; None where there are none, or they are drawn."""
+        self.weight = 1.0
+        """Of this rank, where ranks have unlike shares of a batch."""
         self._is_checked = False
 
     def __call__(self, output: Any) -> Tensor:
         loss = self.of(output)
+        if self.weight != 1.0:
+            loss = loss * self.weight
         if not self._is_checked:
             self._check(loss, output)
         return loss
@@ -73,6 +77,11 @@ class TrainingLoss(ABC):
             return tensor.index_select(axes[0], torch.tensor(rows, device=tensor.device))
 
         self.targets = map_tensors(self.targets, chosen)
+
+    def take(self, rows: Sequence[int], size: int) -> None:
+        """Keep to these items out of `size` from now on: the share of one rank."""
+        if self.targets is not None:
+            self.select(rows, size)
 
     def _check(self, loss: Any, output: Any) -> None:
         """Raise in one line what is wrong with it; later calls are not looked at, because steps are timed."""
@@ -178,6 +187,9 @@ class DefaultLoss(TrainingLoss):
         self._drawn = Targets(seed)
         self.name = "default"
 
+    def take(self, rows: Sequence[int], size: int) -> None:
+        self._drawn.part = rows, size
+
     def of(self, output: Any) -> Tensor:
         own = own_loss(output)
         if own is not None:
@@ -222,6 +234,9 @@ class RandomTargetLoss(TrainingLoss):
         self._wants_values = _name_of(given) in _WANTS_VALUES
         self.name = f"{_name_of(given)} on random targets"
 
+    def take(self, rows: Sequence[int], size: int) -> None:
+        self._drawn.part = rows, size
+
     def of(self, output: Any) -> Tensor:
         floating = float_tensors(output)
         if not floating:
@@ -249,6 +264,8 @@ class Targets:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._kept: dict[tuple[Any, ...], Tensor] = {}
+        self.part: tuple[Sequence[int], int] | None = None
+        """Of a rank: its rows, and the size of the global batch they are drawn for."""
 
     def classes(self, name: str, logits: Tensor) -> Tensor:
         """One class per item, per position (N, T, V) or per pixel (N, C, H, W)."""
@@ -256,7 +273,7 @@ class Targets:
         shape = tuple(size for dimension, size in enumerate(logits.shape) if dimension != axis)
 
         def draw(generator: torch.Generator) -> Tensor:
-            return torch.randint(0, logits.shape[axis], shape, generator=generator)
+            return self._part_of(shape, lambda whole: torch.randint(0, logits.shape[axis], whole, generator=generator))
 
         return self._keep(("classes", name, *logits.shape), logits, draw)
 
@@ -264,9 +281,18 @@ class Targets:
         """Values of the output's shape between 0 and 1, which suit regression and binary cross-entropy alike."""
 
         def draw(generator: torch.Generator) -> Tensor:
-            return torch.rand(logits.shape, generator=generator).to(logits.dtype)
+            return self._part_of(tuple(logits.shape), lambda whole: torch.rand(whole, generator=generator)).to(
+                logits.dtype
+            )
 
         return self._keep(("values", name, str(logits.dtype), *logits.shape), logits, draw)
+
+    def _part_of(self, shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """Targets of this shape: a rank draws those of the global batch, and keeps its own."""
+        if self.part is None or not shape or shape[0] != len(self.part[0]):
+            return draw(shape)
+        rows, size = self.part
+        return draw((size, *shape[1:])).index_select(0, torch.tensor(rows))
 
     def _keep(self, what: tuple[Any, ...], like: Tensor, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
         key = (*what, str(like.device))

@@ -53,6 +53,12 @@ class Setup:
     switches: dict[str, Capabilities] = field(default_factory=dict)
     """What each switch of the recipe does to the program."""
     before_step: list[Callable[[], None]] = field(default_factory=list)
+    ddp_options: dict[str, Any] = field(default_factory=dict)
+    """Of DistributedDataParallel, where several ranks train."""
+    distributed: torch.nn.parallel.DistributedDataParallel | None = None
+    """The model as several ranks train it, below any compiler."""
+    is_sharded: bool = False
+    """A switch has spread the weights over the ranks."""
     input_changes: list[Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
 

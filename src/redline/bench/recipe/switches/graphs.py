@@ -17,6 +17,7 @@ from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.base import GRAPHS, SWITCHES, RecipeCode, RecipeSwitch, data_dependence
 from redline.bench.recipe.plain.models import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
+from redline.bench.workload.ranks import world_size
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
 from redline.errors import BenchError
 from redline.protocol import SwitchNeed
@@ -155,6 +156,10 @@ class Graphs(RecipeSwitch):
     }
 
     def refusal(self, device: Device, task: Task) -> str | None:
+        if task == "train" and world_size() > 1:
+            return (
+                "a step that waits for other ranks is not recorded; compile:reduce-overhead records what lies between"
+            )
         return device.graph_refusal()
 
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:

@@ -1,0 +1,147 @@
+"""`redline.scale`: the same model on 1, 2, 4… ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Unpack
+
+import msgspec
+
+from redline.analyze.bound import bound
+from redline.analyze.scale import Mode, ScaleFinding, ScalePoint, Trial, diagnose_scale, points_of
+from redline.analyze.trust import device_kind
+from redline.api.settings import OtherSettings, specs_of, takes_settings
+from redline.api.workspace import Workspace, use
+from redline.errors import SpecError, UsageError
+from redline.report.export import JsonDocument, json_document
+from redline.report.scale import plot_scale, scale_report
+from redline.report.terminal import as_text
+from redline.search.grid import parse_batches
+from redline.search.scale import measure_scale
+from redline.spec import MOST_RANKS, RunSpec, require_range
+
+
+class ScaleResult(Sequence[ScalePoint]):
+    """The points, with the records they were derived from."""
+
+    def __init__(self, trials: Sequence[Trial], mode: Mode) -> None:
+        self.records = [trial.record for trial in trials]
+        self.mode = mode
+        self.points = points_of(trials, mode)
+        bounds = [bound(record) for record in self.records]
+        self.findings: list[ScaleFinding] = diagnose_scale(self.points, bounds, list(map(device_kind, self.records)))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.points[index]
+
+    def __str__(self) -> str:
+        return as_text(scale_report(self.points, self.findings, self.mode))
+
+    @property
+    def failed(self) -> bool:
+        return any(point.throughput_per_s is None for point in self.points)
+
+    def to_json(self) -> JsonDocument:
+        return json_document("scale", {"mode": self.mode, "points": self.points, "findings": self.findings})
+
+    def plot(self, path: str | Path) -> Path:
+        """Throughput and efficiency against ranks, beside the ideal."""
+        return plot_scale(self.points, Path(path))
+
+
+@takes_settings
+def scale(
+    model: Any,
+    inputs: Any | None = None,
+    *,
+    ranks: str | Iterable[int] = "1,2",
+    mode: Mode | None = None,
+    batch: int | None = None,
+    batch_per_rank: str | Iterable[int] | int | None = None,
+    threads: int | None = None,
+    recipe: str = "baseline",
+    loss: Any | None = None,
+    workspace: Workspace | None = None,
+    **settings: Unpack[OtherSettings],
+) -> ScaleResult:
+    """Measure a model, or several, on each number of ranks.
+
+    Weak scaling keeps the batch per rank (`batch_per_rank`, one or several), strong scaling splits one global `batch`.
+    On a CPU every rank gets the same number of threads, by default so many that the most ranks fill the machine.
+    """
+    counts = _numbers("ranks", ranks)
+    require_range("ranks", max(counts), 1, MOST_RANKS)
+    mode = mode or ("strong" if batch is not None else "weak")
+    if mode == "strong" and batch is None:
+        raise UsageError("strong scaling splits one batch over the ranks: give batch (--batch)")
+    if mode == "weak" and batch is not None:
+        raise UsageError("weak scaling keeps the batch per rank: give batch_per_rank (--batch-per-rank), not batch")
+    if mode == "strong" and batch_per_rank is not None:
+        raise UsageError("strong scaling splits one batch: leave out batch_per_rank")
+    sizes: list[int | None] = [None] if batch_per_rank is None else [*_numbers("batch_per_rank", batch_per_rank)]
+    with use(workspace) as opened:
+        specs: list[RunSpec] = []
+        for size in sizes:
+            for count in counts:
+                given = {"batch": batch} if mode == "strong" else {} if size is None else {"batch": size * count}
+                found, working = specs_of(
+                    opened, model, inputs, recipes=recipe, loss=loss, ranks=count, threads=threads, **given, **settings
+                )
+                specs += found
+        specs = _with_threads(working.checked(list(map(_as_timed, specs))), max(counts))
+        return ScaleResult(_measured(_by_model(specs), working), mode)
+
+
+def _numbers(name: str, given: Any) -> list[int]:
+    try:
+        found = [given] if isinstance(given, int) else parse_batches(given if isinstance(given, str) else list(given))
+    except SpecError:
+        raise SpecError(f"{name} must be numbers such as 1,2,4 or a range such as 1..8, got {given!r}") from None
+    if not found:
+        raise SpecError(f"{name} names no number")
+    for number in found:
+        require_range(name, number, 1, MOST_RANKS if name == "ranks" else 2**31 - 1)
+    return sorted(set(found))
+
+
+def _as_timed(spec: RunSpec) -> RunSpec:
+    """Outputs are not compared here: `redline run` does that."""
+    return msgspec.structs.replace(spec, measure=msgspec.structs.replace(spec.measure, check_numerics=False))
+
+
+def _with_threads(specs: Sequence[RunSpec], most: int) -> list[RunSpec]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    each = max(1, cores // most)
+    return [
+        msgspec.structs.replace(spec, threads=each) if spec.device == "cpu" and spec.threads is None else spec
+        for spec in specs
+    ]
+
+
+def _by_model(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """All points of one model, then those of the next."""
+    order = {spec.workload.model: number for number, spec in reversed(list(enumerate(specs)))}
+    return sorted(specs, key=lambda spec: order[spec.workload.model])
+
+
+def _measured(specs: Sequence[RunSpec], workspace: Workspace) -> list[Trial]:
+    trials: list[Trial] = []
+    with TemporaryDirectory(prefix="redline-scale-") as folder:
+        for number, (ranks, some) in enumerate(groupby(specs, key=lambda spec: spec.ranks)):
+            together = list(some)
+            with workspace.lock(together[0].device, ranks if together[0].launch.rendezvous is None else 1):
+                trials += measure_scale(
+                    together,
+                    lambda spec: workspace.door(spec.launch),
+                    workspace.journal,
+                    Path(folder) / str(number),
+                    workspace.observer,
+                )
+    return trials

@@ -1,0 +1,81 @@
+"""`redline scale`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from redline.cli.options import (
+    ANY_BATCH,
+    MEASURED,
+    OUTPUT,
+    RANKS,
+    WHAT,
+    Exit,
+    Given,
+    Json,
+    Models,
+    Recipe,
+    only_set,
+    opt,
+    print_json,
+    takes,
+)
+
+_MEASURED = {name: option for name, option in MEASURED.items() if name not in ("no_check", "tail")}
+
+
+@takes(ANY_BATCH | _MEASURED | {"rendezvous": RANKS["rendezvous"]})
+def scale(
+    *,
+    model: Models = None,
+    ranks: Annotated[str, opt(group=WHAT, help="Numbers of ranks, such as 1,2,4,8 or 1..8 (doubling).")] = "1,2",
+    weak: Annotated[bool, opt("--weak", group=WHAT, help="Keep the batch per rank. The default.")] = False,
+    strong: Annotated[bool, opt("--strong", group=WHAT, help="Split one --batch over the ranks.")] = False,
+    batch_per_rank: Annotated[
+        str | None, opt("--batch-per-rank", group=WHAT, help="Items per step on every rank; several, such as 16,32,64.")
+    ] = None,
+    batch: Annotated[
+        int | None, opt("--batch", "-b", group=WHAT, help="Items per step of all ranks together, for --strong.")
+    ] = None,
+    recipe: Recipe = None,
+    given: Given,
+    plot: Annotated[Path | None, opt(group=OUTPUT, help="Write throughput and efficiency as a PNG.")] = None,
+    json: Json = False,
+) -> int:
+    """Measure a model on 1, 2, 4… ranks: throughput against the ideal, communication, and what is in the way.
+
+    Training averages gradients with DDP (or the switch fsdp); inference runs one replica per rank. Ranks that would share
+    a GPU are refused; threads beyond the processors are marked and never called scaling.
+
+    \b
+    Examples:
+      redline scale resnet50 --task train --ranks 1,2,4,8 --batch-per-rank 32,64
+      redline scale resnet50 --task train --ranks 1,2,4,8 --strong --batch 256
+      redline scale my_model.py:build --ranks 1,2 --device cpu --threads 1
+    """
+    from redline.api.scale import scale as measure_scaling
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver
+    from redline.errors import UsageError
+    from redline.report.batch import check_place
+    from redline.report.scale import scale_report
+    from redline.report.terminal import make_console
+
+    if weak and strong:
+        raise UsageError("give --weak or --strong, not both")
+    if not model:
+        raise UsageError("name at least one model")
+    if plot is not None:
+        check_place(plot)
+    mode = "strong" if strong else "weak" if weak else None
+    asked = given | only_set(mode=mode, batch=batch, batch_per_rank=batch_per_rank, recipe=recipe)
+    with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+        result = measure_scaling(list(model), ranks=ranks, **asked, workspace=workspace)
+        observer.stop()
+    print_json(result.to_json()) if json else make_console().print(
+        scale_report(result.points, result.findings, result.mode)
+    )
+    if plot is not None:
+        result.plot(plot)
+    return Exit.FAILED_ROW if result.failed else Exit.DONE

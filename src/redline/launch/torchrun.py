@@ -1,0 +1,177 @@
+"""The torchrun door: ranks that torchrun starts, here or on other machines.
+
+Here the door runs torchrun itself. With a rendezvous it only waits: people or their scheduler start
+`torchrun … -m redline.bench.worker ranks:tcp:HOST:PORT` on every machine, and each rank calls this process.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from redline.errors import DoorError, UsageError
+from redline.launch.connection import (
+    LOOK_EVERY_S,
+    Callback,
+    WorkerDoor,
+    WorkerProcess,
+    WorkerSession,
+    log_tail,
+    worker_log,
+)
+from redline.launch.fork import ForkDoor
+from redline.launch.ranks import RankLine, RanksSession
+from redline.launch.spawn import start_guarded
+from redline.processes import keep_standard_descriptors
+from redline.protocol import Hello, receive_reply
+from redline.record import Failure
+from redline.spec import LaunchSpec, RunSpec, split_address
+
+WORKER = "redline.bench.worker"
+START_TIMEOUT_S = 180.0
+"""For torchrun and its ranks to import torch and to call."""
+HELLO_TIMEOUT_S = 10.0
+TOKEN = "REDLINE_TOKEN"
+"""The word by which ranks on other machines are known. Set it on all of them, or none can call."""
+
+
+class TorchrunDoor(WorkerDoor):
+    def __init__(self, launch: LaunchSpec) -> None:
+        super().__init__(launch)
+        self._listener: socket.socket | None = None
+        self._asking: ForkDoor | None = None
+
+    def open(self, spec: RunSpec | None = None) -> WorkerSession | RanksSession:
+        if spec is None:  # a question that needs no ranks
+            self._asking = self._asking or ForkDoor(self._launch)
+            return self._asking.open()
+        session = self._join(spec) if spec.launch.rendezvous else self._start(spec)
+        self._sessions.append(session)
+        return session
+
+    def close(self) -> None:
+        super().close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._asking is not None:
+            self._asking.close()
+
+    def _start(self, spec: RunSpec) -> RanksSession:
+        """torchrun on this machine, and its ranks."""
+        keep_standard_descriptors()
+        callback, log = Callback(backlog=spec.ranks), worker_log()
+        process = start_guarded(_command(spec, callback.address), spec.launch, log)
+        calls = _Calls(spec.ranks, callback.socket)
+        try:
+            calls.collect(START_TIMEOUT_S, lambda: process.wait(0.0) is None)
+        finally:
+            callback.close()
+        return _session(calls, [process], log, spec.launch, is_local=True)
+
+    def _join(self, spec: RunSpec) -> RanksSession:
+        """Ranks that others start."""
+        address = spec.launch.rendezvous
+        assert address is not None
+        self._listener = self._listener or listen_at(address)
+        calls = _Calls(spec.ranks, self._listener, os.environ.get(TOKEN, ""))
+        calls.collect(spec.launch.prepare_timeout_s, lambda: True)
+        return _session(calls, [], worker_log(), spec.launch, is_local=False)
+
+
+def invitation(spec: RunSpec) -> str:
+    """What to run on every machine, for ranks to come to a rendezvous."""
+    host, port = split_address("rendezvous", spec.launch.rendezvous or "")
+    return (
+        f"waiting for {spec.ranks} ranks at {host}:{port}; start on every machine: torchrun --nnodes N --nproc-per-node M "
+        f"--rdzv-backend c10d --rdzv-endpoint {host}:{port + 1} -m {WORKER} ranks:tcp:{host}:{port}"
+    )
+
+
+def listen_at(address: str) -> socket.socket:
+    host, port = split_address("rendezvous", address)
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise UsageError(f"rendezvous {address}: {error.strerror or error}; choose another port or address") from None
+
+
+def _command(spec: RunSpec, address: str) -> list[str]:
+    port = spec.launch.port or int(os.environ.get("MASTER_PORT") or 0)
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(port)] if port else ["--standalone"]
+    python = spec.launch.python or sys.executable
+    run = [python, "-P", "-m", "torch.distributed.run", "--nnodes", "1", *meeting]
+    # -P, as for every worker: files in the working folder are the user's, also those called statistics.py.
+    worker = ["--no-python", python, "-P", "-m", WORKER]
+    return [*run, "--nproc-per-node", str(spec.ranks), *worker, f"ranks:{address}", repr(time.time())]
+
+
+class _Calls:
+    """Ranks that call, until all are there."""
+
+    def __init__(self, ranks: int, listener: socket.socket, token: str = "") -> None:
+        self.ranks = ranks
+        self.token = token
+        self.found: dict[int, tuple[socket.socket, Hello]] = {}
+        self.problem = ""
+        self._listener = listener
+
+    def collect(self, timeout_s: float, is_alive: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._listener.settimeout(LOOK_EVERY_S)
+        while len(self.found) < self.ranks and not self.problem:
+            try:
+                self._admit(self._listener.accept()[0])
+            except TimeoutError:
+                if not is_alive():
+                    self.problem = "torchrun ended before"
+                elif time.monotonic() > deadline:
+                    self.problem = f"within {timeout_s:g} s not"
+
+    def _admit(self, connection: socket.socket) -> None:
+        connection.settimeout(HELLO_TIMEOUT_S)
+        try:
+            hello = receive_reply(connection)
+        except (OSError, DoorError):
+            hello = None
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self.token.encode()):
+            connection.close()  # a stranger
+        elif hello.world != self.ranks:
+            connection.close()
+            self.problem = f"torchrun started {hello.world} ranks where {self.ranks} were asked for, so"
+        else:
+            self.found[hello.rank] = connection, hello
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.ranks) if rank not in self.found]
+
+
+def _session(
+    calls: _Calls, processes: Sequence[WorkerProcess], log: IO[bytes], launch: LaunchSpec, *, is_local: bool
+) -> RanksSession:
+    lines = [
+        RankLine(rank, connection, hello.pid if is_local else None) for rank, (connection, hello) in calls.found.items()
+    ]
+    if not calls.missing and not calls.problem:
+        return RanksSession(lines, processes, log, launch)
+    for line in lines:
+        line.connection.close()
+    names = ", ".join(map(str, calls.missing))
+    said = _last_error(log)
+    message = f"{calls.problem} all ranks came up: rank {names} of {calls.ranks} never called" + (
+        f": {said}" if said else ""
+    )
+    failure = Failure(stage="start", kind="crash", message=message, rank=calls.missing[0] if calls.missing else None)
+    return RanksSession.failed(failure, processes, log, launch)
+
+
+def _last_error(log: IO[bytes]) -> str:
+    """The last line that tells an error, as Python prints it; torchrun prints more after it."""
+    lines = [line.strip() for line in log_tail(log).splitlines()]
+    errors = [line for line in lines if "Error" in line and not line.startswith(("File", "raise"))]
+    return errors[-1] if errors else (lines[-1] if lines else "")

@@ -1,0 +1,86 @@
+"""One number of ranks after the other: timed, then profiled and probed for what the ranks say to each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from redline.analyze.scale import Communication, Trial
+from redline.errors import TraceError
+from redline.launch.door import Door, Session
+from redline.protocol import AllReduce, AllReduced, Profile, TraceReply
+from redline.record import Prepared
+from redline.search.group import Group, UntilPrecise
+from redline.search.observer import Journal, Observer
+from redline.spec import RunSpec
+from redline.trace.decode import read_trace
+from redline.trace.host import HostView
+from redline.trace.losses import device_runs
+from redline.trace.timeline import DeviceTime, host_time
+from redline.trace.window import recorded
+
+PROFILED_STEPS = 3
+SMALLEST_MESSAGE = 1 << 20
+"""For inference, which sends nothing: the link is probed all the same."""
+
+
+def measure_scale(
+    specs: Sequence[RunSpec],
+    door_of: Callable[[RunSpec], Door],
+    journal: Journal,
+    folder: Path,
+    observer: Observer | None = None,
+) -> list[Trial]:
+    """One trial per spec, in their order. What breaks becomes a failed record, and the next goes on."""
+    return [
+        _trial(spec, door_of(spec), journal, folder / str(number), observer or Observer())
+        for number, spec in enumerate(specs)
+    ]
+
+
+def _trial(spec: RunSpec, door: Door, journal: Journal, folder: Path, observer: Observer) -> Trial:
+    told = Communication()
+    with Group(door, journal, observer, random.Random(spec.seed), is_shared=False) as group:
+        entry = group.open(spec, 0)
+        group.measure(UntilPrecise())
+        if entry is not None and entry.is_sound and entry.record.prepared is not None and spec.ranks > 1:
+            told = _communication(spec, entry.session, entry.record.prepared, folder)
+    return Trial(record=group.done[0], communication=told)
+
+
+def _communication(spec: RunSpec, session: Session, prepared: Prepared, folder: Path) -> Communication:
+    """Outside the timing. A rank that breaks here leaves the timed record as it is."""
+    size = max(prepared.gradient_bytes or 0, SMALLEST_MESSAGE)
+    probe = session.ask(AllReduce(message_bytes=size))
+    told = Communication()
+    if isinstance(probe, AllReduced):
+        told = Communication(probe_s=median(probe.seconds), probe_bytes=probe.message_bytes)
+    if spec.workload.task != "train":
+        return told
+    reply = session.ask(Profile(path=str(folder / "trace.json.gz"), active=PROFILED_STEPS))
+    if not isinstance(reply, TraceReply):
+        return told
+    try:
+        times = [time for path in (reply.trace.path, *reply.trace.others) for time in _times(Path(path))]
+    except TraceError:
+        return told
+    if not times:
+        return told
+    most = max(times, key=lambda time: time.exposed_communication)
+    return msgspec.structs.replace(
+        told,
+        total_s=most.communication / 1e9 / PROFILED_STEPS,
+        exposed_s=most.exposed_communication / 1e9 / PROFILED_STEPS,
+        span_s=most.span / 1e9 / PROFILED_STEPS,
+    )
+
+
+def _times(path: Path) -> list[DeviceTime]:
+    """Of each device of one rank's trace; of the host where it is the device."""
+    one = recorded(read_trace(path))
+    runs = device_runs(one, HostView(one.links))
+    return [run.time for run in runs] or [host_time(one.trace)]

@@ -1,0 +1,151 @@
+"""Efficiency against a known truth, and what is found to be in the way of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from redline.analyze.blocks import straggler_of
+from redline.analyze.bound import Bound
+from redline.analyze.scale import Communication, ScalePoint, Trial, diagnose_scale, points_of
+from redline.note import note
+from redline.record import (
+    Block,
+    ColdStart,
+    DeviceInfo,
+    Environment,
+    Memory,
+    Numerics,
+    Prepared,
+    RankBlock,
+    RankInfo,
+    RunRecord,
+    Warmup,
+    WorkloadInfo,
+)
+from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
+
+UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
+
+
+def trial(
+    ranks: int,
+    step_s: float,
+    *,
+    batch: int,
+    threads: int = 1,
+    cores: int = 8,
+    hosts: int = 1,
+    told: Communication | None = None,
+    forward: dict[int, float] | None = None,
+) -> Trial:
+    device = DeviceInfo(kind="cpu", name="some CPU")
+    infos = tuple(
+        RankInfo(rank=rank, host=f"node{rank % hosts}", local_rank=rank, device=device, items_per_step=batch // ranks)
+        for rank in range(ranks)
+    )
+    blocks = tuple(
+        Block(
+            kind="throughput",
+            clock="host",
+            samples=(step_s,) * 20,
+            round=number,
+            ranks=tuple(
+                RankBlock(
+                    rank=rank,
+                    samples=(step_s,) * 20,
+                    phases={"forward": ((forward or {}).get(rank, step_s / 3),) * 20},
+                    memory=Memory(peak_rss_bytes=1000 + rank),
+                )
+                for rank in range(ranks if ranks > 1 else 0)
+            ),
+            memory=Memory(peak_rss_bytes=500),
+        )
+        for number in range(8)
+    )
+    record = RunRecord(
+        id=f"r{ranks}-{batch}",
+        spec=RunSpec(
+            workload=WorkloadSpec(model="net", task="train", batch=batch),
+            launch=LaunchSpec(door="torchrun"),
+            device="cpu",
+            ranks=ranks,
+        ),
+        prepared=Prepared(
+            environment=Environment(device=device, threads=threads, affinity=tuple(range(cores))),
+            workload=WorkloadInfo(source="user", class_name="Net", parameters=1, items_per_step=batch, batch=batch),
+            cold_start=ColdStart(),
+            numerics=Numerics(),
+            warmup=Warmup(steady=True),
+            memory=Memory(),
+            ranks=infos if ranks > 1 else (),
+            gradient_bytes=100_000_000,
+        ),
+        blocks=blocks,
+        stopped="target",
+    )
+    return Trial(record=record, communication=told or Communication())
+
+
+def test_weak_scaling_is_set_against_the_same_batch_per_rank() -> None:
+    trials = [trial(1, 0.1, batch=8), trial(2, 0.125, batch=16), trial(1, 0.2, batch=16), trial(4, 0.1, batch=32)]
+    one, two, other, four = points_of(trials, "weak")
+    assert (one.efficiency, one.ideal_per_s, one.peak_bytes) == (pytest.approx(1.0), pytest.approx(80.0), (500,))
+    assert two.efficiency == pytest.approx(0.8)
+    assert two.ideal_per_s == pytest.approx(160.0)
+    assert (two.low, two.high) == (pytest.approx(0.8), pytest.approx(0.8))
+    assert (two.batch_per_rank, two.global_batch, two.peak_bytes) == (8, 16, (1000, 1001))
+    assert other.efficiency == pytest.approx(1.0), "a batch of 16 on one rank begins a series of its own"
+    assert four.efficiency == pytest.approx(1.0)
+
+
+def test_strong_scaling_is_set_against_the_same_global_batch() -> None:
+    one, two = points_of([trial(1, 0.1, batch=16), trial(2, 0.1, batch=16)], "strong")
+    assert (one.efficiency, two.efficiency) == (pytest.approx(1.0), pytest.approx(0.5))
+    assert two.batch_per_rank == 8
+
+
+def test_threads_beyond_the_processors_are_never_called_scaling() -> None:
+    points = points_of([trial(1, 0.1, batch=8, cores=2), trial(4, 0.1, batch=32, cores=2)], "weak")
+    assert points[1].oversubscribed
+    assert (points[1].efficiency, points[1].low, points[1].high) == (None, None, None)
+    (finding,) = diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2)
+    assert (finding.code, finding.ranks) == ("oversubscribed-cpu", 4)
+    apart = points_of([trial(4, 0.1, batch=32, cores=2, hosts=2)], "weak")
+    assert not apart[0].oversubscribed, "two of the ranks run on another machine"
+
+
+def test_exposed_communication_over_a_slow_link_is_the_link() -> None:
+    slow = Communication(total_s=0.05, exposed_s=0.04, span_s=0.1, probe_s=1.0, probe_bytes=100_000_000)
+    points = points_of([trial(1, 0.06, batch=8), trial(2, 0.1, batch=16, told=slow)], "weak")
+    assert points[1].communication_share == pytest.approx(0.4)
+    assert points[1].overlap == pytest.approx(0.2)
+    assert points[1].bus_bytes_per_s == pytest.approx(1e8)
+    (finding,) = diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2)
+    assert finding.code == "slow-interconnect"
+
+
+def test_exposed_communication_over_a_fast_link_is_the_batch() -> None:
+    fast = Communication(total_s=0.05, exposed_s=0.04, span_s=0.1, probe_s=0.01, probe_bytes=100_000_000)
+    points = points_of([trial(1, 0.06, batch=8), trial(2, 0.1, batch=16, told=fast)], "weak")
+    (finding,) = diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2)
+    assert finding.code == "local-batch-too-small"
+    assert "--batch-per-rank 48" in finding.next, "0.06 s of computing must become 0.36 s beside 0.04 s"
+
+
+def test_a_straggler_is_named_by_its_forward_pass() -> None:
+    late = trial(3, 0.1, batch=24, forward={1: 0.05})
+    assert straggler_of(late.record.blocks) == 1
+    assert straggler_of(trial(3, 0.1, batch=24).record.blocks) is None
+    points = points_of([late], "weak")
+    assert "straggler" in [each.code for each in diagnose_scale(points, [UNKNOWN], ["cpu"])]
+
+
+def test_a_host_that_is_late_is_told_and_good_points_say_nothing() -> None:
+    host = Bound(label="host", evidence=note("host", "issuing takes 98 % of the step"))
+    point = ScalePoint(model="net", task="train", recipe="baseline", ranks=2, efficiency=0.5, throughput_per_s=1.0)
+    (finding,) = diagnose_scale([point], [host], ["cuda"])
+    assert finding.code == "host-bound"
+    good = ScalePoint(model="net", task="train", recipe="baseline", ranks=2, efficiency=0.97, throughput_per_s=1.0)
+    assert diagnose_scale([good], [host], ["cuda"]) == []
+    (unknown,) = diagnose_scale([point], [UNKNOWN], ["cuda"])
+    assert unknown.code == "unexplained"

@@ -1,0 +1,44 @@
+"""`redline scale` on two real ranks, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from invoking import document, invoke
+
+MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
+
+
+def test_training_on_two_ranks_with_a_slow_link(tmp_path: Path) -> None:
+    options = ["--task", "train", "--ranks", "1,2", "--batch-per-rank", "4", "--device", "cpu", "--threads", "1"]
+    options += ["--effort", "quick", "--door", "fork", "--plot", str(tmp_path / "scale.png"), "--json"]
+    done = invoke("scale", f"{MODELS}:slow_link", *options)
+    found = document(done)
+    assert found["kind"] == "scale"
+    one, two = found["points"]
+    assert (one["ranks"], one["global_batch"], one["efficiency"]) == (1, 4, 1.0)
+    assert (two["ranks"], two["global_batch"], two["batch_per_rank"]) == (2, 8, 4)
+    assert two["ideal_per_s"] == pytest.approx(2 * one["throughput_per_s"])
+    assert len(two["peak_bytes"]) == 2
+    assert two["communication_share"] > 0.1
+    if not two["oversubscribed"]:
+        assert [finding["code"] for finding in found["findings"] if finding["ranks"] == 2] == ["slow-interconnect"]
+    assert (tmp_path / "scale.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ranks", "1,x"], "ranks must be numbers"),
+        (["--ranks", "0"], "ranks must be 1 or more"),
+        (["--strong"], "give batch"),
+        (["--weak", "--strong"], "not both"),
+        (["--batch", "8", "--weak"], "give batch_per_rank"),
+        (["--strong", "--batch", "2", "--ranks", "4", "--device", "cpu"], "leaves nothing for 2 of 4 ranks"),
+    ],
+)
+def test_a_mistake_is_one_line(options: list[str], said: str) -> None:
+    done = invoke("scale", "simple_cnn", *options)
+    assert done.exit_code == 2
+    assert said in done.stderr

@@ -1,0 +1,243 @@
+"""Several ranks answer as one bench; a rank that dies, hangs or raises is named, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from redline.errors import UsageError
+from redline.launch import open_door
+from redline.launch.ranks import RankLine, _hanging, free_port, merged_block
+from redline.launch.torchrun import TOKEN, listen_at
+from redline.protocol import (
+    AllReduce,
+    AllReduced,
+    Ask,
+    AskCheck,
+    BlockReply,
+    CheckedSpecs,
+    FailureReply,
+    Measure,
+    Position,
+    Prepare,
+    PreparedReply,
+    Profile,
+    Reply,
+    TraceReply,
+)
+from redline.record import Block, Failure
+from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
+
+MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
+QUICK = MeasureSpec(warmup_min_seconds=0.0, warmup_window_seconds=0.0, warmup_max_seconds=0.2, check_numerics=False)
+
+
+def spec_of(factory: str, *, ranks: int = 2, batch: int = 8, task: str = "train", **launch) -> RunSpec:
+    return RunSpec(
+        workload=WorkloadSpec(model=f"{MODELS}:{factory}", task=task, batch=batch),
+        measure=QUICK,
+        launch=LaunchSpec(**{"door": "fork", **launch}),
+        device="cpu",
+        threads=1,
+        ranks=ranks,
+    )
+
+
+@contextmanager
+def opened(spec: RunSpec) -> Iterator:
+    door = open_door(spec.launch)
+    try:
+        yield door.open(spec)
+    finally:
+        door.close()
+
+
+def first_failure(spec: RunSpec) -> Failure:
+    """What goes wrong first, preparing or measuring; and that no rank survives it."""
+    with opened(spec) as session:
+        pids = [line.pid for line in session._lines]
+        reply: Reply = session.ask(Prepare(spec=spec))
+        for _ in range(50):
+            if isinstance(reply, FailureReply):
+                break
+            reply = session.ask(Measure(kind="throughput", seconds=0.05))
+        session.close()
+    assert isinstance(reply, FailureReply), reply
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+    return reply.failure
+
+
+def test_ranks_answer_as_one(tmp_path: Path) -> None:
+    spec = spec_of("sound", batch=9)
+    with opened(spec) as session:
+        reply = session.ask(Prepare(spec=spec))
+        assert isinstance(reply, PreparedReply), reply
+        prepared = reply.prepared
+        assert [(rank.rank, rank.items_per_step) for rank in prepared.ranks] == [(0, 5), (1, 4)]
+        assert (prepared.workload.items_per_step, prepared.workload.batch) == (9, 9)
+        assert "uneven-batch" in [each.code for each in prepared.workload.notes]
+        assert prepared.gradient_bytes == 4 * (16 * 32 + 32 + 32 * 4 + 4)
+        block = session.ask(Measure(kind="throughput", seconds=0.05))
+        assert isinstance(block, BlockReply)
+        counts = {len(rank.samples) for rank in block.block.ranks}
+        assert len(counts) == 1, "every rank runs the same steps"
+        assert [rank.rank for rank in block.block.ranks] == [0, 1]
+        assert all(rank.memory.peak_rss_bytes for rank in block.block.ranks)
+        probe = session.ask(AllReduce(message_bytes=4096, repeats=3))
+        assert isinstance(probe, AllReduced)
+        assert len(probe.seconds) == 3
+        trace = session.ask(Profile(path=str(tmp_path / "trace.json.gz"), active=1))
+        assert isinstance(trace, TraceReply)
+        assert [Path(path).name for path in (trace.trace.path, *trace.trace.others)] == [
+            "trace.rank0.json.gz",
+            "trace.rank1.json.gz",
+        ]
+        session.close()
+
+
+def test_a_killed_rank_is_named() -> None:
+    failure = first_failure(spec_of("killed"))
+    assert (failure.kind, failure.rank) == ("crash", 1)
+    assert "rank 1 of 2" in failure.message
+    assert "SIGKILL" in failure.message
+
+
+def test_a_raising_rank_is_named_with_its_line() -> None:
+    failure = first_failure(spec_of("raising"))
+    assert (failure.kind, failure.rank) == ("user", 1)
+    assert "rank 1 of 2: ValueError: rank 1 does not like this step" in failure.message
+    assert "ranks.py" in failure.where
+
+
+@pytest.mark.parametrize("factory", ["sleeping", "alone"])
+def test_a_hanging_rank_is_named_within_the_timeout(factory: str) -> None:
+    failure = first_failure(spec_of(factory, prepare_timeout_s=20.0, measure_timeout_s=2.0))
+    assert (failure.kind, failure.rank) == ("timeout", 1)
+    assert "rank 1 of 2 did not go on" in failure.message
+    assert "ranks.py" in failure.where
+
+
+def test_a_port_in_use_is_a_failed_row_that_names_the_rank() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        failure = first_failure(spec_of("sound", port=taken.getsockname()[1], prepare_timeout_s=20.0))
+    assert failure.rank == 0
+    assert "EADDRINUSE" in failure.message or "in use" in failure.message
+
+
+def test_what_every_rank_refuses_names_no_rank() -> None:
+    spec = spec_of("sound")
+    spec = msgspec.structs.replace(spec, recipe=Recipe.parse("graphs"))
+    failure = first_failure(spec)
+    assert failure.rank is None
+    assert failure.message.startswith("on every rank: graphs")
+
+
+def test_the_slowest_rank_makes_the_block() -> None:
+    fast = Block(kind="throughput", clock="host", samples=(1.0, 1.0), cpu_s=2.0, others_cpu_s=5.0, energy_j=3.0)
+    slow = Block(kind="throughput", clock="host", samples=(2.0, 1.5), cpu_s=4.0, others_cpu_s=3.0, energy_j=4.0)
+    block = merged_block([fast, slow])
+    assert block.samples == (2.0, 1.5)
+    assert [rank.samples for rank in block.ranks] == [(1.0, 1.0), (2.0, 1.5)]
+    assert block.energy_j == 7.0
+    assert block.others_cpu_s == 1.0, "a sibling is no stranger"
+
+
+def test_who_holds_up_the_others() -> None:
+    def line(rank: int, position: Position | None) -> RankLine:
+        return RankLine(rank, socket.socket(), None, position=position)
+
+    def at(entered: int, steps: int, *, waits: bool, where: str = "") -> Position:
+        return Position(stage="measure", entered=entered, steps=steps, waits=waits, where=where)
+
+    behind = [line(0, at(5, 9, waits=True)), line(1, at(5, 8, waits=True)), line(2, at(5, 9, waits=False))]
+    assert _hanging(behind, 3, 1.0).rank == 1
+    computing = [line(0, at(5, 9, waits=True)), line(1, at(5, 9, waits=False, where="model.py:3 in forward"))]
+    assert _hanging(computing, 2, 1.0).rank == 1
+    mute = [line(0, None), line(1, at(5, 2, waits=False))]
+    assert _hanging(mute, 2, 1.0).rank == 0
+    together = [line(0, at(5, 9, waits=True)), line(1, at(5, 9, waits=True))]
+    assert _hanging(together, 2, 1.0).rank is None
+    for each in (*behind, *computing, *mute, *together):
+        each.connection.close()
+
+
+def test_a_taken_rendezvous_is_told() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UsageError, match=r"rendezvous 127.0.0.1.*choose another port"),
+    ):
+        listen_at(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_ranks_beyond_the_gpus_are_refused() -> None:
+    """Also where there is no GPU at all: the count is what decides."""
+    from redline.bench.device import cuda
+    from redline.bench.workload.ranks import refuse_shared_devices
+
+    with pytest.raises(UsageError, match=r"ranks that share a GPU take turns"):
+        refuse_shared_devices("cuda", cuda.device_count() + 1)
+
+
+def test_two_agents_with_one_rendezvous_are_one_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two torchrun agents, as on two machines, give what two ranks of one machine give."""
+    monkeypatch.setenv(TOKEN, "a word of ours")
+    desk, meeting = free_port(), free_port()
+    spec = spec_of("sound", batch=9, door="torchrun", rendezvous=f"127.0.0.1:{desk}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{meeting}", "--rdzv-id", "test"]
+    command += ["-m", "redline.bench.worker", f"ranks:tcp:127.0.0.1:{desk}"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    agents = [subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet) for _ in range(2)]
+    try:
+        apart = losses_of(spec)
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait()
+    together = losses_of(spec_of("sound", batch=9))
+    assert apart == together
+    assert len(apart[1]) == 5
+
+
+def losses_of(spec: RunSpec) -> tuple[list[tuple[int, int]], list[float | None]]:
+    spec = msgspec.structs.replace(
+        spec, measure=msgspec.structs.replace(spec.measure, check_numerics=True, loss_path_steps=5)
+    )
+    with opened(spec) as session:
+        reply = session.ask(Prepare(spec=spec))
+        assert isinstance(reply, PreparedReply), reply
+        session.close()
+    ranks = [(rank.rank, rank.items_per_step) for rank in reply.prepared.ranks]
+    return ranks, list(reply.prepared.numerics.losses)
+
+
+def test_questions_need_no_ranks() -> None:
+    spec = spec_of("sound", door="torchrun")
+    door = open_door(spec.launch)
+    try:
+        session = door.open()
+        reply = session.ask(Ask(question=AskCheck(specs=(spec,))))
+        assert isinstance(reply, CheckedSpecs)
+        session.close()
+    finally:
+        door.close()
+
+
+def test_torchrun_on_this_machine_and_a_port_in_use() -> None:
+    spec = spec_of("sound", ranks=1, door="torchrun")
+    with opened(spec) as session:
+        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
+        session.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        failure = first_failure(spec_of("sound", ranks=1, door="torchrun", port=taken.getsockname()[1]))
+    assert failure.rank == 0
+    assert "rank 0 of 1 never called" in failure.message

@@ -1,0 +1,99 @@
+"""Models whose ranks misbehave, each in its own way, after a few steps on rank 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+STEPS = 40
+"""More than preparing takes: what goes wrong goes wrong while a block is timed, or while the model warms up."""
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            self.calls += 1
+            if self.calls > STEPS:
+                self.misbehave()
+        return self.layers(x)
+
+    def misbehave(self) -> None: ...
+
+
+class Killed(Small):
+    def misbehave(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Sleeping(Small):
+    def misbehave(self) -> None:
+        time.sleep(10_000)
+
+
+class Alone(Small):
+    """Waits in a collective that no other rank enters."""
+
+    def misbehave(self) -> None:
+        dist.barrier()
+
+
+class Raising(Small):
+    def misbehave(self) -> None:
+        raise ValueError("rank 1 does not like this step")
+
+
+def sound(batch: int = 8):
+    return Small(), torch.randn(batch, 16)
+
+
+def killed(batch: int = 8):
+    return Killed(), torch.randn(batch, 16)
+
+
+def sleeping(batch: int = 8):
+    return Sleeping(), torch.randn(batch, 16)
+
+
+def alone(batch: int = 8):
+    return Alone(), torch.randn(batch, 16)
+
+
+def raising(batch: int = 8):
+    return Raising(), torch.randn(batch, 16)
+
+
+DELAY_S = 0.05
+
+
+def slow_link(batch: int = 8):
+    """Every collective takes a while longer, as over a bad cable."""
+    sum_up, average = dist.all_reduce, torch.nn.parallel.DistributedDataParallel.__init__
+
+    def delayed(*args, **kwargs):
+        time.sleep(DELAY_S)
+        return sum_up(*args, **kwargs)
+
+    def hook(_, bucket):
+        with torch.profiler.record_function("gloo:all_reduce"):
+            delayed(bucket.buffer().div_(dist.get_world_size()))
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def distribute(self, *args, **kwargs):
+        average(self, *args, **kwargs)
+        self.register_comm_hook(None, hook)
+
+    dist.all_reduce = delayed
+    torch.nn.parallel.DistributedDataParallel.__init__ = distribute
+    return Small(), torch.randn(batch, 16)
