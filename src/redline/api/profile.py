@@ -173,7 +173,9 @@ def read_profile(*sources: str | Path, by_shape: bool = False, workspace: Worksp
             record = _captured_record(str(sources[0]), opened)
             known = opened.ceilings_of([record])(record)
         assert record.trace is not None
-        return profile_of([read_trace(Path(record.trace.path))], record, by_shape=by_shape, ceilings=known)
+        every = [Path(each) for each in (record.trace.path, *record.trace.others)]
+        traces = [read_trace(path) for path in every if path.exists()]
+        return profile_of(traces, record, by_shape=by_shape, ceilings=known)
     return profile_of(read_traces(paths), by_shape=by_shape)
 
 
