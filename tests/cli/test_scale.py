@@ -23,7 +23,8 @@ def test_training_on_two_ranks_with_a_slow_link(tmp_path: Path) -> None:
     assert len(two["peak_bytes"]) == 2
     assert two["communication_share"] > 0.1
     if not two["oversubscribed"]:
-        assert [finding["code"] for finding in found["findings"] if finding["ranks"] == 2] == ["slow-interconnect"]
+        # A busy machine may make a straggler of a rank besides.
+        assert "slow-interconnect" in [finding["code"] for finding in found["findings"] if finding["ranks"] == 2]
     assert (tmp_path / "scale.png").stat().st_size > 0
 
 
