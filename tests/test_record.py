@@ -22,6 +22,7 @@ from redline.record import (
     DeviceInfo,
     Environment,
     Failure,
+    GenerationInfo,
     Memory,
     Numerics,
     Prepared,
@@ -96,6 +97,15 @@ def whole_record(**changes: Any) -> RunRecord:
     )
     prepared = Prepared(
         environment=environment,
+        generation=GenerationInfo(
+            prompt=512,
+            new_tokens=128,
+            weight_bytes=2**31,
+            read_bytes=2**30,
+            cache_bytes=2**24,
+            copy_bytes_per_s=4e12,
+            is_static=True,
+        ),
         workload=WorkloadInfo(
             source="torchvision",
             class_name="ResNet",
@@ -123,6 +133,8 @@ def whole_record(**changes: Any) -> RunRecord:
         ),
         numerics=Numerics(
             method="loss-path",
+            greedy_tokens=32,
+            greedy_agreed=30,
             number_format="fp16",
             rel_l2=1e-3,
             cosine=0.999,
@@ -243,6 +255,7 @@ def whole_record(**changes: Any) -> RunRecord:
         clock="device",
         samples=SAMPLES,
         settling=SAMPLES[:2],
+        token_s=SAMPLES,
         issue_s=SAMPLES,
         phases={"forward": SAMPLES, "backward": SAMPLES, "optimizer": SAMPLES},
         wall_s=0.26,
@@ -427,6 +440,8 @@ class TestRoundTrip:
             "RunSpec.load",  # does not go with a training
             "RunSpec.ranks",  # goes with no training on data
             "LaunchSpec.rendezvous",  # goes with the torchrun door
+            "WorkloadSpec.prompt",  # of generation
+            "WorkloadSpec.new_tokens",
         }
 
     def test_every_part_comes_back(self) -> None:

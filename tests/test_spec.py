@@ -169,7 +169,7 @@ class TestRanges:
             (WorkloadSpec, "image_size", 0, "image_size must be 1 or more"),
             (WorkloadSpec, "classes", 0, "classes must be 1 or more"),
             (WorkloadSpec, "sequence_length", 0, "sequence_length must be 1 or more"),
-            (WorkloadSpec, "task", "sleep", "task must be one of infer, train, step, got 'sleep'"),
+            (WorkloadSpec, "task", "sleep", "task must be one of infer, train, step, generate, got 'sleep'"),
             (WorkloadSpec, "optimizer", "lbfgs", "optimizer must be one of sgd, adam, adamw, got 'lbfgs'"),
             (WorkloadSpec, "model", " ", "model must not be empty"),
             (RunSpec, "threads", 0, "threads must be 1 or more, got 0"),
@@ -430,7 +430,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("line", "says"),
         [
-            ('task = "foo"', "task must be one of infer, train, step, got 'foo'"),
+            ('task = "foo"', "task must be one of infer, train, step, generate, got 'foo'"),
             ('optimizer = "foo"', "optimizer must be one of sgd, adam, adamw, got 'foo'"),
             ('launch = {door = "foo"}', "door must be one of inline, fork, spawn, torchrun, fake, got 'foo'"),
         ],

@@ -206,6 +206,9 @@ class Conditions(Frozen):
     """Shapes and dtypes."""
     image_size: int | None = None
     sequence_length: int | None = None
+    prompt: int | None = None
+    new_tokens: int | None = None
+    """Of generation."""
     classes: int | None = None
     """As asked for; None is the model's own number."""
     optimizer: str | None = None
@@ -233,6 +236,8 @@ def conditions_of(record: RunRecord) -> Conditions:
     found = Conditions(
         image_size=workload.image_size,
         sequence_length=workload.sequence_length,
+        prompt=workload.prompt,
+        new_tokens=workload.new_tokens,
         classes=workload.classes,
         optimizer=workload.optimizer if workload.task == "train" else None,
         stem=workload.stem,
@@ -252,6 +257,8 @@ def conditions_of(record: RunRecord) -> Conditions:
         image_size=info.image_size or found.image_size,
         sequence_length=info.sequence_length or found.sequence_length,
         optimizer=info.optimizer or found.optimizer,
+        prompt=prepared.generation.prompt if prepared.generation else found.prompt,
+        new_tokens=prepared.generation.new_tokens if prepared.generation else found.new_tokens,
         loss=info.loss or None,
         stem=prepared.data.stem if prepared.data else found.stem,
         threads=environment.threads or found.threads,
@@ -264,10 +271,12 @@ def conditions_of(record: RunRecord) -> Conditions:
 def condition_words(conditions: Conditions, device: str) -> dict[str, str]:
     """The conditions that matter on this device, in words for a headline, by the name of their field."""
     on_cpu = device.partition(":")[0] == "cpu"
-    sized = conditions.image_size or conditions.sequence_length
+    sized = conditions.image_size or conditions.sequence_length or conditions.prompt
     told = {
         "image_size": conditions.image_size and f"{conditions.image_size} px",
         "sequence_length": conditions.sequence_length and f"length {conditions.sequence_length}",
+        "prompt": conditions.prompt and f"prompt {conditions.prompt}",
+        "new_tokens": conditions.new_tokens and f"{conditions.new_tokens} new tokens",
         "inputs": "" if sized else _inputs_told(conditions.inputs),
         "classes": conditions.classes and f"{conditions.classes} classes",
         "optimizer": conditions.optimizer,

@@ -164,7 +164,7 @@ class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in _SECON
 class Numerics(Frozen):
     """How far the recipe is from strict fp32 on fixed inputs, and whether that is near enough."""
 
-    method: Literal["outputs", "loss-path", "reference", "unchecked", "skipped"] = "outputs"
+    method: Literal["outputs", "loss-path", "tokens", "reference", "unchecked", "skipped"] = "outputs"
     """`reference`: this recipe is the strict fp32 reference itself. `unchecked`: the spec asked for no comparison.
     `skipped`: under a profiler from outside.
     """
@@ -188,6 +188,10 @@ class Numerics(Frozen):
     reason: Note | None = None
     second_inputs: SecondInputs | None = None
     """None where outputs were compared on one set of inputs alone, and for loss paths."""
+    greedy_tokens: int | None = None
+    """Generation: over so many new tokens the greedy choices were compared."""
+    greedy_agreed: int | None = None
+    """Of those, from the first on, as many were the same in all sequences."""
     steps: int | None = None
     """Length of the loss path."""
     losses: tuple[float | None, ...] = ()
@@ -196,7 +200,7 @@ class Numerics(Frozen):
     @property
     def is_compared(self) -> bool:
         """Set against the reference: neither left out nor the reference itself."""
-        return self.method in ("outputs", "loss-path")
+        return self.method in ("outputs", "loss-path", "tokens")
 
     @property
     def is_left_out(self) -> bool:
@@ -286,6 +290,22 @@ class RankInfo(Frozen):
     threads: Count | None = None
 
 
+class GenerationInfo(Frozen):
+    """What is generated, and what every token has to read."""
+
+    prompt: Items
+    new_tokens: Items
+    weight_bytes: Count
+    """Of all weights under the recipe."""
+    read_bytes: Count
+    """Of the weights that a decode step reads: without tables of which it takes a row, and without an encoder."""
+    cache_bytes: Count
+    """As it was allocated after one generation."""
+    copy_bytes_per_s: Figure | None = None
+    """Copied on this device just before, read and written bytes together."""
+    is_static: bool = False
+
+
 class Warmup(Frozen):
     """The way to the steady state, kept whole."""
 
@@ -323,6 +343,8 @@ class Prepared(Frozen):
     those of rank 0."""
     gradient_bytes: Count | None = None
     """What each rank sends per training step."""
+    generation: GenerationInfo | None = None
+    """Of a generation."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -354,7 +376,9 @@ class Block(Frozen):
     issue_s: tuple[Seconds, ...] = ()
     """Host seconds to issue each step, settling steps first; empty where nothing runs asynchronously."""
     phases: dict[str, tuple[Seconds, ...]] = {}
-    """Training: seconds per step in forward, backward and optimizer, one per sample."""
+    """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode. One per sample."""
+    token_s: tuple[Seconds, ...] = ()
+    """Generation: seconds from each token to the next, of all samples in a row."""
     wall_s: Seconds = 0.0
     cpu_s: Seconds | None = None
     """CPU seconds of the worker meanwhile, all its threads together."""

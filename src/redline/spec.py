@@ -9,7 +9,7 @@ import msgspec
 
 from redline.errors import SpecError
 
-Task = Literal["infer", "train", "step"]
+Task = Literal["infer", "train", "step", "generate"]
 """`step`: a function of the user's, timed as it is."""
 Effort = Literal["quick", "normal", "strict"]
 DoorName = Literal["inline", "fork", "spawn", "torchrun", "fake"]
@@ -176,6 +176,10 @@ class WorkloadSpec(Frozen):
     image_size: int | None = None
     classes: int | None = None
     sequence_length: int | None = None
+    prompt: int | None = None
+    """Generation: tokens that are read before the first is written. None: 128."""
+    new_tokens: int | None = None
+    """Generation: tokens that are written. None: 32."""
     optimizer: OptimizerName = "sgd"
     """For training only."""
     stem: Stem | None = None
@@ -190,7 +194,10 @@ class WorkloadSpec(Frozen):
         if self.stem is not None:
             require_choice("stem", self.stem, Stem)
         require_range("image_size", self.image_size, 1, MOST_PIXELS)
-        for name in ("batch", "items", "classes", "sequence_length"):
+        for name in ("prompt", "new_tokens"):
+            if getattr(self, name) is not None and self.task != "generate":
+                raise SpecError(f"{name} is for task generate, not for {self.task}")
+        for name in ("batch", "items", "classes", "sequence_length", "prompt", "new_tokens"):
             require_range(name, getattr(self, name), 1, MOST_ITEMS)
         if self.check_inputs is not None and self.task != "infer":
             why = "training compares its loss path" if self.task == "train" else "a function is timed as it is"

@@ -127,7 +127,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     specs = []
     for model in models:
         workload = _convert({"model": model, **rest}, WorkloadSpec, where)
-        if "optimizer" in rest and workload.task == "infer":
+        if "optimizer" in rest and workload.task != "train":
             raise _TableError(
                 f"{where}: optimizer {rest['optimizer']} is for training: give task train, or leave it out"
             )

@@ -74,6 +74,15 @@ class Latency(Frozen, frozen=True, kw_only=True):
     high: float | None
 
 
+class TokenTimes(Frozen, frozen=True, kw_only=True):
+    """Seconds per output token. A percentile is None where too few samples would make it up."""
+
+    p50: float
+    p95: float | None
+    p99: float | None
+    n: int
+
+
 class VersusFirst(Frozen, frozen=True, kw_only=True):
     """Against the first of the group. `ratio` is time of the first over time of this one: above 1 is faster."""
 
@@ -145,6 +154,19 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """Products of one step, forward and backward; None where they were not counted."""
     roofline: Roofline | None = None
     """None where work or ceilings are not known."""
+    ttft_s: float | None = None
+    """Generation: the median time to the first token."""
+    tpot_s: TokenTimes | None = None
+    """Generation: the time per output token after the first."""
+    prefill_tokens_per_s: float | None = None
+    """Prompt tokens read per second, over the whole batch."""
+    decode_tokens_per_s: float | None = None
+    """Tokens written per second after the first, over the whole batch."""
+    weight_bytes: int | None = None
+    cache_bytes: int | None = None
+    bandwidth_share: float | None = None
+    """What a decode step has to read, weights and filled cache, over its time and the copy bandwidth of the device."""
+    energy_per_token_j: float | None = None
     training: TrainingSummary | None = None
     """Of a training on data."""
     load: LoadSummary | None = None
@@ -239,7 +261,41 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         if record.failure is None:
             # Of whole epochs: medians of single steps do not see a loader that stalls now and then.
             return msgspec.structs.replace(row, throughput_per_s=training.samples_per_s, phases_s=_phases(record))
-    return row if record.failure is not None else _with_speed(row, record, first)
+    if record.failure is not None:
+        return row
+    return _with_tokens(_with_speed(row, record, first), record, ceilings)
+
+
+def _with_tokens(row: RunSummary, record: RunRecord, ceilings: Ceilings | None) -> RunSummary:
+    """What tells a generation: the first token, the others, and how near the others are to the memory's speed."""
+    info = record.prepared.generation if record.prepared else None
+    blocks = timed_blocks(record, "throughput")
+    first = list(chain.from_iterable(block.phases.get("prefill", ()) for block in blocks))
+    if info is None or not first:
+        return row
+    tokens = [seconds for block in blocks for seconds in block.token_s]
+    batch, ttft_s = row.batch or 1, median(first)
+    found = msgspec.structs.replace(
+        row,
+        ttft_s=ttft_s,
+        prefill_tokens_per_s=batch * info.prompt / ttft_s if ttft_s else None,
+        weight_bytes=info.weight_bytes,
+        cache_bytes=info.cache_bytes,
+        energy_per_token_j=row.energy_per_item_j,
+    )
+    if not tokens:
+        return found
+    tpot_s = median(tokens)
+    copied = ceilings.copy_bytes_per_s if ceilings is not None else info.copy_bytes_per_s
+    # A cache that is made whole is filled bit by bit: half of the new tokens are in it on average.
+    filled = (info.prompt + info.new_tokens / 2) / max(info.prompt + info.new_tokens - 1, 1)
+    read_bytes = info.read_bytes + min(filled, 1.0) * info.cache_bytes
+    return msgspec.structs.replace(
+        found,
+        tpot_s=TokenTimes(p50=tpot_s, p95=percentile(tokens, 0.95), p99=percentile(tokens, 0.99), n=len(tokens)),
+        decode_tokens_per_s=batch / tpot_s if tpot_s else None,
+        bandwidth_share=read_bytes / tpot_s / copied if tpot_s and copied else None,
+    )
 
 
 def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> RunSummary:
@@ -336,7 +392,7 @@ def _latency(record: RunRecord) -> Latency | None:
 
 
 def _phases(record: RunRecord) -> dict[str, float] | None:
-    if record.spec.workload.task != "train":
+    if record.spec.workload.task == "infer":
         return None
     pooled: dict[str, list[float]] = {}
     for block in timed_blocks(record, "throughput"):

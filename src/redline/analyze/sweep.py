@@ -22,6 +22,9 @@ class SweepCell(Frozen):
     """None: the model's own default."""
     threads: int | None
     status: SweepStatus
+    prompt: int | None = None
+    new_tokens: int | None = None
+    """Of generation."""
     replicate: int = 1
     """Which of the processes that measure this combination."""
     record_id: str | None = None
@@ -88,6 +91,8 @@ def cell_of(
         recipe=str(spec.recipe),
         batch=spec.workload.batch,
         threads=spec.threads,
+        prompt=spec.workload.prompt,
+        new_tokens=spec.workload.new_tokens,
         replicate=replicate,
         status=status,
         record_id=record_id,

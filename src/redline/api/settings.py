@@ -24,10 +24,12 @@ T = TypeVar("T")
 class OtherSettings(TypedDict, total=False):
     """Settings of a verb that has its own idea of batch and threads."""
 
-    task: Literal["infer", "train", "step"]
+    task: Literal["infer", "train", "step", "generate"]
     image_size: int | None
     classes: int | None
     sequence_length: int | None
+    prompt: int | None
+    new_tokens: int | None
     batch_axis: Any
     items: int | None
     check_inputs: Any

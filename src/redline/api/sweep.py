@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import RunSummary, with_price
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
+from redline.analyze.targets import TokenTargets, UnderTargets, under_targets
 from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
@@ -32,9 +33,9 @@ from redline.search.sweep import (
     sweep_plan,
     unsettled,
 )
-from redline.spec import MOST_REPLICATES, require_range
+from redline.spec import MOST_REPLICATES, require_range, require_seconds
 from redline.spec_table import layered
-from redline.units import parse_price
+from redline.units import parse_price, parse_seconds
 
 
 class SweepResult(Shown, Sequence[SweepCell]):
@@ -46,12 +47,14 @@ class SweepResult(Shown, Sequence[SweepCell]):
         records: Mapping[str, RunRecord] | None = None,
         estimate: Estimate | None = None,
         price: str | None = None,
+        slo: TokenTargets | None = None,
     ) -> None:
         self.summary = summary
         self.records = dict(records or {})
         self._price = price
         self.estimate = estimate
         """Of a dry run: how long what is left may take."""
+        self.slo = slo
 
     def __len__(self) -> int:
         return len(self.summary.cells)
@@ -60,7 +63,7 @@ class SweepResult(Shown, Sequence[SweepCell]):
         return self.summary.cells[index]
 
     def report(self) -> RenderableType:
-        return sweep_report(self.summary, self.rows, self.estimate)
+        return sweep_report(self.summary, self.rows, self.estimate, self.under_slo)
 
     def frame_rows(self) -> Sequence[Any]:
         return self.rows
@@ -75,8 +78,13 @@ class SweepResult(Shown, Sequence[SweepCell]):
         rows = replicate_rows([self.records[record_id] for record_id in ids if record_id in self.records])
         return rows if self._price is None else with_price(rows, parse_price(self._price))
 
+    @property
+    def under_slo(self) -> UnderTargets | None:
+        """The fastest generation that keeps the targets; None where none were given."""
+        return None if self.slo is None else under_targets(self.rows, self.slo)
+
     def to_json(self) -> JsonDocument:
-        return sweep_json(self.summary, self.rows, self.estimate)
+        return sweep_json(self.summary, self.rows, self.estimate, self.under_slo)
 
 
 @takes_settings
@@ -89,6 +97,8 @@ def sweep(
     tasks: str | Iterable[str] | None = None,
     threads: Any = None,
     exclude: Sequence[Mapping[str, Any]] = (),
+    slo_ttft: float | str | None = None,
+    slo_tpot: float | str | None = None,
     file: str | Path | None = None,
     trust: bool = False,
     preset: str | None = None,
@@ -111,7 +121,11 @@ def sweep(
     one; other arguments override both. A file of another user's that names code is refused unless `trust` is set. With `replicates` every cell is measured so many times, in turns with the others.
     With `ray` the cells are spread over the Ray cluster at `address` (`auto`: this machine's), one trial per GPU.
     A mistake in any cell is raised before the first is measured.
+
+    Generation has the axes `prompt` and `new_tokens` too. `slo_ttft` and `slo_tpot` (seconds, or texts such as "20ms"):
+    the fastest cell whose time to the first token, and whose p95 time per token, stays within.
     """
+    slo = _targets(slo_ttft, slo_tpot)
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     if price is not None:
         parse_price(price)  # before anything is measured
@@ -133,9 +147,20 @@ def sweep(
         name = table.pop("name", None) if name is None else name
         table.pop("name", None)
         elsewhere = partial(spread, address=address) if ray else None
-        return _sweep_grid(
+        result = _sweep_grid(
             grid_from_table(table), working, name, replicates, fresh, retry_failed, dry_run, price, elsewhere
         )
+        result.slo = slo
+        return result
+
+
+def _targets(slo_ttft: float | str | None, slo_tpot: float | str | None) -> TokenTargets | None:
+    given = {"ttft_s": slo_ttft, "tpot_s": slo_tpot}
+    found = {name: parse_seconds(each) if isinstance(each, str) else each for name, each in given.items()}
+    for name, seconds in found.items():
+        if seconds is not None:
+            require_seconds(f"slo_{name.removesuffix('_s')}", seconds)
+    return TokenTargets(**found) if any(each is not None for each in found.values()) else None
 
 
 def _table_of(file: str | Path | None, preset_name: str | None, trust: bool) -> dict[str, Any]:

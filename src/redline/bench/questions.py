@@ -96,7 +96,7 @@ def choices_for(spec: RunSpec) -> SwitchChoices:
     give_back = remember_live(spec.workload)
     try:
         workload = build_workload(spec.workload, spec.seed)
-        facts = _facts(spec, workload, device)
+        facts = None if spec.workload.task == "generate" else _facts(spec, workload, device)
         choices = switch_choices(workload.model, device, spec.workload.task, facts)
     finally:
         give_back()

@@ -23,9 +23,11 @@ from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from
 from redline.bench.environment import describe, remember_flags
 from redline.bench.measure.blocks import least_memory, measure_block
+from redline.bench.measure.generation import generation_info, measure_generations
 from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, number_format_of
+from redline.bench.recipe.greedy import GreedyReference
 from redline.bench.recipe.numerics import LossReference, OutputReference
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
@@ -34,6 +36,7 @@ from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import OwnStep, TrainsItself
+from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.ranks import Ranks, gradient_bytes, where_is_main_thread
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.sources.live import HANDED_OVER, remember_live
@@ -71,7 +74,8 @@ from redline.spec import RunSpec
 from redline.training import TrainingProgress
 from redline.work import WorkCount
 
-Timed = InferenceStep | TrainingStep
+Timed = InferenceStep | TrainingStep | GenerateStep
+Reference = OutputReference | LossReference | GreedyReference
 
 ONE_STEP = (
     "on data Redline needs a module with loss(output, target); 'redline run --task train' measures one step of it"
@@ -160,6 +164,8 @@ class BenchSession:
         if isinstance(request, AllReduce):
             return self._ranks.probe(request, self._device)
         assert isinstance(request, Measure)  # `Where` is answered beside the session
+        if isinstance(self._step, GenerateStep):
+            return BlockReply(block=measure_generations(self._step, self._device, request, self._step_estimate_s))
         block = measure_block(self._step, self._device, request, self._step_estimate_s, self._ranks)
         self._step_estimate_s = statistics.median(block.samples)
         return BlockReply(block=block)
@@ -202,6 +208,7 @@ class BenchSession:
             work=work,
             ranks=self._ranks.info(device, info.items_per_step),
             gradient_bytes=gradient_bytes(workload.model) if workload.task == "train" and self._ranks.is_rank else None,
+            generation=generation_info(step, device) if isinstance(step, GenerateStep) else None,
         )
 
     def _prepare_bare(self, spec: RunSpec) -> Prepared:
@@ -312,6 +319,8 @@ class BenchSession:
     def _make_ready(self, workload: Workload, spec: RunSpec, *, calibrate: bool, sparing: bool = False) -> float:
         """Settle the batch and calibrate what needs it; says how many seconds that took."""
         started = time.perf_counter()
+        if workload.task == "generate":  # its batch is the prompt's, and language models have no statistics
+            return 0.0
         self._enter("batch")
         if not self._ranks.has_share:
             settle_batch(workload, spec.workload)
@@ -321,11 +330,13 @@ class BenchSession:
             workload.notes += give_signal(workload, spec.seed, sparing=sparing)
         return time.perf_counter() - started
 
-    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> OutputReference | LossReference | None:
+    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> Reference | None:
         if not spec.measure.check_numerics or workload.step is not None:
             return None
         self._enter("reference", "strict fp32")
         number_format = number_format_of(spec.recipe, workload.task)
+        if workload.task == "generate":
+            return GreedyReference.of(workload, device, number_format)
         if workload.task == "infer":
             given = check_inputs_of(spec.workload, workload, spec.seed + 1)
             return OutputReference.of(workload, device, number_format, spec.seed, given)
@@ -347,7 +358,7 @@ class BenchSession:
     def _first_call(self, spec: RunSpec, setup: Setup) -> Timed:
         compiles = setup.capabilities.compiles
         self._enter("compile" if compiles else "first-call", str(spec.recipe))
-        step = make_step(setup, spec.workload.optimizer)
+        step = self._make_step(spec, setup)
         started = time.perf_counter()
         starts_again = setup.task == "train" and spec.measure.check_numerics
         # Where nothing is compared, the copies that putting values back takes are no part of what must fit.
@@ -363,7 +374,10 @@ class BenchSession:
         if setup.task == "step" and (unseen := setup.device.unseen_work()) is not None:
             raise BenchError("user", f"the function computes on {unseen}, which is not waited for: give --device cuda")
         # Training starts again from the same weights with an optimizer that has seen nothing.
-        return make_step(setup, spec.workload.optimizer) if starts_again else step
+        return self._make_step(spec, setup) if starts_again else step
+
+    def _make_step(self, spec: RunSpec, setup: Setup) -> Timed:
+        return GenerateStep(setup) if setup.task == "generate" else make_step(setup, spec.workload.optimizer)
 
     def _note_first_call(self, setup: Setup, seconds: float) -> None:
         self._cold["first_call_s"] = seconds
@@ -372,15 +386,16 @@ class BenchSession:
             self._cold["compile_cache"] = cache_state()
             self._cold["graph_breaks"] = graph_breaks()
 
-    def _numerics(
-        self, spec: RunSpec, reference: OutputReference | LossReference | None, step: Timed, setup: Setup
-    ) -> Numerics:
+    def _numerics(self, spec: RunSpec, reference: Reference | None, step: Timed, setup: Setup) -> Numerics:
         if reference is None:
             why = "the spec asked for none" if setup.task != "step" else "a function is timed as it is"
             return Numerics(method="unchecked", reason=note("unchecked", f"not checked: {why}"))
         if not spec.recipe.switches:
             return reference.as_numerics()
         self._enter("numerics", str(spec.recipe))
+        if isinstance(reference, GreedyReference):
+            assert isinstance(step, GenerateStep)
+            return reference.judge(step)
         if isinstance(reference, OutputReference):
             assert isinstance(step, InferenceStep)
             return reference.judge(step, setup)
@@ -391,6 +406,8 @@ class BenchSession:
         self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool
     ) -> tuple[WorkCount | None, WorkloadInfo]:
         """Nothing that goes wrong here may cost the measurement: it becomes a note."""
+        if setup.task == "generate":
+            return None, info  # what a token has to read says more; see `GenerationInfo`
         if spec.measure.sparing:  # a trial near the edge of memory, about which nothing else is asked
             return None, info
         if setup.is_sharded:

@@ -23,7 +23,9 @@ from redline.cli.options import (
     takes,
 )
 
-SERVED: Options = {name: option for name, option in ANY_BATCH.items() if name not in ("task", "optimizer")}
+SERVED: Options = {
+    name: option for name, option in ANY_BATCH.items() if name not in ("task", "optimizer", "prompt", "new_tokens")
+}
 """Which model is served: always for inference."""
 
 

@@ -99,10 +99,13 @@ ANY_BATCH: Options = {
         str | None,
         opt(
             group=WHAT,
-            metavar="[infer|train|step]",
-            help="Inference (default), a training step, or a function of yours timed as it is (file.py:step).",
+            metavar="[infer|train|step|generate]",
+            help="Inference (default), a training step, a function of yours timed as it is (file.py:step), or text "
+            "generation.",
         ),
     ],
+    "prompt": Annotated[int | None, opt(group=WHAT, help="Tokens read before the first is written. Default: 128.")],
+    "new_tokens": Annotated[int | None, opt(group=WHAT, help="Tokens written per sequence. Default: 32.")],
     "optimizer": Annotated[
         str | None, opt(group=WHAT, metavar="[sgd|adam|adamw]", help="Optimizer of a training step. Default: sgd.")
     ],

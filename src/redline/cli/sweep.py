@@ -30,7 +30,13 @@ from redline.errors import SpecError
 
 AXES: Options = {
     "batch": Annotated[list[str] | None, opt("--batch", "-b", group=WHAT, help="8, 1,8,16 or 16..512 (doubling).")],
-    "task": Annotated[list[str] | None, opt(group=WHAT, metavar="[infer|train|step]", help="Repeat for several.")],
+    "task": Annotated[
+        list[str] | None, opt(group=WHAT, metavar="[infer|train|step|generate]", help="Repeat for several.")
+    ],
+    "prompt": Annotated[
+        list[str] | None, opt(group=WHAT, help="Generation: prompt tokens, 512, 128,512 or 128..2048.")
+    ],
+    "new_tokens": Annotated[list[str] | None, opt(group=WHAT, help="Generation: tokens written, in the same forms.")],
     "threads": Annotated[list[int] | None, opt(group=WHAT, help="CPU threads inside operators; repeat for several.")],
 }
 """Where a run has one value, a sweep has a list."""
@@ -61,6 +67,12 @@ def sweep(
     address: Annotated[
         str | None, opt("--address", group=HOW, help="Of the Ray cluster: auto (this machine's), or HOST:PORT.")
     ] = None,
+    slo_ttft: Annotated[
+        str | None, opt("--slo-ttft", group=HOW, help="Generation: the fastest cell whose first token comes within.")
+    ] = None,
+    slo_tpot: Annotated[
+        str | None, opt("--slo-tpot", group=HOW, help="Generation: and whose tokens come within, p95, such as 20ms.")
+    ] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
@@ -74,6 +86,7 @@ def sweep(
       redline sweep resnet50 vit_b_16 -r baseline -r fp16 --batch 1..64
       redline sweep --file grid.toml --dry-run
       redline sweep resnet50 -r baseline -r fp16 --batch 1..64 --launch ray --address auto
+      redline sweep hf:llama?num_hidden_layers=4 --task generate --batch 1..32 --prompt 128,512 --slo-tpot 20ms
     """
     from redline.api.report import report_records
     from redline.api.sweep import sweep as sweep_models
@@ -91,7 +104,16 @@ def sweep(
         raise SpecError(f"launch must be ray, got {launch!r}")
     lists = {"batch": "batches", "task": "tasks", "threads": "threads"}
     asked = {lists.get(key, key): value for key, value in given.items()}
-    asked |= only_set(recipes=recipe, file=file, trust=trust, preset=preset, name=name, price=price)
+    asked |= only_set(
+        slo_ttft=slo_ttft,
+        slo_tpot=slo_tpot,
+        recipes=recipe,
+        file=file,
+        trust=trust,
+        preset=preset,
+        name=name,
+        price=price,
+    )
     asked |= only_set(ray=launch == "ray", address=address)
     try:
         with LiveSweep() as observer, Workspace(observer=observer) as workspace:
@@ -105,7 +127,7 @@ def sweep(
                 workspace=workspace,
             )
             observer.stop()
-            shown = sweep_report(result.summary, result.rows, result.estimate)
+            shown = sweep_report(result.summary, result.rows, result.estimate, result.under_slo)
             print_json(result.to_json()) if json else make_console().print(shown)
             if report is not None:
                 tell_report(report_records(list(result.records.values()), report, workspace=workspace))

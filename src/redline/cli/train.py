@@ -56,7 +56,11 @@ DATA_OPTIONS: Options = {
 }
 """Which data, and how they reach the device."""
 
-TRAINED_MODEL: Options = {name: option for name, option in ANY_BATCH.items() if name not in ("task", "sequence_length")}
+TRAINED_MODEL: Options = {
+    name: option
+    for name, option in ANY_BATCH.items()
+    if name not in ("task", "sequence_length", "prompt", "new_tokens")
+}
 """Which model is trained, and where, apart from its batch."""
 
 BATCH: Options = {

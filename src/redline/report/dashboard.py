@@ -219,6 +219,12 @@ SECTIONS = (
         "Requests that arrive at random; latency counts from the intended arrival. p50 dashed.",
         _filled("loads"),
     ),
+    Section(
+        "generation",
+        "Text generation",
+        "Tokens written per second against the time per token; each point is a batch under a recipe.",
+        _has("tpot_s"),
+    ),
     Section("phases", "Phases of a step", "Median seconds of a training step, phase by phase.", _phases),
     Section(
         "kernels",

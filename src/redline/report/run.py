@@ -30,9 +30,10 @@ from redline.report.cells import (
 )
 from redline.report.notebook import Bars
 from redline.report.terminal import GAP, as_text, make_table
-from redline.units import format_seconds, format_share, significant
+from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
 EXPENDABLE = (
+    "cache", "weights", "prefill tok/s", "TPOT p95",
     "utilisation", "power", "optimizer", "backward", "forward", "of peak", "memory", "p95 ms", "energy", "left", "bound",
     "p50 ms", "cost",
 )  # fmt: skip
@@ -170,7 +171,9 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
     """Names of the columns and what stands above them."""
     first = rows[0]
     item = next((row.item for row in rows if row.item), "item")
-    phases = ("forward", "backward", "optimizer") if first.task == "train" else ()
+    phases: tuple[str, ...] = ("forward", "backward", "optimizer") if first.task == "train" else ()
+    if first.task == "generate":
+        phases = ("TTFT", "TPOT", "TPOT p95", "prefill tok/s", "decode tok/s", "of copy", "weights", "cache")
     return {
         "recipe": "recipe",
         "throughput": f"{item}/s",
@@ -230,6 +233,7 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         "p95 ms": milliseconds(latency.p95 if latency else None, half_width),
         "±": format_share(half_width),
         **{name: format_seconds(phases.get(name)) for name in ("forward", "backward", "optimizer")},
+        **_generation_cells(row),
         "memory": _memory_cell(row),
         "versus": ratio_cell(row),
         "error": error_cell(row.numerics),
@@ -237,6 +241,21 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         **energy_cells(row),
         "bound": bound_cell(row),
         "trust": trust_cell(row),
+    }
+
+
+def _generation_cells(row: RunSummary) -> dict[str, str | Text]:
+    """The first token, the others, and the share of the copy bandwidth that decoding reaches."""
+    tpot = row.tpot_s
+    return {
+        "TTFT": format_seconds(row.ttft_s),
+        "TPOT": format_seconds(tpot.p50 if tpot else None),
+        "TPOT p95": format_seconds(tpot.p95 if tpot else None),
+        "prefill tok/s": format_count(row.prefill_tokens_per_s),
+        "decode tok/s": format_count(row.decode_tokens_per_s),
+        "of copy": format_share(row.bandwidth_share),
+        "weights": format_bytes(row.weight_bytes),
+        "cache": format_bytes(row.cache_bytes),
     }
 
 

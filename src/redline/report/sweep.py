@@ -12,10 +12,11 @@ from rich.text import Text
 
 from redline.analyze.summary import RunSummary
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
+from redline.analyze.targets import UnderTargets
 from redline.report.cells import TRUST_STYLE, cheapest, energy_cells, energy_columns
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
-from redline.units import format_share, significant
+from redline.units import format_seconds, format_share, significant
 
 NO_RATIOS = (
     "cells were measured one after the other, so ratios between rows have no interval; "
@@ -23,13 +24,24 @@ NO_RATIOS = (
 )
 
 
-def sweep_json(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> JsonDocument:
+def sweep_json(
+    summary: SweepSummary,
+    rows: Sequence[RunSummary],
+    estimate: Estimate | None = None,
+    under: UnderTargets | None = None,
+) -> JsonDocument:
     """`results` are rows as a run has them; a cell names its own by `record_id`."""
-    known = {} if estimate is None else {"estimate": estimate}
+    known: dict[str, Any] = {} if estimate is None else {"estimate": estimate}
+    known |= {} if under is None else {"under_slo": under}
     return json_document("sweep", {**msgspec.to_builtins(summary), "results": rows, **known})
 
 
-def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Estimate | None = None) -> RenderableType:
+def sweep_report(
+    summary: SweepSummary,
+    rows: Sequence[RunSummary],
+    estimate: Estimate | None = None,
+    under: UnderTargets | None = None,
+) -> RenderableType:
     """The table, what to know about single rows below, the next step last."""
     by_record = {record_id: row for row in rows for record_id in (row.replicate_ids or (row.record_id,))}
     parts = _tables(summary, by_record) if estimate is None else [_plan_table(summary)]
@@ -43,7 +55,23 @@ def sweep_report(summary: SweepSummary, rows: Sequence[RunSummary], estimate: Es
         parts.append(Text(estimate_text(estimate)))
     elif summary.done:
         parts.append(Text(NO_RATIOS, style="dim"))
+    if under is not None and estimate is None:
+        parts.append(Text(_under_sentence(under)))
     return Group(*parts, Text(_next_step(summary, estimate), style="bold"))
+
+
+def _under_sentence(under: UnderTargets) -> str:
+    targets = [
+        f"{what} within {format_seconds(seconds)}"
+        for what, seconds in (("first token", under.targets.ttft_s), ("each token", under.targets.tpot_s))
+        if seconds is not None
+    ]
+    told = " and ".join(targets)
+    if under.record_id is None:
+        return f"no cell keeps its {told}"
+    where = f"batch {under.batch}, prompt {under.prompt}, {under.new_tokens} new tokens"
+    speed = significant(under.decode_tokens_per_s or 0.0, 4)
+    return f"fastest with {told}: {under.recipe} at {where}, {speed} tokens/s ({len(under.kept)} cells keep it)"
 
 
 def estimate_text(estimate: Estimate) -> str:
@@ -82,13 +110,19 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
     parts: list[RenderableType] = [Text(f"sweep {summary.name} · {_counts(summary)}", style="bold")]
     for (model, task), together in groupby(_in_reading_order(summary.cells), key=lambda cell: (cell.model, cell.task)):
         cells = list(together)
-        axes = [axis for axis in ("recipe", "threads", "batch") if axis != "threads" or any(c.threads for c in cells)]
+        always = ("recipe", "batch")
+        axes = [
+            axis
+            for axis in ("recipe", "threads", "batch", "prompt", "new_tokens")
+            if axis in always or any(getattr(cell, axis) for cell in cells)
+        ]
         table = make_table(Text(f"{model} · {task}", style="bold"))
         for axis in axes:
             table.add_column(axis, justify="left" if axis == "recipe" else "right", overflow="fold", min_width=5)
         told = [row for cell in cells if (row := by_record.get(cell.record_id or "")) is not None]
         energy = energy_columns(told, "item")
-        for header in ("items/s", "±", "p50 ms", "p95 ms", "memory MB", *energy.values()):
+        last = ("TTFT", "TPOT") if task == "generate" else ("p50 ms", "p95 ms")
+        for header in ("items/s", "±", *last, "memory MB", *energy.values()):
             table.add_column(header, justify="right", no_wrap=True)
         table.add_column("status", overflow="fold", min_width=9)
         for cell in _combinations(cells):
@@ -105,7 +139,7 @@ def _combinations(cells: Iterable[SweepCell]) -> list[SweepCell]:
     """One cell for all replicates of a combination: one that failed, else one that is done."""
     found: dict[tuple[Any, ...], SweepCell] = {}
     for cell in cells:
-        key = cell.model, cell.task, cell.recipe, cell.threads, cell.batch
+        key = cell.model, cell.task, cell.recipe, cell.threads, cell.batch, cell.prompt, cell.new_tokens
         known = found.get(key)
         if known is None or (known.failure is None and (cell.failure is not None or known.status == "pending")):
             found[key] = cell
@@ -128,10 +162,17 @@ def _measured(row: RunSummary | None) -> list[str]:
     return [
         significant(row.throughput_per_s, max(3, len(str(round(row.throughput_per_s))))),
         format_share(half_width),
-        significant(row.latency_s.p50 * 1e3, 4),
-        "n/a" if row.latency_s.p95 is None else significant(row.latency_s.p95 * 1e3, 4),
+        *_latency_cells(row),
         "n/a" if held is None else significant(held / 1e6, 4),
     ]
+
+
+def _latency_cells(row: RunSummary) -> list[str]:
+    if row.task == "generate":
+        return [format_seconds(row.ttft_s), format_seconds(row.tpot_s.p50 if row.tpot_s else None)]
+    assert row.latency_s is not None
+    p95 = row.latency_s.p95
+    return [significant(row.latency_s.p50 * 1e3, 4), "n/a" if p95 is None else significant(p95 * 1e3, 4)]
 
 
 def _status(cell: SweepCell, row: RunSummary | None) -> Text:
@@ -156,7 +197,15 @@ def _in_reading_order(cells: Iterable[SweepCell]) -> list[SweepCell]:
         recipes.setdefault(cell.recipe, len(recipes))
     return sorted(
         cells,
-        key=lambda cell: (models[cell.model], cell.task, cell.threads or 0, recipes[cell.recipe], cell.batch or 0),
+        key=lambda cell: (
+            models[cell.model],
+            cell.task,
+            cell.threads or 0,
+            recipes[cell.recipe],
+            cell.prompt or 0,
+            cell.new_tokens or 0,
+            cell.batch or 0,
+        ),
     )
 
 

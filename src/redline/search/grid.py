@@ -23,6 +23,8 @@ from redline.spec import MOST_CELLS, MOST_ITEMS, Recipe, RunSpec, Task, require_
 from redline.spec_table import for_trainers, layered, read_toml, specs_from_table
 
 AXES = ("model", "task", "threads", "batch", "recipe")
+LENGTHS = ("prompt", "new_tokens")
+"""Axes of generation alone: cells of another task are the same for all of them."""
 MOST_DIGITS = 19
 """Of a number that is written as text; what they make is checked against the ranges of a spec."""
 _DOUBLING = re.compile(rf"(\d{{1,{MOST_DIGITS}}})\.\.(\d{{1,{MOST_DIGITS}}})")
@@ -34,12 +36,12 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple | set | range) else [value]
 
 
-def parse_batches(value: Any) -> list[int]:
+def parse_batches(value: Any, what: str = "batch") -> list[int]:
     """`8`, `[1, 8]`, `"1,8,16"` and `"16..512"`, which doubles from the first to the last."""
     found: list[int] = []
     for part in (word for item in listed(value) for word in (item.split(",") if isinstance(item, str) else [item])):
         if isinstance(part, int) and abs(part) > MOST_ITEMS:  # before it is written out, which may not be possible
-            require_range("batch", part, 1, MOST_ITEMS)
+            require_range(what, part, 1, MOST_ITEMS)
         text = str(part).strip()
         doubling = _DOUBLING.fullmatch(text)
         if doubling:
@@ -47,11 +49,11 @@ def parse_batches(value: Any) -> list[int]:
         elif text.isdecimal() and not isinstance(part, bool):
             # A longer number is refused as too large; int() would refuse to read thousands of digits.
             number = int(text[: MOST_DIGITS + 1])
-            require_range("batch", number, 0, MOST_ITEMS)
+            require_range(what, number, 0, MOST_ITEMS)
             found.append(number)
         else:
             shown = text if len(text) < 40 else f"{text[:37]}…"
-            raise SpecError(f"batch must be a number, a list such as 1,8,16 or a range such as 16..512, got {shown!r}")
+            raise SpecError(f"{what} must be a number, a list such as 1,8,16 or a range such as 16..512, got {shown!r}")
     return list(dict.fromkeys(found))
 
 
@@ -210,16 +212,26 @@ def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
     tasks = listed(rest.pop("task", None)) or ["infer"]
     threads = listed(rest.pop("threads", None)) or [None]
     batches: list[int | None] = [*parse_batches(rest.pop("batch", None))] or [None]
+    lengths: dict[str, list[int | None]] = {
+        name: [*parse_batches(rest.pop(name, None), name)] or [None] for name in LENGTHS
+    }
     if rest.get("items") is not None and len(batches) > 1:
         raise SpecError(f"{where}: items is what one batch counts as: for several the factory must return items itself")
     rest["model"], rest["recipe"] = listed(rest.get("model")), listed(rest.get("recipe")) or ["baseline"]
-    number = math.prod(map(len, (tasks, threads, batches, rest["model"], rest["recipe"])))
+    number = math.prod(map(len, (tasks, threads, batches, *lengths.values(), rest["model"], rest["recipe"])))
     if number > MOST_CELLS:
         raise SpecError(f"{where}: the grid has {number} cells; a sweep takes {MOST_CELLS} at most")
     combinations = [
         {**rest, **{name: value for name, value in given.items() if value is not None}}
-        for task, thread_count, batch in product(tasks, threads, batches)
-        if (given := {"task": task, "threads": thread_count, "batch": batch})
+        for task, thread_count, batch, prompt, new_tokens in product(tasks, threads, batches, *lengths.values())
+        if (
+            given := {
+                "task": task,
+                "threads": thread_count,
+                "batch": batch,
+                **({"prompt": prompt, "new_tokens": new_tokens} if task == "generate" else {}),
+            }
+        )
     ]
     cells = [cell for table in for_trainers(combinations) for cell in specs_from_table(table, where=where)]
     kept = [cell for cell in cells if not any(exclusion.fits(cell) for exclusion in exclusions)]

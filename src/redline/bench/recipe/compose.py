@@ -19,7 +19,7 @@ from redline.protocol import SwitchChoice, SwitchNeed
 from redline.spec import Recipe, Switch, Task
 from redline.work import Facts
 
-_COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8", "int8")
+_COARSENESS = ("fp32", "tf32", "fp16", "bf16", "int8-weights", "fp8-weights", "fp8", "int8", "int4-weights")
 
 
 def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
@@ -163,6 +163,8 @@ def _formats_needed(
 
 
 CANDIDATES: dict[tuple[bool, Task], tuple[str, ...]] = {
+    (False, "generate"): ("static-cache+compile", "static-cache"),
+    (True, "generate"): ("bf16+static-cache+compile+graphs", "bf16+static-cache+graphs", "bf16"),
     (False, "infer"): ("channels-last+compile", "compile", "channels-last", "bf16"),
     (False, "train"): ("channels-last", "compile", "amp-bf16"),
     (True, "infer"): (

@@ -25,9 +25,11 @@ _HALF_UNITS = {
     "int8": 2.0**-8,
     "int8-weights": 2.0**-8,
     "fp8": 2.0**-4,
+    "fp8-weights": 2.0**-4,
+    "int4-weights": 2.0**-4,
 }
 """Half a unit in the last place, relative to the number."""
-_QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True}
+_QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False, "int4-weights": False}
 """Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
 
 
@@ -47,11 +49,26 @@ def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
         # A scale for each row: an output channel of a weight, a token of an activation.
         scale = (tensor.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=torch.finfo(tensor.dtype).tiny)
         return (tensor / scale).round() * scale
-    if number_format == "fp8":
+    if number_format == "int4-weights":
+        return _rounded_in_groups(tensor)
+    if number_format in ("fp8", "fp8-weights"):
         largest = torch.finfo(torch.float8_e4m3fn).max
         scale = (tensor.abs().amax() / largest).clamp(min=torch.finfo(tensor.dtype).tiny)
         return (tensor / scale).to(torch.float8_e4m3fn).to(tensor.dtype) * scale
     return tensor.to(_DTYPES[number_format]).to(tensor.dtype)
+
+
+INT4_GROUP = 128
+"""Weights of a row that share a scale and a zero, as torchao groups them."""
+
+
+def _rounded_in_groups(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.shape[-1] % INT4_GROUP:
+        return tensor
+    groups = tensor.reshape(*tensor.shape[:-1], -1, INT4_GROUP)
+    low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+    scale = ((high - low) / 15).clamp(min=torch.finfo(tensor.dtype).tiny)
+    return (((groups - low) / scale).round() * scale + low).reshape(tensor.shape)
 
 
 def rounded_inputs(inputs: Any, number_format: str) -> Any:

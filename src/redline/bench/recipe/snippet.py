@@ -28,6 +28,8 @@ def snippet_of(spec: RunSpec) -> str:
     It is refused where a run would be: what the device cannot do, and what would change nothing about a model that was
     handed over for it.
     """
+    if spec.workload.task == "generate":
+        raise BenchError("unsupported", "a generation has no plain snippet yet: its recipe is what --json names")
     device = open_device(resolve_device(spec.device))
     with _handed_over(spec.workload) as model:
         refuse_impossible(switches_of(spec.recipe, spec.workload.task), spec.workload.task, device, model)

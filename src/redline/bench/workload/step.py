@@ -48,6 +48,10 @@ class Setup:
     autocast_dtype: torch.dtype | None = None
     scales_gradients: bool = False
     optimizer_options: dict[str, Any] = field(default_factory=dict)
+    prefill: Callable[..., Any] | None = None
+    """Generation: what reads the prompt, where that is not what decodes: a compiler makes a program for one shape."""
+    records_decode: bool = False
+    """Generation: the decode step is recorded as a graph."""
     step_class: type[InferenceStep] | type[TrainingStep] | None = None
     """What runs in place of the plain step of the task, where a switch brings a step of its own."""
     switches: dict[str, Capabilities] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
 from redline.spec import Task
 
-DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8}
+DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8, "generate": 1}
 """For models by name, and for factories that must be told: one request at a time, and a small training step."""
 
 
@@ -230,7 +230,7 @@ def choose_batch(batch: int | None, task: Task, notes: list[Note]) -> int:
     """The batch asked for, or the default with a note that says so."""
     if batch is not None:
         return batch
-    what = {"infer": "inference", "train": "training", "step": "a step"}[task]
+    what = {"infer": "inference", "train": "training", "step": "a step", "generate": "generation"}[task]
     text = f"batch {DEFAULT_BATCH[task]} by default for {what}"
     notes.append(note("default-batch", text))
     return DEFAULT_BATCH[task]

@@ -203,6 +203,26 @@ const CHARTS = {
     return { traces, remark, layout: layout({ height: 360, xaxis: axis("seconds since the first timed block"), yaxis: axis(`${title}, ${unit}`, { rangemode: name === "clock_hz" || name === "memory_used_bytes" ? "normal" : "tozero" }) }) };
   },
 
+  generation: (rows, section, redraw) => {
+    const kept = rows.filter((row) => known(row.tpot_s));
+    if (!kept.length) return null;
+    const figures = { tpot_s: ["time per token", "ms", 1e3], ttft_s: ["time to the first token", "ms", 1e3], bandwidth_share: ["copy bandwidth reached in decode", "%", 100] };
+    const field = pick(section, "figure", Object.keys(figures).map((name) => [name, figures[name][0]]), redraw);
+    const [title, unit, factor] = figures[field];
+    const name = namer(kept);
+    const lines = [...Map.groupBy(kept, (row) => `${row.model} ${row.recipe} ${row.setting ?? ""}`).values()];
+    const [shown, remark] = limited(lines, MOST_SERIES, "recipes");
+    const traces = shown.map((line, place) => {
+      const points = [...line].sort((one, other) => (one.batch ?? 0) - (other.batch ?? 0));
+      return {
+        type: "scatter", mode: "lines+markers", label: name(points[0]), x: points.map((row) => row.decode_tokens_per_s), y: points.map((row) => (known(row[field]) ? row[field] * factor : null)),
+        line: { color: paletteColour(place), width: 2 }, marker: { size: 7, color: paletteColour(place) }, hoverinfo: "text",
+        hovertext: points.map((row) => `<b>${plain(name(row), 70)}</b><br>batch ${row.batch}: ${figure(row.decode_tokens_per_s, 4)} tokens/s, ${known(row[field]) ? figure(row[field] * factor, 4) : "n/a"} ${unit}<br>record ${plain(row.record_id)}`),
+      };
+    });
+    return { traces, remark, layout: layout({ xaxis: axis("tokens written per second", { rangemode: "tozero" }), yaxis: axis(`${title}, ${unit}`, { rangemode: "tozero" }) }) };
+  },
+
   load: (rows, section, redraw) => {
     const shown = new Set(rows.map((row) => row.number));
     const kept = PAYLOAD.loads.filter((each) => shown.has(each.row));

@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten
 
-SIDES = {"int8": 8, "int8-weights": 8, "fp8": 16}
+SIDES = {"int8": 8, "int8-weights": 8, "fp8": 16, "fp8-weights": 16, "int4": 128, "int4-weights": 128}
 """Of which number both sides of a weight must be a multiple, for the GPU's product in that format."""
 
 

@@ -37,6 +37,7 @@ class Attention(RecipeSwitch):
     excludes = frozenset({"torchscript", "onnx", "tensorrt"})  # these bring their own attention
     arguments = tuple(BACKENDS)
     offered = tuple(BACKENDS)
+    tasks = ("infer", "train", "generate")
 
     def __init__(self, switch: Switch) -> None:
         super().__init__(switch)

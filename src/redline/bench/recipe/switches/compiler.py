@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, literal
+from redline.bench.recipe.base import COMPILER, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, literal
 from redline.bench.recipe.plain.models import compile_blocks, repeated_blocks
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
+from redline.protocol import SwitchNeed
 from redline.record import Capabilities
 from redline.spec import OptionValue, Switch, Task
 from redline.work import Facts
@@ -44,6 +45,8 @@ class Compile(RecipeSwitch):
     )  # fmt: skip
     offered = (None, *arguments[1:])
     slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent"})
+    tasks: ClassVar[tuple[Task, ...]] = ("infer", "train", "generate")
+    needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {"generate": (NEEDS_STATIC_CACHE,)}
 
     def __init__(self, switch: Switch) -> None:
         super().__init__(switch)
@@ -91,6 +94,8 @@ class Compile(RecipeSwitch):
             kind = type(setup.workload.model.get_submodule(names[0])).__name__
             setup.notes[self.name] = f"compiled {len(names)} blocks of class {kind} one by one, and nothing around them"
         else:
+            if setup.task == "generate":
+                setup.prefill = setup.model
             setup.model = torch.compile(setup.model, **self.settings)
         # Tells graph trees that the outputs of the step before may be overwritten.
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
-from redline.bench.recipe.base import GRAPHS, SWITCHES, RecipeCode, RecipeSwitch, data_dependence
+from redline.bench.recipe.base import GRAPHS, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, data_dependence
 from redline.bench.recipe.plain.models import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.ranks import world_size
@@ -152,8 +152,10 @@ class Graphs(RecipeSwitch):
                 reason="GradScaler asks the host whether to skip a step, which a graph cannot; add fused-optimizer, "
                 "which decides on the GPU, or use amp-bf16, which needs no scaling",
             ),
-        )
+        ),
+        "generate": (NEEDS_STATIC_CACHE,),
     }
+    tasks: ClassVar[tuple[Task, ...]] = ("infer", "train", "generate")
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if task == "train" and world_size() > 1:
@@ -172,6 +174,9 @@ class Graphs(RecipeSwitch):
         return f"a recorded step repeats what it did, and this one {dependence}" if dependence else None
 
     def apply(self, setup: Setup) -> None:
+        if setup.task == "generate":
+            setup.records_decode = True
+            return
         setup.step_class = GraphedInference if setup.task == "infer" else GraphedTraining
 
     def write(self, code: RecipeCode) -> None:

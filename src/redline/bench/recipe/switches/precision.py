@@ -23,7 +23,7 @@ class Tf32(RecipeSwitch):
     stage = FLAGS
     family = "tf32"
     number_format = "tf32"
-    tasks = ("infer", "train", "step")
+    tasks = ("infer", "train", "step", "generate")
     excludes = frozenset({"fp16", "bf16", "fp16-bn-fp32"})  # nothing is left in fp32 for it to speed up
 
     def refusal(self, device: Device, task: Task) -> str | None:
@@ -42,6 +42,7 @@ class Tf32(RecipeSwitch):
 
 class _Precision(RecipeSwitch):
     stage = PRECISION
+    tasks: ClassVar[tuple[Task, ...]] = ("infer", "train", "generate")
     family = "precision"
     excludes = _OTHER_FORMATS
     dtype: ClassVar[torch.dtype]

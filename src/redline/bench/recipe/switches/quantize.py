@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from redline.bench.device.base import Device
-from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeCode, RecipeSwitch, missing_extra
+from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeCode, RecipeSwitch, literal, missing_extra
 from redline.bench.recipe.plain.models import SIDES, is_plain_linear, plain_linears
 from redline.bench.workload.step import Setup
 from redline.record import Capabilities
@@ -29,11 +29,11 @@ _UNTRIED_IN_TRAINING = frozenset({"int8", "amp", "fp16", "fp16-bn-fp32"})
 class _Quantized(RecipeSwitch):
     stage = QUANTIZE
     family = "quantize"
-    tasks: ClassVar[tuple[Task, ...]] = ("infer",)
+    tasks: ClassVar[tuple[Task, ...]] = ("infer", "generate")
     does = Capabilities(quantizes=True)
     # Autocast would cast what goes into a layer whose scales are fp32; models cast whole are what torchao documents.
     # The others take the weights out of the model by ways that quantized ones do not go.
-    excludes = frozenset({"int8", "fp8", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
+    excludes = frozenset({"int8", "fp8", "int4", "amp", "amp-bf16", "torchscript", "onnx", "tensorrt"})
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return missing_extra("torchao", "quant")
@@ -53,13 +53,16 @@ class _Quantized(RecipeSwitch):
     def config(self) -> str:
         """The name of torchao's config."""
 
+    def config_options(self) -> dict[str, Any]:
+        return {"set_inductor_config": False}
+
     def apply(self, setup: Setup) -> None:
         import torchao.quantization
 
         model, name = setup.workload.model, self.config()
         share, touched, total = share_of(model, self.name)
         # Left to itself torchao sets switches of the whole process: inductor's, and TF32 for every other product.
-        config: Any = getattr(torchao.quantization, name)(set_inductor_config=False)
+        config: Any = getattr(torchao.quantization, name)(**self.config_options())
         torchao.quantization.quantize_(
             model, config, filter_fn=lambda module, _: is_plain_linear(module, SIDES[self.name])
         )
@@ -71,8 +74,9 @@ class _Quantized(RecipeSwitch):
         name = self.config()
         code.bring_in(f"from torchao.quantization import {name}, quantize_")
         code.carry(is_plain_linear)
+        options = ", ".join(f"{key}={literal(value)}" for key, value in self.config_options().items())
         code.model_lines += [
-            f"config = {name}(set_inductor_config=False)",
+            f"config = {name}({options})",
             f"quantize_(model, config, filter_fn=lambda module, name: is_plain_linear(module, {SIDES[self.name]}))",
         ]
 
@@ -99,12 +103,31 @@ class Int8(_Quantized):
         return "int8-weights" if self.switch.argument == "weight-only" else "int8"
 
 
+@SWITCHES.register("int4")
+class Int4(_Quantized):
+    name = "int4"
+    summary = "weights of linear layers in int4 (torchao, groups of 128); activations stay in bf16; needs a GPU"
+    number_format = "int4-weights"
+
+    def refusal(self, device: Device, task: Task) -> str | None:
+        if not device.is_accelerator:
+            return "torchao packs int4 weights for GPUs only"
+        return super().refusal(device, task)
+
+    def config(self) -> str:
+        return "Int4WeightOnlyConfig"
+
+    def config_options(self) -> dict[str, Any]:
+        return {"group_size": 128}
+
+
 @SWITCHES.register("fp8")
 class Fp8(_Quantized):
     name = "fp8"
-    summary = "products of linear layers in fp8 (torchao), scaled as they come; Ada, Hopper and later"
-    number_format = "fp8"
-    tasks = ("infer", "train")
+    summary = "products of linear layers in fp8 (torchao), scaled as they come; fp8:weight-only; Ada, Hopper and later"
+    arguments = ("weight-only",)
+    offered = (None, "weight-only")
+    tasks = ("infer", "train", "generate")
 
     def refusal(self, device: Device, task: Task) -> str | None:
         return device.refusal_of(torch.float8_e4m3fn) or super().refusal(device, task)
@@ -115,10 +138,15 @@ class Fp8(_Quantized):
         return _UNTRIED_IN_TRAINING if task == "train" else self.excludes
 
     def config(self) -> str:
+        if self.switch.argument == "weight-only":
+            return "Float8WeightOnlyConfig"
         return "Float8DynamicActivationFloat8WeightConfig"
 
+    def computes_in(self) -> str:
+        return "fp8-weights" if self.switch.argument == "weight-only" else "fp8"
+
     def apply(self, setup: Setup) -> None:
-        if setup.task == "infer":
+        if setup.task != "train":
             super().apply(setup)
             return
         import torchao

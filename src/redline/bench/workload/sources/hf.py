@@ -5,6 +5,7 @@ NAME is an architecture (`bert`, `gpt2`, `vit`), a folder with a config.json, or
 
 from __future__ import annotations
 
+import ast
 import copy
 import os
 import socket
@@ -17,13 +18,20 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
+from redline.bench.workload.decoder import (
+    DEFAULT_NEW_TOKENS,
+    DEFAULT_PROMPT,
+    HfDecoder,
+    drawn_prompt,
+    generator_workload,
+)
 from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.modalities import MODALITIES, Offer, Shape, Shapes, get, item_of, look_up, reads
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
-from redline.errors import MissingExtra, SpecError, UnknownName
+from redline.errors import MissingExtra, SpecError, UnknownName, closest
 from redline.note import Note, note
 from redline.protocol import ModelName
 from redline.spec import WorkloadSpec
@@ -87,6 +95,9 @@ class HfSource(Source):
     def check(self, spec: WorkloadSpec) -> None:
         refuse_options(spec, "stem", why="it is built from its config")
         config = read_config(_bare(spec.model))
+        if spec.task == "generate":
+            _generating_head(config, spec)
+            return
         heads = heads_for(config, spec)
         _configure(config, heads[0], spec)
 
@@ -94,6 +105,8 @@ class HfSource(Source):
         notes: list[Note] = []
         batch = choose_batch(spec.batch, spec.task, notes)
         config = read_config(_bare(spec.model))
+        if spec.task == "generate":
+            return _generator(config, spec, batch, seed, notes)
         choice = choose(config, spec, batch)
         head = choice.head
         # A config of the hub may ask for bf16; the reference is fp32.
@@ -203,7 +216,99 @@ def choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
 
 
 def read_config(name: str) -> Any:
-    """The config of an architecture, of a folder or of a hub id; every way to fail ends in one line."""
+    """The config of an architecture, of a folder or of a hub id, with the fields that follow a `?` put in.
+
+    Every way to fail ends in one line.
+    """
+    name, _, fields = name.partition("?")
+    config = _plain_config(name)
+    return _overridden(config, name, fields) if fields else config
+
+
+def _overridden(config: Any, name: str, fields: str) -> Any:
+    """The config made anew with these fields, so that what follows from them (a head's size) follows."""
+    given: dict[str, Any] = {}
+    text = _text_config(config)
+    for part in fields.split(","):
+        field, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not field or not value:
+            raise SpecError(
+                f"hf:{name}: write config fields as hf:{name}?hidden_size=256,num_hidden_layers=2, got {part!r}"
+            )
+        if not hasattr(text, field):
+            near = closest(field, [known for known in vars(text) if not known.startswith("_")], count=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SpecError(f"hf:{name}: its config has no field {field!r}{hint}")
+        given[field] = _option_value(value)
+    if text is config and name in _config_names():
+        return _read(_transformers().AutoConfig.for_model, name, name, **given)
+    for field, value in given.items():
+        setattr(text, field, value)
+    return config
+
+
+def _option_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
+    """How the architecture writes text; a `SpecError` where it does not, or not so much."""
+    tables, kind = _auto_tables(), config.model_type
+    table = "SEQ_TO_SEQ_CAUSAL_LM" if getattr(config, "is_encoder_decoder", False) else "CAUSAL_LM"
+    if kind not in tables[table]:
+        raise SpecError(f"{spec.model} writes no text: transformers has no causal or text-to-text model of it")
+    prompt, new_tokens = spec.prompt or DEFAULT_PROMPT, spec.new_tokens or DEFAULT_NEW_TOKENS
+    limit = getattr(_text_config(config), "max_position_embeddings", None)
+    needed = max(prompt, new_tokens) if table != "CAUSAL_LM" else prompt + new_tokens - 1
+    if isinstance(limit, int) and 0 < limit < needed:
+        raise SpecError(
+            f"prompt {prompt} and new_tokens {new_tokens} need {needed} positions; {spec.model} has {limit}: "
+            f"ask for fewer, or for more with ?max_position_embeddings={needed}"
+        )
+    return next(head for head in HEADS if head.table == table)
+
+
+def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: list[Note]) -> Workload:
+    head = _generating_head(config, spec)
+    for part in (config, _text_config(config)):
+        if hasattr(part, "use_cache"):
+            part.use_cache = True
+    with _without_first_weights():
+        model: nn.Module = getattr(_transformers(), head.auto).from_config(config).float()
+    _fill(model, getattr(_text_config(config), "initializer_range", None) or 0.02)
+    vocabulary = int(_text_config(config).vocab_size)
+    decoder = HfDecoder(model, drawn_prompt(spec, batch, vocabulary, seed), spec.new_tokens or DEFAULT_NEW_TOKENS)
+    notes.append(note("model", f"{head.kind} from its config"))
+    return generator_workload(decoder, source="hf", identity=_identity(config), seed=seed, notes=notes)
+
+
+def _without_first_weights() -> Any:
+    """Drawing a billion weights one by one takes longer than measuring them: they are filled in afterwards."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:
+        from transformers.modeling_utils import no_init_weights
+    return no_init_weights()
+
+
+def _fill(model: nn.Module, scale: float) -> None:
+    """Matrices get a stretch of normal numbers over and over, each begun elsewhere; other weights ones, biases zeros."""
+    stretch = torch.randn(2**20 + 7) * scale
+    with torch.no_grad():
+        for number, (name, weight) in enumerate(model.named_parameters()):
+            if weight.ndim < 2:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            flat, shifted = weight.view(-1), stretch.roll(-7919 * number)
+            for first in range(0, flat.numel(), shifted.numel()):
+                part = flat[first : first + shifted.numel()]
+                part.copy_(shifted[: part.numel()])
+
+
+def _plain_config(name: str) -> Any:
     auto = _transformers().AutoConfig
     if name in _config_names():
         return _read(auto.for_model, name, name)

@@ -15,9 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.batch import extents
 from redline.bench.workload.called import OwnStep, batch_parameter, call_with, is_named_as_step
+from redline.bench.workload.decoder import DEFAULT_NEW_TOKENS, drawn_prompt, generator_workload, own_decoder
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
 from redline.bench.workload.handed import (
     Handed,
@@ -30,7 +33,7 @@ from redline.bench.workload.handed import (
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.structure import describe
-from redline.bench.workload.workload import Workload
+from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note
 from redline.spec import Task, WorkloadSpec
@@ -57,6 +60,8 @@ class UserSource(Source):
         return code_fingerprint(path) if path is not None else ""
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
+        if spec.task == "generate":
+            return self._generator(spec, seed)
         place, name = _split(spec.model)
         module = _load(place)
         whose = f"factory {name} in {place}"
@@ -82,6 +87,23 @@ class UserSource(Source):
             known=known,
             again=make.inputs,
         )
+
+    def _generator(self, spec: WorkloadSpec, seed: int) -> Workload:
+        """The factory's model with a prompt drawn from its `vocab_size`, or from the size of its first embedding."""
+        place, name = _split(spec.model)
+        module = _load(place)
+        whose = f"factory {name} in {place}"
+        factory = _attribute(module, name, place)
+        notes: list[Note] = []
+        batch = choose_batch(spec.batch, "generate", notes)
+        handed = _Factory(factory, batch_parameter(factory, whose), whose)(batch, seed)
+        vocabulary = getattr(handed.model, "vocab_size", None)
+        tables = [part.num_embeddings for part in handed.model.modules() if isinstance(part, nn.Embedding)]
+        if vocabulary is None and not tables:
+            raise SpecError(f"{whose}: the model has no vocab_size, so that no prompt can be drawn")
+        prompt = drawn_prompt(spec, batch, int(vocabulary or tables[0]), seed)
+        decoder = own_decoder(handed.model, prompt, spec.new_tokens or DEFAULT_NEW_TOKENS, whose)
+        return generator_workload(decoder, source="user", identity=_identity(module, name), seed=seed, notes=notes)
 
 
 @dataclass(frozen=True)

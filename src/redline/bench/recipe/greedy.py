@@ -1,0 +1,104 @@
+"""Does a recipe still write the same text? Logits on given tokens against fp32, and the tokens it chooses by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from redline.bench.device.base import Device
+from redline.bench.recipe.numerics import REFERENCE, judged
+from redline.bench.recipe.outputs import Difference, answer_of, difference
+from redline.bench.recipe.rounding import rounded_weights
+from redline.bench.workload.decoder import WholeGenerator
+from redline.bench.workload.generation import GenerateStep
+from redline.bench.workload.step import Setup
+from redline.bench.workload.workload import Workload
+from redline.note import note
+from redline.record import Numerics
+
+CHECKED_TOKENS = 32
+"""The stated length: so many of the new tokens are compared."""
+
+
+@dataclass
+class GreedyReference:
+    """What strict fp32 with a growing cache writes, and its logits on the way."""
+
+    tokens: Tensor
+    logits: list[Tensor]
+    floor: float
+    number_format: str
+
+    @classmethod
+    def of(cls, workload: Workload, device: Device, number_format: str) -> GreedyReference:
+        device.allow_tf32(False)
+        args, kwargs = workload.args, workload.kwargs
+        step = GenerateStep(Setup(workload=workload, device=device, model=workload.model, args=args, kwargs=kwargs))
+        if isinstance(step.decoder, WholeGenerator):
+            with step.context():
+                made = step.decoder.generate(step.decoder.new_tokens)[:, :CHECKED_TOKENS].clone()
+            return cls(made, [], 0.0, number_format)
+        with step.context():
+            tokens = step.write(min(step.decoder.new_tokens, CHECKED_TOKENS))
+            logits = step.forced(tokens)
+            with rounded_weights(workload.model, number_format):
+                floor = _difference(step.forced(tokens), logits).rel_l2
+        return cls(tokens, logits, floor, number_format)
+
+    def as_numerics(self) -> Numerics:
+        finite = all(bool(torch.isfinite(each).all()) for each in self.logits)
+        why = REFERENCE if finite else note("not-finite", "the fp32 logits are not finite")
+        length = self.tokens.shape[1]
+        return Numerics(
+            method="reference", passed=finite, finite=finite, reason=why, greedy_tokens=length, greedy_agreed=length
+        )
+
+    def judge(self, step: GenerateStep) -> Numerics:
+        length = self.tokens.shape[1]
+        with step.context():
+            if isinstance(step.decoder, WholeGenerator):
+                own = step.decoder.generate(step.decoder.new_tokens)[:, :length]
+                agreed, why = _agreed(own, self.tokens), note("unchecked", "only its tokens can be compared")
+                passed = agreed == length or self.number_format != "fp32"
+                return Numerics(
+                    method="tokens", passed=passed, reason=why, greedy_tokens=length, greedy_agreed=agreed,
+                    number_format=self.number_format,
+                )  # fmt: skip
+            found = step.forced(self.tokens)
+            own = step.write(length)
+        verdict = judged(_difference(found, self.logits), self.floor, self.number_format, method="tokens")
+        agreed = _agreed(own, self.tokens)
+        verdict = msgspec.structs.replace(verdict, greedy_tokens=length, greedy_agreed=agreed)
+        if verdict.passed and not self._explained(own, found):
+            text = f"token {agreed + 1} differs from fp32's, and its logits were not close"
+            return msgspec.structs.replace(verdict, passed=False, reason=note("above-tolerance", text))
+        text = f"{verdict.reason}; {agreed} of {length} greedy tokens agree" if verdict.reason else ""
+        code = verdict.reason.code if verdict.reason else "within-tolerance"
+        return msgspec.structs.replace(verdict, reason=note(code, text))
+
+    def _explained(self, own: Tensor, found: list[Tensor]) -> bool:
+        """Whether each sequence first leaves the reference's where that was undecided by the error of the logits."""
+        for row in range(own.shape[0]):
+            differs = (own[row] != self.tokens[row]).nonzero()
+            if differs.numel() == 0:
+                continue
+            step = int(differs[0])
+            expected = self.logits[step][row]
+            margin = expected[self.tokens[row, step]] - expected[own[row, step]]
+            if float(margin) > 4 * float((found[step][row] - expected).abs().max()):
+                return False
+        return True
+
+
+def _difference(found: list[Tensor], expected: list[Tensor]) -> Difference:
+    return difference([answer_of(torch.stack(found))], [answer_of(torch.stack(expected))])
+
+
+def _agreed(own: Tensor, expected: Tensor) -> int:
+    """Tokens from the first on that are the same in all sequences."""
+    same = (own == expected).all(dim=0)
+    differs = (~same).nonzero()
+    return int(differs[0]) if differs.numel() else int(same.shape[0])

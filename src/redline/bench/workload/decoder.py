@@ -1,0 +1,279 @@
+"""Models that generate text token by token: one forward that reads tokens and keeps a cache, whoever wrote the model."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.bench.workload.inputs import seeded
+from redline.bench.workload.workload import Workload, assemble
+from redline.errors import BenchError, SpecError
+from redline.note import Note, note
+from redline.spec import WorkloadSpec
+
+DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
+
+
+class Decoder(nn.Module):
+    """A model with its prompt and its cache. `forward` gives the logits of the last position, and fills the cache."""
+
+    can_be_static = True
+    """Whether its cache can be made once, as long as it will get, and written in place."""
+    chunk: int | None = None
+    """Prompt tokens per forward of the prefill; None: all at once."""
+    cache_length: int | None = None
+    """Positions of a static cache; None: as many as the text has."""
+    cache_dtype: torch.dtype | None = None
+    """In which keys and values are kept; None: in the model's."""
+
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
+        super().__init__()
+        self.model = model
+        self.new_tokens = new_tokens
+        self.is_static = False
+        self.register_buffer("prompt", prompt, persistent=False)
+
+    prompt: Tensor
+
+    @property
+    def length(self) -> int:
+        """Of the cache: the last token is never read."""
+        return self.prompt.shape[1] + self.new_tokens - 1
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Empty the cache; a static one stays where it is."""
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def cache_tensors(self) -> Iterator[Tensor]: ...
+
+    def first_tokens(self) -> Tensor:
+        """What the first forward reads, once `begin` was called."""
+        return self.prompt
+
+    def decoding_parameters(self) -> list[Tensor]:
+        """Weights that every decoded token reads: all but tables of which a row is taken, unless they are tied to a
+        layer that reads them whole."""
+        tables = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
+        read = {
+            id(weight)
+            for module in self.modules()
+            if not isinstance(module, nn.Embedding)
+            for weight in module.parameters(recurse=False)
+        }
+        return [weight for weight in self.parameters() if id(weight) not in tables or id(weight) in read]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
+        """Frequencies of rotary positions stay in fp32, as transformers keeps them: rounded, far positions are lost."""
+        kept = [
+            (module, name, buffer)
+            for module in self.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name.endswith("inv_freq")
+        ]
+        super()._apply(fn, recurse)
+        for module, name, buffer in kept:
+            setattr(module, name, buffer.to(getattr(module, name).device))
+        return self
+
+
+class HfDecoder(Decoder):
+    """A causal or encoder–decoder model of transformers."""
+
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
+        super().__init__(model, prompt, new_tokens)
+        self._config: Any = model.config
+        self._takes = set(inspect.signature(model.forward).parameters)
+        self.has_encoder = bool(getattr(self._config, "is_encoder_decoder", False))
+        self._cache: Any = None
+        self._has_static = False
+        self._encoded: Any = None
+
+    @property
+    def length(self) -> int:
+        return self.new_tokens if self.has_encoder else super().length
+
+    def begin(self) -> None:
+        if self.is_static and self._has_static:
+            self._cache.reset()
+        else:
+            self._cache, self._encoded, self._has_static = self._new_cache(), None, self.is_static
+        if self.has_encoder:
+            encoded = self.model.get_encoder()(input_ids=self.prompt)  # type: ignore[operator]
+            if self._encoded is not None:
+                self._encoded[0].copy_(encoded[0])  # where a recorded graph reads it
+            else:
+                self._encoded = encoded
+
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+        def cache(length: int) -> Any:
+            kind = _casting(StaticCache if self.is_static else DynamicCache, self.cache_dtype)
+            return kind(config=self._config, max_cache_len=length) if self.is_static else kind(config=self._config)
+
+        own = self.cache_length or self.length
+        if not self.has_encoder:
+            return cache(own)
+        return EncoderDecoderCache(cache(own), cache(self.prompt.shape[1]))
+
+    def first_tokens(self) -> Tensor:
+        if not self.has_encoder:
+            return self.prompt
+        start = getattr(self._config, "decoder_start_token_id", None) or 0
+        return torch.full((self.prompt.shape[0], 1), start, device=self.prompt.device)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self._cache is None:
+            self.begin()
+        named: dict[str, Any] = {"past_key_values": self._cache, "use_cache": True}
+        if "cache_position" in self._takes:  # versions whose caches do not count by themselves
+            named["cache_position"] = positions
+        if self.has_encoder:
+            named |= {"decoder_input_ids": tokens, "encoder_outputs": self._encoded}
+        else:
+            named["input_ids"] = tokens
+            if "position_ids" in self._takes:
+                named["position_ids"] = positions.unsqueeze(0)
+            if "logits_to_keep" in self._takes:
+                named["logits_to_keep"] = 1
+        logits: Tensor = self.model(**named).logits
+        return logits[:, -1]
+
+    def cache_tensors(self) -> Iterator[Tensor]:
+        caches = [self._cache]
+        if self.has_encoder and self._cache is not None:
+            caches = [self._cache.self_attention_cache, self._cache.cross_attention_cache]
+        for cache in caches:
+            for layer in getattr(cache, "layers", ()):
+                for value in vars(layer).values():
+                    if isinstance(value, Tensor) and value.ndim > 1:
+                        yield value
+
+    def decoding_parameters(self) -> list[Tensor]:
+        weights = super().decoding_parameters()
+        if not self.has_encoder:
+            return weights
+        inside = {id(weight) for weight in self.model.get_encoder().parameters()}  # type: ignore[operator]
+        shared = {id(weight) for weight in self.model.get_decoder().parameters()}  # type: ignore[operator]
+        return [weight for weight in weights if id(weight) not in inside or id(weight) in shared]
+
+
+def _casting(kind: Any, dtype: torch.dtype | None) -> Any:
+    """A kind of cache that keeps keys and values in `dtype` and gives them back in the model's."""
+    if dtype is None:
+        return kind
+
+    class Casting(kind):
+        def update(self, keys: Tensor, values: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            kept = super().update(keys.to(dtype), values.to(dtype), *args, **named)
+            return kept[0].to(keys.dtype), kept[1].to(values.dtype)
+
+    return Casting
+
+
+class OwnDecoder(Decoder):
+    """The user's own `forward(tokens, cache)`, which returns logits and the cache; the first call gets None.
+
+    With a method `make_cache(batch, length)` the cache can be static: it is made once, and `forward` writes into it.
+    """
+
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
+        super().__init__(model, prompt, new_tokens)
+        self.can_be_static = callable(getattr(model, "make_cache", None))
+        self._cache: Any = None
+        self._has_static = False
+        self._takes_positions = "positions" in inspect.signature(model.forward).parameters
+
+    def begin(self) -> None:
+        if not self.is_static:
+            self._cache = None
+        elif not self._has_static:
+            self._cache = self.model.make_cache(self.prompt.shape[0], self.cache_length or self.length)  # type: ignore[operator]
+            self._has_static = True
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        named = {"positions": positions} if self._takes_positions else {}
+        found = self.model(tokens, self._cache, **named)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
+            told = type(found).__name__
+            raise BenchError("user", f"forward(tokens, cache) must return (logits, cache), got {told}")
+        logits, cache = found
+        if not self.is_static:
+            self._cache = cache
+        return logits[:, -1] if logits.ndim == 3 else logits
+
+    def cache_tensors(self) -> Iterator[Tensor]:
+        from redline.bench.workload.structure import named_tensors
+
+        for _, tensor in named_tensors(self._cache):
+            yield tensor
+
+
+class WholeGenerator(Decoder):
+    """A model that only generates as a whole: `generate(tokens, max_new_tokens=n)`."""
+
+    can_be_static = False
+
+    def begin(self) -> None:
+        """It keeps no cache that could be seen."""
+
+    def generate(self, new_tokens: int) -> Tensor:
+        made: Tensor = self.model.generate(self.prompt, max_new_tokens=new_tokens)  # type: ignore[operator]
+        return made[:, -new_tokens:]
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        raise BenchError("unsupported", "this model generates as a whole: its forward with a cache is not known")
+
+    def cache_tensors(self) -> Iterator[Tensor]:
+        return iter(())
+
+
+def own_decoder(model: nn.Module, prompt: Tensor, new_tokens: int, whose: str) -> Decoder:
+    """By what the model can do: a forward that takes a cache, else a `generate`."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    if "cache" in parameters:
+        return OwnDecoder(model, prompt, new_tokens)
+    if callable(getattr(model, "generate", None)):
+        return WholeGenerator(model, prompt, new_tokens)
+    raise SpecError(
+        f"{whose} has no cache: give it forward(tokens, cache) that returns (logits, cache), or generate(tokens, "
+        f"max_new_tokens)"
+    )
+
+
+def drawn_prompt(spec: WorkloadSpec, batch: int, vocabulary: int, seed: int) -> Tensor:
+    with seeded(seed):
+        return torch.randint(0, vocabulary, (batch, spec.prompt or DEFAULT_PROMPT))
+
+
+def generator_workload(decoder: Decoder, *, source: str, identity: str, seed: int, notes: list[Note]) -> Workload:
+    """The workload of a decoder: its step reads one token per sequence; its items are tokens."""
+    batch = decoder.prompt.shape[0]
+    tokens = torch.zeros((batch, 1), dtype=torch.long)
+    positions = torch.full((1,), decoder.prompt.shape[1], dtype=torch.long)
+    text = f"prompt of {decoder.prompt.shape[1]} tokens, {decoder.new_tokens} new ones"
+    workload = assemble(
+        decoder.eval(),
+        ((tokens, positions), {}),
+        task="generate",
+        source=source,
+        identity=f"{identity} {tuple(decoder.prompt.shape)} {decoder.new_tokens}",
+        seed=seed,
+        batch=batch,
+        item="tok",
+        notes=[*notes, note("model", text)],
+    )
+    workload.items = batch * decoder.new_tokens
+    return workload

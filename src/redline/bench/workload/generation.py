@@ -1,0 +1,158 @@
+"""The timed step of generation: the prompt is read, then tokens are decoded one after the other, greedily."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from redline.bench.workload.decoder import Decoder, WholeGenerator
+from redline.bench.workload.step import Mark, Setup, no_mark
+from redline.bench.workload.workload import Workload
+from redline.errors import BenchError
+
+RECORD_WARMUPS = 3
+
+
+class GenerateStep:
+    """One generation: prefill, then a decode step per further token."""
+
+    phases: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+
+    def __init__(self, setup: Setup) -> None:
+        assert isinstance(setup.workload.model, Decoder)
+        self._setup = setup
+        self.decoder: Decoder = setup.workload.model
+        device = self.decoder.prompt.device
+        self._tokens = torch.zeros((self.decoder.prompt.shape[0], 1), dtype=torch.long, device=device)
+        self._positions = torch.zeros(1, dtype=torch.long, device=device)
+        self._logits: Tensor | None = None
+        self._recorded_logits: Tensor | None = None
+        self._replay: Any = None
+
+    @property
+    def workload(self) -> Workload:
+        return self._setup.workload
+
+    def context(self) -> AbstractContextManager[Any]:
+        # Inference mode would make the cache's tensors ones that a compiled program may not write into later.
+        return torch.no_grad()
+
+    def recover(self) -> None:
+        """Every generation begins with an empty cache."""
+
+    def __call__(self, mark: Mark = no_mark) -> Tensor:
+        if isinstance(self.decoder, WholeGenerator):
+            made = self.decoder.generate(self.decoder.new_tokens)
+            mark()
+            mark()
+            return made
+        return self.write(self.decoder.new_tokens, mark)
+
+    def write(self, count: int, mark: Mark = no_mark) -> Tensor:
+        """So many tokens, chosen greedily."""
+        self.prefill()
+        mark()
+        tokens = [self._tokens.clone()]
+        for _ in range(count - 1):
+            self.decode()
+            tokens.append(self._tokens.clone())
+        mark()
+        return torch.cat(tokens, dim=1)
+
+    def prefill(self) -> None:
+        """Read the prompt and choose the first token."""
+        decoder, model = self.decoder, self._setup.prefill or self._setup.model
+        decoder.begin()
+        read = decoder.first_tokens()
+        chunk = decoder.chunk or read.shape[1]
+        with self._setup.autocast():
+            for first in range(0, read.shape[1], chunk):
+                part = read[:, first : first + chunk]
+                logits = model(part, torch.arange(first, first + part.shape[1], device=part.device))
+        self._choose(logits)
+        self._positions.fill_(read.shape[1])
+
+    def decode(self) -> None:
+        """Read the token chosen last and choose the next."""
+        if not self._setup.records_decode:
+            self._decode()
+            return
+        if self._replay is None:
+            self._record()
+        self._replay()
+        self._logits = self._recorded_logits
+
+    def _decode(self) -> None:
+        for prepare in self._setup.before_step:
+            prepare()
+        with self._setup.autocast():
+            logits = self._setup.model(self._tokens, self._positions)
+        self._choose(logits)
+        self._positions.add_(1)
+
+    def _choose(self, logits: Tensor) -> None:
+        self._logits = logits
+        self._tokens.copy_(logits.argmax(dim=-1, keepdim=True))
+
+    def _record(self) -> None:
+        """Record a decode step as a graph, right after a prefill, which is done again afterwards."""
+        if self.decoder.length < RECORD_WARMUPS + 2:
+            raise BenchError("unsupported", f"graphs: {self.decoder.length} positions are too few to record a step")
+        token, position = self._tokens.clone(), self._positions.clone()
+        self.decoder.begin()
+        self._positions.zero_()  # the steps before recording must stay within the cache
+        self._replay, _ = self._setup.device.record_graph(self._decode, RECORD_WARMUPS)
+        self._recorded_logits = self._logits
+        self.prefill()
+        self._tokens.copy_(token)
+        self._positions.copy_(position)
+
+    def forced(self, tokens: Tensor) -> list[Tensor]:
+        """The logits of each step when the tokens are given instead of chosen."""
+        found = []
+        self.prefill()
+        for step in range(tokens.shape[1]):
+            assert self._logits is not None
+            found.append(self._logits.detach().float().clone())
+            if step + 1 < tokens.shape[1]:
+                self._tokens.copy_(tokens[:, step : step + 1])
+                self.decode()
+        return found
+
+    def timed(self) -> tuple[float, float, float, Sequence[float]]:
+        """Seconds to the first token, of the whole, and to issue it; and from each token to the next."""
+        device = self._setup.device
+        if isinstance(self.decoder, WholeGenerator):
+            return self._timed_whole()
+        started = time.perf_counter()
+        self.prefill()
+        device.synchronize()
+        first = time.perf_counter()
+        marks = [device.mark()]
+        for _ in range(self.decoder.new_tokens - 1):
+            self.decode()
+            marks.append(device.mark())
+        issued = time.perf_counter()
+        device.synchronize()
+        ended = time.perf_counter()
+        return first - started, ended - started, issued - started, device.seconds_between(marks)
+
+    def _timed_whole(self) -> tuple[float, float, float, Sequence[float]]:
+        """Asked for one token, and for all: the difference is spread evenly over the others."""
+        assert isinstance(self.decoder, WholeGenerator)
+        device, clock = self._setup.device, time.perf_counter
+        started = clock()
+        self.decoder.generate(1)
+        device.synchronize()
+        first = clock()
+        self.decoder.generate(self.decoder.new_tokens)
+        device.synchronize()
+        whole_s = clock() - first
+        others = self.decoder.new_tokens - 1
+        each = max(whole_s - (first - started), 0.0) / others if others else 0.0
+        return first - started, whole_s, whole_s, [each] * others

@@ -1,0 +1,171 @@
+"""Generation on the CPU: the same text whatever the cache and the compiler, and one clear line where it cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from redline.analyze.summary import summarize
+from redline.bench.device import open_device
+from redline.bench.recipe.compose import apply_recipe
+from redline.bench.recipe.greedy import GreedyReference
+from redline.bench.session import BenchSession
+from redline.bench.workload.build import build_workload, check_model
+from redline.bench.workload.generation import GenerateStep
+from redline.errors import BenchError, SpecError
+from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
+from redline.record import Numerics, RunRecord
+from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
+
+pytest.importorskip("transformers")
+
+SMALL = "hidden_size=64,intermediate_size=128,num_hidden_layers=2,num_attention_heads=4,vocab_size=97"
+LLAMA = f"hf:llama?{SMALL},num_key_value_heads=2"
+GPT2 = "hf:gpt2?n_embd=32,n_layer=2,n_head=4,vocab_size=97,n_positions=64"
+T5 = "hf:t5?d_model=32,d_kv=8,d_ff=64,num_layers=2,num_decoder_layers=2,num_heads=4,vocab_size=97"
+WRITERS = Path(__file__).parents[1] / "models" / "writers.py"
+
+
+def workload_spec(model: str, **more: int) -> WorkloadSpec:
+    return WorkloadSpec(model=model, task="generate", **{"batch": 2, "prompt": 9, "new_tokens": 8, **more})
+
+
+def text_of(model: str, recipe: str = "baseline") -> torch.Tensor:
+    workload = build_workload(workload_spec(model), 0)
+    step = GenerateStep(apply_recipe(Recipe.parse(recipe), workload, open_device("cpu")))
+    with step.context():
+        step()
+        return step()
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT2, T5, f"{WRITERS}:placed"])
+@pytest.mark.parametrize("recipe", ["static-cache", "static-cache+compile:backend=eager"])
+def test_greedy_tokens_are_the_same_whatever_the_cache(model: str, recipe: str) -> None:
+    plain = text_of(model)
+    assert plain.shape == (2, 8)
+    assert torch.equal(text_of(model, recipe), plain)
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT2])
+def test_a_prompt_in_chunks_is_the_same_prompt(model: str) -> None:
+    assert torch.equal(text_of(model, "prefill-chunk:tokens=4"), text_of(model))
+
+
+def test_it_writes_what_transformers_writes() -> None:
+    workload = build_workload(workload_spec(LLAMA), 0)
+    own = text_of(LLAMA)
+    decoder = workload.model
+    made = decoder.model.generate(decoder.prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(made[:, 9:], own)
+
+
+def judged(recipe: str, *, spoil: bool = False) -> Numerics:
+    workload, device = build_workload(workload_spec(LLAMA), 0), open_device("cpu")
+    reference = GreedyReference.of(workload, device, "bf16" if "bf16" in recipe else "fp32")
+    setup = apply_recipe(Recipe.parse(recipe), workload, device)
+    if spoil:
+        with torch.no_grad():
+            next(workload.model.model.model.layers.parameters()).mul_(1.5)
+    return reference.judge(GenerateStep(setup))
+
+
+def test_a_recipe_is_judged_by_logits_on_given_tokens_and_by_its_own() -> None:
+    exact = judged("static-cache")
+    assert exact.passed, exact.reason
+    assert exact.method == "tokens"
+    assert (exact.greedy_tokens, exact.greedy_agreed) == (8, 8)
+    rounded = judged("bf16+static-cache")
+    assert rounded.passed, rounded.reason
+    assert rounded.rel_l2 is not None
+    assert 1e-4 < rounded.rel_l2 < 0.1
+    assert not judged("static-cache", spoil=True).passed
+
+
+def measured(model: str, recipe: str = "baseline", **more: int) -> tuple[Reply, Reply | None, RunSpec]:
+    spec = RunSpec(
+        workload=workload_spec(model, **more),
+        recipe=Recipe.parse(recipe),
+        measure=MeasureSpec.for_effort("quick"),
+        device="cpu",
+    )
+    session = BenchSession(on_progress=lambda progress: None)
+    prepared = session.handle(Prepare(spec=spec))
+    block = session.handle(Measure(kind="throughput", seconds=0.1)) if isinstance(prepared, PreparedReply) else None
+    session.handle(Close())
+    return prepared, block, spec
+
+
+@pytest.mark.parametrize("model", [LLAMA, T5, f"{WRITERS}:summing", f"{WRITERS}:whole"])
+def test_a_row_tells_first_token_further_tokens_and_what_they_read(model: str) -> None:
+    prepared, reply, spec = measured(model)
+    assert isinstance(prepared, PreparedReply), prepared
+    assert isinstance(reply, BlockReply), reply
+    info, block = prepared.prepared.generation, reply.block
+    assert info is not None
+    assert len(block.token_s) == 7 * len(block.samples)
+    record = RunRecord(id="1", spec=spec, prepared=prepared.prepared, blocks=(block,), stopped="target")
+    (row,) = msgspec.to_builtins(summarize([record]))
+    assert row["item"] == "tok"
+    assert row["items_per_step"] == 16
+    assert 0 < row["ttft_s"] < min(block.samples) + max(block.samples)
+    assert set(row["tpot_s"]) == {"p50", "p95", "p99", "n"}
+    assert row["prefill_tokens_per_s"] == pytest.approx(18 / row["ttft_s"])
+    assert row["decode_tokens_per_s"] == pytest.approx(2 / row["tpot_s"]["p50"])
+    assert (row["bandwidth_share"] > 0) == (info.read_bytes > 0)
+    if model == LLAMA:
+        parameters = prepared.prepared.workload.parameters
+        assert row["weight_bytes"] == 4 * parameters
+        assert info.read_bytes == 4 * (parameters - 97 * 64)  # without the table, of which a row is taken
+        assert (
+            row["cache_bytes"] == 4 * 2 * 2 * (2 * 2 * 16) * 16
+        )  # layers, keys and values, batch, heads, width, length
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "told"),
+    [
+        (GPT2, {"prompt": 80}, "need 87 positions; .* has 64"),
+        ("hf:bert?hidden_size=32", {}, "writes no text|causal"),
+        ("hf:llama?hiden_size=32", {}, "did you mean hidden_size"),
+        ("hf:llama?hidden_size", {}, "write config fields as"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(model: str, more: dict[str, int], told: str) -> None:
+    if "bert" in model:
+        pytest.skip("transformers has a causal BERT")
+    with pytest.raises(SpecError, match=told):
+        check_model(workload_spec(model, **more))
+
+
+def test_a_model_without_a_cache_is_one_line() -> None:
+    with pytest.raises(SpecError, match="has no cache: give it forward"):
+        build_workload(workload_spec(f"{WRITERS}:cacheless"), 0)
+
+
+@pytest.mark.parametrize("recipe", ["compile", "graphs"])
+def test_a_compiler_needs_a_static_cache(recipe: str) -> None:
+    workload = build_workload(workload_spec(LLAMA), 0)
+    with pytest.raises(BenchError, match=r"static-cache|graphs"):
+        apply_recipe(Recipe.parse(recipe), workload, open_device("cpu"))
+
+
+def test_a_cache_that_the_model_makes_itself_cannot_be_static() -> None:
+    prepared, _, _ = measured(f"{WRITERS}:summing", "static-cache")
+    assert isinstance(prepared, FailureReply)
+    assert "make_cache" in prepared.failure.message
+
+
+def test_prompt_and_new_tokens_are_for_generation() -> None:
+    with pytest.raises(SpecError, match="prompt is for task generate"):
+        WorkloadSpec(model="hf:llama", prompt=8)
+
+
+def test_a_cache_that_is_too_small_is_one_line() -> None:
+    with pytest.raises(BenchError, match="15 positions are too few for a prompt of 9 and 8 new tokens; 16 are needed"):
+        apply_recipe(
+            Recipe.parse("static-cache:length=15"), build_workload(workload_spec(LLAMA), 0), open_device("cpu")
+        )
+    assert torch.equal(text_of(LLAMA, "static-cache:length=40"), text_of(LLAMA))

@@ -1,0 +1,75 @@
+"""Models that write text, each in its own way: with a cache of its own, with one made beforehand, as a whole, without."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY, WIDTH = 64, 32
+
+
+class Summing(nn.Module):
+    """Keeps the sum of what it has read: the smallest cache there is."""
+
+    vocab_size = VOCABULARY
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
+        read = self.table(tokens).cumsum(dim=1)
+        if cache is not None:
+            read = read + cache[:, None]
+        return self.head(torch.tanh(read)), read[:, -1]
+
+
+class Placed(Summing):
+    """Writes what it has read into a cache that was made beforehand."""
+
+    def make_cache(self, batch: int, length: int) -> Tensor:
+        return torch.zeros(batch, WIDTH, device=self.head.weight.device, dtype=self.head.weight.dtype)
+
+    def forward(self, tokens: Tensor, cache: Tensor | None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        assert positions is not None
+        held = None if cache is None else cache * (positions[0] > 0)  # the first call of a text begins anew
+        logits, kept = super().forward(tokens, held)
+        if cache is None:
+            return logits, kept
+        return logits, cache.copy_(kept)
+
+
+class Cacheless(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+
+class Whole(Cacheless):
+    """Only `generate` is known of it."""
+
+    def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
+        for _ in range(max_new_tokens):
+            following = (tokens[:, -1:] * 7 + 1) % VOCABULARY
+            tokens = torch.cat([tokens, following], dim=1)
+        return tokens
+
+
+def summing() -> nn.Module:
+    return Summing()
+
+
+def placed() -> nn.Module:
+    return Placed()
+
+
+def cacheless() -> nn.Module:
+    return Cacheless()
+
+
+def whole() -> nn.Module:
+    return Whole()
