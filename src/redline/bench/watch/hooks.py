@@ -166,7 +166,8 @@ class Watch:
             return original(tensor, *args, **kwargs)
         began = time.perf_counter()
         moved = self._timed(COPY, original, tensor, *args, **kwargs)
-        if isinstance(moved, torch.Tensor) and moved.is_cuda and self.facts is not None:
+        is_batch = clock.steps > 0  # before the first step it is the model that moves
+        if is_batch and isinstance(moved, torch.Tensor) and moved.is_cuda and self.facts is not None:
             self._try(self.facts.saw_copy, tensor, args, kwargs, time.perf_counter() - began, clock.steps)
         return moved
 
