@@ -139,7 +139,8 @@ def _pageable(seen: Evidence) -> Iterator[Advice]:
             code="pageable-copies",
             text=f"batches are copied to the GPU from pageable memory, which takes {format_share(share)} of the time",
             change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
-            gain_bound=gain(share),
+            # Pageable batches also cost time where they are received and freed, which is between the steps.
+            gain_bound=gain(seen.share("copy", "data", "other")),
         )
     elif copies["blocking"] > asked / 2:
         yield Advice(
