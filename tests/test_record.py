@@ -112,6 +112,7 @@ def whole_record(**changes: Any) -> RunRecord:
             parameters=25_000_000,
             items_per_step=32,
             item="img",
+            optimizer="AdamW",
             batch=32,
             batch_from="scaled",
             input_shapes=("32x3x224x224",),
@@ -129,6 +130,7 @@ def whole_record(**changes: Any) -> RunRecord:
             first_call_s=30.0,
             compile_s=29.0,
             compile_cache="mixed",
+            graph_breaks=2,
             contended=True,
         ),
         numerics=Numerics(
@@ -333,6 +335,8 @@ def whole_record(**changes: Any) -> RunRecord:
             launch=LaunchSpec(
                 door="spawn",
                 command_prefix=("numactl",),
+                folder="/elsewhere",
+                python="/elsewhere/bin/python",
                 memory_limit_bytes=2**30,
                 prepare_timeout_s=5.0,
                 measure_timeout_s=7.0,
@@ -520,7 +524,7 @@ class TestSchema:
         prepared["work"]["notes"] = []
         prepared["numerics"]["reason"] = "near enough"
         prepared["warmup"]["reason"] = ""
-        cold = {"compile_cache": None, "contended": False}
+        cold = {"compile_cache": None, "contended": False, "graph_breaks": None}
         prepared["cold_start"] = {
             f"{name}_s": value for name, value in prepared["cold_start"].items() if name not in cold
         }
@@ -531,7 +535,7 @@ class TestSchema:
         assert found.blocks == today.blocks
         assert today.prepared is not None
         assert found.prepared.cold_start == msgspec.structs.replace(
-            today.prepared.cold_start, compile_cache=None, contended=False
+            today.prepared.cold_start, compile_cache=None, contended=False, graph_breaks=None
         )
         assert found.notes == (note("note", "measured alone"),)
         assert found.prepared.recipe_notes == (note("note", "no graphs", about="compile"),)

@@ -140,7 +140,6 @@ Code = Literal[
     "other-failure",
     # what several ranks say
     "uneven-batch",
-    "same-batch",
     "broken-collective",
     "oversubscribed",
     "straggler",

@@ -64,7 +64,8 @@ def test_json_has_the_promised_fields(make_record: Any) -> None:
             "stopped",
         ),
         *("flops", "roofline", "batch_from", "items_per_step", "printed", "replicate_ids", "conditions"),
-        *("training", "worth_trying", "arguments", "rank_peak_bytes", "straggler"),
+        *("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s", "weight_bytes", "cache_bytes"),
+        *("bandwidth_share", "energy_per_token_j", "rank_peak_bytes", "straggler"),
         *("training", "worth_trying", "arguments", "sustained_per_s", "load"),
     } == set(row)
     assert set(row["throughput_interval"]) == {"low", "high", "half_width"}

@@ -27,12 +27,21 @@ from redline.registry import Registry
 from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 
 HOUSE = (
-    "amp", "amp-bf16", "bf16", "channels-last", "checkpointing", "compile", "cudnn-benchmark", "expandable-segments", "fold-bn", "fp16",
-    "fp16-bn-fp32", "fp8",
-    "fused-optimizer", "graphs", "int8", "onnx", "sdpa", "tensorrt", "tf32", "torchscript",
+    "amp", "amp-bf16", "bf16", "bucket-size", "cache-dtype", "channels-last", "checkpointing", "compile",
+    "cudnn-benchmark", "expandable-segments", "fold-bn", "fp16", "fp16-bn-fp32", "fp8", "fsdp", "fused-optimizer",
+    "gradient-as-bucket-view", "graphs", "int4", "int8", "onnx", "prefill-chunk", "sdpa", "static-cache",
+    "static-graph", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
-FOR_INFERENCE = tuple(name for name in HOUSE if name not in ("fused-optimizer", "checkpointing"))
-FOR_TRAINING = tuple(name for name in HOUSE if name not in ("fold-bn", "int8", "onnx", "tensorrt", "torchscript"))
+FOR_RANKS = ("bucket-size", "fsdp", "gradient-as-bucket-view", "static-graph")
+FOR_TOKENS = ("cache-dtype", "prefill-chunk", "static-cache")
+FOR_INFERENCE = tuple(
+    name for name in HOUSE if name not in ("fused-optimizer", "checkpointing", *FOR_RANKS, *FOR_TOKENS)
+)
+FOR_TRAINING = tuple(
+    name
+    for name in HOUSE
+    if name not in ("fold-bn", "int4", "int8", "onnx", "tensorrt", "torchscript", *FOR_TOKENS)
+)
 FORMATS = ("amp", "amp-bf16", "bf16", "fp16", "fp16-bn-fp32")
 ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
 EXCLUSIVE = {
@@ -40,8 +49,8 @@ EXCLUSIVE = {
     *(frozenset(pair) for pair in combinations(ENGINES, 2)),
     *(frozenset(pair) for pair in product(("onnx", "tensorrt"), ("amp", "amp-bf16", "channels-last", "graphs"))),
     *(frozenset(pair) for pair in product(("sdpa",), ("onnx", "tensorrt", "torchscript"))),
-    *(frozenset(pair) for pair in product(("int8", "fp8"), ("amp", "amp-bf16", "onnx", "tensorrt", "torchscript"))),
-    frozenset({"fp8", "int8"}),
+    *(frozenset(pair) for pair in product(("int4", "int8", "fp8"), ("amp", "amp-bf16", "onnx", "tensorrt", "torchscript"))),
+    *(frozenset(pair) for pair in combinations(("int4", "int8", "fp8"), 2)),
     frozenset({"graphs", "torchscript"}),
     frozenset({"tf32", "fp16"}),
     frozenset({"tf32", "fp16-bn-fp32"}),
@@ -69,7 +78,8 @@ def names(text: str, task: Task = "infer") -> list[str]:
 
 def spelled(name: str) -> str:
     """A switch as one writes it: `sdpa` means nothing without a backend."""
-    return "sdpa:math" if name == "sdpa" else name
+    needed = {"sdpa": ":math", "bucket-size": ":mb=50", "cache-dtype": ":bf16", "prefill-chunk": ":tokens=8"}
+    return name + needed.get(name, "")
 
 
 def workload_of(model: nn.Module, *inputs: Any, task: Task = "infer") -> Workload:
