@@ -169,7 +169,7 @@ class TestAsking:
         ids=lambda value: type(value).__name__,
     )
     def test_each_question_has_its_own_limit(self, desk: Desk, request_: Request, limit_s: float) -> None:
-        assert desk.session._timeout_of(request_) == limit_s
+        assert connection.timeout_of(request_, desk.session._launch) == limit_s
 
     def test_one_that_does_not_answer_is_ended_with_its_whole_group(self, child: Child) -> None:
         desk = Desk(child, LaunchSpec(measure_timeout_s=0.1))
@@ -247,7 +247,7 @@ class TestDying:
         monkeypatch.setattr(connection, "_VMSTAT", counters)
         if text is not None:
             counters.write_text(text)
-        assert connection._kernel_oom_kills() == count
+        assert connection.kernel_oom_kills() == count
 
     def test_one_that_hangs_up_and_lives_on_is_ended(
         self, desk: Desk, child: Child, monkeypatch: pytest.MonkeyPatch

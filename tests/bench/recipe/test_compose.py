@@ -38,9 +38,7 @@ FOR_INFERENCE = tuple(
     name for name in HOUSE if name not in ("fused-optimizer", "checkpointing", *FOR_RANKS, *FOR_TOKENS)
 )
 FOR_TRAINING = tuple(
-    name
-    for name in HOUSE
-    if name not in ("fold-bn", "int4", "int8", "onnx", "tensorrt", "torchscript", *FOR_TOKENS)
+    name for name in HOUSE if name not in ("fold-bn", "int4", "int8", "onnx", "tensorrt", "torchscript", *FOR_TOKENS)
 )
 FORMATS = ("amp", "amp-bf16", "bf16", "fp16", "fp16-bn-fp32")
 ENGINES = ("compile", "onnx", "tensorrt", "torchscript")
@@ -49,7 +47,10 @@ EXCLUSIVE = {
     *(frozenset(pair) for pair in combinations(ENGINES, 2)),
     *(frozenset(pair) for pair in product(("onnx", "tensorrt"), ("amp", "amp-bf16", "channels-last", "graphs"))),
     *(frozenset(pair) for pair in product(("sdpa",), ("onnx", "tensorrt", "torchscript"))),
-    *(frozenset(pair) for pair in product(("int4", "int8", "fp8"), ("amp", "amp-bf16", "onnx", "tensorrt", "torchscript"))),
+    *(
+        frozenset(pair)
+        for pair in product(("int4", "int8", "fp8"), ("amp", "amp-bf16", "onnx", "tensorrt", "torchscript"))
+    ),
     *(frozenset(pair) for pair in combinations(("int4", "int8", "fp8"), 2)),
     frozenset({"graphs", "torchscript"}),
     frozenset({"tf32", "fp16"}),
