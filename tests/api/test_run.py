@@ -266,9 +266,9 @@ def test_no_specs_are_a_mistake_and_not_a_crash() -> None:
 
 
 def test_what_is_no_module_is_a_failed_row() -> None:
-    (row,) = redline.run(lambda x: x, torch.ones(1), **TINY)
+    (row,) = redline.run(3.5, torch.ones(1), **TINY)
     assert row.failure.kind == "user"
-    assert "gave function where a torch.nn.Module belongs" in row.failure.message
+    assert "gave float where a torch.nn.Module belongs" in row.failure.message
 
 
 def test_models_and_the_package_speak_the_same_names() -> None:
