@@ -221,7 +221,7 @@ class TestFingerprint:
 
 
 THREADS_AND_A_PEAK = f"""
-import runpy, threading
+import os, runpy, threading, time
 # Without its package, which loads torch: the size of torch's thread stacks is not what this is about.
 module = runpy.run_path({process.__file__!r})
 peak_private_bytes, private_bytes = module["peak_private_bytes"], module["private_bytes"]
@@ -231,8 +231,15 @@ def allocate():
     thread = threading.Thread(target=bytearray, args=(1000,))
     thread.start()
     thread.join()
+    settle()
+
+def settle():
+    while len(os.listdir("/proc/self/task")) > 1:  # else the next thread cannot have the stack of the last
+        time.sleep(0.001)
 
 allocate()
+restart_private_peak()  # the first time with a thread of its own
+settle()
 restart_private_peak()
 before = private_bytes()
 allocate()
