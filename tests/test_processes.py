@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from redline import processes
+from redline.launch.spawn import _GUARDIAN
 from redline.processes import adopt_orphans, die_with_parent, end_strays, is_gone, kill_group, this_process
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
@@ -153,7 +154,15 @@ class TestGuardian:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.settimeout(60)
         guardian = subprocess.Popen(
-            [sys.executable, "-P", "-m", "redline.processes", str(theirs.fileno()), *command],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                _GUARDIAN,
+                str(Path(processes.__file__).parents[1]),
+                str(theirs.fileno()),
+                *command,
+            ],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "REDLINE_WORKER_FDS": ""},
         )

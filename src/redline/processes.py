@@ -1,6 +1,6 @@
 """Processes: telling one from another, and leaving none behind.
 
-Started as `python -m redline.processes FD COMMAND…`, it is the guardian between a desk and a worker that the spawn door
+`guard`, started in a process of its own, is the guardian between a desk and a worker that the spawn door
 starts: it tells the worker's process id on the socket FD, waits for the worker to end (and says how) or for the desk to
 hang up, and ends whatever the worker has started.
 """

@@ -11,6 +11,7 @@ import pytest
 from invoking import invoke as redline
 
 from redline.api.flops import flops
+from redline.api.workspace import Workspace
 from redline.identity import device_key
 from redline.record import decode
 from redline.store import History
@@ -190,6 +191,12 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path) -> None:
     ceilings = document("ceilings", "--device", "cpu")
     assert ceilings["tflops"]["fp32"]["measured"] > 0
     assert ceilings["tflops"]["fp32"]["datasheet"] is None
+    # Measured on a busy machine they are doubted, and would be measured again.
+    with Workspace() as workspace, History.open() as history:
+        shelf, key = history.ceilings(), device_key(workspace.environment("cpu"))
+        known = shelf.get(key)
+        assert known is not None
+        shelf.put(msgspec.structs.replace(known, doubts=()))
     again = document("ceilings", "--device", "cpu")
     assert again["measured_at"] == ceilings["measured_at"]  # from the history
     found = document("roofline", "simple_cnn", "-b", "16", "--device", "cpu", "-o", tmp_path / "roof.svg")

@@ -141,7 +141,7 @@ def test_a_module_that_trains_itself_uses_its_own_step_and_optimizer() -> None:
 
 def test_switches_that_change_a_model_are_refused_for_a_function() -> None:
     spec = RunSpec(workload=WorkloadSpec(model=f"{FILE}:step"), recipe=Recipe.parse("fp16"), device="cpu")
-    assert check(spec).usage == "switch fp16 is for infer and train, not for step"
+    assert check(spec).usage == "switch fp16 is for infer, train and generate, not for step"
     named = RunSpec(workload=WorkloadSpec(model="resnet18", task="step"), device="cpu")
     assert "task step is for a function of yours" in str(check(named).usage)
 

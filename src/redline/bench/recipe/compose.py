@@ -27,7 +27,9 @@ def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
     switches = [SWITCHES.get(switch.name)(switch) for switch in recipe.switches]
     for switch in switches:
         if task not in switch.tasks:
-            raise SpecError(f"switch {switch.name} is for {' and '.join(switch.tasks)}, not for {task}")
+            *others, last = switch.tasks
+            tasks = f"{', '.join(others)} and {last}" if others else last
+            raise SpecError(f"switch {switch.name} is for {tasks}, not for {task}")
         clash = next(
             (other for other in switches if other is not switch and exclude_each_other(switch, other, task)), None
         )
