@@ -18,6 +18,7 @@ from redline import processes
 from redline.launch.spawn import _GUARDIAN
 from redline.processes import adopt_orphans, die_with_parent, end_strays, is_gone, kill_group, this_process
 
+SOURCE = str(Path(processes.__file__).parents[1])
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 
 
@@ -159,7 +160,7 @@ class TestGuardian:
                 "-P",
                 "-c",
                 _GUARDIAN,
-                str(Path(processes.__file__).parents[1]),
+                SOURCE,
                 str(theirs.fileno()),
                 *command,
             ],
@@ -197,7 +198,7 @@ class TestGuardian:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer = [sys.executable, "-c", f"import os; os.write({write}, b'hello')"]
         guardian = subprocess.Popen(
-            [sys.executable, "-P", "-m", "redline.processes", str(theirs.fileno()), *writer],
+            [sys.executable, "-P", "-c", _GUARDIAN, SOURCE, str(theirs.fileno()), *writer],
             pass_fds=[theirs.fileno(), write],
             env={**os.environ, "REDLINE_WORKER_FDS": str(write)},
         )
