@@ -184,7 +184,8 @@ class TestGuardian:
         """Neither a child of its group nor a daemon: when the desk is gone, and when the worker is."""
         pids = tmp_path / "pids"
         script = f"sleep 600 & echo $! >> {pids}; setsid -f sh -c 'echo $$ >> {pids}; exec sleep 600'; "
-        line, guardian = self.start("sh", "-c", script + ("sleep 600" if hang_up else "true"))
+        both = f"while [ $(wc -l < {pids}) -lt 2 ]; do sleep 0.01; done"
+        line, guardian = self.start("sh", "-c", script + ("sleep 600" if hang_up else both))
         worker = int(line.recv(64))
         assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         if hang_up:
