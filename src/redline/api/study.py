@@ -8,17 +8,12 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from redline.analyze.replicates import replicate_rows
-from redline.analyze.summary import CeilingsOf, RunSummary
 from redline.api.ceilings import ceilings
-from redline.api.run import measure_specs
+from redline.api.run import RunResult, measure_specs
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
-from redline.record import RunRecord
 from redline.report.export import JsonDocument, export_csv, json_document
 from redline.report.folder import check_folder, write_text
-from redline.report.notebook import Bars, Shown
-from redline.report.run import speed_bars
 from redline.report.study import draw_study, study_markdown, study_report, why
 from redline.spec import RunSpec
 
@@ -27,31 +22,11 @@ RECIPES = ("baseline", "amp", "amp+torchscript", "fp16+channels-last+compile")
 BATCHES = (1, 8, 16, 32)
 
 
-class StudyResult(Shown, Sequence[RunSummary]):
+class StudyResult(RunResult):
     """One row per model, recipe and batch; each recipe against the baseline of its model and batch."""
-
-    def __init__(self, records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = None) -> None:
-        self.records = list(records)
-        self.rows = replicate_rows(self.records, ceilings_of)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
 
     def report(self) -> RenderableType:
         return study_report(self.rows)
-
-    def frame_rows(self) -> Sequence[Any]:
-        return self.rows
-
-    def bars(self) -> Bars | None:
-        return speed_bars(self.rows)
-
-    @property
-    def failed(self) -> bool:
-        return any(record.failure is not None for record in self.records)
 
     def to_json(self) -> JsonDocument:
         return json_document("study", {"results": self.rows, "why": why(self.rows)})
