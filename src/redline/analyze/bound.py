@@ -1,6 +1,6 @@
-"""The least time that counted work can take on a device with measured ceilings.
+"""What limits a run (`bound`, `bound_of_trace`), and the least time that its work can take (`attainable`).
 
-Two limits, which are never mixed. The *roofline* of the whole step: all products at the speed of the matrix units, and
+The least time has two meanings, which are never mixed. The *roofline* of the whole step: all products at the speed of the matrix units, and
 the compulsory bytes at the speed of memory, whichever takes longer; no fusion gets below it. The *unfused* time: every
 operator by itself, its products or its own bytes; what eager execution must take at least.
 """

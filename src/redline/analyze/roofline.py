@@ -1,4 +1,4 @@
-"""Peaks from datasheets, by the name the driver gives. A card that is not listed has none."""
+"""How far a record is from the roofline of its device, and the peaks that datasheets promise (`Datasheet`)."""
 
 from __future__ import annotations
 

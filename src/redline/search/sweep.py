@@ -1,8 +1,9 @@
-"""What a sweep is going to measure: cells with keys that are known before anything runs.
+"""A sweep: its plan of cells (`make_plan`), and measuring those that are not settled yet (`sweep_plan`).
 
-The spec key of a record holds the hash of the built model, so it comes too late to ask whether a cell is already
-there. The plan key stands in for it: the spec, the place as one question to the bench tells it, and what the model's
-source knows without building it (`docs/decisions/0002-plan-keys.md`).
+The cells have keys that are known before anything runs. The spec key of a record holds the hash of the built model,
+so it comes too late to ask whether a cell is already there. The plan key stands in for it: the spec, the machine as one
+question to the bench describes it, and what the model's source knows without building it
+(`docs/decisions/0002-plan-keys.md`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a fake bench says of itself: device, environment and workload."""
+"""`FakeBench`: answers every request of the protocol from a `Landscape`, the truth, in virtual time."""
 
 from __future__ import annotations
 

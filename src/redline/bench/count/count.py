@@ -1,4 +1,4 @@
-"""What was counted per module, summed up the tree of modules."""
+"""Counting the work of one step (`count_work`), without memory where the model allows it, and per module."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What experience expects of a switch before anything was measured, and how sure it is of that.
+"""All recipes that a search may try (`Space`), and what is expected of each switch before anything is measured.
 
-Only where to look first: every figure is a wide prior that a few trials overrule. Logarithms of the factor on the time.
+Expectations only say where to look first: wide priors that a few trials overrule, as logarithms of the factor on the time.
 """
 
 from __future__ import annotations

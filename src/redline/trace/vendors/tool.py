@@ -1,4 +1,4 @@
-"""Hardware counters in one vocabulary, whichever tool read them, each with a rule that says what its value means."""
+"""What a vendor's profiler is to Redline (`VendorTool`, `TOOLS`), and hardware counters in one vocabulary for all of them."""
 
 from __future__ import annotations
 
