@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,8 @@ from redline.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
+    from redline.api.workspace import Workspace
+    from redline.record import RunRecord
 
 
 @takes(WORKLOAD | {name: RANKS[name] for name in ("ranks", "batch_per_rank")})
@@ -87,76 +90,117 @@ def profile(
       redline profile resnet50 --task train --ranks 4 --batch 256
       redline profile --import results.stats.csv
     """
-    from redline.api.profile import captured_lanes, compare_profiles, import_profile, read_profile
-    from redline.api.profile import profile as profile_model
     from redline.api.report import report_records
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver, tell_report
     from redline.report.export import json_document
     from redline.report.folder import check_folder
-    from redline.report.profile import DiffReport, ProfileReport, sort_named
-    from redline.report.profile_page import profile_page
-    from redline.report.profile_tables import kernel_csv, write_tables
+    from redline.report.profile import ProfileReport, sort_named
     from redline.report.terminal import make_console
     from redline.spec import MOST_ROWS, require_range
 
     for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0), ("rows", rows, 0)):
         require_range(name, count, least, MOST_ROWS)
     order = sort_named(sort)
-    what = what or []
     capture = only_set(recipe=recipe, steps=steps, tool=tool, memory=memory, stacks=stacks, wait=wait, warmup=warmup)
     capture |= given | only_set(folder=out, shapes=None if shapes else "off")
+    _refuse_mixtures(what or [], trace, import_, diff, capture, report)
+    if import_ and by_shape:
+        raise UsageError("--by-shape is of operators, and a table of kernels has none: leave it out")
     if diff is not None:
-        if what or trace or by_shape:
-            raise UsageError("--diff takes two profiles and nothing else")
-        _refuse_settings(capture, "--diff")
-        if html or open_ or csv or tables or report:
+        if by_shape or html or open_ or csv or tables:
             raise UsageError(
-                "--diff prints a comparison; --open, --html, --csv, --tables and --report are of one profile"
+                "--diff prints a comparison; --by-shape, --open, --html, --csv and --tables are of one profile"
             )
-        with Workspace() as workspace:
-            changed = compare_profiles(*diff, workspace=workspace)
-        print_json(json_document("profile-diff", changed)) if json else make_console().print(DiffReport(changed, rows))
-        return Exit.DONE
-    record = None
-    if trace and import_:
-        raise UsageError("give --trace or --import, not both")
+        return _compare(diff, rows, json)
+    if report is not None:
+        check_folder(report)
     with LiveObserver(quiet=bool(trace or import_)) as observer, Workspace(observer=observer) as workspace:
-        if trace or import_:
-            _refuse_settings(capture, "--trace" if trace else "--import")
-            if report is not None:
-                raise UsageError(
-                    "--report needs records, and a file from elsewhere has none; --html writes a page of it"
-                )
-            if trace:
-                found = read_profile(*trace, *what, by_shape=by_shape, workspace=workspace)
-            else:
-                found = import_profile(*(import_ or []), *what)
-        else:
-            if len(what) != 1:
-                raise UsageError("name one model, or --trace FILE…, or --diff A B")
-            if report is not None:
-                check_folder(report)
-            settings = capture | {"shapes": shapes, "by_shape": by_shape}
-            result = profile_model(what[0], **settings, workspace=workspace)
-            found, record = result.profile, result.record
+        found, record = _profiled(what or [], trace, import_, capture | {"shapes": shapes}, by_shape, workspace)
         observer.stop()
-        if csv is not None:
-            _write(csv, kernel_csv(found))
-        written = write_tables(found, tables) if tables is not None else []
         page = (html or Path.cwd() / f"{_stem(found)}.profile.html") if open_ or html else None
-        if page is not None:
-            _write(page, profile_page(found, captured_lanes(found)))
+        written = _write_files(found, csv, tables, page)
         print_json(json_document("profile", found)) if json else make_console().print(ProfileReport(found, rows, order))
-        if written:
-            tell(f"tables: {tables}")
-        if page is not None:
-            tell(f"page: {page}")
-            if open_:
-                open_in_browser(page)
+        for line in written:
+            tell(line)
+        if page is not None and open_:
+            open_in_browser(page)
         if report is not None and record is not None:
             tell_report(report_records([record], report, profiles=[found], workspace=workspace))
     return Exit.DONE
+
+
+def _refuse_mixtures(
+    what: Sequence[str],
+    trace: Sequence[str] | None,
+    import_: Sequence[str] | None,
+    diff: tuple[str, str] | None,
+    capture: Given,
+    report: Path | None,
+) -> None:
+    """Options that do not go together: a profile is captured, read, or compared with another."""
+    if diff is not None and (what or trace or import_):
+        raise UsageError("--diff takes two profiles and nothing else")
+    if trace and import_:
+        raise UsageError("give --trace or --import, not both")
+    reads = "--diff" if diff is not None else "--trace" if trace else "--import" if import_ else None
+    if reads is None:
+        if len(what) != 1:
+            raise UsageError("name one model, or --trace FILE…, or --diff A B")
+        return
+    _refuse_settings(capture, reads)
+    if report is not None:
+        raise UsageError(f"--report needs records, and {reads} has none; --html writes a page of a profile")
+
+
+def _compare(diff: tuple[str, str], rows: int, json: bool) -> int:
+    from redline.api.profile import compare_profiles
+    from redline.api.workspace import Workspace
+    from redline.report.export import json_document
+    from redline.report.profile import DiffReport
+    from redline.report.terminal import make_console
+
+    with Workspace() as workspace:
+        changed = compare_profiles(*diff, workspace=workspace)
+    print_json(json_document("profile-diff", changed)) if json else make_console().print(DiffReport(changed, rows))
+    return Exit.DONE
+
+
+def _profiled(
+    what: Sequence[str],
+    trace: Sequence[str] | None,
+    import_: Sequence[str] | None,
+    capture: Given,
+    by_shape: bool,
+    workspace: Workspace,
+) -> tuple[Profile, RunRecord | None]:
+    """The profile read from files or captured now; captured, with its record."""
+    from redline.api.profile import import_profile, read_profile
+    from redline.api.profile import profile as profile_model
+
+    if trace:
+        return read_profile(*trace, *what, by_shape=by_shape, workspace=workspace), None
+    if import_:
+        return import_profile(*import_, *what), None
+    result = profile_model(what[0], **capture, by_shape=by_shape, workspace=workspace)
+    return result.profile, result.record
+
+
+def _write_files(found: Profile, csv: Path | None, tables: Path | None, page: Path | None) -> list[str]:
+    """Write what was asked for; returns the lines that say where tables and page are."""
+    from redline.api.profile import captured_lanes
+    from redline.report.profile_page import profile_page
+    from redline.report.profile_tables import kernel_csv, write_tables
+
+    told = []
+    if csv is not None:
+        _write(csv, kernel_csv(found))
+    if tables is not None and write_tables(found, tables):
+        told.append(f"tables: {tables}")
+    if page is not None:
+        _write(page, profile_page(found, captured_lanes(found)))
+        told.append(f"page: {page}")
+    return told
 
 
 def open_in_browser(page: Path) -> None:
