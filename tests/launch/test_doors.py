@@ -274,25 +274,45 @@ def test_a_server_whose_desk_was_killed_during_the_import_ends_at_once(tmp_path:
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+PREPARED_IN_A_NEW_DESK = textwrap.dedent(f"""
+    import os, sys
+    os.close(0), os.close(1)
+    from redline.launch import open_door
+    from redline.protocol import Prepare, PreparedReply
+    from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
+    spec = RunSpec(workload=WorkloadSpec(model={f"{MISBEHAVING}:sound"!r}), device="cpu",
+                   launch=LaunchSpec(door="fork"), measure=MeasureSpec.for_effort("quick"))
+    reply = open_door(spec.launch).open(spec).ask(Prepare(spec=spec))
+    sys.exit(0 if isinstance(reply, PreparedReply) else str(reply))
+""")
+
+
 def test_files_of_the_working_folder_are_not_taken_for_modules(tmp_path: Path) -> None:
     """Of Python's or of ours; with stdin and stdout closed on top of it."""
     for name in ("statistics", "msgspec", "psutil", "queue", "torchvision"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the wrong {name}')")
-    program = textwrap.dedent(f"""
-        import os, sys
-        os.close(0), os.close(1)
-        from redline.launch import open_door
-        from redline.protocol import Prepare, PreparedReply
-        from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
-        spec = RunSpec(workload=WorkloadSpec(model={f"{MISBEHAVING}:sound"!r}), device="cpu",
-                       launch=LaunchSpec(door="fork"), measure=MeasureSpec.for_effort("quick"))
-        reply = open_door(spec.launch).open(spec).ask(Prepare(spec=spec))
-        sys.exit(0 if isinstance(reply, PreparedReply) else str(reply))
-    """)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", PREPARED_IN_A_NEW_DESK], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_server_whose_imports_start_a_thread_starts_again_without_the_compiler(tmp_path: Path) -> None:
+    """As the compiler of torch 2.11 does beside a GPU; here a thread is started at the very beginning."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading, time\n"
+        "if any('forkserver' in each for each in sys.orig_argv):\n"
+        f"    print(sys.orig_argv[-1], file=open({str(tmp_path / 'starts')!r}, 'a'))\n"
+        "    if sys.orig_argv[-1] != 'light':\n"
+        "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARED_IN_A_NEW_DESK], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    starts = (tmp_path / "starts").read_text().split()
+    assert len(starts) == 2 and starts[-1] == "light"
 
 
 def test_memory_taken_bit_by_bit_ends_inside_its_limit() -> None:

@@ -84,7 +84,8 @@ def main(arguments: list[str]) -> None:
 def _mortal(control: socket.socket) -> Iterator[None]:
     """Die the moment the desk hangs up, also inside a long import: the desk says nothing else on this line meanwhile."""
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    # The mode outlives exec: a server that started itself again finds it set.
+    flags = fcntl.fcntl(control, fcntl.F_GETFL) & ~os.O_ASYNC
     fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process that does not handle it
     if select.select([control], [], [], 0)[0]:
         os._exit(0)  # it had hung up before
