@@ -312,7 +312,8 @@ def test_a_server_whose_imports_start_a_thread_starts_again_without_the_compiler
     )
     assert done.returncode == 0, done.stderr
     starts = (tmp_path / "starts").read_text().split()
-    assert len(starts) == 2 and starts[-1] == "light"
+    assert len(starts) == 2
+    assert starts[-1] == "light"
 
 
 def test_memory_taken_bit_by_bit_ends_inside_its_limit() -> None:
