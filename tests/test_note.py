@@ -70,6 +70,11 @@ SEARCHING = (
     "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "partition", "rpartition", "removeprefix",
     "removesuffix", "match", "search", "fullmatch", "findall", "finditer",
 )  # fmt: skip
+PASSES_ON = (
+    "str", "repr", "list", "tuple", "set", "sorted", "next", "map", "one_line", "text_of", "because",
+)  # fmt: skip
+"""Functions that give back the text, or the text of the error, that they are given."""
+WORDS_OF_ERRORS = ("args", "strerror", "msg", "message")
 STILL_TEXT = ("lower", "upper", "strip", "splitlines", "split", "replace", "casefold")
 """What these methods return is a text as well."""
 
@@ -101,6 +106,8 @@ class Reader:
         prose: set[str] = set()
         statements = list(_own_nodes(scope))
         errors = {f"{each.name}!" for each in statements if isinstance(each, ast.ExceptHandler)}
+        if isinstance(scope, Scope):
+            errors |= {f"{each.arg}!" for each in scope.args.args + scope.args.kwonlyargs if _is_error(each)}
         while True:
             more = {name for each in statements for name in self._named(each, frozenset(prose | errors))} - prose
             if not more:
@@ -126,20 +133,32 @@ class Reader:
         if isinstance(node, ast.Name):
             return bool(PROSE.fullmatch(node.id)) or node.id in prose
         if isinstance(node, ast.Attribute):
-            return bool(PROSE.fullmatch(node.attr))
+            return bool(PROSE.fullmatch(node.attr)) or (
+                node.attr in WORDS_OF_ERRORS and self._holds_error(node.value, prose)
+            )
         if isinstance(node, ast.Subscript | ast.Starred | ast.NamedExpr):
             return self._is_prose(node.value, prose)
         if isinstance(node, ast.BoolOp):
             return any(self._is_prose(each, prose) for each in node.values)
         if isinstance(node, Comprehension) and not isinstance(node, ast.DictComp):
             return self._is_prose(node.elt, self._with_targets(node.generators, prose))
+        if isinstance(node, ast.JoinedStr):
+            return any(self._is_prose(each, prose) for each in node.values)
+        if isinstance(node, ast.FormattedValue):
+            return self._is_prose(node.value, prose) or self._holds_error(node.value, prose)
+        if isinstance(node, ast.BinOp):
+            return self._is_prose(node.left, prose) or self._is_prose(node.right, prose)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            is_error = any(isinstance(each, ast.Name) and f"{each.id}!" in prose for each in node.args)
-            passes_on = node.func.id in ("str", "repr", "list", "tuple", "set", "sorted", "next")
-            return passes_on and (is_error or any(self._is_prose(each, prose) for each in node.args))
+            is_error = any(self._holds_error(each, prose) for each in node.args)
+            return node.func.id in PASSES_ON and (is_error or any(self._is_prose(each, prose) for each in node.args))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "join":
+                return any(self._is_prose(each, prose) for each in node.args)
             return node.func.attr in STILL_TEXT and self._is_prose(node.func.value, prose)
         return False
+
+    def _holds_error(self, node: ast.AST, prose: frozenset[str]) -> bool:
+        return isinstance(node, ast.Name) and f"{node.id}!" in prose
 
     def _searches(self, node: ast.AST, prose: frozenset[str]) -> Iterator[bool]:
         if isinstance(node, ast.Compare):
@@ -151,8 +170,16 @@ class Reader:
                     yield _is_rendered(right)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHING:
             yield any(self._is_prose(each, prose) or _is_rendered(each) for each in (node.func.value, *node.args))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            yield any(self._is_prose(each, prose) for each in node.args[:1])
         if isinstance(node, ast.Match):
             yield self._is_prose(node.subject, prose)
+
+
+def _is_error(argument: ast.arg) -> bool:
+    """Whether a function takes an exception or a warning here, by its annotation or by its name."""
+    annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
+    return bool(re.search(r"(Exception|Error|Warning|WarningMessage)\b", annotation)) or argument.arg == "error"
 
 
 def _is_rendered(node: ast.AST) -> bool:
@@ -194,6 +221,12 @@ def test_no_module_compares_or_searches_a_text(path: Path) -> None:
         'style = "red" if error_text(numerics).endswith("x") else ""',
         'match answer.usage:\n    case "no": pass',
         'if (said := record.failure.message) != "": pass',
+        'def f(error: Exception):\n    said = str(error)\n    return isinstance(error, OSError) and "meta" in said',
+        'def f(error):\n    return error.args[0] == "locked"',
+        'try: go()\nexcept OSError as error:\n    if "locked" in f"it says: {error}": pass',
+        'if "contended" in ", ".join(map(str, verdict.reasons)): pass',
+        'if one_line(error := caught()).startswith("CUDA"): pass\ntry: go()\nexcept OSError as error:\n    if one_line(error) == "x": pass',
+        "kind = KINDS.get(failure.message)",
         "def f(failure):\n    said = failure.message.splitlines()[0]\n    return PATTERN.search(said)",
     ],
 )

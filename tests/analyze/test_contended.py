@@ -1,4 +1,4 @@
-"""What company does to a process is told from noise, led back, and the same wherever it is asked for."""
+"""Contention between processes is told from noise, rescaled, and the same wherever it is asked for."""
 
 from __future__ import annotations
 

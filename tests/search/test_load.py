@@ -132,7 +132,7 @@ def tail_of_one_server(use: float, steps: float) -> float:
 
 
 def test_the_sustainable_rate_is_closed_in_on() -> None:
-    """One server of 10 ms whose p99 must stay within 50 ms: theory says how much use it can bear."""
+    """One server of 10 ms whose p99 must stay within 50 ms: theory says how much load it can take."""
     truth = 100 * next(use / 1000 for use in range(100, 1000) if tail_of_one_server(use / 1000, 4.0) > 0.01)
     door = FakeDoor(Landscape(step_s=0.01, noise_sigma=0.0))
     question = LoadQuestion(rates=(10.0, 20.0, 40.0, 80.0, 160.0), seconds=500.0)

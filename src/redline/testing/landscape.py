@@ -42,7 +42,7 @@ class Landscape:
     noise_rho: float = 0.0
     """Correlation of one step's noise with the step before (AR(1)); it fades over the gap between two blocks."""
     drift_sigma: float = 0.0
-    """Random walk shared by all sessions, per square root of a second: heat, clocks, neighbours."""
+    """Random walk shared by all sessions, per square root of a second: temperature, clocks, neighbours."""
     tail_share: float = 0.0
     """Share of steps that hit a hiccup, two to three times as long as the others and sometimes far longer."""
     offset_sigma: float = 0.0

@@ -119,7 +119,7 @@ def test_a_model_of_convolutions_is_refused_with_the_share(recipe: str) -> None:
 
 @needs_torchao
 def test_what_other_modules_read_past_the_layer_is_left_alone() -> None:
-    """MultiheadAttention takes the weight of its projection out of the layer, which quantized ones do not bear."""
+    """MultiheadAttention takes the weight of its projection out of the layer, which quantized layers do not allow."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -74,7 +74,7 @@ class Device(ABC):
 
     @abstractmethod
     def look(self, at_s: float, *, neighbours: bool = False) -> TelemetrySample:
-        """Clocks, power, heat and load right now; the costly look at other processes only when asked."""
+        """Clocks, power, temperature and load right now; the costly look at other processes only when asked."""
 
     @abstractmethod
     def refusal_of(self, dtype: torch.dtype) -> str | None:

@@ -152,6 +152,12 @@ def is_without_attention_backend(error: BaseException) -> bool:
     return any(wording in text_of(error) for wording in _NO_ATTENTION_WORDINGS)
 
 
+def is_of_two_devices(error: BaseException) -> bool:
+    """Whether an operator was given tensors of different devices; one of them may be without memory."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and "device" in said and ("meta" in said or "same device" in said)
+
+
 def refused_attention(said: list[warnings.WarningMessage]) -> str:
     """Why: torch warns once for every backend, the one asked for and those that are switched off."""
     lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from redline.bench.device.failure import one_line
+from redline.bench.device.failure import is_of_two_devices, one_line
 from redline.spec import WorkloadSpec
 
 IMAGE_SIZE, SEQUENCE_LENGTH, AUDIO_SAMPLES, FRAMES, MEL_FRAMES, CONTEXT = 224, 128, 16_000, 8, 200, 64
@@ -146,14 +146,9 @@ def refusal(model: nn.Module, shapes: Shapes) -> str | None:
     except (NotImplementedError, _NeedsValues):
         return None  # an operator that needs real numbers, or a branch on them: with real ones it may well run
     except Exception as error:
-        return None if _is_of_two_devices(error) else one_line(error)
+        # A tensor that the model makes itself has memory and cannot meet those without: with real inputs it can.
+        return None if is_of_two_devices(error) else one_line(error)
     return None
-
-
-def _is_of_two_devices(error: Exception) -> bool:
-    """Whether the model makes a tensor of its own with memory, which cannot meet those without: with real ones it can."""
-    said = str(error)
-    return isinstance(error, RuntimeError) and "device" in said and ("meta" in said or "same device" in said)
 
 
 class _NeedsValues(Exception):
