@@ -5,11 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from brief import shorten_efforts
 
 
 @pytest.fixture(autouse=True)
 def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "history.sqlite"
-    monkeypatch.setenv("REDLINE_STORE", str(place))
+    path = tmp_path / "history.sqlite"
+    monkeypatch.setenv("REDLINE_STORE", str(path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    return place
+    return path
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real benches are timed for less than a second."""
+    shorten_efforts(monkeypatch.setattr)

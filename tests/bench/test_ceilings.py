@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from brief import shorten_ceilings
 
 from redline.bench.device.cpu import CpuDevice, last_cache_bytes
 from redline.bench.device.process import ProcessorUse
@@ -19,19 +20,7 @@ from redline.work import Ceilings
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("CPU_SIZES", (64, 128)),
-        ("CPU_LONGEST_S", float("inf")),  # how many sizes are tried must not depend on the machine's load
-        ("BURSTS", 3),
-        ("BURST_S", 1e-4),
-        ("WARM_S", 0.0),
-        ("COPY_BYTES", 1 << 20),
-        ("SMALLEST_COPY_BYTES", 1 << 18),
-        ("COPY_TO_CACHE", 0),
-        ("LAUNCHES", 10),
-        ("PAUSE_S", 0.0),
-    ):
-        monkeypatch.setattr(ceilings, name, value)
+    shorten_ceilings(monkeypatch.setattr)
 
 
 def test_every_figure_is_there() -> None:
