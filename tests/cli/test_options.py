@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from redline.cli.main import app as redline_app
 from redline.cli.options import MEASURED, WORKLOAD, Given, Json, Options, only_set, takes
 
 
@@ -56,3 +58,16 @@ def test_a_group_stands_where_the_command_wrote_given() -> None:
 @pytest.mark.parametrize(("value", "kept"), [(None, False), (False, False), ([], False), (0, True), ("", True)])
 def test_zero_and_an_empty_text_were_set_by_someone(value: Any, kept: bool) -> None:
     assert only_set(option=value) == ({"option": value} if kept else {})
+
+
+@pytest.mark.parametrize("command", sorted(set(typer.main.get_command(redline_app).commands) - {"micro"}))  # type: ignore[attr-defined]
+def test_help_has_examples_and_choices_and_cuts_nothing(command: str) -> None:
+    shown = CliRunner().invoke(redline_app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    examples = shown.partition("Examples:")[2].partition("\n\n")[0].strip().splitlines()
+    assert 1 <= len(examples) <= 3
+    assert all(line.strip().startswith(f"redline {command}") for line in examples)
+    assert not re.search(r"[a-z]…|\.\.\.\s*$", shown.partition("\n")[2], re.M), "nothing is cut"
+    assert not re.search(r"<(list|str|int|float|path)", shown), "no type names of Python"
+    for option in ("--effort", "--task", "--door", "--optimizer"):
+        rows = [line for line in shown.splitlines() if line.strip().startswith(option)]
+        assert all("[" in row for row in rows), "choices are shown"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from redline.cli.options import HOW, OUTPUT, Exit, Json, opt, print_json
+from redline.cli.options import OUTPUT, WAY, Exit, Json, opt, print_json
 from redline.errors import UsageError
 
 
@@ -21,10 +21,10 @@ def compare(
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="The same, to be compared with A.")],
     across: Annotated[
-        bool, opt("--across", group=HOW, help="Compare across devices and thread counts, which is otherwise refused.")
+        bool, opt("--across", group=WAY, help="Compare across devices and thread counts, which is otherwise refused.")
     ] = False,
     fail_inconclusive: Annotated[
-        bool, opt("--fail-inconclusive", group=HOW, help="Exit with 4 where there is no verdict.")
+        bool, opt("--fail-inconclusive", group=WAY, help="Exit with 4 where there is no verdict.")
     ] = False,
     html: Annotated[
         Path | None, opt("--html", group=OUTPUT, help="Write a page with both distributions and the kernels of both.")
@@ -34,7 +34,7 @@ def compare(
 ) -> int:
     """Is B faster or slower than A? One verdict per benchmark: with an interval, or with the reason why there is none.
 
-    One record a side is enough for a verdict where the difference is larger than processes usually are apart.
+    One record per side is enough for a verdict when the difference is larger than processes usually differ.
 
     Exit codes: 0 same, faster or inconclusive; 1 slower; 3 incomparable; 4 inconclusive, with --fail-inconclusive; 5 a
     run that failed.

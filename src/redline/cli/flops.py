@@ -55,7 +55,6 @@ def flops(
 
     \b
     Examples:
-      redline flops resnet50
       redline flops vit_b_16 --task train --depth 3
       redline flops resnet50 --batch 32 --latency
       redline flops resnet50 --batches 1..64

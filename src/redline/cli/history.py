@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from redline.cli.options import OUTPUT, WHAT, Exit, Json, opt, print_json
+from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
 from redline.errors import SpecError
 
 
 def show(
     id: Annotated[str | None, typer.Argument(help="A record's id, or the start of it.")] = None,
-    limit: Annotated[int, opt(group=WHAT, help="How many of the latest records to list.")] = 20,
+    limit: Annotated[int, opt(group=WHICH, help="How many of the latest records to list.")] = 20,
     json: Json = False,
 ) -> int:
     """List the latest records, or show everything about one.

@@ -37,16 +37,18 @@ def ladder(
     *,
     model: Model = "resnet18",
     data: DataName = "synthetic-learnable",
-    quick: Annotated[bool, opt("--quick", group=HOW, help="Stay on each rung for seconds: a first look.")] = False,
-    epochs: Annotated[int | None, opt("--epochs", "-e", group=HOW, help="Per rung. Default: 3, quick 1.")] = None,
-    batch: Annotated[int, opt("--batch", "-b", group=WHAT, help="Of the rungs that do not look for one.")] = 64,
+    quick: Annotated[bool, opt("--quick", group=HOW, help="Spend only seconds on each rung: a first look.")] = False,
+    epochs: Annotated[
+        int | None, opt("--epochs", "-e", group=HOW, help="Epochs per rung. Default: 3, with --quick 1.")
+    ] = None,
+    batch: Annotated[int, opt("--batch", "-b", group=WHAT, help="Batch of the rungs that do not search for one.")] = 64,
     device: DeviceName = "auto",
     given: Given,
     plot: Annotated[Path | None, opt(group=OUTPUT, help="Write the ladder as a PNG.")] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Climb from one CPU thread over fp32 and AMP on the GPU to the best recipe: what each step brings, and what limits it.
+    """Climb from one CPU thread over fp32 and AMP on the GPU to the best recipe: what each rung gains, and what limits it.
 
     Every rung trains the same model on the same samples. Rungs whose device is not here are skipped.
 

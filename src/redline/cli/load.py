@@ -41,7 +41,7 @@ def load(
         opt(group=HOW, help="Replay recorded arrivals: one time in seconds per line. With --rate, at those rates."),
     ] = None,
     recipe: Recipes = None,
-    max_batch: Annotated[int, opt(group=HOW, help="Put at most so many requests into one batch.")] = 32,
+    max_batch: Annotated[int, opt(group=HOW, help="Most requests in one batch.")] = 32,
     max_wait: Annotated[
         str, opt(group=HOW, help="The longest a request waits on an idle device for its batch to fill.")
     ] = "5ms",
@@ -49,7 +49,8 @@ def load(
         str | None, opt("--slo-p99", group=HOW, help="Find the highest rate whose p99 stays within, such as 50ms.")
     ] = None,
     seconds: Annotated[
-        float | None, opt(group=HOW, help="Of requests per rate. Default: by effort 2, 5 or 20, longer at low rates.")
+        float | None,
+        opt(group=HOW, help="Seconds of requests per rate. Default: 2, 5 or 20 by effort, longer at low rates."),
     ] = None,
     given: Given,
     effort: Annotated[
@@ -59,10 +60,10 @@ def load(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Latency under load: requests arrive at random and are batched in front of the model, at each of several rates.
+    """Measure latency under load: requests arrive at random, at each of several rates, and are batched for the model.
 
-    Arrivals are a seeded Poisson process and wait for nobody; latency counts from the intended arrival. The inputs of
-    requests are on the device already. This measures; it is no server.
+    Arrivals are a seeded Poisson process and do not wait for earlier answers; latency counts from the intended arrival. The inputs of
+    requests are on the device already. This is a measurement, not a server.
 
     \b
     Examples:

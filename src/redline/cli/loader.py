@@ -15,7 +15,7 @@ def loader(
     given: Given,
     json: Json = False,
 ) -> int:
-    """Measure loader and model apart and together: is the training data-bound, and how many workers end that?
+    """Measure loader and model separately and together: is the training data-bound, and how many workers would end that?
 
     \b
     Examples:

@@ -7,35 +7,35 @@ from typing import Annotated
 
 import typer
 
-from redline.cli.options import HOW, OUTPUT, WHAT, Exit, Json, only_set, opt, print_json
+from redline.cli.options import OUTPUT, WAY, WHICH, Exit, Json, only_set, opt, print_json
 from redline.errors import SpecError, UsageError
 
-DryRun = Annotated[bool, opt("--dry-run", group=HOW, help="Only say what would be deleted.")]
+DryRun = Annotated[bool, opt("--dry-run", group=WAY, help="Only say what would be deleted.")]
 Ids = Annotated[list[str], typer.Argument(help="Records, by their ids or the start of them.")]
 
 
 def history(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
-    task: Annotated[str | None, opt(group=WHAT, metavar="[infer|train]", help="Only this task.")] = None,
-    recipe: Annotated[str | None, opt("--recipe", "-r", group=WHAT, help="Only this recipe.")] = None,
-    batch: Annotated[int | None, opt("--batch", "-b", group=WHAT, help="Only this batch.")] = None,
+    task: Annotated[str | None, opt(group=WHICH, metavar="[infer|train]", help="Only this task.")] = None,
+    recipe: Annotated[str | None, opt("--recipe", "-r", group=WHICH, help="Only this recipe.")] = None,
+    batch: Annotated[int | None, opt("--batch", "-b", group=WHICH, help="Only this batch.")] = None,
     device: Annotated[
-        str | None, opt(group=WHAT, help="Only devices of this kind, or with this in their name.")
+        str | None, opt(group=WHICH, help="Only devices of this kind, or with this in their name.")
     ] = None,
-    torch: Annotated[str | None, opt(group=WHAT, help="Only records of torch versions that begin so.")] = None,
-    driver: Annotated[str | None, opt(group=WHAT, help="Only records of drivers that begin so.")] = None,
-    commit: Annotated[str | None, opt(group=WHAT, help="Only records of commits that begin so.")] = None,
-    tag: Annotated[str | None, opt(group=WHAT, help="Only records with this tag.")] = None,
-    since: Annotated[str | None, opt(group=WHAT, help="Only records since: 30d, 12h, or a date.")] = None,
-    until: Annotated[str | None, opt(group=WHAT, help="Only records until then.")] = None,
+    torch: Annotated[str | None, opt(group=WHICH, help="Only records of torch versions that start with this.")] = None,
+    driver: Annotated[str | None, opt(group=WHICH, help="Only records of drivers that start with this.")] = None,
+    commit: Annotated[str | None, opt(group=WHICH, help="Only records of commits that start with this.")] = None,
+    tag: Annotated[str | None, opt(group=WHICH, help="Only records with this tag.")] = None,
+    since: Annotated[str | None, opt(group=WHICH, help="Only records since: 30d, 12h, or a date.")] = None,
+    until: Annotated[str | None, opt(group=WHICH, help="Only records until then.")] = None,
     limit: Annotated[int, opt(group=OUTPUT, help="How many series to show, the latest measured first.")] = 20,
     plot: Annotated[Path | None, opt("--plot", group=OUTPUT, metavar="FILE.png", help="Also draw the trends.")] = None,
     json: Json = False,
 ) -> int:
     """Show benchmarks over time: what was measured when, and where each got faster or slower.
 
-    A series is one benchmark on one device, across commits and versions. Steps are told with when, how much and how sure; a
-    slow drift is told apart from them. In JSON, ratio is time before over time after: below 1 it got slower.
+    A series is one benchmark on one device, across commits and versions. Each change is listed with when, how much and how
+    certain; slow drift is listed separately. In JSON, ratio is time before over time after: below 1 it got slower.
 
     \b
     Examples:
@@ -78,8 +78,8 @@ def tag(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[ID… TAG]", help="Records, then the tag. Nothing: list all tags.")
     ] = None,
-    note: Annotated[bool, opt("--note", group=HOW, help="The last word is a note instead of a tag.")] = False,
-    remove: Annotated[bool, opt("--remove", group=HOW, help="Take it away again.")] = False,
+    note: Annotated[bool, opt("--note", group=WAY, help="The last word is a note instead of a tag.")] = False,
+    remove: Annotated[bool, opt("--remove", group=WAY, help="Remove the tag or note.")] = False,
     json: Json = False,
 ) -> int:
     """Tag records, or note something about them; without arguments, list all tags and notes.
@@ -150,10 +150,10 @@ def delete(ids: Ids, dry_run: DryRun = False, json: Json = False) -> int:
 
 def prune(
     older_than: Annotated[
-        str | None, opt("--older-than", group=WHAT, help="Only records older than: 90d, or a date.")
+        str | None, opt("--older-than", group=WHICH, help="Only records older than: 90d, or a date.")
     ] = None,
-    keep: Annotated[int | None, opt(group=WHAT, help="Only those beyond the latest so many of each series.")] = None,
-    failed: Annotated[bool, opt("--failed", group=WHAT, help="Only those that failed or were cut off.")] = False,
+    keep: Annotated[int | None, opt(group=WHICH, help="Keep this many of the latest records of each series.")] = None,
+    failed: Annotated[bool, opt("--failed", group=WHICH, help="Only records that failed or were interrupted.")] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from redline.cli.options import HOW, OUTPUT, Exit, Json, opt, print_json
+from redline.cli.options import OUTPUT, WAY, Exit, Json, opt, print_json
 from redline.errors import UsageError
 
 
 def monitor(
-    interval: Annotated[float, opt("--interval", group=HOW, metavar="SECONDS", help="Between two looks.")] = 1.0,
+    interval: Annotated[float, opt("--interval", group=WAY, metavar="SECONDS", help="Time between two samples.")] = 1.0,
     duration: Annotated[
-        str | None, opt("--duration", group=HOW, metavar="TIME", help="Stop after so long. Default: until Ctrl-C.")
+        str | None, opt("--duration", group=WAY, metavar="TIME", help="Stop after this long. Default: at Ctrl-C.")
     ] = None,
     attach: Annotated[
         int | None,
-        opt("--attach", group=HOW, metavar="PID", help="Only while this process runs, and the GPUs it uses."),
+        opt("--attach", group=WAY, metavar="PID", help="Watch only the GPUs this process uses, while it runs."),
     ] = None,
-    csv: Annotated[Path | None, opt("--csv", group=OUTPUT, metavar="FILE", help="Log every look as a row.")] = None,
+    csv: Annotated[Path | None, opt("--csv", group=OUTPUT, metavar="FILE", help="Log every sample as a row.")] = None,
     json: Json = False,
 ) -> int:
     """Show every GPU and the CPU live: utilisation, memory, power, clocks, throttling, traffic, processes.
 
-    Ctrl-C ends it with a summary. What a driver does not tell is shown as unknown.
+    Ctrl-C ends it with a summary. What a driver does not report is shown as unknown.
 
     \b
     Examples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from enum import IntEnum
@@ -44,6 +45,8 @@ MODEL_HELP = "A model: a name ('redline models'), timm:NAME, hf:NAME, or your ow
 RECIPE_HELP = "Switches joined by '+', such as fp16+channels-last+compile; 'baseline' is strict fp32, eager."
 
 WHAT, HOW, OUTPUT = "What is measured", "How it is measured", "Output"
+WHICH, WAY = "Which records", "How it is done"
+"""The same for commands that measure nothing."""
 
 
 def opt(*names: str, group: str = "", **settings: Any) -> Any:
@@ -63,11 +66,13 @@ Threads = Annotated[int | None, opt(group=WHAT, help="CPU threads inside operato
 TrialEffort = Annotated[
     str, opt(group=HOW, metavar="[quick|normal|strict]", help="How long each trial is timed; see 'redline run --help'.")
 ]
-Trust = Annotated[bool, opt("--trust", group=HOW, help="Use a file of another user's that names code: I have read it.")]
+Trust = Annotated[
+    bool, opt("--trust", group=HOW, help="Accept a file that another user owns and that names code to run.")
+]
 Replicates = Annotated[int, opt(group=HOW, help="Fresh-process repetitions of the comparison, before any extension.")]
 Processes = Annotated[
     int,
-    opt("--replicates", group=HOW, help="Measure all in so many fresh processes; intervals cover their differences."),
+    opt("--replicates", group=HOW, help="Fresh processes to measure in; intervals then cover how they differ."),
 ]
 Report = Annotated[
     Path | None,
@@ -84,7 +89,7 @@ ANY_BATCH: Options = {
         opt(
             group=WHAT,
             help="Where your own inputs hold their items: an axis such as 1, 'list' for a list with one entry per item, or "
-            "JSON like the inputs, such as [0, null]. Default: the model is asked.",
+            "JSON like the inputs, such as [0, null]. Default: found by running the model.",
         ),
     ],
     "check_inputs": Annotated[
@@ -114,7 +119,7 @@ ANY_BATCH: Options = {
         opt(
             group=WHAT,
             metavar="[imagenet|cifar]",
-            help="How a ResNet begins. Default: imagenet; cifar for training on data of 32 pixels or less.",
+            help="First layers of a ResNet. Default: imagenet; cifar for training on data of 32 pixels or less.",
         ),
     ],
     "device": Annotated[
@@ -128,7 +133,7 @@ ANY_BATCH: Options = {
 WORKLOAD: Options = {
     "batch": Annotated[int | None, opt("--batch", "-b", group=WHAT, help="Items per step. Default: the model's own.")],
     "items": Annotated[
-        int | None, opt(group=WHAT, help="What one step counts as, where that is not the batch: packed tokens, nodes.")
+        int | None, opt(group=WHAT, help="Items that one step counts as, if not the batch: packed tokens, nodes.")
     ],
     **ANY_BATCH,
 }
@@ -181,7 +186,7 @@ RANKS: Options = {
         opt(
             group=HOW,
             metavar="HOST:PORT",
-            help="Wait there for ranks that torchrun starts on other machines (docs/clusters.md).",
+            help="Address to wait at for ranks that torchrun starts on other machines (docs/clusters.md).",
         ),
     ],
 }
@@ -197,7 +202,7 @@ ISOLATED: Options = {
 
 Price = Annotated[
     str | None,
-    opt("--price", group=OUTPUT, metavar="2.50/h", help="Of the machine: adds what a million items cost."),
+    opt("--price", group=OUTPUT, metavar="2.50/h", help="Price of the machine; adds the cost of a million items."),
 ]
 
 
@@ -250,6 +255,11 @@ def _with_options(command: Callable[..., Any], options: Options) -> inspect.Sign
     return signature.replace(parameters=parameters)
 
 
+KINDS = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH"}
+"""How help calls the values of options that have no name of their own."""
+_KINDS = re.compile(r"<(?:list\[)?(str|int|float|path)\]?>")
+
+
 class Command(TyperCommand):
     """Prints its options in groups; the docstring's last paragraph, its examples, comes last."""
 
@@ -258,6 +268,7 @@ class Command(TyperCommand):
         for parameter in self.get_params(ctx):
             row = parameter.get_help_record(ctx)
             if row is not None:
+                row = (_KINDS.sub(lambda found: KINDS[found[1]], row[0]), row[1])
                 is_option = parameter.param_type_name == "option"
                 name = getattr(parameter, "rich_help_panel", None) or ("Options" if is_option else "Arguments")
                 groups.setdefault(name, []).append(row)

@@ -87,7 +87,6 @@ def profile(
     Examples:
       redline profile resnet50 -r fp16+channels-last --batch 32
       redline profile --trace rank0.json.gz rank1.json.gz --html page.html
-      redline profile resnet50 --task train --ranks 4 --batch 256
       redline profile --import results.stats.csv
     """
     from redline.api.report import report_records

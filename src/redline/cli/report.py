@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from redline.cli.options import OUTPUT, WHAT, Exit, Json, opt, print_json
+from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
 from redline.cli.profile import open_in_browser
 
 
@@ -16,11 +16,11 @@ def report(
         list[str] | None,
         typer.Argument(help="Records, or files of 'export --raw'. Default: the whole history."),
     ] = None,
-    last: Annotated[bool, opt("--last", group=WHAT, help="The last run, with the recipes measured beside it.")] = False,
-    sweep: Annotated[str | None, opt(group=WHAT, help="The finished cells of a sweep, by its name.")] = None,
-    tune: Annotated[str | None, opt(group=WHAT, help="A search for the fastest recipe, by its name.")] = None,
+    last: Annotated[bool, opt("--last", group=WHICH, help="The last run, with all recipes measured in it.")] = False,
+    sweep: Annotated[str | None, opt(group=WHICH, help="The finished cells of a sweep, by its name.")] = None,
+    tune: Annotated[str | None, opt(group=WHICH, help="A search for the fastest recipe, by its name.")] = None,
     across: Annotated[
-        bool, opt("--across", group=WHAT, help="Also set different devices and thread counts side by side.")
+        bool, opt("--across", group=WHICH, help="Also compare across devices and thread counts.")
     ] = False,
     out: Annotated[Path, opt("--out", "-o", group=OUTPUT, metavar="DIR", help="The folder to write.")] = Path(
         "redline-report"

@@ -55,7 +55,6 @@ def run(
 
     \b
     Examples:
-      redline run resnet50 --batch 32
       redline run resnet50 -b 32 -r baseline -r fp16+channels-last+compile
       redline run my_model.py:build --task train --effort quick
       redline run resnet50 --task train --ranks 4 --batch 256

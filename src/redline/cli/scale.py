@@ -46,7 +46,7 @@ def scale(
     """Measure a model on 1, 2, 4… ranks: throughput against the ideal, communication, and what is in the way.
 
     Training averages gradients with DDP (or the switch fsdp); inference runs one replica per rank. Ranks that would share
-    a GPU are refused; threads beyond the processors are marked and never called scaling.
+    a GPU are refused; more threads than processors are marked and not counted as scaling.
 
     \b
     Examples:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from redline.cli.options import HOW, Exit, opt, tell
+from redline.cli.options import WAY, Exit, opt, tell
 
 
 def serve(
     host: Annotated[
-        str, opt(group=HOW, help="The address to listen on. Any but loopback needs the token.")
+        str, opt(group=WAY, help="The address to listen on. Any but loopback needs the token.")
     ] = "127.0.0.1",
-    port: Annotated[int, opt(group=HOW, help="The port; 0 takes a free one.")] = 8765,
-    token: Annotated[bool, opt("--token", group=HOW, help="Ask for a token on loopback too.")] = False,
+    port: Annotated[int, opt(group=WAY, help="The port; 0 takes a free one.")] = 8765,
+    token: Annotated[bool, opt("--token", group=WAY, help="Require a token on loopback too.")] = False,
     name: Annotated[
-        list[str] | None, opt("--name", group=HOW, help="Another host name under which it may be asked. Repeatable.")
+        list[str] | None, opt("--name", group=WAY, help="Another host name it answers to. Repeatable.")
     ] = None,
 ) -> int:
     """Show the history as a web page, with live progress. Read-only; ends with Ctrl-C.
 
-    The address is printed on stderr. With a token it contains the token: open it once, a cookie then keeps it.
+    The address is printed on stderr. With a token, the address contains it: open it once, and a cookie remembers it.
 
     \b
     Examples:

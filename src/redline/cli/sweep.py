@@ -65,18 +65,22 @@ def sweep(
         str | None, opt("--launch", group=HOW, metavar="[ray]", help="Spread the cells over a cluster, one per GPU.")
     ] = None,
     address: Annotated[
-        str | None, opt("--address", group=HOW, help="Of the Ray cluster: auto (this machine's), or HOST:PORT.")
+        str | None, opt("--address", group=HOW, help="Address of the Ray cluster: auto (this machine's), or HOST:PORT.")
     ] = None,
     slo_ttft: Annotated[
-        str | None, opt("--slo-ttft", group=HOW, help="Generation: the fastest cell whose first token comes within.")
+        str | None,
+        opt(
+            "--slo-ttft", group=HOW, help="Generation: find the fastest cell whose first token comes within this time."
+        ),
     ] = None,
     slo_tpot: Annotated[
-        str | None, opt("--slo-tpot", group=HOW, help="Generation: and whose tokens come within, p95, such as 20ms.")
+        str | None,
+        opt("--slo-tpot", group=HOW, help="Generation: and whose p95 time per token is within this, such as 20ms."),
     ] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Measure a grid of models, recipes, batches, tasks and threads; run again, it continues where it stopped.
+    """Measure a grid of models, recipes, batches, tasks and threads; the same command continues where it stopped.
 
     Every cell runs in its own process and is kept as soon as it is done. A cell that fails is a row too, and is tried
     again only with --retry-failed. Cells are measured one after the other: for ratios with intervals use 'run'.
@@ -84,7 +88,6 @@ def sweep(
     \b
     Examples:
       redline sweep resnet50 vit_b_16 -r baseline -r fp16 --batch 1..64
-      redline sweep --file grid.toml --dry-run
       redline sweep resnet50 -r baseline -r fp16 --batch 1..64 --launch ray --address auto
       redline sweep hf:llama?num_hidden_layers=4 --task generate --batch 1..32 --prompt 128,512 --slo-tpot 20ms
     """

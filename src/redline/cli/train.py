@@ -31,27 +31,34 @@ DATA = "Data"
 
 DATA_OPTIONS: Options = {
     "folder": Annotated[
-        str | None, opt("--folder", group=DATA, metavar="DIR", help="Where cifar10 or imagefolder lies.")
+        str | None, opt("--folder", group=DATA, metavar="DIR", help="Folder of cifar10 or imagefolder.")
     ],
     "download": Annotated[bool | None, opt("--download", group=DATA, help="Fetch CIFAR-10 into --folder first.")],
-    "train_samples": Annotated[int | None, opt(group=DATA, help="Train on so many samples only.")],
-    "val_samples": Annotated[int | None, opt(group=DATA, help="Validate on so many samples only.")],
+    "train_samples": Annotated[int | None, opt(group=DATA, help="Train on this many samples only.")],
+    "val_samples": Annotated[int | None, opt(group=DATA, help="Validate on this many samples only.")],
     "workers": Annotated[int | None, opt("--workers", group=DATA, help="Processes that load batches. Default: 0.")],
     "prefetch_factor": Annotated[int | None, opt(group=DATA, help="Batches each worker keeps ready. Default: 2.")],
     "augment": Annotated[
         str | None,
-        opt(group=DATA, metavar="[none|host|device]", help="Random shifts and mirror images, and where they are made."),
+        opt(group=DATA, metavar="[none|host|device]", help="Random shifts and flips, and where they are computed."),
     ],
     "on_device": Annotated[bool | None, opt("--on-device", group=DATA, help="Keep the whole set on the device.")],
     "no_prefetch": Annotated[
-        bool | None, opt("--no-prefetch", group=DATA, help="Load, copy and compute one after the other.")
+        bool | None, opt("--no-prefetch", group=DATA, help="Load, copy and compute in sequence, without overlap.")
     ],
-    "no_pin_memory": Annotated[bool | None, opt("--no-pin-memory", group=DATA, help="Batches in pageable memory.")],
+    "no_pin_memory": Annotated[
+        bool | None, opt("--no-pin-memory", group=DATA, help="Keep batches in pageable memory.")
+    ],
     "no_persistent_workers": Annotated[
-        bool | None, opt("--no-persistent-workers", group=DATA, help="Start the workers anew in every epoch.")
+        bool | None, opt("--no-persistent-workers", group=DATA, help="Restart the workers in every epoch.")
     ],
     "loader_timeout_s": Annotated[
-        float | None, opt("--loader-timeout", group=DATA, help="Seconds after which a loader hangs. Default: 60.")
+        float | None,
+        opt(
+            "--loader-timeout",
+            group=DATA,
+            help="Seconds without a batch after which the loader counts as hung. Default: 60.",
+        ),
     ],
 }
 """Which data, and how they reach the device."""
@@ -80,20 +87,31 @@ DataName = Annotated[
 TRAINING: Options = {
     "learning_rate": Annotated[
         float | None,
-        opt("--learning-rate", "--lr", group=HOW, help="The highest. Default: SGD 0.1 per 256 samples, Adam 0.001."),
+        opt(
+            "--learning-rate",
+            "--lr",
+            group=HOW,
+            help="Highest learning rate. Default: SGD 0.1 per 256 samples, Adam 0.001.",
+        ),
     ],
     "schedule": Annotated[
         str | None,
-        opt(group=HOW, metavar="[constant|cosine|one-cycle]", help="Of the learning rate. Default: one-cycle."),
+        opt(
+            group=HOW, metavar="[constant|cosine|one-cycle]", help="Schedule of the learning rate. Default: one-cycle."
+        ),
     ],
-    "weight_decay": Annotated[float | None, opt(group=HOW, help="Default: 0.0005.")],
-    "target_accuracy": Annotated[float | None, opt(group=HOW, help="Stop once it is reached, and say when: 0.9.")],
+    "weight_decay": Annotated[float | None, opt(group=HOW, help="Weight decay. Default: 0.0005.")],
+    "target_accuracy": Annotated[
+        float | None, opt(group=HOW, help="Stop once this accuracy is reached, such as 0.9, and say when.")
+    ],
     "last_batch": Annotated[
-        str | None, opt(group=HOW, metavar="[run|drop]", help="The smaller batch that ends an epoch. Default: run.")
+        str | None,
+        opt(group=HOW, metavar="[run|drop]", help="What to do with the smaller last batch of an epoch. Default: run."),
     ],
-    "max_seconds": Annotated[float | None, opt(group=HOW, help="Stop training after so long, also within an epoch.")],
+    "max_seconds": Annotated[float | None, opt(group=HOW, help="Stop training after this long, even within an epoch.")],
     "deterministic": Annotated[
-        bool | None, opt("--deterministic", group=HOW, help="The same bits again on a GPU too; may be slower.")
+        bool | None,
+        opt("--deterministic", group=HOW, help="Make results bitwise reproducible on a GPU too; may be slower."),
     ],
 }
 
@@ -103,22 +121,22 @@ def train(
     *,
     model: Models = None,
     data: DataName = "synthetic-learnable",
-    epochs: Annotated[int, opt("--epochs", "-e", group=HOW, help="How many.")] = 3,
+    epochs: Annotated[int, opt("--epochs", "-e", group=HOW, help="Number of epochs.")] = 3,
     recipe: Recipes = None,
     given: Given,
-    resume: Annotated[bool, opt("--resume", group=HOW, help="Go on with this training where it was cut off.")] = False,
+    resume: Annotated[bool, opt("--resume", group=HOW, help="Resume this training where it stopped.")] = False,
     diagnose: Annotated[
-        bool, opt("--diagnose", group=HOW, help="Also measure loader and model apart and together.")
+        bool, opt("--diagnose", group=HOW, help="Also measure loader and model separately and together.")
     ] = False,
     price: Price = None,
-    compare: Annotated[bool, opt("--compare", group=HOW, help="Several models in one table and picture.")] = False,
+    compare: Annotated[bool, opt("--compare", group=HOW, help="Show several models in one table and picture.")] = False,
     plot: Annotated[Path | None, opt(group=OUTPUT, help="Write accuracy over time and speeds as a PNG.")] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
     """Train on data for epochs: time, throughput, losses, accuracy, data wait and memory of each.
 
-    Every epoch is kept as soon as it is done; after Ctrl-C or a crash the same command with --resume goes on.
+    Every epoch is kept as soon as it is done; after Ctrl-C or a crash the same command with --resume continues.
 
     \b
     Examples:

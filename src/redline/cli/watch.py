@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from redline.cli.options import HOW, OUTPUT, opt, tell
+from redline.cli.options import OUTPUT, WAY, opt, tell
 from redline.errors import UsageError
-
-FIRST_STATUS_S = 10.0
 
 
 def watch(
@@ -19,21 +17,21 @@ def watch(
         typer.Argument(metavar="-- COMMAND…", help="python train.py …, torchrun …, accelerate launch …"),
     ] = None,
     profile: Annotated[
-        bool, opt("--profile", group=HOW, help="Also capture a few steps with torch's profiler.")
+        bool, opt("--profile", group=WAY, help="Also capture a few steps with torch's profiler.")
     ] = False,
-    window: Annotated[int, opt("--window", group=HOW, help="Steps of a capture.")] = 5,
+    window: Annotated[int, opt("--window", group=WAY, help="Steps of a capture.")] = 5,
     every: Annotated[
-        str | None, opt("--every", group=HOW, metavar="TIME", help="Capture again and again, such as every 30m.")
+        str | None, opt("--every", group=WAY, metavar="TIME", help="Capture again and again, such as every 30m.")
     ] = None,
     alert: Annotated[
         str | None,
-        opt("--alert", group=HOW, metavar="COMMAND|URL", help="Run this, or post to it, when the throughput falls."),
+        opt("--alert", group=WAY, metavar="COMMAND|URL", help="Run this, or post to it, when the throughput falls."),
     ] = None,
     alert_drop: Annotated[
-        str, opt("--alert-drop", group=HOW, metavar="SHARE", help="By how much it must fall.")
+        str, opt("--alert-drop", group=WAY, metavar="SHARE", help="By how much it must fall.")
     ] = "20%",
     name: Annotated[
-        str | None, opt(group=HOW, help="What to call it in the history. Default: the script's name.")
+        str | None, opt(group=WAY, help="What to call it in the history. Default: the script's name.")
     ] = None,
     summary: Annotated[Path | None, opt(group=OUTPUT, metavar="FILE", help="Write the summary as JSON.")] = None,
     quiet: Annotated[
