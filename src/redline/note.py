@@ -143,6 +143,12 @@ Code = Literal[
     "broken-collective",
     "oversubscribed",
     "straggler",
+    "unlike-device",
+    "slow-device",
+    "no-processor",
+    "computes-longer",
+    "waits-for-something",
+    "cause-unknown",
     # what a report is made without
     "unreadable",
     "trace-gone",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+from typing import Any
 
-from redline.analyze.blocks import straggler_of
+import pytest
+from rich.console import Console
+
 from redline.analyze.bound import Bound
+from redline.analyze.ranks import late_rank
 from redline.analyze.scale import Communication, ScalePoint, Trial, diagnose_scale, points_of
 from redline.note import note
 from redline.record import (
@@ -22,6 +26,7 @@ from redline.record import (
     Warmup,
     WorkloadInfo,
 )
+from redline.report.scale import scale_report
 from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 
 UNKNOWN = Bound(label="unknown", evidence=note("not-measured", ""))
@@ -37,10 +42,21 @@ def trial(
     hosts: int = 1,
     told: Communication | None = None,
     forward: dict[int, float] | None = None,
+    items: dict[int, int] | None = None,
+    waited: dict[int, float] | None = None,
+    cpu: dict[int, float] | None = None,
+    names: dict[int, str] | None = None,
+    kind: str = "cpu",
 ) -> Trial:
-    device = DeviceInfo(kind="cpu", name="some CPU")
+    device = DeviceInfo(kind=kind, name="some device")
     infos = tuple(
-        RankInfo(rank=rank, host=f"node{rank % hosts}", local_rank=rank, device=device, items_per_step=batch // ranks)
+        RankInfo(
+            rank=rank,
+            host=f"node{rank % hosts}",
+            local_rank=rank,
+            device=DeviceInfo(kind=kind, name=(names or {}).get(rank, "some device")),
+            items_per_step=(items or {}).get(rank, batch // ranks),
+        )
         for rank in range(ranks)
     )
     blocks = tuple(
@@ -54,6 +70,9 @@ def trial(
                     rank=rank,
                     samples=(step_s,) * 20,
                     phases={"forward": ((forward or {}).get(rank, step_s / 3),) * 20},
+                    wall_s=step_s * 20,
+                    cpu_s=(cpu or {}).get(rank, step_s * 10),
+                    waited_s=(waited or {}).get(rank, 0.0) * step_s * 20,
                     memory=Memory(peak_rss_bytes=1000 + rank),
                 )
                 for rank in range(ranks if ranks > 1 else 0)
@@ -134,8 +153,10 @@ def test_exposed_communication_over_a_fast_link_is_the_batch() -> None:
 
 def test_a_straggler_is_named_by_its_forward_pass() -> None:
     late = trial(3, 0.1, batch=24, forward={1: 0.05})
-    assert straggler_of(late.record.blocks) == 1
-    assert straggler_of(trial(3, 0.1, batch=24).record.blocks) is None
+    found = late_rank(late.record)
+    assert found is not None
+    assert found.rank == 1
+    assert late_rank(trial(3, 0.1, batch=24).record) is None
     points = points_of([late], "weak")
     assert "straggler" in [each.code for each in diagnose_scale(points, [UNKNOWN], ["cpu"])]
 
@@ -149,3 +170,46 @@ def test_a_host_that_is_late_is_told_and_good_points_say_nothing() -> None:
     assert diagnose_scale([good], [host], ["cuda"]) == []
     (unknown,) = diagnose_scale([point], [UNKNOWN], ["cuda"])
     assert unknown.code == "unexplained"
+
+
+LATE = {1: 0.05}
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"names": {1: "an older device"}}, "unlike-device"),
+        ({"kind": "cuda"}, "slow-device"),
+        ({"waited": {1: 0.3}}, "no-processor"),
+        ({"cpu": {1: 2.0}}, "computes-longer"),
+        ({}, "waits-for-something"),
+    ],
+)
+def test_why_a_rank_is_late(given: dict[str, Any], code: str) -> None:
+    found = late_rank(trial(3, 0.1, batch=24, forward=LATE, **given).record)
+    assert found is not None
+    assert (found.rank, found.why.code) == (1, code)
+    (point,) = points_of([trial(3, 0.1, batch=24, forward=LATE, **given)], "weak")
+    assert point.straggler_why == found.why
+
+
+def test_a_rank_with_a_larger_part_of_the_batch_is_not_late() -> None:
+    assert late_rank(trial(2, 0.1, batch=7, forward={0: 0.04, 1: 0.03}, items={0: 4, 1: 3}).record) is None
+    found = late_rank(trial(2, 0.1, batch=7, forward={0: 0.09, 1: 0.03}, items={0: 4, 1: 3}).record)
+    assert found is not None
+    assert found.rank == 0, "and slower per item too"
+
+
+@pytest.mark.parametrize("width", [160, 80, 60])
+def test_the_table_keeps_its_figures_whole_in_any_width(width: int) -> None:
+    points = points_of([trial(1, 0.1, batch=8, cores=2), trial(4, 0.1, batch=32, cores=2, forward=LATE)], "weak")
+    text = io.StringIO()
+    report = scale_report(points, diagnose_scale(points, [UNKNOWN] * 2, ["cpu"] * 2), "weak")
+    Console(file=text, width=width, highlight=False).print(report)
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in text.getvalue()
+    (four,) = [line for line in lines if line.strip().startswith("4 ")]
+    assert "320" in four
+    assert "not scaling" in four
+    assert text.getvalue().count("this is not scaling") == 1, "said once"

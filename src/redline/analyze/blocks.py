@@ -10,7 +10,6 @@ measured under contention inside its interval.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -139,35 +138,3 @@ def peak(record: RunRecord, figure: str) -> int | None:
 
 def _timed(record: RunRecord) -> Iterator[Memory]:
     return (block.memory for block in record.blocks if block.samples)
-
-
-STRAGGLER = 1.1
-"""A rank this much slower than the middle one, in most blocks, is named."""
-
-
-def rank_peaks(blocks: Sequence[Block]) -> tuple[int | None, ...]:
-    """One per rank; a single process is rank 0."""
-    memories: dict[int, list[int]] = {}
-    for block in blocks:
-        for rank, memory in [(each.rank, each.memory) for each in block.ranks] or [(0, block.memory)]:
-            peak = memory.peak_reserved_bytes if memory.peak_reserved_bytes is not None else memory.peak_rss_bytes
-            if peak is not None:
-                memories.setdefault(rank, []).append(peak)
-    return tuple(max(memories[rank]) for rank in sorted(memories))
-
-
-def straggler_of(blocks: Sequence[Block]) -> int | None:
-    """The rank that is clearly slower than the middle one in most blocks.
-
-    Ranks that train wait for each other in the backward pass and so take equally long: their forward passes tell.
-    """
-    timed = [block for block in blocks if len(block.ranks) > 1]
-    late: Counter[int] = Counter()
-    for block in timed:
-        seconds = {each.rank: median(each.phases.get("forward") or each.samples) for each in block.ranks}
-        slowest = max(seconds, key=lambda rank: seconds[rank])
-        others = median(value for rank, value in seconds.items() if rank != slowest)
-        if others > 0 and seconds[slowest] > STRAGGLER * others:
-            late[slowest] += 1
-    rank, count = next(iter(late.most_common(1)), (None, 0))
-    return rank if count > len(timed) / 2 else None

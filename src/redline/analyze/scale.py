@@ -11,10 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from redline.analyze.blocks import STRAGGLER, rank_peaks, straggler_of
 from redline.analyze.bound import Bound
+from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription, rank_peaks
 from redline.analyze.summary import RunSummary, summarize
-from redline.analyze.trust import oversubscription
 from redline.note import Note
 from redline.record import Failure, RunRecord
 from redline.spec import Frozen, Task
@@ -78,6 +77,9 @@ class ScalePoint(Frozen):
     """Of each rank: reserved on a GPU, resident on a CPU."""
     straggler: int | None = None
     """A rank that is clearly slower than the others."""
+    straggler_why: Note | None = None
+    trust: tuple[str, ...] = ()
+    """The labels of its verdict: `valid`, or why it is to be doubted."""
     threads: int | None = None
     """Of each rank, on a CPU."""
     oversubscribed: bool = False
@@ -121,6 +123,7 @@ def _series(point: ScalePoint, mode: Mode) -> tuple[str, int | None]:
 def _point(trial: Trial, row: RunSummary) -> ScalePoint:
     record, spec = trial.record, trial.record.spec
     prepared, told = record.prepared, trial.communication
+    late = late_rank(record)
     shares = [rank.items_per_step for rank in prepared.ranks] if prepared else []
     batch = row.batch if row.batch is not None else spec.workload.batch
     point = ScalePoint(
@@ -135,7 +138,10 @@ def _point(trial: Trial, row: RunSummary) -> ScalePoint:
         gradient_bytes=prepared.gradient_bytes if prepared else None,
         bus_bytes_per_s=_bus(told, spec.ranks),
         peak_bytes=rank_peaks(record.blocks),
-        straggler=straggler_of(record.blocks),
+        straggler=late.rank if late is not None else None,
+        straggler_why=late.why if late is not None else None,
+        trust=row.verdict.labels,
+        notes=tuple(each for each in prepared.workload.notes if each.code == "uneven-batch") if prepared else (),
         failure=row.failure,
         record_id=row.record_id,
     )
@@ -154,7 +160,7 @@ def _with_processors(point: ScalePoint, record: RunRecord) -> ScalePoint:
     if environment is None or environment.device.kind != "cpu":
         return point
     crowded = oversubscription(record)
-    notes = (crowded,) if crowded is not None else ()
+    notes = (*point.notes, crowded) if crowded is not None else point.notes
     return msgspec.structs.replace(point, threads=environment.threads, oversubscribed=crowded is not None, notes=notes)
 
 
@@ -203,11 +209,12 @@ def _findings(point: ScalePoint, bound: Bound, kind: str) -> list[ScaleFinding]:
 
     if point.oversubscribed:
         step = "ask for fewer ranks or threads, or measure on a machine with more processors"
-        return [finding("oversubscribed-cpu", str(point.notes[0]), step)]
+        return [finding("oversubscribed-cpu", str(point.notes[-1]), step)]
     is_slow = point.efficiency is not None and point.ranks > 1 and point.efficiency < GOOD_EFFICIENCY
     found = []
     if point.straggler is not None:
         evidence = f"rank {point.straggler} takes over {STRAGGLER - 1:.0%} longer than the others in most blocks"
+        evidence += f": {point.straggler_why}" if point.straggler_why is not None else ""
         step = "look at that rank's device and machine: clocks, temperature, other processes, its part of the data"
         found.append(finding("straggler", evidence, step))
     if not is_slow:
@@ -234,9 +241,8 @@ def _about_communication(
     exposed += f", {format_seconds(point.communication_s)} per step)" if point.communication_s else ")"
     if bus is not None and bus < SLOW_BUS[kind]:
         evidence = f"{exposed}; an all-reduce moves only {format_bytes(bus)}/s between ranks"
-        step = (
-            "check the link (NVLink, InfiniBand, NCCL_DEBUG=INFO), or send less: -r bf16, larger buckets, accumulation"
-        )
+        link = "(NVLink, InfiniBand, NCCL_DEBUG=INFO)" if kind != "cpu" else "(ranks on CPUs talk over TCP)"
+        step = f"check the link {link}, or send less: larger buckets, accumulation, a larger batch per rank"
         return finding("slow-interconnect", evidence, step)
     enough = round((point.batch_per_rank or 1) * share / (1 - share) * (1 - NOTED_COMMUNICATION) / NOTED_COMMUNICATION)
     speed = f"; the link does {format_bytes(bus)}/s" if bus else ""

@@ -13,16 +13,15 @@ import numpy as np
 from redline.analyze.advice import worth_trying
 from redline.analyze.blocks import (
     latency_blocks,
-    rank_peaks,
     ratio_in_turns,
     round_medians_s,
-    straggler_of,
     timed_blocks,
 )
 from redline.analyze.bound import Bound, bound
 from redline.analyze.command_line import command_line
 from redline.analyze.load import LoadSummary, load_of
 from redline.analyze.race import TIME_BAND, RaceVerdict, verdict_of
+from redline.analyze.ranks import late_rank, rank_peaks
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.training import TrainingSummary, training_of
@@ -235,7 +234,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         batch=batch_of(record),
         memory=_memory(record),
         rank_peak_bytes=rank_peaks(record.blocks) if record.spec.ranks > 1 else (),
-        straggler=straggler_of(record.blocks),
+        straggler=late.rank if (late := late_rank(record)) is not None else None,
         failure=record.failure.brief() if record.failure is not None else None,
         stopped=record.stopped,
         printed=record.closed.printed if record.closed else "",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from statistics import median
 from typing import Literal, get_args
 
-from redline.analyze.blocks import STRAGGLER, shift, straggler_of, timed_blocks
+from redline.analyze.blocks import shift, timed_blocks
+from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
 from redline.note import Code, Note, note
 from redline.record import BlockKind, Numerics, RunRecord
@@ -179,25 +179,11 @@ def _named(record: RunRecord) -> str:
 
 
 def _rank_notes(record: RunRecord) -> Iterator[Note]:
-    if (rank := straggler_of(record.blocks)) is not None:
-        text = f"rank {rank} is over {STRAGGLER - 1:.0%} slower than the other ranks in most blocks"
-        yield note("straggler", text, about=str(rank))
+    if (late := late_rank(record)) is not None:
+        text = f"rank {late.rank} is over {STRAGGLER - 1:.0%} slower than the other ranks in most blocks: {late.why}"
+        yield note("straggler", text, about=str(late.rank))
     if (crowded := oversubscription(record)) is not None:
         yield crowded
-
-
-def oversubscription(record: RunRecord) -> Note | None:
-    """Where ranks on one machine have more threads than it has processors for them."""
-    prepared = record.prepared
-    if prepared is None or not prepared.ranks or prepared.environment.device.kind != "cpu":
-        return None
-    environment = prepared.environment
-    threads, cores = environment.threads or 1, len(environment.affinity) or environment.logical_cores or 1
-    here = max(Counter(rank.host for rank in prepared.ranks).values())
-    if here * threads <= cores:
-        return None
-    text = f"{here} ranks with {threads} threads each share {cores} processors: this is not scaling"
-    return note("oversubscribed", text)
 
 
 def _contention_notes(record: RunRecord) -> Iterator[Note]:

@@ -11,42 +11,50 @@ from rich.text import Text
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint
 from redline.report.batch import check_place
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
-from redline.report.terminal import make_table, one_line
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.units import format_bytes, format_count, format_seconds, format_share
 
 HEADERS = (
     "ranks", "global batch", "per rank", "items/s", "ideal", "efficiency", "communication", "exposed", "hidden",
-    "gradients", "bus", "memory per rank", "straggler",
+    "gradients", "bus", "memory per rank", "straggler", "trust",
 )  # fmt: skip
+EXPENDABLE = ("gradients", "memory per rank", "bus", "communication", "hidden", "ideal", "straggler", "global batch")
+"""Columns that a narrow terminal does without, in this order."""
 
 
 def scale_report(points: Sequence[ScalePoint], findings: Sequence[ScaleFinding], mode: Mode) -> RenderableType:
     parts: list[RenderableType] = []
     for model in dict.fromkeys(point.model for point in points):
         parts.append(_table([point for point in points if point.model == model], mode))
+    told = {finding.evidence for finding in findings}
     for point in points:
-        where = f"{one_line(point.model)}, {point.ranks} ranks"
+        where = _where(point)
         if point.failure is not None:
             parts.append(Text(f"{where}: failed: {one_line(point.failure.told)}", style="red"))
-        parts += [Text(f"{where}: {one_line(str(each))}", style="yellow") for each in point.notes]
+        notes = [str(each) for each in point.notes if str(each) not in told]
+        parts += [Text(f"{where}: {one_line(each)}", style="yellow") for each in notes]
     for finding in findings:
-        where = f"{one_line(finding.model)}, {finding.ranks} ranks"
-        parts.append(Text(f"{where}: {finding.code}: {one_line(finding.evidence)}"))
+        parts.append(Text(f"{_where(finding)}: {finding.code}: {one_line(finding.evidence)}"))
         parts.append(Text(f"  next: {one_line(finding.next)}", style="bold"))
     return Group(*parts)
+
+
+def _where(one: ScalePoint | ScaleFinding) -> str:
+    return f"{one_line(one.model)}, {one.ranks} rank{'s' if one.ranks > 1 else ''}"
 
 
 def _table(points: Sequence[ScalePoint], mode: Mode) -> RenderableType:
     first = points[0]
     how = "batch per rank kept" if mode == "weak" else "one batch split"
-    threads = f" · {first.threads} threads per rank" if first.threads else ""
+    threads = f" · {first.threads} thread{'s' if first.threads > 1 else ''} per rank" if first.threads else ""
     title = f"{one_line(first.model)} · {first.task} · {first.recipe} · {mode} scaling ({how}){threads}"
     table = make_table(Text(title, style="bold"))
     for header in HEADERS:
-        table.add_column(header.replace("items", points[0].item), justify="right")
+        table.add_column(header.replace("items", points[0].item), justify="left" if header == "trust" else "right")
     for point in points:
-        table.add_row(*_cells(point), style="red" if point.failure else "yellow" if point.oversubscribed else "")
-    return table
+        style = "red" if point.failure else "yellow" if point.oversubscribed else ""
+        table.add_row(*(Text(cell, style=style) for cell in _cells(point)))
+    return Fitted(table, EXPENDABLE)
 
 
 def _cells(point: ScalePoint) -> list[str]:
@@ -69,6 +77,7 @@ def _cells(point: ScalePoint) -> list[str]:
         f"{format_bytes(point.bus_bytes_per_s)}/s" if point.bus_bytes_per_s else "–",
         format_bytes(max(peaks)) if (peaks := [each for each in point.peak_bytes if each is not None]) else "–",
         f"rank {point.straggler}" if point.straggler is not None else "–",
+        ", ".join(point.trust) or "–",
     ]
 
 
