@@ -1,18 +1,21 @@
-"""Cells measured on a Ray cluster of two machines come back once each, also when one machine is lost."""
+"""Cells and searches measured on a Ray cluster come back once each, also when one machine is lost."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import redline
-from redline.errors import SpecError
+from redline.errors import BenchError, DoorError, SpecError, UsageError
 from redline.record import RunRecord
-from redline.search.spread import spread
+from redline.search.spread import on_cluster, spread
 from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
 
 MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
@@ -48,13 +51,126 @@ def test_a_sweep_settles_what_comes_back_in_any_order(monkeypatch: pytest.Monkey
     assert sorted(row.batch or 0 for row in result.rows) == [1, 2]
 
 
-@pytest.mark.slow
-def test_a_lost_machine_costs_no_row() -> None:
-    ray = pytest.importorskip("ray")
+class OneMachine:
+    """Ray as far as we use it, in this process: calls are done at once, those that are to be lost are not."""
+
+    class exceptions:
+        class RayError(Exception): ...
+
+    def __init__(self, lost: Sequence[int] = ()) -> None:
+        self.lost = lost
+        self.calls = 0
+        self.needs: dict[str, Any] = {}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 1.0, "GPU": 1.0}}]
+
+    def remote(self, **needs: Any) -> Callable[[Callable[..., bytes]], Any]:
+        self.needs = needs
+        return lambda function: SimpleNamespace(remote=lambda *given: self._call(function, given))
+
+    def _call(self, function: Callable[..., bytes], given: tuple[Any, ...]) -> int:
+        self.done = {**getattr(self, "done", {}), self.calls: lambda: function(*given)}
+        self.calls += 1
+        return self.calls - 1
+
+    def wait(self, waiting: Sequence[int], num_returns: int) -> tuple[list[int], list[int]]:
+        return [waiting[-1]], list(waiting[:-1])
+
+    def get(self, number: int) -> bytes:
+        if number in self.lost:
+            raise self.exceptions.RayError("the node died\nat some length")
+        found: bytes = self.done[number]()
+        return found
+
+
+@pytest.fixture
+def one_machine(monkeypatch: pytest.MonkeyPatch) -> OneMachine:
+    ray = OneMachine()
+    monkeypatch.setattr("redline.search.spread.cluster", lambda address: nullcontext(ray))
+    return ray
+
+
+def refuse(payload: bytes) -> bytes:
+    raise UsageError("no such model there")
+
+
+def break_down(payload: bytes) -> bytes:
+    raise BenchError("crash", "the worker died")
+
+
+def echo(payload: bytes) -> bytes:
+    return payload + payload
+
+
+def test_answers_come_with_their_numbers_and_what_is_lost_is_told(one_machine: OneMachine) -> None:
+    one_machine.lost = [1]
+    found = dict(on_cluster(echo, [b"a", b"b", b"c"], ["cpu"] * 3, None))
+    assert (found[0], found[2]) == (b"aa", b"cc")
+    assert isinstance(found[1], DoorError)
+    assert "the node died" in str(found[1])
+    assert one_machine.needs == {"num_cpus": 2.0, "max_retries": 3}, "a machine to itself"
+
+
+def test_mistakes_and_failures_there_are_told_here(one_machine: OneMachine) -> None:
+    with pytest.raises(UsageError, match="no such model there"):
+        list(on_cluster(refuse, [b""], ["auto"], None))
+    ((_, failure),) = on_cluster(break_down, [b""], ["auto"], None)
+    assert "the worker died" in str(failure)
+    for device, said in (("cuda", "has no GPU"), ("cuda:1", "without a number")):
+        with pytest.raises(UsageError, match=said):
+            list(on_cluster(echo, [b""], [device], None))
+
+
+def test_a_batch_search_comes_back_with_its_records(one_machine: OneMachine) -> None:
+    with redline.Workspace(history=":memory:") as workspace:
+        found = redline.find_batch(
+            f"{MODELS}:sound", device="cpu", threads=1, max_batch=2, ray=True, address="auto", workspace=workspace
+        )
+        ids = [trial.record_id for trial in found[0].trials]
+        assert found.max_batch == 2
+        assert list(workspace.history.load_many(ids)) == ids
+
+
+SEARCH = {"device": "cpu", "threads": 1, "budget": 3, "switches": ["channels-last"], "replicates": 1}
+
+
+def test_a_tune_comes_back_and_goes_on(one_machine: OneMachine) -> None:
+    with redline.Workspace(history=":memory:") as workspace:
+        found = redline.tune(f"{MODELS}:sound", ray=True, **SEARCH, workspace=workspace)
+        assert found.tune.trials
+        kept = workspace.history.load_many(found.tune.record_ids)
+        assert set(kept) == set(found.records)
+        again = redline.tune(f"{MODELS}:sound", ray=True, resume=True, **SEARCH, workspace=workspace)
+        assert again.tune.trials[: len(found.tune.trials)] == found.tune.trials
+    with pytest.raises(SpecError, match="--launch ray"):
+        redline.tune("simple_cnn", address="auto")
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[tuple[Any, Any]]:
+    """A cluster of two nodes on this machine, and its second node."""
+    pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    second = cluster.add_node(num_cpus=1)
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = found.add_node(num_cpus=1)
+    yield found, second
+    found.shutdown()
+
+
+@pytest.mark.slow
+def test_a_tune_finishes_on_a_cluster(machines: tuple[Any, Any]) -> None:
+    cluster, _ = machines
+    with redline.Workspace(history=":memory:") as workspace:
+        found = redline.tune(f"{MODELS}:sound", ray=True, address=cluster.address, **SEARCH, workspace=workspace)
+        assert found.tune.state in ("done", "out-of-budget")
+        assert len(workspace.history.load_many(found.tune.record_ids)) == len(found.records) > 0
+
+
+@pytest.mark.slow
+def test_a_lost_machine_costs_no_row(machines: tuple[Any, Any]) -> None:
+    cluster, second = machines
     specs = [
         RunSpec(
             workload=WorkloadSpec(model=f"{MODELS}:sound", batch=batch),
@@ -71,13 +187,9 @@ def test_a_lost_machine_costs_no_row() -> None:
         cluster.remove_node(second, allow_graceful=False)
 
     losing = threading.Thread(target=lose_one)
-    try:
-        losing.start()
-        found = list(spread(specs, cluster.address))
-        losing.join()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    losing.start()
+    found = list(spread(specs, cluster.address))
+    losing.join()
     assert sorted(number for number, _ in found) == [0, 1, 2]
     assert [record.failure for _, record in found] == [None] * 3
     assert all(record.spec == specs[number] and record.blocks for number, record in found)

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import msgspec
 from rich.console import RenderableType
 
 from redline.analyze.batch import BatchFinding
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import SpecError
+from redline.errors import DoorError, SpecError
+from redline.record import decode, encode
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 from redline.search.batch import require_batches, search_batch
-from redline.spec import RunSpec
+from redline.search.spread import Collected, on_cluster, require_cluster
+from redline.spec import Frozen, RunSpec
 from redline.spec_table import layered
 from redline.units import parse_seconds
 
@@ -65,18 +68,24 @@ def find_batch(
     recipes: str | Iterable[str] = "baseline",
     slo_p95: float | str | None = None,
     max_batch: int | None = None,
+    ray: bool = False,
+    address: str | None = None,
     loss: Any | None = None,
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> BatchResult:
     """The largest batch that fits, the throughput knee, and the best batch whose p95 stays within `slo_p95`.
 
-    `slo_p95` is in seconds or a text such as "20ms". Several recipes are searched one after the other.
+    `slo_p95` is in seconds or a text such as "20ms". Several recipes are searched one after the other;
+    with `ray` at the same time on the Ray cluster at `address` (`auto`: this machine's), each on a GPU of its own.
     """
+    require_cluster(ray, address)
     table = layered({"effort": "quick"}, settings)
     slo_p95_s = parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95
     with use(workspace) as opened:
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
+        if ray:
+            return _on_cluster(specs, working, slo_p95_s, max_batch, address)
         return find_batch_specs(specs, working, slo_p95_s=slo_p95_s, max_batch=max_batch)
 
 
@@ -84,11 +93,7 @@ def find_batch_specs(
     specs: Sequence[RunSpec], workspace: Workspace, *, slo_p95_s: float | None = None, max_batch: int | None = None
 ) -> BatchResult:
     """One search per spec, in their order. The batch in a spec is ignored."""
-    require_batches(specs)
-    if slo_p95_s is not None and not slo_p95_s > 0:
-        raise SpecError(f"slo_p95 must be above 0, got {slo_p95_s}")
-    if max_batch is not None and max_batch < 1:
-        raise SpecError(f"max_batch must be 1 or more, got {max_batch}")
+    _require_sound(specs, slo_p95_s, max_batch)
     findings = []
     for spec in workspace.checked(specs):
         with workspace.lock(spec.device):
@@ -97,3 +102,55 @@ def find_batch_specs(
                 search_batch(spec, door, workspace.journal, workspace.observer, most=max_batch, slo_p95_s=slo_p95_s)
             )
     return BatchResult(findings)
+
+
+def _require_sound(specs: Sequence[RunSpec], slo_p95_s: float | None, max_batch: int | None) -> None:
+    require_batches(specs)
+    if slo_p95_s is not None and not slo_p95_s > 0:
+        raise SpecError(f"slo_p95 must be above 0, got {slo_p95_s}")
+    if max_batch is not None and max_batch < 1:
+        raise SpecError(f"max_batch must be 1 or more, got {max_batch}")
+
+
+class _Search(Frozen):
+    """What a machine of a cluster is asked."""
+
+    spec: RunSpec
+    slo_p95_s: float | None
+    max_batch: int | None
+
+
+class _Found(Frozen):
+    finding: BatchFinding
+    records: tuple[bytes, ...]
+
+
+def _on_cluster(
+    specs: Sequence[RunSpec], workspace: Workspace, slo_p95_s: float | None, max_batch: int | None, address: str | None
+) -> BatchResult:
+    """Each search whole on one machine. One that was lost is raised once the others are kept."""
+    _require_sound(specs, slo_p95_s, max_batch)
+    payloads = [msgspec.msgpack.encode(_Search(spec=spec, slo_p95_s=slo_p95_s, max_batch=max_batch)) for spec in specs]
+    findings: dict[int, BatchFinding] = {}
+    lost: list[DoorError] = []
+    for number, answer in on_cluster(_search_there, payloads, [spec.device for spec in specs], address):
+        if isinstance(answer, DoorError):
+            lost.append(answer)
+            continue
+        found = msgspec.msgpack.decode(answer, type=_Found)
+        for record in found.records:
+            workspace.journal.finish(decode(record))
+        for trial in found.finding.trials:
+            workspace.observer.tried(trial)
+        findings[number] = found.finding
+    if lost:
+        raise lost[0]
+    return BatchResult([findings[number] for number in sorted(findings)])
+
+
+def _search_there(payload: bytes) -> bytes:
+    asked = msgspec.msgpack.decode(payload, type=_Search)
+    journal = Collected()
+    with Workspace(journal=journal) as workspace:
+        (finding,) = find_batch_specs([asked.spec], workspace, slo_p95_s=asked.slo_p95_s, max_batch=asked.max_batch)
+    return msgspec.msgpack.encode(_Found(finding=finding, records=tuple(map(encode, journal.records))))

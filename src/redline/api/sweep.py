@@ -22,7 +22,7 @@ from redline.report.notebook import Bars, Shown
 from redline.report.run import speed_bars
 from redline.report.sweep import sweep_json, sweep_report
 from redline.search.grid import Grid, grid_from_table, preset, read_sweep, recipe_probes, refuse_unknown_recipes
-from redline.search.spread import spread
+from redline.search.spread import require_cluster, spread
 from redline.search.sweep import (
     Spread,
     check_name,
@@ -129,8 +129,7 @@ def sweep(
     require_range("replicates", replicates, 1, MOST_REPLICATES)
     if price is not None:
         parse_price(price)  # before anything is measured
-    if address is not None and not ray:
-        raise SpecError("address is that of a Ray cluster: give ray (--launch ray) too")
+    require_cluster(ray, address)
     axes = {"recipe": recipes, "task": tasks, "batch": batches, "threads": threads}
     for one, several in (("batch", "batches"), ("task", "tasks"), ("recipe", "recipes")):
         if axes[one] is not None and one in settings:

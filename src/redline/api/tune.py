@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 import msgspec
@@ -17,15 +18,16 @@ from redline.analyze.summary import CeilingsOf
 from redline.api.recipe import PlainRecipe, arguments_of, recipe
 from redline.api.settings import OtherSettings, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import BenchError, RecordError, SpecError, UsageError
+from redline.errors import BenchError, DoorError, RecordError, SpecError, UsageError
 from redline.identity import question_key
 from redline.note import Note, note
 from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoices
-from redline.record import RunRecord
+from redline.record import RunRecord, decode, encode
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.tune import tune_report
 from redline.search.batch import require_batches
+from redline.search.spread import on_cluster, require_cluster
 from redline.search.tune.loop import search
 from redline.search.tune.record import (
     DEFAULT_BUDGET_S,
@@ -40,7 +42,7 @@ from redline.search.tune.record import (
 from redline.search.tune.result import TuneSummary, Winner, summary_of
 from redline.search.tune.space import space_for
 from redline.search.tune.tuner import Clock, Tuner, usual_jobs
-from redline.spec import Recipe
+from redline.spec import Frozen, Recipe
 from redline.store import History, TuneLedger, TuneRow
 from redline.units import parse_seconds
 
@@ -148,6 +150,8 @@ def tune(
     replicates: int = 3,
     name: str | None = None,
     resume: bool = False,
+    ray: bool = False,
+    address: str | None = None,
     loss: Any | None = None,
     workspace: Workspace | None = None,
     clock: Clock = time.monotonic,
@@ -161,7 +165,11 @@ def tune(
     higher is better): it is run on all that go to the last race and on the winner, and what loses more than 1 % of the
     baseline's is not recommended; quantized recipes never are without one. `jobs` recipes are prepared at the same time
     (by default as many as processors allow); only one is ever timed. A mistake is raised before anything is measured.
+
+    With `ray` the search runs whole on one GPU of the Ray cluster at `address` (`auto`: this machine's), since its trials
+    are compared with each other; it starts again elsewhere if that machine is lost.
     """
+    require_cluster(ray, address)
     tunes_batch = batch == "auto"
     if isinstance(batch, str) and not tunes_batch:
         raise SpecError(f"batch must be a number or 'auto', got {batch!r}")
@@ -190,7 +198,12 @@ def tune(
         budget_s = parse_seconds(budget) if isinstance(budget, str) else budget
         if jobs is not None and jobs < 1:
             raise SpecError(f"jobs must be 1 or more, got {jobs}")
-        result = _tune_spec(asked, working, budget_s=budget_s, jobs=jobs, name=name, resume=resume, clock=clock)
+        if ray:
+            result = _on_cluster(
+                asked, working, budget_s=budget_s, jobs=jobs, name=name, resume=resume, address=address
+            )
+        else:
+            result = _tune_spec(asked, working, budget_s=budget_s, jobs=jobs, name=name, resume=resume, clock=clock)
     result.inputs = inputs
     return result
 
@@ -258,6 +271,83 @@ def _tune_spec(
                 tuner.keep(snippet=snippet, notes=notes)
                 result = _result(tuner, workspace)
     return result
+
+
+class _Search(Frozen):
+    """What a machine of a cluster is asked."""
+
+    asked: TuneSpec
+    budget_s: float
+    jobs: int | None
+    name: str
+    kept: bytes = b""
+    """Where the search goes on: how far it came, with the records that it rests on."""
+    records: tuple[bytes, ...] = ()
+
+
+class _Found(Frozen):
+    tune: bytes
+    records: tuple[bytes, ...]
+
+
+def _on_cluster(
+    asked: TuneSpec,
+    workspace: Workspace,
+    *,
+    budget_s: float,
+    jobs: int | None,
+    name: str | None,
+    resume: bool,
+    address: str | None,
+) -> TuneResult:
+    """The search whole on one machine of a cluster; what it found is kept here."""
+    called = name or default_name(asked)
+    history = workspace.history
+    ledger = history.tunes()
+    with ledger.held(called):
+        kept = _kept(ledger, called) if resume else None
+        records = history.load_many(kept.record_ids) if kept is not None else {}
+        search_there = _Search(
+            asked=asked,
+            budget_s=budget_s,
+            jobs=jobs,
+            name=called,
+            kept=encode_tune(kept) if kept is not None else b"",
+            records=tuple(map(encode, records.values())),
+        )
+        workspace.observer.stage("searching on the cluster")
+        payload = msgspec.msgpack.encode(search_there)
+        ((_, answer),) = on_cluster(_search_there, [payload], [asked.spec.device], address)
+        if isinstance(answer, DoorError):
+            raise answer
+        found = msgspec.msgpack.decode(answer, type=_Found)
+        measured = [decode(record) for record in found.records]
+        for record in measured:
+            history.finish(record)
+        tune = decode_tune(found.tune)
+        _Kept(ledger).save(tune)
+    return TuneResult(tune, {record.id: record for record in measured}, workspace.ceilings_of(measured))
+
+
+def _search_there(payload: bytes) -> bytes:
+    given = msgspec.msgpack.decode(payload, type=_Search)
+    with TemporaryDirectory(prefix="redline-tune-") as folder:
+        with Workspace(history=Path(folder) / "history.sqlite") as workspace:
+            for record in given.records:
+                workspace.history.finish(decode(record))
+            if given.kept:
+                _Kept(workspace.history.tunes()).save(decode_tune(given.kept))
+            result = _tune_spec(
+                given.asked,
+                workspace,
+                budget_s=given.budget_s,
+                jobs=given.jobs,
+                name=given.name,
+                resume=bool(given.kept),
+                clock=time.monotonic,
+            )
+        records = tuple(map(encode, result.records.values()))
+    return msgspec.msgpack.encode(_Found(tune=encode_tune(result.tune), records=records))
 
 
 def _result(tuner: Tuner, workspace: Workspace) -> TuneResult:

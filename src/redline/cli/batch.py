@@ -7,6 +7,7 @@ from typing import Annotated
 
 from redline.cli.options import (
     ANY_BATCH,
+    CLUSTER,
     HOW,
     ISOLATED,
     OUTPUT,
@@ -23,7 +24,7 @@ from redline.cli.options import (
 )
 
 
-@takes(ANY_BATCH | ISOLATED)
+@takes(ANY_BATCH | ISOLATED | CLUSTER)
 def batch(
     *,
     model: Model,
@@ -46,6 +47,7 @@ def batch(
     Examples:
       redline batch resnet50 -r fp16+channels-last
       redline batch resnet50 --task train -r amp --max-memory 16GiB --plot batches.png
+      redline batch resnet50 -r baseline -r amp -r fp16 --launch ray --address auto
     """
     from redline.api.batch import find_batch
     from redline.api.workspace import Workspace

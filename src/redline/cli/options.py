@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from redline.errors import SpecError
+
 if TYPE_CHECKING:  # the report is imported by the commands that print one
     from redline.report.export import JsonDocument
 
@@ -191,6 +193,16 @@ RANKS: Options = {
     ],
 }
 """How many processes work together."""
+CLUSTER: Options = {
+    "cluster": Annotated[
+        str | None,
+        opt("--launch", group=HOW, metavar="[ray]", help="Measure on a Ray cluster: one trial or search per GPU."),
+    ],
+    "address": Annotated[
+        str | None, opt("--address", group=HOW, help="Address of the Ray cluster: auto (this machine's), or HOST:PORT.")
+    ],
+}
+"""Where it is measured, if not here."""
 ISOLATED: Options = {
     "max_memory": _MAX_MEMORY,
     "door": Annotated[
@@ -219,12 +231,20 @@ def takes(options: Options) -> Callable[[Callable[..., T]], Callable[..., T]]:
             given = only_set(**{name: arguments.pop(name) for name in options})
             if door := given.pop("door", None):
                 given["launch"] = {"door": door}
+            if (cluster := given.pop("cluster", None)) is not None:
+                given["ray"] = _is_ray(cluster)
             return command(**arguments, given=given)
 
         taking.__signature__ = _with_options(command, options)  # type: ignore[attr-defined]
         return taking
 
     return decorate
+
+
+def _is_ray(cluster: str) -> bool:
+    if cluster != "ray":
+        raise SpecError(f"launch must be ray, got {cluster!r}")
+    return True
 
 
 def only_set(**options: Any) -> Given:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from redline.cli.options import (
+    CLUSTER,
     HOW,
     MEASURED,
     WHAT,
@@ -42,7 +43,7 @@ AXES: Options = {
 """Where a run has one value, a sweep has a list."""
 
 
-@takes(WORKLOAD | MEASURED | AXES)
+@takes(WORKLOAD | MEASURED | AXES | CLUSTER)
 def sweep(
     *,
     model: Models = None,
@@ -61,12 +62,6 @@ def sweep(
     dry_run: Annotated[
         bool, opt("--dry-run", group=HOW, help="Show the plan and a time estimate; measure nothing.")
     ] = False,
-    launch: Annotated[
-        str | None, opt("--launch", group=HOW, metavar="[ray]", help="Spread the cells over a cluster, one per GPU.")
-    ] = None,
-    address: Annotated[
-        str | None, opt("--address", group=HOW, help="Address of the Ray cluster: auto (this machine's), or HOST:PORT.")
-    ] = None,
     slo_ttft: Annotated[
         str | None,
         opt(
@@ -103,8 +98,6 @@ def sweep(
         if dry_run:
             raise SpecError("a dry run measures nothing to report: leave out --report or --dry-run")
         check_folder(report)
-    if launch not in (None, "ray"):
-        raise SpecError(f"launch must be ray, got {launch!r}")
     lists = {"batch": "batches", "task": "tasks", "threads": "threads"}
     asked = {lists.get(key, key): value for key, value in given.items()}
     asked |= only_set(
@@ -117,7 +110,6 @@ def sweep(
         name=name,
         price=price,
     )
-    asked |= only_set(ray=launch == "ray", address=address)
     try:
         with LiveSweep() as observer, Workspace(observer=observer) as workspace:
             result = sweep_models(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from redline.cli.options import (
+    CLUSTER,
     HOW,
     ISOLATED,
     OUTPUT,
@@ -29,7 +30,7 @@ BATCH: Options = {
 }
 
 
-@takes(WORKLOAD | BATCH | ISOLATED)
+@takes(WORKLOAD | BATCH | ISOLATED | CLUSTER)
 def tune(
     *,
     model: Model,
@@ -81,6 +82,7 @@ def tune(
       redline tune resnet50 --batch 32 --budget 5m --snippet fast.py
       redline tune my_model.py:build --task train --without graphs
       redline tune resnet50 --batch 32 --resume --budget 10m
+      redline tune resnet50 --batch 32 --launch ray --address auto
     """
     from redline.api.report import report_records
     from redline.api.tune import tune as tune_model

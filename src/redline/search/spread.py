@@ -1,23 +1,24 @@
-"""Trials spread over a Ray cluster: one per GPU (on CPUs, one per machine), their records brought back to one history.
+"""Trials and searches spread over a Ray cluster: one per GPU (on CPUs, one per machine), their records brought back.
 
-Ray runs a trial again when its machine is lost. A trial is measured whole on one machine, so a record never mixes two.
+Ray runs a trial again when its machine is lost. A trial is measured whole on one machine, so a record never mixes two; and
+so is a search, whose trials are compared with each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from redline.errors import DoorError, MissingExtra, UsageError
+from redline.errors import DoorError, MissingExtra, RedlineError, SpecError, UsageError
 from redline.launch import open_door
 from redline.launch.lock import device_lock
 from redline.record import Failure, RunRecord, decode, encode, new_id
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal
-from redline.spec import RunSpec
+from redline.spec import Frozen, RunSpec
 
 RETRIES = 3
 """Of a trial whose machine was lost."""
@@ -57,25 +58,78 @@ def cluster(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def spread(specs: Sequence[RunSpec], address: str | None) -> Iterator[tuple[int, RunRecord]]:
-    """Each spec's record with its number, in the order in which they are done."""
+def require_cluster(ray: bool, address: str | None) -> None:
+    if address is not None and not ray:
+        raise SpecError("address is that of a Ray cluster: give ray (--launch ray) too")
+
+
+class Answer(Frozen):
+    """What a machine of the cluster sends back."""
+
+    body: bytes = b""
+    mistake: str = ""
+    """Of the user's, found out only there."""
+    failure: str = ""
+
+
+Work = Callable[[bytes], bytes]
+"""A function of a module, so that every machine finds it by name."""
+
+
+def on_cluster(
+    work: Work, payloads: Sequence[bytes], devices: Sequence[str], address: str | None
+) -> Iterator[tuple[int, bytes | DoorError]]:
+    """What `work` makes of each payload, with its number, in the order in which they are done.
+
+    Each has a GPU, or on CPUs a machine, to itself. One whose machine was lost is run again elsewhere; where that is of no
+    use, an error stands in its place. A user's mistake is raised.
+    """
     with cluster(address) as ray:
-        trial = ray.remote(max_retries=RETRIES, **_needs(ray, specs))(measure_trial)
-        waiting = {trial.remote(msgspec.msgpack.encode(spec)): number for number, spec in enumerate(specs)}
+        call = ray.remote(max_retries=RETRIES, **_needs(ray, devices))(_called)
+        waiting = {call.remote(work, payload): number for number, payload in enumerate(payloads)}
         while waiting:
             (done, *_), _ = ray.wait(list(waiting), num_returns=1)
             number = waiting.pop(done)
             try:
-                yield number, decode(ray.get(done))
+                answer = msgspec.msgpack.decode(ray.get(done), type=Answer)
             except ray.exceptions.RayError as error:
-                yield number, _lost(specs[number], error)
+                told = str(error).strip().splitlines()
+                lost = f"lost with its machine {RETRIES + 1} times" if not told else f"the cluster lost it: {told[0]}"
+                yield number, DoorError(lost)
+                continue
+            if answer.mistake:
+                raise UsageError(answer.mistake)
+            yield number, DoorError(answer.failure) if answer.failure else answer.body
 
 
-def _needs(ray: Any, specs: Sequence[RunSpec]) -> dict[str, Any]:
+def _called(work: Work, payload: bytes) -> bytes:
+    """Errors travel as texts: their classes need not be the same there and here."""
+    try:
+        answer = Answer(body=work(payload))
+    except (UsageError, SpecError) as error:
+        answer = Answer(mistake=str(error))
+    except RedlineError as error:
+        answer = Answer(failure=str(error))
+    return msgspec.msgpack.encode(answer)
+
+
+def spread(specs: Sequence[RunSpec], address: str | None) -> Iterator[tuple[int, RunRecord]]:
+    """Each spec's record with its number, in the order in which they are done."""
+    payloads, devices = [msgspec.msgpack.encode(spec) for spec in specs], [spec.device for spec in specs]
+    for number, found in on_cluster(measure_trial, payloads, devices, address):
+        yield number, _lost(specs[number], found) if isinstance(found, DoorError) else decode(found)
+
+
+def _needs(ray: Any, devices: Sequence[str]) -> dict[str, Any]:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(spec.device.partition(":")[0] != "cpu" for spec in specs):
-        if not any(node.get("GPU") for node in nodes):
+    has_gpu = any(node.get("GPU") for node in nodes)
+    for device in devices:
+        kind, _, index = device.partition(":")
+        if index not in ("", "0"):
+            raise UsageError(f"device {device}: the cluster chooses the GPU; give --device {kind} without a number")
+        if kind not in ("cpu", "auto") and not has_gpu:
             raise UsageError("the Ray cluster has no GPU; use --device cpu, or start its nodes where there are some")
+    if has_gpu and any(device != "cpu" for device in devices):
         return {"num_gpus": 1}
     processors = [node["CPU"] for node in nodes if node.get("CPU")]
     if not processors:
@@ -83,8 +137,16 @@ def _needs(ray: Any, specs: Sequence[RunSpec]) -> dict[str, Any]:
     return {"num_cpus": min(processors)}  # a trial takes a machine to itself: two would slow each other
 
 
-def _lost(spec: RunSpec, error: Exception) -> RunRecord:
-    told = str(error).strip().splitlines()
-    message = f"lost with its machine {RETRIES + 1} times" if not told else f"the cluster lost it: {told[0]}"
-    failure = Failure(stage="door", kind="crash", message=message, traceback=str(error)[-4000:])
+def _lost(spec: RunSpec, error: DoorError) -> RunRecord:
+    failure = Failure(stage="door", kind="crash", message=str(error))
     return RunRecord(id=new_id(), spec=spec, failure=failure, stopped="failed")
+
+
+class Collected(NoJournal):
+    """Keeps records until they are sent back."""
+
+    def __init__(self) -> None:
+        self.records: list[RunRecord] = []
+
+    def finish(self, record: RunRecord) -> None:
+        self.records.append(record)
