@@ -26,13 +26,12 @@ def scale_report(points: Sequence[ScalePoint], findings: Sequence[ScaleFinding],
     parts: list[RenderableType] = []
     for model in dict.fromkeys(point.model for point in points):
         parts.append(_table([point for point in points if point.model == model], mode))
-    told = {finding.evidence for finding in findings}
     for point in points:
         where = _where(point)
         if point.failure is not None:
             parts.append(Text(f"{where}: failed: {one_line(point.failure.told)}", style="red"))
-        notes = [str(each) for each in point.notes if str(each) not in told]
-        parts += [Text(f"{where}: {one_line(each)}", style="yellow") for each in notes]
+        notes = [each for each in point.notes if each.code != "oversubscribed"]  # that has a finding
+        parts += [Text(f"{where}: {one_line(str(each))}", style="yellow") for each in notes]
     for finding in findings:
         parts.append(Text(f"{_where(finding)}: {finding.code}: {one_line(finding.evidence)}"))
         parts.append(Text(f"  next: {one_line(finding.next)}", style="bold"))
