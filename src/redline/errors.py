@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""What can go wrong, as one tree; and the exit codes of commands (`Exit`).
 
 RedlineError
 ├── UsageError            the person asked for something that cannot be: one line, exit code 2
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from enum import IntEnum
 
 
 class RedlineError(Exception):
@@ -79,6 +80,22 @@ class StoreError(RedlineError):
 
 class RecordError(RedlineError):
     """A record is of an unknown schema or damaged."""
+
+
+class Exit(IntEnum):
+    """The exit codes of every command and script."""
+
+    DONE = 0
+    SLOWER = 1
+    """`compare`: B is slower than A. Any command: stdout cannot be written."""
+    USAGE = 2
+    """A mistake in what was asked."""
+    INCOMPARABLE = 3
+    INCONCLUSIVE = 4
+    """Only with `compare --fail-inconclusive`."""
+    FAILED_ROW = 5
+    """Something could not be measured; the other rows were."""
+    INTERRUPTED = 130
 
 
 def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -21,7 +21,7 @@ from redline.errors import MissingExtra, RedlineError
 from redline.launch.meters import Meters
 from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
 from redline.record import RunRecord
-from redline.report.export import JsonDocument
+from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import as_text
 from redline.report.watch import watch_report
 from redline.watching import PHASES, Watched
@@ -56,7 +56,7 @@ class WatchResult:
 
     def to_json(self) -> JsonDocument:
         """The summary as a document of its own."""
-        return JsonDocument(msgspec.json.format(msgspec.json.encode(self.summary), indent=2).decode() + "\n")
+        return json_document("watch", self.summary)
 
 
 def watch_command(

@@ -1,4 +1,4 @@
-"""Options that several commands share, written once; help in groups with examples; exit codes; and printing JSON."""
+"""Options that several commands share, written once; help in groups with examples; and printing JSON."""
 
 from __future__ import annotations
 
@@ -7,35 +7,19 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from redline.errors import Exit as Exit
 from redline.errors import SpecError
 
 if TYPE_CHECKING:  # the report is imported by the commands that print one
     from redline.report.export import JsonDocument
 
 T = TypeVar("T")
-
-
-class Exit(IntEnum):
-    """The exit codes of every command."""
-
-    DONE = 0
-    SLOWER = 1
-    """`compare`: B is slower than A. Any command: stdout cannot be written."""
-    USAGE = 2
-    """A mistake in what was asked."""
-    INCOMPARABLE = 3
-    INCONCLUSIVE = 4
-    """Only with `compare --fail-inconclusive`."""
-    FAILED_ROW = 5
-    """Something could not be measured; the other rows were."""
-    INTERRUPTED = 130
 
 
 Given = dict[str, Any]

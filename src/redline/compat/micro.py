@@ -24,7 +24,7 @@ from redline.compat.forms import (
     write_csv,
     write_json,
 )
-from redline.errors import BenchError, RedlineError, SpecError, UsageError
+from redline.errors import BenchError, Exit, RedlineError, SpecError, UsageError
 from redline.units import printable
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _run(_asked(given), _rank(given))
     except RedlineError as error:
         print(f"micro_benchmarking_pytorch.py: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)  # noqa: T201
-        return 5 if isinstance(error, BenchError) else 2
+        return Exit.FAILED_ROW if isinstance(error, BenchError) else Exit.USAGE
 
 
 def _asked(given: argparse.Namespace) -> Asked:
