@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,9 @@ def test_the_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mon
     from nbclient import NotebookClient
 
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(Path(__file__).parent)]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    )
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     # It runs as it stands; only each measurement is shorter than a reader's.
     notebook.cells.insert(0, nbformat.v4.new_code_cell("import brief; brief.shorten_efforts()"))

@@ -81,7 +81,6 @@ def tune(
     Examples:
       redline tune resnet50 --batch 32 --budget 5m --snippet fast.py
       redline tune my_model.py:build --task train --without graphs
-      redline tune resnet50 --batch 32 --resume --budget 10m
       redline tune resnet50 --batch 32 --launch ray --address auto
     """
     from redline.api.report import report_records
