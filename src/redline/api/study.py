@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import RenderableType
 
 from redline.api.ceilings import ceilings
-from redline.api.run import RunResult, measure_specs
+from redline.api.run import RunResult
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
 from redline.report.export import JsonDocument, export_csv, json_document
 from redline.report.folder import check_folder, write_text
 from redline.report.study import draw_study, study_markdown, study_report, why
-from redline.spec import RunSpec
+from redline.search.study import measure_groups, study_measure, workers_of
+from redline.spec import Recipe, RunSpec
 
 MODELS = ("resnet50", "vit_b_16")
 RECIPES = ("baseline", "amp", "amp+torchscript", "fp16+channels-last+compile")
@@ -60,8 +63,15 @@ def study(
             for batch in batches:
                 settings: dict[str, Any] = {"batch": batch, "device": device, "effort": effort}
                 specs += specs_of(opened, model, recipes=list(recipes), **settings)[0]
-        checked = opened.checked(specs)
+        checked = [msgspec.structs.replace(spec, measure=study_measure(spec.measure)) for spec in opened.checked(specs)]
+        first = checked[0]
         if opened.keeps:
-            ceilings(checked[0].device, workspace=opened)
-        records = measure_specs(checked, opened)
+            opened.observer.noted("measuring the device's ceilings, once for each device")
+            ceilings(first.device, workspace=opened)
+        groups = [
+            list(each) for _, each in groupby(checked, lambda spec: msgspec.structs.replace(spec, recipe=Recipe()))
+        ]
+        with opened.lock(first.device):
+            door = opened.door(first.launch)
+            records = measure_groups(groups, door, opened.journal, opened.observer, workers_of(first))
         return StudyResult(records, opened.ceilings_of(records))

@@ -31,6 +31,18 @@ def label_text(text: str, longest: int = LABEL) -> str:
     return one_line(text, longest).replace("$", r"\$")
 
 
+def log_ticks(axes: Any) -> None:
+    """A logarithmic axis whose labels are whole numbers: 1, 2, 5, 10, 20, 50."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    # Less than a decade would show one label or two.
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high > 8 * low else range(1, 10)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def save_figure(figure: Any, path: Path) -> Path:
     with warnings.catch_warnings():
         # A name may hold a character that no font here has; the picture then shows a box for it.

@@ -13,7 +13,7 @@ from redline.analyze.profile import Profile
 from redline.analyze.summary import RunSummary
 from redline.analyze.training import TrainingSummary
 from redline.identity import Subject
-from redline.report.canvas import COLOURS, LABEL, label_text, new_figure, save_figure
+from redline.report.canvas import COLOURS, LABEL, label_text, log_ticks, new_figure, save_figure
 from redline.report.contents import Contents
 from redline.report.load import plot_loads
 from redline.report.terminal import one_line
@@ -30,10 +30,10 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
     """Those that have something to show, by their titles."""
     drawn = {
         "Throughput against batch": _against_batch(
-            contents.curves, folder / "throughput.png", _throughput, "items per second", "throughput", knee=True
+            contents.curves, folder / "throughput.png", throughput_of, "items per second", "throughput", knee=True
         ),
         "Median latency against batch": _against_batch(
-            contents.curves, folder / "latency.png", _latency_ms, "ms per step", "median latency"
+            contents.curves, folder / "latency.png", latency_ms_of, "ms per step", "median latency"
         ),
         "Trainings": draw_trainings(contents.trainings, folder / "training.png") if contents.trainings else None,
         "Latency under load": plot_loads(contents.loads, folder / "load.png") if contents.loads else None,
@@ -76,11 +76,11 @@ def _against_batch(
         )
         if knee and curve.knee is not None:
             axes.plot([curve.knee.batch], [curve.knee.throughput_per_s], "*", color=colour, markersize=15, mec="black")
-    _batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
+    batch_ticks(axes, {row.batch for curve in shown for row in curve.measured if row.batch})
     if knee:
         axes.set_ylim(bottom=0)
     else:
-        _log_ticks(axes)
+        log_ticks(axes)
     axes.set_ylabel(unit)
     more = f"; {len(lines) - MOST_LINES} more curves are not shown" if len(lines) > MOST_LINES else ""
     starred = "; a star marks the knee" if knee and any(curve.knee for curve in shown) else ""
@@ -106,16 +106,6 @@ def _look(number: int) -> tuple[str, str]:
     """A colour and a symbol that no other of 64 lines has together."""
     turn, place = divmod(number, len(COLOURS))
     return COLOURS[place], MARKERS[(place + turn) % len(MARKERS)]
-
-
-def _log_ticks(axes: Any) -> None:
-    """A logarithmic axis whose labels are whole numbers: 1, 2, 5, 10, 20, 50."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _parts(subject: Subject) -> list[str]:
@@ -207,14 +197,14 @@ class Measured(NamedTuple):
     above: float = 0.0
 
 
-def _throughput(row: RunSummary) -> Measured | None:
+def throughput_of(row: RunSummary) -> Measured | None:
     speed, interval = row.throughput_per_s, row.throughput_interval
     if speed is None or not row.batch:
         return None
     return Measured(speed, *_reach(speed, interval.low, interval.high)) if interval else Measured(speed)
 
 
-def _latency_ms(row: RunSummary) -> Measured | None:
+def latency_ms_of(row: RunSummary) -> Measured | None:
     latency = row.latency_s
     if latency is None or not row.batch:
         return None
@@ -228,7 +218,7 @@ def _reach(value: float, low: float, high: float) -> tuple[float, float]:
     return max(0.0, value - low), max(0.0, high - value)
 
 
-def _batch_ticks(axes: Any, batches: set[int]) -> None:
+def batch_ticks(axes: Any, batches: set[int]) -> None:
     ordered = sorted(batches)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ordered[:: max(1, len(ordered) // 12)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from rich.text import Text
 
 from redline.analyze.recommend import is_surely_faster
 from redline.analyze.summary import RunSummary
-from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
+from redline.report.canvas import COLOURS, label_text, log_ticks, new_figure, save_figure
 from redline.report.cells import milliseconds, ratio_cell, rounded
-from redline.report.run import remarks
+from redline.report.plots import Measured, batch_ticks, latency_ms_of, throughput_of
 from redline.report.terminal import Fitted, cell, make_table, table
 from redline.units import format_share
 
@@ -40,8 +41,24 @@ def study_report(rows: Sequence[RunSummary]) -> RenderableType:
         shown.add_column(header, justify="left" if left else "right", no_wrap=not left)
     for row in rows:
         shown.add_row(*map(Text, study_cells(row)))
-    hidden = ("p99 ms", "p95 ms", "trust", "memory change", "p50 ms", "mean ms", "batch")
-    return Group(Fitted(shown, hidden), *remarks(rows), Text(why(rows), style="bold"))
+    hidden = ("p99 ms", "p95 ms", "trust", "memory change", "p50 ms", "mean ms")
+    return Group(Fitted(shown, hidden), *_remarks(rows), Text(why(rows), style="bold"))
+
+
+def _remarks(rows: Sequence[RunSummary]) -> list[Text]:
+    """What failed, what is wrong, and how many rows are doubted: their reasons are in each row."""
+    told = []
+    for row in rows:
+        name = f"  {row.model} {row.recipe} at batch {row.batch}"
+        if row.failure is not None:
+            told.append(Text(f"{name}: {row.failure.told}", style="red"))
+        elif row.numerics is not None and row.numerics.is_wrong:
+            told.append(Text(f"{name}: numerics: {row.numerics.reason}", style="red"))
+    doubts = Counter(label for row in rows if row.failure is None for label in row.verdict.labels if label != "valid")
+    if doubts:
+        counted = ", ".join(f"{label}: {count} of {len(rows)} rows" for label, count in doubts.most_common())
+        told.append(Text(f"  not to be relied on: {counted}; 'redline show' has the reasons", style="yellow"))
+    return told
 
 
 def study_cells(row: RunSummary) -> list[str]:
@@ -58,7 +75,7 @@ def study_cells(row: RunSummary) -> list[str]:
         rounded(row.throughput_per_s, None),
         *(milliseconds(each, None) for each in times),
         ratio_cell(row) or "–",
-        "–" if change is None else f"{change:+.0%}",
+        "–" if change is None else f"{100 * change:+.0f} %",
         ", ".join(row.verdict.labels),
     ]
 
@@ -70,38 +87,68 @@ def study_markdown(rows: Sequence[RunSummary]) -> str:
 
 
 def why(rows: Sequence[RunSummary]) -> str:
-    """Which model gains more from its best recipe, and what its roofline says about the reason."""
-    best: dict[str, RunSummary] = {}
-    # At the largest batch: at a small one the host decides, whatever the model.
-    largest = max((row.batch or 0 for row in rows if is_surely_faster(row)), default=0)
-    for row in (row for row in rows if is_surely_faster(row) and (row.batch or 0) == largest):
-        known = best.get(row.model)
-        if known is None or _ratio(row) > _ratio(known):
-            best[row.model] = row
+    """Which model gains more from its best recipe, and why, as their rooflines tell it: one sentence."""
+    best = _best_of_each(rows)
     if not best:
-        return "no recipe is proven faster than the baseline here"
-    ordered = sorted(best.values(), key=_ratio, reverse=True)
-    told = [f"{row.model} gains {_ratio(row):.2f}× with {row.recipe} at batch {row.batch}" for row in ordered]
-    reasons = [reason for row in ordered if (reason := _reason(row, rows))]
-    return "; ".join(told) + (f": {'; '.join(reasons)}" if reasons else "")
+        return "No recipe is proven faster than the baseline here."
+    ordered = sorted(best, key=_ratio, reverse=True)
+    told = ", ".join(f"{row.model} gains {ratio_cell(row)} with {row.recipe}" for row in ordered)
+    reason = f" {_reason(ordered[0], ordered[-1], rows)}" if len(ordered) > 1 else ""
+    return f"At batch {ordered[0].batch} {told}{reason}."
+
+
+def _best_of_each(rows: Sequence[RunSummary]) -> list[RunSummary]:
+    """The largest proven gain of each model, at the largest batch at which any is proven: at a small one the host decides."""
+    proven = [row for row in rows if is_surely_faster(row)]
+    largest = max((row.batch or 0 for row in proven), default=0)
+    best: dict[str, RunSummary] = {}
+    for row in (row for row in proven if (row.batch or 0) == largest):
+        if row.model not in best or _ratio(row) > _ratio(best[row.model]):
+            best[row.model] = row
+    return list(best.values())
 
 
 def _ratio(row: RunSummary) -> float:
     return row.vs_first.ratio if row.vs_first else 1.0
 
 
-def _reason(row: RunSummary, rows: Sequence[RunSummary]) -> str:
-    """How much of the baseline's step its products need at their peak, and how much the recipe leaves of them."""
+CLEARLY = 0.02
+"""Shares that differ by less explain nothing."""
+
+
+def _reason(more: RunSummary, less: RunSummary, rows: Sequence[RunSummary]) -> str:
+    """What sets the two apart, the plainest first."""
+    if less.bound.label == "host" and more.bound.label != "host":
+        return f"because {less.model}'s fastest step still waits for the host, which no number format makes faster"
+    before = [_first_of(row, rows) for row in (more, less)]
+    limits = [row.roofline if row is not None else None for row in (*before, more, less)]
+    if any(found is None or found.error is not None for found in limits):
+        return "(their rooflines, which would say why, are not known: redline ceilings)"
+    products = [_products(row) for row in before if row is not None]
+    if products[0] > products[1] + CLEARLY:
+        return (
+            f"because by their rooflines matrix products are {format_share(products[0])} of the least time of {more.model}'s "
+            f"fp32 operators and {format_share(products[1])} of {less.model}'s, and smaller formats speed up products far more "
+            "than the memory traffic that is the rest"
+        )
+    headrooms = [found.headroom or 0.0 for found in limits if found is not None]
+    if headrooms[0] > headrooms[1] * (1 + CLEARLY):
+        return (
+            f"because {more.model}'s baseline takes {headrooms[0]:.1f} times its roofline and {less.model}'s {headrooms[1]:.1f} "
+            "times: it had more to gain"
+        )
+    if headrooms[3] > headrooms[2] * (1 + CLEARLY):
+        return (
+            f"because {more.model}'s fastest recipe comes within {headrooms[2]:.1f} times its roofline and {less.model}'s within "
+            f"{headrooms[3]:.1f} times"
+        )
+    return "and their rooflines do not explain the difference"
+
+
+def _first_of(row: RunSummary, rows: Sequence[RunSummary]) -> RunSummary | None:
+    """What it was set against."""
     same = (each for each in rows if each.model == row.model and each.batch == row.batch)
-    first = next((each for each in same if row.vs_first and each.recipe == row.vs_first.recipe), None)
-    if first is None or first.roofline is None or row.roofline is None:
-        return ""
-    before, after = first.roofline, row.roofline
-    return (
-        f"by their rooflines the products of {row.model} need {format_share(before.efficiency)} of the baseline's step at the "
-        f"device's peak, and memory traffic is {format_share(1 - _products(first))} of what its unfused operators need at least: "
-        f"smaller formats speed up the first, fusing the second; {after.headroom or 0:.1f}× are left"
-    )
+    return next((each for each in same if row.vs_first and each.recipe == row.vs_first.recipe), None)
 
 
 def _products(row: RunSummary) -> float:
@@ -114,29 +161,34 @@ def _products(row: RunSummary) -> float:
 
 def draw_study(rows: Sequence[RunSummary], folder: Path) -> list[Path]:
     """One picture of latency and one of throughput, with all models side by side."""
-    latency = _drawn(rows, "ms per step", lambda row: row.latency_s.p50 * 1e3 if row.latency_s else None, log=True)
-    speed = _drawn(rows, "items per second", lambda row: row.throughput_per_s, log=False)
+    latency = _drawn(rows, "median ms per step", latency_ms_of, log=True)
+    speed = _drawn(rows, "items per second", throughput_of, log=False)
     return [save_figure(latency, folder / "latency.png"), save_figure(speed, folder / "throughput.png")]
 
 
-def _drawn(rows: Sequence[RunSummary], unit: str, value: Any, *, log: bool) -> Any:
+def _drawn(rows: Sequence[RunSummary], unit: str, value: Callable[[RunSummary], Measured | None], *, log: bool) -> Any:
     models = list(dict.fromkeys(row.model for row in rows))
     recipes = list(dict.fromkeys(row.recipe for row in rows))
     figure, made = new_figure(4.6 * len(models), 4.4, columns=len(models))
     for model, axes in zip(models, made if len(models) > 1 else (made,), strict=True):
         for number, recipe in enumerate(recipes):
-            own = [row for row in rows if (row.model, row.recipe) == (model, recipe) and value(row) is not None]
-            look = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)]}
-            label = label_text(recipe) if model == models[0] else None
-            axes.plot([row.batch for row in own], [value(row) for row in own], label=label, **look)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set_xticks(sorted({row.batch for row in rows if row.model == model and row.batch}))
-        axes.set_yscale("log" if log else "linear")
-        if not log:
+            own = [row for row in rows if (row.model, row.recipe) == (model, recipe)]
+            points = [(row.batch, each) for row in own if (each := value(row)) is not None]
+            axes.errorbar(
+                [batch for batch, _ in points],
+                [each.value for _, each in points],
+                yerr=[[each.below for _, each in points], [each.above for _, each in points]],
+                marker=MARKERS[number % len(MARKERS)],
+                color=COLOURS[number % len(COLOURS)],
+                label=label_text(recipe) if model == models[0] else None,
+                capsize=3,
+            )
+        batch_ticks(axes, {row.batch for row in rows if row.model == model and row.batch})
+        if log:
+            log_ticks(axes)
+        else:
             axes.set_ylim(bottom=0)
-        axes.set_xlabel("batch")
         axes.set_ylabel(unit)
         axes.set_title(label_text(model), fontsize=10.5, loc="left")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
