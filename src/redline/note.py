@@ -31,6 +31,7 @@ Code = Literal[
     "contended",
     "one-process",
     "left-out",
+    "also-failed",
     "interrupted",
     "measured-separately",
     "crowded",

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 
 import msgspec
 
 from redline.analyze.race import half_width, log_ratio
+from redline.analyze.roofline import at_step
 from redline.analyze.statistics import student_t
 from redline.analyze.summary import (
     CeilingsOf,
@@ -99,7 +100,28 @@ def lines_of(records: Sequence[RunRecord], rows: Sequence[RunSummary]) -> list[L
         of_key[key] = subject
         together.setdefault(key, []).append((record, row))
     firsts = first_of_each_group(records)
-    return [_line(of_key[key], processes, firsts) for key, processes in together.items()]
+    lines = [_line(of_key[key], processes, firsts) for key, processes in together.items()]
+    return _with_failures(lines)
+
+
+def _with_failures(lines: Sequence[Line]) -> list[Line]:
+    """Lines that say how often the same failed since it was first measured: what works now and then is no sure thing."""
+    failed: dict[Hashable, list[Line]] = {}
+    for line in lines:
+        if line.row.failure is not None:
+            failed.setdefault((line.subject, line.row.recipe, line.row.batch), []).append(line)
+    told = []
+    for line in lines:
+        since = min(record.created_at for record, _ in line.processes)
+        broken = failed.get((line.subject, line.row.recipe, line.row.batch), ())
+        ways = [each.row.failure for each in broken if each.measured_at >= since]
+        if line.row.failure is None and ways and ways[0] is not None:
+            text = f"{len(ways)} more process{'es' if len(ways) > 1 else ''} failed: {ways[0].kind} at {ways[0].stage}"
+            verdict = line.row.verdict
+            noted = msgspec.structs.replace(verdict, notes=(*verdict.notes, note("also-failed", text)))
+            line = replace(line, row=msgspec.structs.replace(line.row, verdict=noted))
+        told.append(line)
+    return told
 
 
 def _line(subject: Subject, processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> Line:
@@ -154,16 +176,20 @@ def joined_row(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) ->
         replicate_ids=ids,
     )
     if len(rows) == 1:
-        return joined
+        return msgspec.structs.replace(joined, vs_first=_versus(timed, firsts))
     interval = _interval([row.throughput_per_s or 0.0 for row in rows])
+    per_s = math.sqrt(interval.low * interval.high)
     stalled = [row.sustained_per_s for row in rows if row.sustained_per_s is not None]
     return msgspec.structs.replace(
         joined,
-        throughput_per_s=math.sqrt(interval.low * interval.high),
+        throughput_per_s=per_s,
         throughput_interval=interval,
         sustained_per_s=median(row.delivered_per_s or 0.0 for row in rows) if 2 * len(stalled) > len(rows) else None,
         latency_s=_latency([row.latency_s for row in rows if row.latency_s is not None]),
-        vs_first=_versus(sound, firsts),
+        vs_first=_versus(timed, firsts),
+        roofline=at_step(middle.roofline, middle.items_per_step / per_s)
+        if middle.roofline and middle.items_per_step
+        else None,
     )
 
 
@@ -195,13 +221,18 @@ def _latency(of_each: Sequence[Latency]) -> Latency | None:
 
 
 def _versus(processes: Sequence[Process], firsts: Mapping[str, RunRecord]) -> VersusFirst | None:
-    """The mean over processes of what was seen in turns; its interval covers what differs between them."""
+    """The mean over all processes of what was seen in turns; its interval covers what differs between them.
+
+    Processes whose own speed is doubted count too: what disturbed them disturbed the first as well, and a race, which
+    stops by this interval, cannot choose among its replicates.
+    """
     compared = [(record, row.vs_first) for record, row in processes if row.vs_first is not None]
     logs = [log for record, _ in compared if (log := log_ratio(firsts[record.group or ""], record)) is not None]
     if len(logs) < 2:
-        return compared[0][1] if compared else None
+        return next((versus for _, versus in compared if versus.low is not None), compared[0][1] if compared else None)
     # As a race computes it, which is looked at after each replicate: one recipe has one interval, whoever prints it.
     centre, half = fmean(log.mean for log in logs), half_width(logs)
     assert half is not None
     low, high = math.exp(centre - half), math.exp(centre + half)
-    return msgspec.structs.replace(compared[0][1], ratio=math.exp(centre), low=low, high=high)
+    doubted = all(versus.first_doubted for _, versus in compared)
+    return msgspec.structs.replace(compared[0][1], ratio=math.exp(centre), low=low, high=high, first_doubted=doubted)

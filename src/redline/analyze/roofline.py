@@ -141,6 +141,20 @@ def roofline(
     )
 
 
+def at_step(found: Roofline, measured_s: float) -> Roofline:
+    """The same work and limits against another time of the step: that of all processes together."""
+    scale = found.measured_s / measured_s
+    return msgspec.structs.replace(
+        found,
+        measured_s=measured_s,
+        headroom=found.headroom / scale if found.headroom is not None else None,
+        efficiency=found.efficiency * scale,
+        mfu=found.mfu * scale if found.mfu is not None else None,
+        achieved_flops_per_s=found.achieved_flops_per_s * scale,
+        achieved_bytes_per_s=found.achieved_bytes_per_s * scale,
+    )
+
+
 def _sound(work: WorkCount, ceilings: Ceilings, found: Attainable, measured_s: float) -> tuple[Note | None, list[Note]]:
     """What is wrong with the numbers, and what to know about them."""
     notes = []

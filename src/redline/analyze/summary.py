@@ -93,6 +93,8 @@ class VersusFirst(Frozen, frozen=True, kw_only=True):
     high: float | None
     latency_change: float | None
     memory_change: float | None
+    first_doubted: bool = False
+    """The first's own times are not to be relied on, so that nothing is decided against it."""
 
     @property
     def verdict(self) -> RaceVerdict:
@@ -200,7 +202,14 @@ def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = Non
     firsts = first_of_each_group(records)
     known = ceilings_of or (lambda _: None)
     rows = [_row(record, firsts.get(record.group or ""), known(record)) for record in records]
+    doubted = {row.record_id for row in rows if not row.verdict.settles}
+    rows = [_against(row, firsts[row.group or ""].id in doubted) if row.vs_first is not None else row for row in rows]
     return [_advised(row, record, known(record), rows) for row, record in zip(rows, records, strict=True)]
+
+
+def _against(row: RunSummary, first_doubted: bool) -> RunSummary:
+    versus = msgspec.structs.replace(row.vs_first, first_doubted=first_doubted) if row.vs_first is not None else None
+    return msgspec.structs.replace(row, vs_first=versus)
 
 
 def _advised(row: RunSummary, record: RunRecord, ceilings: Ceilings | None, rows: Sequence[RunSummary]) -> RunSummary:
@@ -443,7 +452,7 @@ def _utilisation(record: RunRecord) -> float | None:
 def with_price(rows: Sequence[RunSummary], per_hour: float) -> list[RunSummary]:
     """With what a million items cost at this price of the machine."""
     return [
-        msgspec.structs.replace(row, cost_per_million=cost_per_million(row.throughput_per_s, per_hour)) for row in rows
+        msgspec.structs.replace(row, cost_per_million=cost_per_million(row.delivered_per_s, per_hour)) for row in rows
     ]
 
 

@@ -50,6 +50,12 @@ NOTED_THROTTLE = {
 Doubt = tuple[TrustLabel, Note]
 
 
+DISQUALIFYING: frozenset[TrustLabel] = frozenset(
+    {"invalid", "throttled", "shared-gpu", "shared-cpu", "no-steady-state"}
+)
+"""Doubts about a number that no recommendation may rest on; `noisy` is said beside it."""
+
+
 class Verdict(Frozen, frozen=True, kw_only=True):
     """Several labels may hold; `valid` stands alone. Each other label has at least one reason."""
 
@@ -61,6 +67,11 @@ class Verdict(Frozen, frozen=True, kw_only=True):
     @property
     def trusted(self) -> bool:
         return self.labels == ("valid",)
+
+    @property
+    def settles(self) -> bool:
+        """Whether a comparison may rest on the throughput: nothing disqualifies it, and its blocks are not noisy."""
+        return not DISQUALIFYING & set(self.labels) and not self.doubts("throughput")
 
     def doubts(self, kind: BlockKind) -> bool:
         """Whether one of the reasons is about the blocks of this kind."""

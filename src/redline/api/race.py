@@ -9,7 +9,7 @@ import msgspec
 from rich.console import RenderableType
 
 from redline.analyze.race import Pair, pairs_of
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.api.settings import Settings, listed, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
@@ -25,7 +25,8 @@ from redline.spec_table import layered
 class RaceResult(Shown, Sequence[Pair]):
     """The pairs of a race, with the replicates they were derived from."""
 
-    def __init__(self, replicates: Sequence[Sequence[RunRecord]]) -> None:
+    def __init__(self, replicates: Sequence[Sequence[RunRecord]], ceilings_of: CeilingsOf | None = None) -> None:
+        self._ceilings_of = ceilings_of
         self.replicates = [list(replicate) for replicate in replicates]
         self.pairs = pairs_of(self.replicates)
 
@@ -36,7 +37,7 @@ class RaceResult(Shown, Sequence[Pair]):
         return self.pairs[index]
 
     def report(self) -> RenderableType:
-        return race_report(self.replicates)
+        return race_report(self.replicates, self._ceilings_of)
 
     def frame_rows(self) -> Sequence[Any]:
         return self.pairs
@@ -52,10 +53,10 @@ class RaceResult(Shown, Sequence[Pair]):
 
     @property
     def rows(self) -> list[RunSummary]:
-        return summarize(self.records)
+        return summarize(self.records, self._ceilings_of)
 
     def to_json(self) -> JsonDocument:
-        return race_json(self.replicates)
+        return race_json(self.replicates, self._ceilings_of)
 
 
 def _is_beside(spec: RunSpec, first: RunSpec) -> bool:
@@ -99,4 +100,4 @@ def race(
             raced = race_specs(
                 specs, door, working.journal, working.observer, replicates=replicates, seed=specs[0].seed
             )
-    return RaceResult(raced)
+        return RaceResult(raced, opened.ceilings_of([record for replicate in raced for record in replicate]))

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from rich.console import RenderableType
 
 from redline.analyze.replicates import replicate_rows
-from redline.analyze.summary import RunSummary, with_price
+from redline.analyze.summary import CeilingsOf, RunSummary, with_price
 from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
 from redline.analyze.targets import TokenTargets, UnderTargets, under_targets
 from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
@@ -48,7 +48,9 @@ class SweepResult(Shown, Sequence[SweepCell]):
         estimate: Estimate | None = None,
         price: str | None = None,
         slo: TokenTargets | None = None,
+        ceilings_of: CeilingsOf | None = None,
     ) -> None:
+        self._ceilings_of = ceilings_of
         self.summary = summary
         self.records = dict(records or {})
         self._price = price
@@ -75,7 +77,8 @@ class SweepResult(Shown, Sequence[SweepCell]):
     def rows(self) -> list[RunSummary]:
         """What was measured, cell by cell; a cell that is still waiting has no row."""
         ids = [cell.record_id for cell in self.summary.cells]
-        rows = replicate_rows([self.records[record_id] for record_id in ids if record_id in self.records])
+        known = [self.records[record_id] for record_id in ids if record_id in self.records]
+        rows = replicate_rows(known, self._ceilings_of)
         return rows if self._price is None else with_price(rows, parse_price(self._price))
 
     @property
@@ -202,4 +205,4 @@ def _sweep_grid(
         plan, door, ledger, workspace.observer, fresh=fresh, retry_failed=retry_failed, spread=elsewhere
     )
     records = history.load_many(cell.record_id for cell in summary.cells if cell.record_id)
-    return SweepResult(summary, records, price=price)
+    return SweepResult(summary, records, price=price, ceilings_of=workspace.ceilings_of(records.values()))

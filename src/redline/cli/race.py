@@ -42,7 +42,6 @@ def race(
     from redline.api.race import race as race_recipes
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveRace
-    from redline.report.race import race_report
     from redline.report.terminal import make_console
     from redline.spec import MOST_REPLICATES, require_range
 
@@ -57,5 +56,5 @@ def race(
             workspace=workspace,
         )
         observer.stop()
-    print_json(result.to_json()) if json else make_console().print(race_report(result.replicates))
+    print_json(result.to_json()) if json else make_console().print(result.report())
     return Exit.FAILED_ROW if any(record.failure for record in result.records) else Exit.DONE

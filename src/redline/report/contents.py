@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from redline.analyze.curves import Curve, curves_of
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile, profile_of
@@ -87,9 +89,19 @@ def contents_of(
     curves = curves_of(lines)
     specs = {record.id: record.spec for record in records}
     advice = recommend(curves, lines, specs)
+    # Of each record the line it is part of: a search's winner has the speed that the tables say it has.
+    joined = (
+        {
+            record.id: msgspec.structs.replace(line.row, record_id=record.id)
+            for line in lines
+            for record, _ in line.processes
+        }
+        if tunes
+        else {}
+    )
     if tunes:
         by_record = {record.id: subject for record, subject in zip(records, subjects, strict=True)}
-        advice = with_winners(advice, tunes, by_record, {row.record_id: row for row in rows})
+        advice = with_winners(advice, tunes, by_record, joined, lines)
     told = list(notes)
     if profiles is None:
         profiles, gone = _profiles(records, ceilings_of)
@@ -108,7 +120,7 @@ def contents_of(
         notes=_first(told),
         searches=tunes,
         gain_paths=sorted(
-            [found for tune in tunes if (found := gain_path_of(tune, rows)) is not None],
+            [found for tune in tunes if (found := gain_path_of(tune, list(joined.values()))) is not None],
             key=lambda path: -len(path.switches),
         ),
         rooflines=roofline_charts(lines, ceilings_of) if ceilings_of else [],

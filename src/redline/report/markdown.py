@@ -89,9 +89,9 @@ def _trainings(contents: Contents) -> Iterator[str]:
 def _across(contents: Contents) -> Iterator[str]:
     """The same workload and recipe wherever it ran, the slowest first; only where somebody asked for it."""
     found: dict[Benchmark, list[tuple[RunSummary, RunRecord]]] = {}
-    for row, record in zip(contents.rows, contents.records, strict=True) if contents.across else ():
-        if row.throughput_per_s:
-            found.setdefault(across_devices(benchmark_of(record)), []).append((row, record))
+    for line in contents.lines if contents.across else ():
+        if line.row.throughput_per_s and not line.is_capture:
+            found.setdefault(across_devices(benchmark_of(line.record)), []).append((line.row, line.record))
     cells = []
     for benchmark, rows in found.items():
         rows.sort(key=lambda pair: pair[0].throughput_per_s or 0.0)

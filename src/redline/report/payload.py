@@ -13,6 +13,7 @@ import numpy as np
 
 from redline.analyze.blocks import latency_blocks
 from redline.analyze.profile import Profile
+from redline.analyze.recommend import is_surely_faster
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.record import RunRecord, TelemetrySample
@@ -42,6 +43,7 @@ EXTRA_COLUMNS = (
     "trust_reasons",
     "bound_evidence",
     "first_recipe",
+    "decided",
     "half_width",
     "spread",
     "command",
@@ -83,6 +85,7 @@ def _extra(line: Line) -> dict[str, Any]:
         "trust_reasons": "; ".join(map(str, (*row.verdict.reasons, *row.verdict.notes))) or None,
         "bound_evidence": str(row.bound.evidence),
         "first_recipe": row.vs_first.recipe if row.vs_first else None,
+        "decided": is_surely_faster(row),
         "half_width": row.throughput_interval.half_width if row.throughput_interval else None,
         "spread": line.told if len(line.rates) > 1 else None,
         "command": f"redline run {row.arguments} -r {shlex.quote(row.recipe)}" if row.arguments else None,

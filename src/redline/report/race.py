@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.race import TIME_BAND, Pair, Replicate, is_same_recipe, names_in, pair_of, pairs_of, process_spread
-from redline.analyze.summary import RunSummary, summarize
+from redline.analyze.replicates import Process, joined_row
+from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
 from redline.analyze.trust import farthest
-from redline.report.cells import error_cell, headline
+from redline.report.cells import error_cell, headline, rounded
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
-from redline.units import format_share, significant
+from redline.units import format_share
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
 
 
-def race_json(replicates: Sequence[Replicate]) -> JsonDocument:
-    """`results` as a run has them, replicate after replicate; `pairs` are what the race says."""
-    rows = summarize([record for replicate in replicates for record in replicate])
-    return json_document("race", {"results": rows, "pairs": pairs_of(replicates), "replicates": len(replicates)})
+def race_json(replicates: Sequence[Replicate], ceilings_of: CeilingsOf | None = None) -> JsonDocument:
+    """`results` as a run has them, replicate after replicate; `racers` over all of them; `pairs` are what the race says."""
+    records = [record for replicate in replicates for record in replicate]
+    racers = list(joined_racers(replicates, ceilings_of).values())
+    rows = summarize(records, ceilings_of)
+    told = {"results": rows, "racers": racers, "pairs": pairs_of(replicates), "replicates": len(replicates)}
+    return json_document("race", told)
 
 
-def race_report(replicates: Sequence[Replicate]) -> RenderableType:
-    rows = summarize([record for replicate in replicates for record in replicate])
+def joined_racers(replicates: Sequence[Replicate], ceilings_of: CeilingsOf | None = None) -> dict[str, RunSummary]:
+    """By name, one row over all processes of a recipe: what every other output says of it."""
+    records = [record for replicate in replicates for record in replicate]
+    names = [name for replicate in replicates for name in names_in(replicate)]
+    together: dict[str, list[Process]] = {}
+    for name, record, row in zip(names, records, summarize(records, ceilings_of), strict=True):
+        together.setdefault(name, []).append((record, row))
+    firsts = first_of_each_group(records)
+    return {name: joined_row(processes, firsts) for name, processes in together.items()}
+
+
+def race_report(replicates: Sequence[Replicate], ceilings_of: CeilingsOf | None = None) -> RenderableType:
+    rows = summarize([record for replicate in replicates for record in replicate], ceilings_of)
     racers: dict[str, list[RunSummary]] = {}
     for name, row in zip((name for replicate in replicates for name in names_in(replicate)), rows, strict=True):
         racers.setdefault(name, []).append(row)
+    joined = joined_racers(replicates, ceilings_of)
     names = list(racers)
     table = make_table(Text(headline(rows), style="bold"))
     item = next((row.item for row in rows if row.item), "item")
     table.add_column("recipe", overflow="fold", min_width=12)
-    for header in (f"{item}/s", "processes", f"vs {names[0]}"[:24], "verdict", "rel. error"):
+    for header in (f"{item}/s", "±", "processes", f"vs {names[0]}"[:24], "verdict", "rel. error"):
         table.add_column(header, justify="right", no_wrap=True)
     for name, own in racers.items():
-        table.add_row(Text(name), *_cells(name, names[0], replicates, own))
+        table.add_row(Text(name), *_cells(name, names[0], replicates, own, joined[name]))
     pairs = [pair for pair in pairs_of(replicates) if pair.a != names[0]]
     told = [Text(f"  {pair_line(pair)}", style=VERDICT_STYLE[pair.verdict]) for pair in pairs]
     told += [Text(f"  {row.recipe}: {row.failure.told}", style="red") for row in rows if row.failure]
     return Group(
-        Fitted(table, ("rel. error", "processes", "verdict")),
+        Fitted(table, ("rel. error", "processes", "±", "verdict")),
         *told,
         *_contention_notes(rows),
         *_spread_note(replicates),
@@ -64,18 +78,20 @@ def pair_line(pair: Pair) -> str:
     return f"{pair.b} is {words[pair.verdict]} {pair.a}: {pair.ratio:.3f}× ({pair.low:.3f}–{pair.high:.3f})"
 
 
-def _cells(name: str, first: str, replicates: Sequence[Replicate], rows: Sequence[RunSummary]) -> list[str | Text]:
-    rates = [row.throughput_per_s for row in rows if row.throughput_per_s is not None]
-    if not rates:
-        return ["failed", "–", "–", "–", "–"]
+def _cells(
+    name: str, first: str, replicates: Sequence[Replicate], rows: Sequence[RunSummary], joined: RunSummary
+) -> list[str | Text]:
+    if joined.throughput_per_s is None:
+        return ["failed", *["–"] * 5]
     pair = pair_of(replicates, first, name) if name != first else None
     ratio = "–"
     if pair is not None:
         ratio = f"{pair.ratio:.2f}×" + (f" ({pair.low:.2f}–{pair.high:.2f})" if pair.low and pair.high else "")
-    rate = math.exp(fmean(map(math.log, rates)))  # over processes, as everywhere
+    interval = joined.throughput_interval
     return [
-        significant(rate, max(3, len(str(round(rate))))),
-        str(len(rates)),
+        rounded(joined.throughput_per_s, interval.half_width if interval else None),
+        format_share(interval.half_width) if interval else "–",
+        str(sum(row.throughput_per_s is not None for row in rows)),
         ratio,
         Text(pair.verdict, style=VERDICT_STYLE[pair.verdict]) if pair else "–",
         error_cell(farthest(row.numerics for row in rows)),

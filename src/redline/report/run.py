@@ -334,7 +334,8 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
 def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
     """A remark where the interleaved ratio contradicts the throughput column, which pools all rounds."""
     versus = row.vs_first
-    first = next((each for each in rows if versus is not None and each.recipe == versus.recipe), None)
+    beside = [each for each in rows if (each.model, each.task, each.batch) == (row.model, row.task, row.batch)]
+    first = next((each for each in beside if versus is not None and each.recipe == versus.recipe), None)
     if versus is None or versus.low is None or versus.high is None or first is None:
         return []
     if row.throughput_per_s is None or not first.throughput_per_s:

@@ -11,12 +11,11 @@ from redline.analyze.command_line import command_line
 from redline.analyze.curves import Curve
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
+from redline.analyze.trust import DISQUALIFYING
 from redline.identity import Subject
 from redline.spec import BASELINE, Frozen, RunSpec
 from redline.units import format_seconds, significant
 
-DISQUALIFYING = frozenset({"invalid", "throttled", "shared-gpu", "shared-cpu", "no-steady-state"})
-"""Doubts about a number that no recommendation may rest on; `noisy` is said beside it."""
 CLEARLY_FASTER = 1.03
 """Rows that were not interleaved have no interval: smaller differences are ignored."""
 
@@ -53,14 +52,14 @@ def _is_believable(row: RunSummary) -> bool:
 
 
 def is_decided(row: RunSummary) -> bool:
-    """Whether its comparison with the first settled the question, by times that are not doubted."""
+    """Whether its comparison with the first settled the question, by times of both that are not doubted."""
     versus = row.vs_first
     return (
         versus is not None
-        and versus.low is not None
         and versus.verdict != "inconclusive"
-        and _is_believable(row)
-        and not row.verdict.doubts("throughput")
+        and not versus.first_doubted
+        and row.throughput_per_s is not None
+        and row.verdict.settles
     )
 
 

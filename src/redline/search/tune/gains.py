@@ -200,8 +200,11 @@ def with_winners(
     tunes: Sequence[TuneSummary],
     subjects: Mapping[str, Subject],
     rows: Mapping[str, RunSummary],
+    lines: Sequence[Line] = (),
 ) -> list[Advice]:
     """A search saw its recipes in several processes: the best of its replicates alone would flatter.
+
+    Where a winner was measured again after its search, `lines` have both and speak for it.
 
     `tunes`: newest last; of several that asked the same about one subject and batch, one that ended speaks before one
     that was cut short, then the newest. `subjects` and `rows`: by record.
@@ -217,12 +220,29 @@ def with_winners(
     told: list[Advice] = []
     for subject in about:
         own = suggested.get(subject)
-        winners = _winners(subject, list(searched[subject].values()), rows) if subject in searched else []
+        about_it = list(searched.get(subject, {}).values())
+        speaking = [tune for tune in about_it if not _is_overtaken(tune, subject, lines)]
+        winners = _winners(subject, speaking, rows)
         # A search that found nothing speaks for what it measured, and for nothing else.
-        measured = {record_id for tune in searched.get(subject, {}).values() for record_id in tune.record_ids}
+        measured = {record_id for tune in speaking for record_id in tune.record_ids}
         told += winners or ([own] if own is not None and own.record_id not in measured else [])
         told += [each for each in advice if each.subject == subject and each.kind != "recipe"]
     return told
+
+
+def _is_overtaken(tune: TuneSummary, subject: Subject, lines: Sequence[Line]) -> bool:
+    """Whether its winner has been measured since, in other processes: one recipe has one ratio."""
+    winner, own = tune.leader, set(tune.record_ids)
+    if winner is None or tune.objective != "throughput":
+        return False
+    return any(
+        line.subject == subject
+        and (line.row.recipe, line.row.batch) == (winner.recipe, winner.batch)
+        and line.row.vs_first is not None
+        and not line.is_capture
+        and not own.issuperset(record.id for record, _ in line.processes)
+        for line in lines
+    )
 
 
 def _winners(subject: Subject, tunes: Sequence[TuneSummary], rows: Mapping[str, RunSummary]) -> list[Advice]:
@@ -285,7 +305,8 @@ def _headline(finding: TuneSummary, winner: Winner, where: str) -> str:
             f"{winner.recipe} is the fastest that was found for {finding.model}{where}; the baseline itself has no time"
         )
     device = finding.device_name or finding.device
-    faster = f"{winner.ratio:.2f}×{_between(winner.low, winner.high)} as fast as {BASELINE} on {device}{where}"
+    by = "" if finding.objective == "throughput" else f" by {finding.objective}"
+    faster = f"{winner.ratio:.2f}×{_between(winner.low, winner.high)} as fast{by} as {BASELINE} on {device}{where}"
     if certainty_of(winner) == "one process":
         did = "trained" if finding.task == "train" else "ran"
         return f"{winner.recipe} {did} {finding.model} {faster} in one process: whether it does in others is not known"
