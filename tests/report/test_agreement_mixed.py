@@ -20,6 +20,7 @@ from redline.analyze.summary import RunSummary, with_price
 from redline.api.race import RaceResult
 from redline.api.tune import tune
 from redline.api.workspace import Workspace
+from redline.protocol import SwitchChoice
 from redline.record import Failure, RunRecord
 from redline.report.answers import answers_of
 from redline.report.contents import Contents, contents_of
@@ -252,9 +253,11 @@ def test_a_search_and_a_later_race_of_its_winner_have_one_ratio(tmp_path: Path) 
     def seconds(spec: RunSpec) -> float:
         return 0.012 * (0.4 if "fp16" in str(spec.recipe) else 1.0)
 
-    door = fake_door(offset_sigma=0.05, step_s=seconds)
+    choices = tuple(SwitchChoice(switch=name, family=name) for name in ("fp16", "channels-last"))
+    door = fake_door(offset_sigma=0.01, step_s=seconds, choices=choices)
     with Workspace(door=door, history=tmp_path / "history.sqlite") as workspace:
-        found = tune("resnet50", batch=32, device="cuda:0", budget="60s", workspace=workspace)
+        settings = {"batch": 32, "device": "cuda:0", "budget": "30m", "launch": {"door": "fake"}}
+        found = tune("resnet50", clock=lambda: door.clock_s, workspace=workspace, **settings)  # type: ignore[arg-type]
         assert found.summary.leader is not None
         recipe = found.summary.leader.recipe
         assert recipe != "baseline"
