@@ -36,6 +36,7 @@ ALL_CHARTS = {
     "cold",
     "phases",
     "kernels",
+    "treemap",
     "roofline",
     "telemetry",
 }
@@ -66,6 +67,13 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def replicated_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes of each recipe, and two profiles."""
+    records = [*race_records(), *race_records(), captured("h200_resnet50_fp32_b32"), captured()]
+    return page_of(tmp_path_factory.mktemp("replicated"), records, ceilings_of=ceilings_of)
+
+
 def draw_all(browser: Any) -> None:
     for name in browser.ask("return [...document.querySelectorAll('section[data-chart]')].map(s => s.dataset.chart)"):
         browser.ask("document.getElementById(arguments[0]).scrollIntoView()", f"chart-{name}")
@@ -76,7 +84,8 @@ def points(browser: Any, chart: str) -> int:
     """How many numbers plotly was given and shows in this chart."""
     return browser.ask(
         "const plot = document.querySelector(`#chart-${arguments[0]} .plot`);"
-        "return (plot.data || []).reduce((sum, trace) => sum + [...trace.x].filter((x, at) => x !== null && trace.y[at] !== null).length, 0)",
+        "return (plot.data || []).reduce((sum, trace) => sum + (trace.type === 'treemap' ? trace.values.length : "
+        "[...trace.x].filter((x, at) => x !== null && trace.y[at] !== null).length), 0)",
         chart,
     )
 
@@ -419,6 +428,43 @@ def test_the_table_is_searched_chosen_pinned_and_opened(browser: Any, tmp_path: 
     browser.driver.get(address)
     browser.until("return document.documentElement.dataset.ready")
     assert set(column(browser, "model")) == {"vit_b_16"}
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)], ids=["desktop-light", "phone-dark"])
+def test_two_ticked_rows_are_set_beside_each_other(browser: Any, replicated_page: Path, dark: bool, width: int) -> None:
+    browser.look_like(dark=dark, width=width, height=900)
+    browser.open(replicated_page)
+    assert browser.ask("return document.getElementById('compare').hidden")
+    tick = "document.querySelector(`input.compare[aria-label='compare ${arguments[0]}']`).click()"
+    browser.ask(tick, "fp16")
+    assert "tick another row" in browser.ask("return document.getElementById('picked').innerText")
+    browser.ask(tick, "fp16+compile")
+    browser.until("return document.querySelector('#compare .plot').data?.length === 2")
+    told = browser.ask("return document.getElementById('compare').innerText")
+    assert "without an interval: they were not set against each other in turns" in told
+    assert "redline race resnet50 --batch 32 -r fp16 -r fp16+compile decides it" in told
+    browser.ask("document.getElementById('uncompare').click()")
+    browser.ask(tick, "fp16")
+    browser.ask(tick, "baseline")
+    told = browser.ask("return document.getElementById('compare').innerText")
+    assert "B is faster than A: fp16 runs at 2.5" in told
+    assert "measured in turns" in told
+    browser.driver.get("about:blank")  # the address brings the same back
+    browser.driver.back()
+    browser.until("return document.documentElement.dataset.ready && !document.getElementById('compare').hidden")
+    profiles = (
+        "return [...document.querySelectorAll('input.compare')].filter(b => b.closest('tr').innerText.includes('H200'))"
+    )
+    browser.ask("document.getElementById('uncompare').click()")
+    browser.ask("[...document.querySelectorAll('[data-show=place]')].filter(b => !b.checked).forEach(b => b.click())")
+    for number in range(2):
+        browser.ask(f"({profiles.removeprefix('return ')})[{number}].click()")
+    told = browser.ask("return document.getElementById('compare').innerText")
+    assert "Kernel by kernel" in told
+    assert "By class, per step: convolution" in told
+    browser.ask("document.querySelector('#table tbody tr[data-record]').click()")
+    assert browser.ask("return document.documentElement.scrollWidth") <= width
     assert browser.console() == []
 
 

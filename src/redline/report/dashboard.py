@@ -234,6 +234,13 @@ SECTIONS = (
         wide=True,
     ),
     Section(
+        "treemap",
+        "Kernels by their time",
+        "Each area is as large as the time of a kernel; kernels of one class lie together. Click a class to look closer.",
+        lambda payload: any(profile["kernels"] for profile in payload["profiles"]),
+        wide=True,
+    ),
+    Section(
         "roofline",
         "Roofline",
         "Runs below the device's ceilings. The distance upwards is headroom.",
@@ -262,6 +269,7 @@ SCRIPTS = (
     "charts.js",
     "table.js",
     "answers.js",
+    "compare.js",
     "boxes.js",
     "main.js",
 )

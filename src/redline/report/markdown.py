@@ -137,7 +137,7 @@ def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
     yield "## Pictures"
     yield ""
     for title, place in pictures.items():
-        yield f"![{title}]({place})"
+        yield f"![{escaped(title, 160)}]({place})"
         yield ""
 
 

@@ -125,7 +125,7 @@ TRAININGS = 60
 """So many of the newest are in the page: a page of thousands of records must still open at once."""
 QUANTILES = 61
 TELEMETRY_SAMPLES = 400
-KERNELS = 15
+KERNELS = 40
 
 TELEMETRY = ("utilisation", "memory_used_bytes", "power_w", "temperature_c", "clock_hz")
 
@@ -143,6 +143,7 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "profiles": list(_profiles(contents)),
         "rooflines": msgspec.to_builtins(contents.rooflines),
         "lanes": list(_lanes(contents)),
+        "processes": _processes(contents),
         "trainings": list(_trainings(contents)),
         "loads": list(_loads(contents)),
         "gain_paths": list(_gain_paths(contents)),
@@ -248,6 +249,7 @@ def _profile(profile: Profile) -> dict[str, Any]:
             for phase in profile.phases
         ],
         "steps": profile.steps_seen,
+        "findings": [finding.code for finding in profile.findings],
         "kernels": [
             {
                 "name": row.short_name[:120],
@@ -267,6 +269,22 @@ def _lanes(contents: Contents) -> Iterator[dict[str, Any]]:
     for record_id, lanes in contents.lanes.items():
         if record_id in numbers:
             yield {"row": numbers[record_id], **msgspec.to_builtins(lanes)}
+
+
+PROCESSES = 30
+"""Of each line, the newest."""
+
+
+def _processes(contents: Contents) -> dict[str, list[list[Any]]]:
+    """By the number of a line that several processes measured: record, speed and trust of each."""
+    return {
+        str(number): [
+            [record.id, short(row.throughput_per_s), ", ".join(row.verdict.labels)]
+            for record, row in line.processes[-PROCESSES:]
+        ]
+        for number, line in enumerate(contents.lines)
+        if len(line.processes) > 1
+    }
 
 
 def _gain_paths(contents: Contents) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from redline.identity import Subject
 from redline.report.canvas import COLOURS, LABEL, label_text, log_ticks, new_figure, save_figure
 from redline.report.contents import Contents
 from redline.report.load import plot_loads
+from redline.report.step import draw_step
 from redline.report.terminal import one_line
 from redline.report.train import draw_trainings
 from redline.spec import BASELINE
@@ -38,8 +39,21 @@ def draw_pictures(contents: Contents, folder: Path) -> dict[str, Path]:
         "Trainings": draw_trainings(contents.trainings, folder / "training.png") if contents.trainings else None,
         "Latency under load": plot_loads(contents.loads, folder / "load.png") if contents.loads else None,
         "Recipes compared": _recipes(contents, folder / "recipes.png"),
+        **_steps(contents, folder),
     }
     return {title: path for title, path in drawn.items() if path is not None}
+
+
+def _steps(contents: Contents, folder: Path) -> dict[str, Path]:
+    """One picture for each profile whose steps are known."""
+    captures = {each.capture.record_id: each.capture for each in contents.profiles if each.capture is not None}
+    drawn = {}
+    for number, (record_id, lanes) in enumerate(contents.lanes.items(), 1):
+        capture = captures[record_id]
+        batch = f" · batch {capture.batch}" if capture.batch else ""
+        title = f"The captured step: {capture.model} · {capture.task} · {capture.recipe}{batch}"
+        drawn[title] = draw_step(lanes, title, folder / ("step.png" if number == 1 else f"step-{number}.png"))
+    return drawn
 
 
 def _against_batch(

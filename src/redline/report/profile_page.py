@@ -12,6 +12,7 @@ from redline.analyze.profile import Profile
 from redline.report.dashboard import lanes_script, script_policy
 from redline.report.payload import as_json
 from redline.report.profile_facts import PERFETTO, facts, hints, idle_parts, title, told_time
+from redline.report.step import treemap
 from redline.trace.lanes import Lanes
 from redline.trace.memory import MemoryLine
 from redline.trace.timeline import Strip
@@ -25,6 +26,8 @@ OPERATORS_SHOWN = 100
 PARTS_SHOWN = 60
 ROW_HEIGHT = 16
 LEAST_WIDTH = 0.8
+MAP_HEIGHT = 300
+MAP_COLOURS = 6
 DEEPEST_ROW = 40
 NEARLY_ALL = 0.97
 
@@ -52,6 +55,8 @@ def profile_page(profile: Profile, lanes: Lanes | None = None) -> str:
         memory=[(line, _curve(line)) for line in profile.memory if line.on_device],
         width=WIDTH,
         height=HEIGHT,
+        tiles=_tiles(profile),
+        map_height=MAP_HEIGHT,
         kernels=profile.kernels[:KERNELS_SHOWN],
         operators=profile.operators[:OPERATORS_SHOWN],
         limits=profile.limits[:OPERATORS_SHOWN],
@@ -61,6 +66,22 @@ def profile_page(profile: Profile, lanes: Lanes | None = None) -> str:
         script=Markup(script),
         policy=f"default-src 'none'; style-src 'unsafe-inline'{script_policy(script) if script else ''}",
     )
+
+
+def _tiles(profile: Profile) -> list[dict[str, Any]]:
+    """The treemap, with the colour of each tile's class and a name where it has room."""
+    tiles = treemap(profile, WIDTH, MAP_HEIGHT)
+    colours = {
+        name: place % MAP_COLOURS for place, name in enumerate(dict.fromkeys(tile.kernel_class for tile in tiles))
+    }
+    return [
+        {
+            **tile._asdict(),
+            "colour": colours[tile.kernel_class],
+            "text": tile.short_name[: int(tile.width / 6.4)] if tile.width > 40 and tile.height > 14 else "",
+        }
+        for tile in tiles
+    ]
 
 
 def _flame(profile: Profile, side: Side) -> dict[str, Any] | None:

@@ -69,6 +69,8 @@ class Lanes(Frozen):
     phases: tuple[tuple[str, float, float], ...]
     """Name, start and length in microseconds."""
     flame: tuple[Flame, ...]
+    steps: tuple[tuple[float, float], ...] = ()
+    """Start and length of each step on the host, where the trace marks them."""
     left_out: int = 0
     """Boxes too short to be shown."""
 
@@ -106,6 +108,10 @@ def lanes_of(trace: Trace, most: int = MOST_BOXES) -> Lanes | None:
             for start, stop in zip(when.start[:200], when.end[:200], strict=True)
         ),
         flame=tuple(_flame(host, names)),
+        steps=tuple(
+            (_us(int(start) - begin), _us(int(stop - start)))
+            for start, stop in zip(one.steps.start, one.steps.end, strict=True)
+        ),
         lanes=tuple(lanes),
         names=tuple(names.numbers),
         left_out=len(trace.operators) + len(trace.work) - shown,
@@ -144,21 +150,25 @@ def _host_lanes(host: HostView, begin: int, least: int, names: _Names) -> Iterat
 
 
 def _device_lanes(runs: Sequence[DeviceRun], begin: int, least: int, names: _Names) -> Iterator[Lane]:
+    """One lane for each device; its streams lie below each other."""
     for run in runs:
         links = run.view.links
         work = links.trace.work
+        streams = np.unique(work.stream[run.view.rows]).tolist()
+        depth = {stream: min(number, MOST_DEPTH - 1) for number, stream in enumerate(streams)}
         boxes = tuple(
             Box(
                 names(short_name(links.trace.names[work.name[row]])),
                 _us(int(work.start[row]) - begin),
                 _us(int(work.duration[row])),
-                0,
+                depth[int(work.stream[row])],
                 class_of(links.trace.names[work.name[row]]),
                 _us(int(links.launched_at[row]) - begin) if links.is_launched[row] else None,
             )
             for row in run.view.rows[work.duration[run.view.rows] >= least].tolist()
         )
-        yield Lane(label=f"device {run.view.device}", on_device=True, boxes=boxes)
+        several = f", {len(streams)} streams" if len(streams) > 1 else ""
+        yield Lane(label=f"device {run.view.device}{several}", on_device=True, boxes=boxes)
 
 
 def _gaps(runs: Sequence[DeviceRun], lanes: Sequence[int], begin: int) -> Iterator[Gap]:

@@ -37,7 +37,8 @@ function boxView(holder, { rows, gaps = [], bands = [], span, unit, zoomOnClick 
     const depth = 1 + row.boxes.reduce((most, box) => Math.max(most, box.depth), 0);
     const lane = { ...row, top: top + (row.label ? LABELS : 0), boxes: [...row.boxes].sort((one, other) => one.from - other.from) };
     lane.longest = lane.boxes.reduce((most, box) => Math.max(most, box.length), 0);
-    top = lane.top + depth * BOX_HEIGHT + LANE_GAP;
+    lane.bottom = lane.top + depth * BOX_HEIGHT;
+    top = lane.bottom + LANE_GAP;
     return lane;
   });
   const height = top + 16;
@@ -107,7 +108,14 @@ function boxView(holder, { rows, gaps = [], bands = [], span, unit, zoomOnClick 
       if (right < 0 || left > width() || right - left < 0.3) continue;
       const lane = lanes[gap.lane];
       pen.fillStyle = GAP_COLOURS[gap.cause] ?? "#8a94a3";
-      pen.fillRect(left, lane.top + BOX_HEIGHT - 1, Math.max(0.7, right - left), 4);
+      pen.fillRect(left, lane.bottom - 1, Math.max(0.7, right - left), 4);
+      // A gap that is wide enough says why, where nothing else stands.
+      if (right - left > 70 && lane.bottom - lane.top === BOX_HEIGHT) {
+        pen.fillStyle = ink;
+        pen.globalAlpha = 0.7;
+        pen.fillText(`idle: ${gap.cause}`, Math.max(left, 0) + 4, lane.top + BOX_HEIGHT / 2 - 1, right - Math.max(left, 0) - 8);
+        pen.globalAlpha = 1;
+      }
     }
     if (chosen && chosen.launch !== null && chosen.launch !== undefined) arrow(pen);
     pen.fillStyle = ink;
@@ -118,14 +126,23 @@ function boxView(holder, { rows, gaps = [], bands = [], span, unit, zoomOnClick 
   }
   function arrow(pen) {
     const lane = lanes.find((each) => each.boxes.includes(chosen));
-    const host = lanes.find((each) => !each.onDevice);
+    // From the thread that was at work when it was launched.
+    const hosts = lanes.filter((each) => !each.onDevice);
+    const host = hosts.find((each) => each.boxes.some((box) => box.from <= chosen.launch && chosen.launch <= box.from + box.length)) ?? hosts[0];
     if (!host) return;
     pen.strokeStyle = "#c8102e";
     pen.lineWidth = 1.5;
     pen.beginPath();
     pen.moveTo(at(chosen.launch), host.top);
-    pen.bezierCurveTo(at(chosen.launch), lane.top - 20, at(chosen.from), host.top + 20, at(chosen.from), lane.top);
+    const end = [at(chosen.from), lane.top + chosen.depth * BOX_HEIGHT];
+    pen.bezierCurveTo(at(chosen.launch), end[1] - 20, end[0], host.top + 20, ...end);
     pen.stroke();
+    pen.fillStyle = "#c8102e";
+    pen.beginPath();
+    pen.moveTo(end[0] - 4, end[1] - 7);
+    pen.lineTo(end[0] + 4, end[1] - 7);
+    pen.lineTo(...end);
+    pen.fill();
   }
   function zoom(factor, around = (view.from + view.to) / 2) {
     const length = Math.min(span, Math.max(span / 1e6, (view.to - view.from) * factor));
@@ -151,7 +168,7 @@ function boxView(holder, { rows, gaps = [], bands = [], span, unit, zoomOnClick 
         if (box.from > time + slack) break;
         if (box.depth === depth && time <= box.from + Math.max(box.length, slack)) return box;
       }
-      const gap = gaps.find((each) => lanes[each.lane] === lane && time >= each.from && time <= each.from + each.length && depth === 0);
+      const gap = gaps.find((each) => lanes[each.lane] === lane && time >= each.from && time <= each.from + each.length && y < lane.bottom + 4);
       if (gap) return { name: `idle: ${gap.cause}`, told: unit(gap.length), from: gap.from, length: gap.length };
     }
     return null;

@@ -179,6 +179,29 @@ const CHARTS = {
     return { traces, remark, layout: layout({ barmode: "stack", height: barHeight(profiles.length), xaxis: axis("% of the busy time", { range: [0, 100] }), yaxis: barAxis(labels) }) };
   },
 
+  treemap(rows, section, redraw) {
+    const shown = new Set(rows.map((row) => row.number));
+    const profiles = PAYLOAD.profiles.filter((profile) => shown.has(profile.row) && profile.kernels.length);
+    if (!profiles.length) return null;
+    const picked = pick(section, "profile", profiles.map((profile, at) => [String(at), `${ROWS[profile.row].recipe} · ${workloadName(ROWS[profile.row])}`]), redraw);
+    const profile = profiles[Number(picked)] ?? profiles[0];
+    const boxes = [];
+    for (const [place, each] of profile.classes.entries()) {
+      const own = profile.kernels.filter((kernel) => kernel.class === each.name);
+      const rest = each.total_s - own.reduce((sum, kernel) => sum + kernel.total_s, 0);
+      const told = `<b>${plain(each.name)}</b><br>${percent(each.share)}, ${seconds(each.total_s)} in ${each.calls} calls`;
+      boxes.push({ id: each.name, parent: "", label: each.name, value: 0, place, told });
+      for (const [number, kernel] of own.entries()) boxes.push({ id: `${each.name} ${number}`, parent: each.name, label: kernel.name, value: kernel.total_s, place, told: `<b>${plain(kernel.name, 90)}</b><br>${percent(kernel.share)}, ${seconds(kernel.total_s)} in ${kernel.calls} calls, ${seconds(kernel.mean_s)} each` });
+      if (rest > 1e-3 * each.total_s) boxes.push({ id: `${each.name} rest`, parent: each.name, label: own.length ? "others" : each.name, value: rest, place, told });
+    }
+    const trace = {
+      type: "treemap", branchvalues: "remainder", ids: boxes.map((box) => box.id), parents: boxes.map((box) => box.parent), labels: boxes.map((box) => plain(box.label, 60)), values: boxes.map((box) => box.value),
+      marker: { colors: boxes.map((box) => paletteColour(box.place)), line: { width: 1, color: colour("card") } }, tiling: { pad: 1 }, pathbar: { visible: true, thickness: 20 },
+      hoverinfo: "text", hovertext: boxes.map((box) => box.told), textinfo: "label+percent root", meta: "guide",
+    };
+    return { traces: [trace], layout: layout({ height: isNarrow() ? 380 : 340, margin: { l: 0, r: 0, t: 24, b: 0 }, showlegend: false }) };
+  },
+
   telemetry(rows, section, redraw) {
     const shown = new Set(rows.map((row) => row.number));
     const kept = new Map(PAYLOAD.telemetry.filter((each) => shown.has(each.row)).map((each) => [each.row, each]));

@@ -30,7 +30,9 @@ function keepState() {
   for (const [name, values] of chosen) for (const value of values) state.append(name, value);
   if (wanted) state.set("q", wanted);
   if (sorting.changed) state.set("sort", `${sorting.down ? "-" : ""}${sorting.name}`);
-  for (const name of hiddenColumns) state.append("hide", name);
+  if (columnsChosen) for (const name of hiddenColumns) state.append("hide", name);
+  for (const id of pinned) state.append("pin", id);
+  for (const id of compared) state.append("compare", id);
   try {
     history.replaceState(null, "", `#${state}`);
   } catch {
@@ -44,7 +46,12 @@ function restoreState() {
   const sort = state.get("sort");
   const name = sort?.replace(/^-/, "");
   if (TABLE.some((column) => column.name === name)) Object.assign(sorting, { name, down: sort.startsWith("-"), changed: true });
-  if (state.has("hide")) hiddenColumns = new Set(state.getAll("hide"));
+  if (state.has("hide")) {
+    columnsChosen = true;
+    hiddenColumns = new Set(state.getAll("hide"));
+  }
+  for (const id of state.getAll("pin")) pinned.add(id);
+  compared.push(...state.getAll("compare").slice(0, 2));
 }
 
 function buildFilters(changed) {

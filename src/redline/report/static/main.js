@@ -75,6 +75,7 @@ function drawTimeline() {
 }
 
 function redrawAll() {
+  drawComparison();
   for (const each of boxViews) each.redraw();
   for (const section of SECTIONS) stale.add(section);
   drawStale();
@@ -102,6 +103,8 @@ async function start() {
   tellShown(shownRows());
   showAnswers(shownRows());
   drawTable(shownRows());
+  drawComparison();
+  document.getElementById("uncompare")?.addEventListener("click", () => { compared.length = 0; toggleCompared(null); });
   watchSections();
   drawTimeline();
   if (SECTIONS.length) {
@@ -111,6 +114,7 @@ async function start() {
       await loadLibrary();
       libraryReady = true;
       drawStale();
+      drawComparison();
     }
   }
   document.documentElement.dataset.ready = String(Math.round(performance.now()));

@@ -27,6 +27,8 @@ const sorting = { name: "created_at", down: true, changed: false };
 let page = 0;
 // On a phone only the numbers stay beside the recipe; the chooser brings the rest back.
 let hiddenColumns = new Set(isNarrow() ? TABLE.filter((column) => !["recipe", "batch", "throughput_per_s", "ratio"].includes(column.name)).map((column) => column.name) : []);
+// What a narrow page hides is not the reader's choice, so it does not go into the address.
+let columnsChosen = false;
 const opened = new Set();
 const pinned = new Set();
 const shownColumns = () => TABLE.filter((column) => !hiddenColumns.has(column.name));
@@ -84,7 +86,7 @@ function drawTable(rows) {
   for (const cell of document.querySelectorAll("#table th")) cell.hidden = hiddenColumns.has(cell.dataset.column);
   const ordered = sorted(rows).sort((one, other) => pinned.has(other.record_id) - pinned.has(one.record_id));
   body.replaceChildren(...ordered.slice(page * PAGE, (page + 1) * PAGE).flatMap((row) => (opened.has(row.record_id) ? [tableRow(row), detailRow(row)] : [tableRow(row)])));
-  document.getElementById("count").textContent = `${rows.length} row${rows.length === 1 ? "" : "s"}, one for all processes of a recipe. Click a column to sort by it, a row for its details; the download has what the filters leave, with every column.`;
+  document.getElementById("count").textContent = `${rows.length} row${rows.length === 1 ? "" : "s"}, one for all processes of a recipe. Click a column to sort by it, a row for its details and its processes, two boxes to compare them; the download has what the filters leave, with every column.`;
   document.getElementById("page").textContent = `${page + 1} of ${pages}`;
   document.getElementById("previous").disabled = page === 0;
   document.getElementById("next").disabled = page === pages - 1;
@@ -103,6 +105,7 @@ function tableRow(row) {
     const classes = ["text", "tight", "wide"].filter((name) => column[name]).join(" ");
     const cell = element("td", classes ? { class: classes } : {});
     if (column.name === "verdict") cell.append(...verdictChips(row));
+    else if (column.name === "recipe") cell.append(compareBox(row), element("span", { title: oneLine(row.recipe) }, cut(row.recipe, 60)));
     else {
       const told = column.show ? column.show(row) : row[column.name] ?? "–";
       cell.textContent = column.text ? cut(told, 60) : told;
@@ -113,12 +116,22 @@ function tableRow(row) {
   return line;
 }
 
+// A box to tick: two of them make the view of before and after.
+function compareBox(row) {
+  const box = element("input", { type: "checkbox", class: "compare", "aria-label": `compare ${oneLine(row.recipe)}`, title: "tick two rows to compare them" });
+  box.checked = compared.includes(row.record_id);
+  box.addEventListener("click", (event) => event.stopPropagation());
+  box.addEventListener("change", () => toggleCompared(row.record_id));
+  return box;
+}
+
 function detailRow(row) {
   const line = element("tr", { class: "detail" });
   const cell = element("td", { colspan: String(shownColumns().length) });
   const pin = element("button", { type: "button", class: "pin" }, pinned.has(row.record_id) ? "Unpin" : "Pin to the top");
   pin.addEventListener("click", () => {
     if (!pinned.delete(row.record_id)) pinned.add(row.record_id);
+    keepState();
     drawTable(shownRows());
   });
   const list = element("dl");
@@ -129,6 +142,11 @@ function detailRow(row) {
     ["roofline", known(row.roofline_s) ? `${seconds(row.roofline_s)}${known(row.headroom) ? `, ${figure(row.headroom)}× left` : ""}` : null], ["record", row.record_id],
   ];
   for (const [name, told] of facts) if (told) list.append(element("dt", {}, name), element("dd", {}, oneLine(told)));
+  const processes = PAYLOAD.processes[row.number] ?? [];
+  if (processes.length) {
+    const each = processes.map(([id, speed, verdict]) => `${id.slice(0, 13)}: ${known(speed) ? rate(speed, row.item) : "no speed"}, ${verdict}`);
+    list.append(element("dt", {}, "each process"), element("dd", { class: "each" }, each.join("\n")));
+  }
   cell.append(list, pin);
   if (row.command) cell.append(" ", element("code", {}, row.command), " ", element("button", { type: "button", class: "copy", "data-copy": row.command }, "Copy command"));
   line.append(cell);
@@ -143,6 +161,7 @@ function buildChooser(changed) {
     const box = element("input", { type: "checkbox", "data-show": column.name });
     box.checked = !hiddenColumns.has(column.name);
     box.addEventListener("change", () => {
+      columnsChosen = true;
       if (box.checked) hiddenColumns.delete(column.name);
       else hiddenColumns.add(column.name);
       changed();
