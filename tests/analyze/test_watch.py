@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redline.analyze.watch import Rates, Steps, drift_of, growth_of, main_logs, rates_of
-from redline.analyze.watch_findings import Evidence, advice_of
+from redline.analyze.watch import BY_BACKWARD, Rates, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.analyze.watch_findings import Evidence, advice_of, sync_gain
 from redline.bench.watch.clock import COLUMNS
 from redline.watching import PHASES
 
@@ -53,6 +53,56 @@ def test_two_optimizers_make_one_step() -> None:
 def test_a_critic_that_steps_more_often_sets_the_pace() -> None:
     log = FakeLog([row(n, caller=1.0 if n % 6 == 5 else 0.0) for n in range(60)])
     assert rates_of([log]).steps == 50
+
+
+def test_optimizers_that_take_turns_take_a_step_each() -> None:
+    """Each with a model and a batch of its own; a GAN's two pass through the same models."""
+    alone = FakeLog([row(n, caller=n % 2, models=1 << (n % 2)) for n in range(40)])
+    assert rates_of([alone]).steps == 40
+    together = FakeLog([row(n, caller=n % 2, models=3 if n % 2 else 1) for n in range(40)])
+    assert rates_of([together]).steps == 20
+    without_loader = FakeLog([row(n, caller=n % 2, models=1 << (n % 2), loaded=0.0, fed=8.0) for n in range(40)])
+    assert rates_of([without_loader]).steps == 40
+
+
+def test_steps_without_an_optimizer_end_with_their_backward_pass() -> None:
+    alone = [row(n, caller=BY_BACKWARD) for n in range(20)]
+    assert rates_of([FakeLog(alone)]).steps == 20
+    accumulating = [*alone[:3], *(row(n, caller=0.0) for n in range(3, 23))]
+    rates = rates_of([FakeLog(accumulating)])
+    assert (rates.steps, rates.samples) == (20, 23 * 32)  # the first ones were batches of the first step
+
+
+def test_evaluation_without_a_loader_is_set_aside_where_it_is_rare() -> None:
+    def rows(every: int) -> list[dict[str, float]]:
+        aside = {"forward": 5.02, "aside_forward": 5.0}
+        return [row(n, **(aside if n % every == 0 else {})) for n in range(40)]
+
+    assert rates_of([FakeLog(rows(10))]).steps_per_s == pytest.approx(10.0)
+    assert rates_of([FakeLog(rows(10))]).paused_s == pytest.approx(20.0)
+    assert rates_of([FakeLog(rows(1))]).paused_s == 0.0  # before every step: an agent that plays
+
+
+def test_without_a_loader_the_gap_before_the_model_is_waiting_for_data() -> None:
+    fields = {"data": 0.0, "other": 0.05, "before": 0.04, "loaded": 0.0, "fed": 8.0}
+    shares = rates_of([FakeLog([row(n, **fields) for n in range(20)])]).shares
+    assert (shares["data"], shares["other"]) == (pytest.approx(0.04 / 0.14), pytest.approx(0.01 / 0.14))
+    with_loader = rates_of([FakeLog([row(n, other=0.05, before=0.04) for n in range(20)])]).shares
+    assert with_loader["other"] == pytest.approx(0.05 / 0.15)
+
+
+def test_what_comes_after_the_last_step_is_counted() -> None:
+    steps = [row(n) for n in range(20)]
+    tail = {"kind": 2.0, "step": 20.0, "data": 1.0}
+    assert rates_of([FakeLog([*steps, tail])]).steps_per_s == pytest.approx(20 / 3)
+    early = {**tail, "step": 10.0}  # of an epoch that another one followed
+    assert rates_of([FakeLog([*steps[:10], early, *steps[10:]])]).steps_per_s == pytest.approx(10.0)
+
+
+def test_work_that_the_device_had_still_to_do_is_counted() -> None:
+    steps = [row(n) for n in range(20)]  # the last ends at 2.0 by the host's clock
+    on_device = {"kind": 1.0, "step": 19.0, "ended": 3.5, "paused": 0.5, "forward": 1.0}
+    assert rates_of([FakeLog([*steps, on_device])]).steps_per_s == pytest.approx(20 / 4)
 
 
 def test_ranks_share_their_steps_and_add_their_samples() -> None:
@@ -111,13 +161,25 @@ def test_memory_that_grows_is_told_apart_from_memory_that_varies() -> None:
     assert growth_of([], leaking[:5]) is None
 
 
+def test_memory_of_a_script_that_gets_ready_does_not_grow() -> None:
+    loading = [(float(n), int(1e9 + 5e7 * min(n, 40))) for n in range(80)]
+    assert growth_of([{"at": 41.0}], loading) is None
+    assert growth_of([{"at": 0.0}], loading[:41]) is not None
+
+
+def test_a_wait_that_is_left_out_saves_neither_the_hosts_work_nor_the_devices() -> None:
+    assert sync_gain(0.1) == pytest.approx(1 / 0.9)
+    assert sync_gain(0.5) == pytest.approx(2.0)
+    assert sync_gain(0.9) == pytest.approx(1 / 0.9)
+
+
 def seen(*, device: str = "cpu", usage: dict[str, Any] | None = None, models: dict[str, Any] | None = None,
          **shares: float) -> set[str]:  # fmt: skip
     """The codes of what is found."""
     told = {**dict.fromkeys(PHASES, 0.0), **shares}
     rates = Rates(
         steps=100, steps_per_s=10.0, samples_per_s=1.0, samples=1.0, first_step_s=0.1, median_step_s=0.1, outliers=0,
-        outlier_share=0.0, shares=told, device_clock=False, paused_s=0.0, loss=None,
+        outlier_share=0.0, shares=told, host_shares=told, device_clock=False, paused_s=0.0, loss=None,
     )  # fmt: skip
     process = {"device": {"kind": device, "capability": "9.0"}}
     found = advice_of(Evidence(rates=rates, process=process, usage=usage or {}, models=models or {}))

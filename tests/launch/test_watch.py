@@ -83,6 +83,16 @@ def test_an_interpreter_without_torch_is_left_as_it_is(tmp_path: Path) -> None:
     assert str(tmp_path) in path
 
 
+def test_torch_is_watched_also_where_somebody_only_asked_for_it_before(tmp_path: Path) -> None:
+    """As transformers does: is torch there? A stand-in for torch, which takes no time to import."""
+    (tmp_path / "torch.py").write_text("name = 'a stand-in'")
+    environment = watching_environment(tmp_path, None, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    script = "import importlib.util as u; print(u.find_spec('torch') is not None); import torch; print(torch.name)"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["True", "a stand-in"]
+    assert "this process is not watched" in done.stderr  # the hooks were put in, and found no torch
+
+
 def test_rows_and_facts_come_back_as_they_are_written(tmp_path: Path) -> None:
     spool, reader = Spool(str(tmp_path)), SpoolReader(tmp_path)
     assert reader.refresh() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,10 @@ FIRST_STEPS = 3
 """Are slower than those after them wherever memory is fetched and kernels are chosen: no outliers."""
 FEWEST_STEPS = 20
 """Below it nothing is said of drift."""
+RARELY = 0.5
+"""Of the steps: what happens before fewer of them is no part of a step."""
+BY_BACKWARD = -2.0
+"""Caller of a row that ended with a backward pass: no optimizer had been called until then."""
 SLOWDOWN = 1.10
 """A lasting change of the step time by less is not told."""
 
@@ -48,18 +53,71 @@ class Steps:
         host = rows[rows[:, column["kind"]] == 0] if len(rows) and column else np.empty((0, max(len(column), 1)))
         self._of_device = rows[rows[:, column["kind"]] == 1] if len(rows) and column else host
         self._column = column
-        groups = _groups(host[:, column["caller"]]) if len(host) else np.empty(0, dtype=int)
+        groups = self._groups(host) if len(host) else np.empty(0, dtype=int)
         self.count = int(groups[-1]) + 1 if len(groups) else 0
         self.phases_s = self._summed(host, groups, PHASES)
-        self.wall_s: Table = self.phases_s.sum(axis=1)
         self.paused_s = self._summed(host, groups, ("paused",))[:, 0]
         self.loaded = self._summed(host, groups, ("loaded",))[:, 0]
         self.fed = self._largest(host, groups, "fed")
         self.ended_s = self._largest(host, groups, "ended")
         self.is_profiled = self._largest(host, groups, "profiled") > 0
+        self.has_loader = bool(self.loaded.sum() > 0)
+        self._gap_share = 0.0
+        """Of `other`, what is called data although no DataLoader says so."""
+        self._set_evaluation_aside(self._summed(host, groups, [f"aside_{name}" for name in PHASES]))
+        if not self.has_loader:
+            self._call_gaps_data(self._summed(host, groups, ("before",))[:, 0])
+        self.wall_s: Table = self.phases_s.sum(axis=1)
+        self.lag_s = self._lag_s(host)
+        self.tail_s = self._tail_s(rows, host)
+        """By phase: what came after the last step until its loader was through."""
         losses = host[:, column["loss"]] if len(host) else np.empty(0)
         known = losses[np.isfinite(losses)]
         self.loss: float | None = float(known[-1]) if len(known) else None
+
+    def _lag_s(self, host: Table) -> float:
+        """By how much the device was behind the host when it was last looked at: work that was issued and not done yet."""
+        if not len(self._of_device):
+            return 0.0
+        at = self._column
+        last = self._of_device[-1]
+        ended = host[host[:, at["step"]] == last[at["step"]], at["ended"]]
+        return max(float(last[at["ended"]] - (ended[0] - last[at["paused"]])), 0.0) if len(ended) else 0.0
+
+    def _tail_s(self, rows: Table, host: Table) -> Table:
+        if not len(host):
+            return np.zeros(len(PHASES))
+        at = self._column
+        tails = rows[(rows[:, at["kind"]] == 2) & (rows[:, at["step"]] > host[-1, at["step"]])]
+        return tails[-1, [at[name] for name in PHASES]] if len(tails) else np.zeros(len(PHASES))
+
+    @property
+    def seconds(self) -> float:
+        """That all counted steps took, with what came after the last one, by host or device, whichever took longer."""
+        return float(self.wall_s[self.counted].sum()) + max(self.lag_s, float(self.tail_s.sum()))
+
+    def _groups(self, host: Table) -> Any:
+        names = ("caller", "loaded", "models")
+        return groups_of(*(host[:, self._column[name]] for name in names))
+
+    def _set_evaluation_aside(self, aside_s: Table) -> None:
+        """Evaluation without a DataLoader: passes in evaluation mode that come before some of the steps.
+
+        Before most of them they belong to the step, as when an agent plays before it learns.
+        """
+        has_aside = aside_s.sum(axis=1) > 0
+        if 0 < has_aside.sum() < RARELY * self.count:
+            self.paused_s = self.paused_s + aside_s.sum(axis=1)
+            self.phases_s = np.maximum(self.phases_s - aside_s, 0.0)
+
+    def _call_gaps_data(self, before_s: Table) -> None:
+        """Without a DataLoader, what passes between a step and the next use of the model is getting the batch."""
+        data, other = PHASES.index("data"), PHASES.index("other")
+        moved = np.minimum(np.maximum(before_s, 0.0), self.phases_s[:, other])
+        whole = float(self.phases_s[:, other].sum())
+        self._gap_share = float(moved.sum()) / whole if whole > 0 else 0.0
+        self.phases_s[:, data] += moved
+        self.phases_s[:, other] -= moved
 
     def _summed(self, host: Table, groups: Any, names: Sequence[str]) -> Table:
         total = np.zeros((self.count, len(names)))
@@ -94,29 +152,42 @@ class Steps:
     def has_device_clock(self) -> bool:
         return len(self._of_device) > 0
 
-    def shares(self) -> dict[str, float]:
+    def shares(self, *, of_host: bool = False) -> dict[str, float]:
         """Of the counted steps' time, by the device's clock where there is one."""
-        if self.has_device_clock:
+        if self.has_device_clock and not of_host:
             spent = self._of_device[:, [self._column[name] for name in PHASES]].sum(axis=0)
+            data, other = PHASES.index("data"), PHASES.index("other")
+            gaps = spent[other] * self._gap_share
+            spent[data], spent[other] = spent[data] + gaps, spent[other] - gaps
         else:
-            spent = self.phases_s[self.counted].sum(axis=0) if self.count else np.zeros(len(PHASES))
+            spent = self.phases_s[self.counted].sum(axis=0) + self.tail_s if self.count else np.zeros(len(PHASES))
         whole = float(spent.sum())
         return {name: float(seconds) / whole for name, seconds in zip(PHASES, spent, strict=True)} if whole > 0 else {}
 
 
-def _groups(optimizers: Table) -> Any:
-    """The number of the loop's step that each call of an optimizer belongs to.
+def groups_of(callers: Table, loaded: Table, models: Table) -> Any:
+    """The number of the loop's step that each row belongs to.
 
-    A step ends before an optimizer that it has already called is called again: a GAN calls two in each.
+    A step ends before an optimizer that it has already called is called again: a GAN calls two in each. Optimizers
+    that take turns, each with a batch and a model of its own, take a step each. Rows that ended with a backward pass
+    belong to the first call of an optimizer after them, where there is one.
     """
-    if len(set(optimizers.tolist())) <= 1:
-        return np.arange(len(optimizers))
-    groups, called, number = [], set[float](), 0
-    for optimizer in optimizers.tolist():
-        if optimizer in called:
+    if len(set(callers.tolist())) <= 1:
+        return np.arange(len(callers))
+    has_optimizer = bool((callers != BY_BACKWARD).any())
+    has_loader = bool(loaded.sum() > 0)
+    groups: list[int] = []
+    called, seen, number = set[float](), 0, 0
+    for caller, batch, mask in zip(callers.tolist(), loaded.tolist(), models.tolist(), strict=True):
+        if caller == BY_BACKWARD and has_optimizer:
+            groups.append(number)
+            continue
+        is_apart = seen != 0 and mask != 0 and not (int(seen) & int(mask)) and (batch > 0 or not has_loader)
+        if called and (caller in called or is_apart):
             number += 1
-            called = set()
-        called.add(optimizer)
+            called, seen = set(), 0
+        called.add(caller)
+        seen |= int(mask)
         groups.append(number)
     return np.array(groups)
 
@@ -131,6 +202,8 @@ class Rates(Frozen):
     outliers: int
     outlier_share: float | None
     shares: dict[str, float]
+    host_shares: dict[str, float]
+    """Of the host's time: what it does while the device may be busy with something else."""
     device_clock: bool
     paused_s: float
     loss: float | None
@@ -143,11 +216,11 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     if lead is None or not lead.count:
         return Rates(
             steps=0, steps_per_s=None, samples_per_s=None, samples=0.0, first_step_s=None, median_step_s=None,
-            outliers=0, outlier_share=None, shares={}, device_clock=False, paused_s=0.0, loss=None,
+            outliers=0, outlier_share=None, shares={}, host_shares={}, device_clock=False, paused_s=0.0, loss=None,
         )  # fmt: skip
     kept = lead.counted
     wall = lead.wall_s[kept]
-    whole = float(wall.sum())
+    whole = lead.seconds
     middle = float(np.median(wall))
     later = wall[FIRST_STEPS:]
     slow = later[later > OUTLIER * middle]
@@ -163,6 +236,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
         outliers=len(slow),
         outlier_share=float((slow - middle).sum()) / whole if whole > 0 else None,
         shares=lead.shares(),
+        host_shares=lead.shares(of_host=True),
         device_clock=lead.has_device_clock,
         paused_s=float(lead.paused_s.sum()),
         loss=lead.loss,
@@ -170,8 +244,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
 
 
 def _samples_per_s(rank: Steps) -> float | None:
-    kept = rank.counted
-    whole, samples = float(rank.wall_s[kept].sum()), float(rank.samples[kept].sum())
+    whole, samples = rank.seconds, float(rank.samples[rank.counted].sum())
     return samples / whole if whole > 0 and samples > 0 else None
 
 
@@ -224,7 +297,8 @@ def growth_of(pulses: Sequence[dict[str, Any]], resident: Sequence[tuple[float, 
     A GPU's allocated memory by the process's own pulses, else what the operating system says of its memory.
     """
     held = [(each["at"], each["memory"]["allocated"]) for each in pulses if each.get("memory", {}).get("allocated")]
-    series = held or list(resident)
+    first = pulses[0]["at"] if pulses else -math.inf  # before the first steps it is the script that gets ready
+    series = held or [look for look in resident if look[0] >= first]
     late = series[len(series) // 3 :]
     if len(late) < 12:
         return None

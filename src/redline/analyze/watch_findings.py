@@ -25,6 +25,8 @@ OTHER_SHARE = 0.15
 MODEL_SHARE = 0.3
 """Changes to the arithmetic are not proposed where the model takes less of the time."""
 
+LISTENED_STEPS = 10
+"""What makes the host wait is listened to in so many steps."""
 TENSOR_CORES_GAIN = 16.0
 """Products in fp16 or bf16 over strict fp32: about the most that any data sheet says."""
 TF32_GAIN = 8.0
@@ -45,6 +47,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def share(self, *phases: str) -> float:
         return sum(self.rates.shares.get(phase, 0.0) for phase in phases)
+
+    def host_share(self, *phases: str) -> float:
+        return sum(self.rates.host_shares.get(phase, 0.0) for phase in phases)
+
+    def waited_share(self, seconds: float) -> float:
+        """Of the host's time, what it waited in the few steps in which its waits were listened to."""
+        middle = self.rates.median_step_s
+        return min(seconds / LISTENED_STEPS / middle, 0.99) if middle else 0.0
 
     @property
     def on_gpu(self) -> bool:
@@ -79,6 +89,14 @@ def gain(share: float) -> float:
 def partial_gain(share: float, times: float) -> float:
     """Where this share becomes `times` faster."""
     return gain(share * (1 - 1 / times))
+
+
+def sync_gain(share: float) -> float:
+    """Where the host waits for the device for this share of its time and would not have to.
+
+    It still has to do the rest, and the device still has to do what it did meanwhile.
+    """
+    return min(1 / max(1 - share, share), LARGEST_GAIN)
 
 
 def advice_of(evidence: Evidence) -> tuple[Advice, ...]:
@@ -130,7 +148,8 @@ def _worker_restarts(seen: Evidence) -> Iterator[Advice]:
 
 def _pageable(seen: Evidence) -> Iterator[Advice]:
     copies = seen.usage.get("copies", {})
-    share = seen.share("copy")
+    on_host = seen.host_share("copy")
+    share = max(seen.share("copy"), on_host)
     asked = copies.get("asked", 0)
     if not seen.on_gpu or not asked or share < WORTH_TELLING:
         return
@@ -139,34 +158,43 @@ def _pageable(seen: Evidence) -> Iterator[Advice]:
             code="pageable-copies",
             text=f"batches are copied to the GPU from pageable memory, which takes {format_share(share)} of the time",
             change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
-            # Pageable batches also cost time where they are received and freed, which is between the steps.
-            gain_bound=gain(seen.share("copy", "data", "other")),
+            gain_bound=_pinning_gain(seen),
         )
-    elif copies["blocking"] > asked / 2:
+    elif copies["blocking"] > asked / 2 and sync_gain(on_host) >= 1 + WORTH_TELLING:
         yield Advice(
             code="blocking-copies",
-            text=f"the host waits for each copy to the GPU although the batches are pinned: {format_share(share)} of the time",
+            text=f"the host waits for each copy to the GPU although the batches are pinned: {format_share(on_host)} of its "
+            "time; it then cannot issue the next work ahead",
             change="batch.to(device, non_blocking=True)",
-            gain_bound=gain(share),
+            gain_bound=sync_gain(on_host),
         )
+
+
+def _pinning_gain(seen: Evidence) -> float:
+    """Pageable batches also cost time where they are received and freed, which is between the steps.
+
+    What the host does besides stays; so does what the device computes, less what it idles while the host catches up.
+    """
+    host = 1 - seen.host_share("copy", "data", "other")
+    device = seen.share("forward", "backward", "optimizer") - host
+    return max(gain(1 - max(host, device, 1e-3)), gain(seen.share("copy")))
 
 
 def _waits(seen: Evidence) -> Iterator[Advice]:
     waits = sorted(seen.usage.get("waits", []), key=lambda wait: -wait["seconds"])
-    listened, middle = 10, seen.rates.median_step_s
-    if not seen.on_gpu or not waits or not middle:
+    if not seen.on_gpu or not waits:
         return
-    per_step = sum(wait["count"] for wait in waits) / listened
-    share = min(sum(wait["seconds"] for wait in waits) / listened / middle, 0.99)
-    if per_step < 0.5 or share < WORTH_TELLING:
+    per_step = sum(wait["count"] for wait in waits) / LISTENED_STEPS
+    share = seen.waited_share(sum(wait["seconds"] for wait in waits))
+    if per_step < 0.5 or share < WORTH_TELLING or sync_gain(share) < 1 + WORTH_TELLING:
         return
     places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
     yield Advice(
         code="sync-in-loop",
-        text=f"the host waits for the GPU {per_step:.0f}× per step, {format_share(share)} of the time, at {places}; "
+        text=f"the host waits for the GPU {per_step:.0f}× per step, {format_share(share)} of its time, at {places}; "
         "it then cannot issue the next work ahead",
         change="keep metrics on the GPU (total += loss.detach()) and read them every 50 steps or at the end of an epoch",
-        gain_bound=gain(share),
+        gain_bound=sync_gain(share),
     )
 
 
@@ -260,7 +288,8 @@ def _scaler(seen: Evidence) -> Iterator[Advice]:
             code="needless-grad-scaler",
             text=f"GradScaler scales the loss and checks every gradient, but the model computes in {formats}",
             change="call loss.backward() and optimizer.step() without GradScaler",
-            gain_bound=gain(min(seen.share("optimizer", "other"), 0.5)),
+            gain_bound=gain(min(seen.share("optimizer", "other"), 0.5))
+            * sync_gain(seen.waited_share(seen.usage.get("optimizer_wait_s", 0.0))),
         )
     if autocast == "torch.float16" and not is_on and seen.rates.steps:
         yield Advice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Any
 
 import pytest
@@ -38,9 +39,11 @@ class Loop:
         self.at += seconds
         self.clock.leave()
 
-    def forward(self, seconds: float, *, gradients: bool = True) -> None:
+    def forward(self, seconds: float, *, gradients: bool = True, evaluates: bool = False) -> None:
         self.clock.saw_forward(1, 8.0, gradients)
-        self.spend(FORWARD, seconds)
+        self.clock.enter(FORWARD)
+        self.at += seconds
+        self.clock.leave_forward(gradients, evaluates)
 
     def step(self, seconds: float, optimizer: object | None = None) -> None:
         self.clock.enter_optimizer(optimizer or self.optimizer)
@@ -85,6 +88,69 @@ def test_forward_and_backward_in_an_optimizers_closure_are_not_the_optimizers() 
     loop.at += 0.5
     loop.clock.leave_optimizer(loop.optimizer)
     assert (loop.last["forward"], loop.last["backward"], loop.last["optimizer"]) == (2.0, 3.0, 0.5)
+
+
+def test_a_closure_that_is_called_again_sees_the_same_samples() -> None:
+    """LBFGS: several evaluations per step."""
+    loop = Loop()
+    loop.clock.enter_optimizer(loop.optimizer)
+    for _ in range(3):
+        loop.forward(1.0)
+        loop.clock.saw_backward(0.5)
+        loop.spend(BACKWARD, 1.0)
+    loop.clock.leave_optimizer(loop.optimizer)
+    assert (loop.last["fed"], loop.last["backwards"]) == (8.0, 3.0)
+
+
+def test_what_comes_between_batch_and_model_is_not_the_models() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.batch(1.0)
+        loop.spend(None, 4.0)
+        loop.forward(2.0)
+        loop.spend(None, 0.5)
+        loop.spend(OPTIMIZER, 0.25)  # zero_grad between the loss and its backward pass
+        loop.spend(None, 0.5)
+        loop.spend(BACKWARD, 1.0)
+        loop.step(1.0)
+    assert (loop.last["other"], loop.last["before"], loop.last["forward"]) == (4.0, 4.0, 3.0)
+
+
+def test_without_an_optimizer_a_step_ends_when_the_next_batch_is_used() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.spend(None, 1.0)
+        loop.forward(2.0)
+        loop.clock.saw_backward(0.5)
+        loop.spend(BACKWARD, 3.0)
+    assert [row["caller"] for row in loop.spool.rows] == [-2.0, -2.0]
+    assert (loop.last["forward"], loop.last["backward"], loop.last["other"]) == (2.0, 3.0, 1.0)
+    loop.step(1.0)  # the first call of an optimizer: from now on it counts the steps
+    loop.forward(2.0)
+    loop.clock.saw_backward(0.5)
+    loop.spend(BACKWARD, 3.0)
+    loop.forward(2.0)
+    assert [row["caller"] for row in loop.spool.rows] == [-2.0, -2.0, 0.0]
+
+
+def test_the_thread_that_trains_may_be_followed_by_another() -> None:
+    loop, heard = Loop(), []
+
+    def train() -> None:
+        heard.append(loop.clock.hears())
+        loop.step(1.0)
+
+    for _ in range(2):
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert heard == [True, True]
+    loop.step(1.0)
+    other = threading.Thread(target=lambda: heard.append(loop.clock.hears()))
+    assert loop.clock.hears()  # the others have ended
+    other.start()
+    other.join()
+    assert heard == [True, True, False]
 
 
 def test_a_wrapped_optimizer_takes_one_step() -> None:

@@ -33,6 +33,7 @@ class Facts:
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._waits: Counter[str] = Counter()
         self._wait_s: dict[str, float] = {}
+        self._optimizer_wait_s = 0.0
         self._copies: dict[str, Any] = {"count": 0, "bytes": 0, "seconds": 0.0, "pageable": 0, "blocking": 0}
         self._zero_grads: dict[str, Any] = {"count": 0, "kept": 0, "seconds": 0.0}
         self._autocast: str | None = None
@@ -103,7 +104,10 @@ class Facts:
         if isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
             self._unscaled = (id(scaled), outputs)
 
-    def saw_wait(self, how: str, seconds: float) -> None:
+    def saw_wait(self, how: str, seconds: float, in_optimizer: bool) -> None:
+        if in_optimizer:
+            self._optimizer_wait_s += seconds
+            return
         line = user_line()
         if f"{how} {line}" in self._waits or len(self._waits) < MOST_LINES:
             self._waits[f"{how} {line}"] += 1
@@ -115,7 +119,10 @@ class Facts:
             tensor = self._unscaled[1]
         self._unscaled = None
         if not tensor.is_cuda:
-            return float(tensor.detach())
+            try:
+                return float(tensor.item())
+            except (RuntimeError, NotImplementedError):  # without data: on the meta device, or inside torch.func
+                return math.nan
         came = math.nan
         if self._coming is not None and self._coming[1].query():
             came, self._coming = float(self._coming[0]), None
@@ -135,11 +142,12 @@ class Facts:
         parameters = [parameter for root in roots for parameter in root.parameters()]
         if parameters:
             self._device = parameters[0].device
+        rank, world_size = _rank()
         self._spool.fact(
             "process",
             pid=os.getpid(),
-            rank=int(os.environ.get("RANK", 0)),
-            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            rank=rank,
+            world_size=world_size,
             argv=list(getattr(sys, "orig_argv", sys.argv)),
             python=platform.python_version(),
             versions={"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip},
@@ -172,6 +180,7 @@ class Facts:
             "loaders": list(self._loaders.values()),
             "optimizers": list(self._optimizers.values()),
             "waits": [{"what": what, "count": n, "seconds": self._wait_s[what]} for what, n in self._waits.items()],
+            "optimizer_wait_s": self._optimizer_wait_s,
             "copies": self._copies,
             "zero_grads": self._zero_grads,
             "autocast": self._autocast,
@@ -179,6 +188,13 @@ class Facts:
             "inputs": self._inputs,
         }
         self._spool.fact("usage", step=step, **usage)
+
+
+def _rank() -> tuple[int, int]:
+    """Number and count of the ranks: of the process group, which need not come from a launcher's variables."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:
@@ -255,6 +271,8 @@ def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 
 def leading_size(structure: Any) -> float:
     """Of the first tensor that has one."""
+    if structure[0] and type(first := structure[0][0]) is torch.Tensor and first.dim():  # as most models are called
+        return float(first.shape[0])
     return float(next((one.shape[0] for one in tensors_in(structure) if one.dim()), 0))
 
 

@@ -49,7 +49,7 @@ class Watch:
         self._levels = 0
         self._found_at = 0
         self._forwards = 0
-        self._has_loader = False
+        self._has_loader = self._has_searched = False
         self._fresh: tuple[int, int, float] | None = None
         self.clock: Clock | None = None
         self.facts: Facts | None = None
@@ -128,11 +128,11 @@ class Watch:
         clock = self.heard()
         if clock is None:
             return call(*args, **kwargs)
-        clock.enter(phase)
+        self._try(clock.enter, phase)
         try:
             return call(*args, **kwargs)
         finally:
-            clock.leave()
+            self._try(clock.leave)
 
     # Data
 
@@ -145,14 +145,23 @@ class Watch:
         return iterator
 
     def _next_batch(self, original: Callable[..., Any], iterator: Any) -> Any:
-        batch = self._timed(DATA, original, iterator)
+        try:
+            batch = self._timed(DATA, original, iterator)
+        except StopIteration:
+            clock = self.heard()
+            if clock is not None:
+                self._try(clock.saw_end_of_data)
+            raise
         clock = self.heard()
         if clock is not None:
             self._has_loader = True
-            self._try(lambda: clock.saw_batch(batch_samples(batch, iterator)))
-            if self._fresh is not None and self._fresh[0] == id(iterator) and self.facts is not None:
-                self._try(self.facts.saw_first_batch, self._fresh[1], time.perf_counter() - self._fresh[2])
-                self._fresh = None
+            try:
+                clock.saw_batch(batch_samples(batch, iterator))
+                if self._fresh is not None and self._fresh[0] == id(iterator) and self.facts is not None:
+                    self.facts.saw_first_batch(self._fresh[1], time.perf_counter() - self._fresh[2])
+                    self._fresh = None
+            except Exception as error:
+                self.failed(error)
         return batch
 
     def _copy(self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -178,10 +187,20 @@ class Watch:
         self._try(self._find_models, optimizer)
 
     def _find_models(self, optimizer: Any) -> None:
-        """The outermost modules that own what the optimizer trains, by asking the collector for every module."""
+        """The outermost modules that own what the optimizer trains."""
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-        owners = [one for one in modules if any(id(parameter) in trained for parameter in _parameters(one))]
+        self._find_owners(lambda parameter: id(parameter) in trained)
+
+    def _find_models_with_gradients(self) -> None:
+        self._find_owners(lambda parameter: parameter.requires_grad and parameter.grad is not None)
+
+    def _find_owners(self, is_trained: Callable[[Any], bool]) -> None:
+        """By asking the collector for every module."""
+        objects = gc.get_objects()
+        kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.nn.Module)}
+        modules = [one for one in objects if type(one) in kinds]
+        del objects
+        owners = [one for one in modules if any(map(is_trained, _parameters(one)))]
         inner = {id(child) for one in owners for child in _children(one)}
         known = self._roots()
         self._found_at = self.clock.steps if self.clock is not None else 0
@@ -210,20 +229,40 @@ class Watch:
 
     def _forward(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         clock = self.heard()
-        if clock is None or clock.phase in (FORWARD, BACKWARD):
+        if clock is None or clock.phase == FORWARD or clock.phase == BACKWARD:
             return original(module, *args, **kwargs)
-        with_gradients = torch.is_grad_enabled()
+        with_gradients, is_training = torch.is_grad_enabled(), module.training
         self._forwards += 1
-        self._try(lambda: clock.saw_forward(id(module), leading_size((args, kwargs)), with_gradients))
-        if with_gradients and self.facts is not None:
-            self._try(self.facts.saw_forward, module, args, kwargs, clock.steps)
-        return self._timed(FORWARD, original, module, *args, **kwargs)
+        try:
+            clock.saw_forward(id(module), leading_size((args, kwargs)), with_gradients, is_training)
+            if with_gradients and self.facts is not None:
+                self.facts.saw_forward(module, args, kwargs, clock.steps)
+            clock.enter(FORWARD)
+        except Exception as error:
+            self.failed(error)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            evaluates = not with_gradients and not is_training and any(module is one() for one in self._found)
+            self._try(clock.leave_forward, with_gradients, evaluates)
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         clock = self.heard()
-        if clock is not None and original.__name__ == "backward":
-            self._try(lambda: clock.saw_backward(self._loss_of(tensors)))
-        return self._timed(BACKWARD, original, tensors, *args, **kwargs)
+        if clock is None:
+            return original(tensors, *args, **kwargs)
+        try:
+            if original.__name__ == "backward":
+                clock.saw_backward(self._loss_of(tensors))
+            clock.enter(BACKWARD)
+        except Exception as error:
+            self.failed(error)
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            self._try(clock.leave)
+            if not self._found and not self._has_searched:  # no optimizer was made: whoever got gradients is trained
+                self._has_searched = True
+                self._try(clock.skipping, self._find_models_with_gradients)
 
     def _loss_of(self, tensors: Any) -> float:
         """On a CPU it is there; of a GPU it is asked for once in a while, and read when it has come."""
@@ -252,7 +291,7 @@ class Watch:
         clock = self.heard()
         if clock is not None:
             self._try(clock.enter_optimizer, caller)
-            if clock.steps == 0 and self._forwards == 0:  # the model came after its optimizer, or is wrapped
+            if clock.steps == 0 and not self._roots():  # the model came after its optimizer
                 self._try(clock.skipping, self._find_models, optimizer)
 
     def _end(self, optimizer: Any) -> None:
@@ -325,7 +364,8 @@ class Watch:
         result = original(*args, **kwargs)
         clock = self.heard()
         if clock is not None and self.facts is not None:
-            self._try(self.facts.saw_wait, original.__name__, time.perf_counter() - began)
+            is_scaler = clock.phase == OPTIMIZER  # GradScaler asks whether gradients overflowed
+            self._try(self.facts.saw_wait, original.__name__, time.perf_counter() - began, is_scaler)
         return result
 
     def _try(self, call: Callable[..., Any], *args: Any) -> None:

@@ -30,18 +30,29 @@ def _load_watch() -> Any:
 
 
 class _WhenTorchArrives:
-    """A finder that finds nothing itself: it lets the next ones find torch and adds a call after its import."""
+    """A finder that finds nothing itself: it lets the next ones find torch and adds a call after its import.
+
+    It stays until torch runs: libraries ask whether torch can be found long before anybody imports it.
+    """
+
+    def __init__(self) -> None:
+        self._is_asking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
+        if name != "torch" or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_watch(module: Any) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             try:
                 _load_watch().install(os.environ["REDLINE_WATCH"])

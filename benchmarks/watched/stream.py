@@ -1,0 +1,19 @@
+"""An IterableDataset, loaded by two workers."""
+
+import torch
+from own import Own
+from parts import Stream, loss_of, small_model
+from torch.utils.data import DataLoader
+
+model = small_model()
+optimizer = torch.optim.RMSprop(model.parameters())
+own = Own()
+own.begin()
+for images, targets in DataLoader(Stream(900), batch_size=8, num_workers=2):
+    own.got()
+    optimizer.zero_grad()
+    loss_of(model(images), targets).backward()
+    optimizer.step()
+    own.step(len(images))
+own.end()
+own.tell()
