@@ -223,13 +223,13 @@ def _tune_spec(
         raise SpecError(f"budget must be above 0, got {budget_s}")
     if asked.tunes_batch:
         require_batches([asked.spec])
-    started_s = clock()
     called = name or default_name(asked)
     history = workspace.history
     ledger = history.tunes()
     with ledger.held(called):
         kept = _kept(ledger, called) if resume else None
         (spec,) = workspace.checked([asked.spec])
+        started_s = clock()  # the budget begins when torch is loaded
         if spec.workload.task == "step":
             raise UsageError("a function is timed as it is, so there is no recipe to search: tune the model inside it")
         asked = msgspec.structs.replace(asked, spec=spec)

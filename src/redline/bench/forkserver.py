@@ -31,10 +31,12 @@ DESCRIPTORS = 4
 SAFE_IMPORT = {
     # OpenBLAS starts its threads while numpy is imported.
     "OPENBLAS_NUM_THREADS": "1",
-    # Inductor asks for CUDA while it is imported; asked through NVML, the CUDA driver stays out of this process.
+    # Who asks for CUDA while it is imported is answered through NVML, so that the CUDA driver stays out of this process.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Set while importing, and put back before the first fork."""
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Of NVIDIA's driver, of Windows' subsystem for Linux, of AMD's driver."""
 
 
 class ForkRequest(msgspec.Struct, array_like=True):
@@ -103,11 +105,25 @@ def preload(light: bool) -> float:
         import redline.bench.session  # noqa: F401
 
         if not light:
-            import torch._inductor.compile_fx
+            with _without_driver():
+                import torch._inductor.compile_fx
     elapsed = time.perf_counter() - started
     if torch.cuda.is_initialized():
         raise RuntimeError("an import of the fork server initialised CUDA; no worker could use the GPU")
     return elapsed
+
+
+@contextmanager
+def _without_driver() -> Iterator[None]:
+    """Whether there is a GPU, answered by its device files: Inductor asks while it is imported, and NVML may start a thread too."""
+    import torch
+
+    asked = torch.cuda.is_available
+    torch.cuda.is_available = lambda: any(map(os.path.exists, GPU_FILES))
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = asked
 
 
 @contextmanager

@@ -329,23 +329,25 @@ class LiveTune(LiveObserver):
 
     def __init__(self) -> None:
         super().__init__()
-        self._index = ""
+        self._replicate = ""
+        self._attempts: dict[str, tuple[str, str]] = {}
+        """Of recipes that are being prepared: their number and why they are tried."""
         self._leader = ""
         self._ends_at: float | None = None
 
-    def tune_planned(self, name: str, recipes: int, budget_s: float) -> None:
-        self._ends_at = time.monotonic() + budget_s
+    def tune_planned(self, name: str, recipes: int, budget_s: float, elapsed_s: float) -> None:
+        self._ends_at = time.monotonic() + budget_s - elapsed_s
         self._stay(f"tune {name}: {recipes} recipes are possible, {budget_s:.0f} s at most")
 
     def stage(self, words: str) -> None:
         self._stay(words)
 
     def attempting(self, recipe: str, number: int, why: str) -> None:
-        self._index = f"[{number}]"
-        self._why = why
+        self._attempts[recipe] = (f"[{number}]", why)
 
     def attempted(self, recipe: str, said: str) -> None:
-        self._stay(f"{self._index} {recipe} ({self._why}): {said}{self._left()}")
+        index, why = self._attempts.get(recipe, ("", "again"))
+        self._stay(f"{index} {recipe} ({why}): {said}{self._left()}")
 
     def _left(self) -> str:
         if self._ends_at is None:
@@ -359,13 +361,14 @@ class LiveTune(LiveObserver):
             self._stay(told)
 
     def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
-        self._index = f"replicate {number} of {planned}"
+        self._replicate = f"replicate {number} of {planned}"
 
     def standing(self, pairs: Sequence[Pair]) -> None:
         """The report tells it."""
 
     def name_of(self, record: RunRecord) -> str:
-        return f"{self._index} {record.spec.recipe}"
+        recipe = str(record.spec.recipe)
+        return f"{self._replicate or self._attempts.get(recipe, ('',))[0]} {recipe}"
 
     def closed(self, record: RunRecord) -> None:
         self.forget(record)

@@ -35,7 +35,7 @@ def tune(
     *,
     model: Model,
     budget: Annotated[
-        str, opt(group=HOW, help="Time the search may take, such as 60s or 5m; it often ends earlier.")
+        str, opt(group=HOW, help="Time for the search once torch is loaded, such as 60s or 5m; it often ends earlier.")
     ] = "10m",
     objective: Annotated[str, opt(group=HOW, metavar="[throughput|latency]", help="What to optimize.")] = "throughput",
     slo_p95: Annotated[str | None, opt("--slo-p95", group=HOW, help="Keep the p95 step within, such as 20ms.")] = None,

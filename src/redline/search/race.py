@@ -105,15 +105,18 @@ class Race:
         self.replicates.append(records)
         return records
 
-    def run_replicates_at_once(self, specs: Sequence[RunSpec], count: int) -> list[list[RunRecord]]:
-        """Several replicates whose processes are all prepared at the same time, and then timed one replicate after the other.
+    def run_replicates_at_once(self, planned: Sequence[Sequence[RunSpec]]) -> list[list[RunRecord]]:
+        """Several replicates, each given by its specs, whose processes are all prepared at the same time, and then timed one replicate after the other.
 
         For those who have little time: a process that was prepared beside others is a little less like one by itself.
         Where memory does not allow it, replicates as usual.
         """
         with ExitStack() as stack:
-            groups = [stack.enter_context(self._group(is_shared=True)) for _ in range(count)]
-            started = [[group.start(spec, position) for position, spec in enumerate(specs)] for group in groups]
+            groups = [stack.enter_context(self._group(is_shared=True)) for _ in planned]
+            started = [
+                [group.start(spec, position) for position, spec in enumerate(specs)]
+                for group, specs in zip(groups, planned, strict=True)
+            ]
             # Nothing is timed while anybody still prepares.
             for group, all_pending in zip(groups, started, strict=True):
                 for pending in all_pending:
@@ -127,10 +130,10 @@ class Race:
                     group.measure(UntilTold(self.kind, self.planned))
                     for entry in list(group.entries):
                         group.close(entry)
-                replicates = [[group.done[position] for position in range(len(specs))] for group in groups]
+                replicates = [[group.done[position] for position in sorted(group.done)] for group in groups]
                 self.replicates += replicates
                 return replicates
-        return [self.run_replicate(specs) for _ in range(count)]
+        return [self.run_replicate(specs) for specs in planned]
 
     def _together(self, specs: Sequence[RunSpec]) -> list[RunRecord] | None:
         """None where memory does not allow it."""

@@ -225,7 +225,8 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
         if at_once_s(tuner, costs, racers, count) <= margin * tuner.left_s:
             names = [tuner.space.text(each) for each in racers]
             tuner.observer.replicate(len(tuner.tune.finals) + 1, tuner.asked.replicates, names)
-            replicates = race.run_replicates_at_once(_final_specs(tuner, racers), count)
+            first, later = _final_specs(tuner, racers), _final_specs(tuner, racers, are_checked=True)
+            replicates = race.run_replicates_at_once([first, *[later] * (count - 1)])
             tuner.records.update((record.id, record) for replicate in replicates for record in replicate)
             ids = tuple(tuple(record.id for record in replicate) for replicate in replicates)
             tuner.keep(finals=(*tuner.tune.finals, *ids))
@@ -234,12 +235,19 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
     return False
 
 
-def _final_specs(tuner: Tuner, racers: Sequence[Switches]) -> list[RunSpec]:
-    """In a hurry the check of the trial is enough for inference; in training the path of losses is longer here."""
+def _final_specs(tuner: Tuner, racers: Sequence[Switches], *, are_checked: bool = False) -> list[RunSpec]:
+    """In a hurry the check of the trial is enough for inference; in training the path of losses is longer here.
+
+    The baseline is what the others are checked against. `are_checked`: another replicate looks at the numbers.
+    """
     is_hurried = tuner.asked.replicates * sum(map(Costs(tuner).expected_s, racers)) > tuner.left_s
     is_enough = is_hurried and tuner.asked.spec.workload.task == "infer"
     known = {str(record.spec.recipe) for record in tuner.records.values() if _is_checked(record, is_enough)}
-    return [final_spec(tuner, each, first=tuner.space.text(each) not in known, hurried=is_hurried) for each in racers]
+
+    def is_first(switches: Switches) -> bool:
+        return not are_checked and switches != BASELINE and tuner.space.text(switches) not in known
+
+    return [final_spec(tuner, each, first=is_first(each), hurried=is_hurried) for each in racers]
 
 
 def _run_replicate(tuner: Tuner, race: Race, racers: Sequence[Switches], number: int, planned: int) -> list[RunRecord]:

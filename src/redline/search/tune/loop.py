@@ -78,7 +78,7 @@ def explore(tuner: Tuner) -> None:
     """Try the baseline, the person's own recipes, what is safe to try, then whatever promises most."""
     with tuner.spending("other"):
         beliefs = Beliefs(tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective == "throughput")
-    tuner.observer.tune_planned(tuner.tune.name, len(beliefs.recipes), tuner.budget_s)
+    tuner.observer.tune_planned(tuner.tune.name, len(beliefs.recipes), tuner.budget_s, tuner.elapsed_s)
     with Trials(tuner) as trials:
         for switches, why in _firsts(tuner):
             trials.start(switches, why)
