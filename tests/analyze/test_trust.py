@@ -6,9 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.trust import error_text, target_half_width, verdict
+from redline.analyze import trust
+from redline.analyze.statistics import median_interval, spread
+from redline.analyze.trust import device_kind, error_text, farthest, oversubscription, target_half_width, verdict
 from redline.note import note
-from redline.record import DeviceInfo, Environment, Failure, Numerics, TelemetrySample, Warmup
+from redline.record import DeviceInfo, Environment, Failure, Numerics, RankBlock, RankInfo, TelemetrySample, Warmup
+from redline.spec import DataSpec, MeasureSpec, TrainSpec
+from redline.training import Epoch
 from redline.units import format_share
 
 
@@ -64,6 +68,40 @@ class TestNoisy:
         on_cpu = make_record(device="cpu", blocks=self.wide(make_block), stopped="ceiling")
         assert target_half_width(on_cpu) == on_cpu.spec.measure.cpu_target_half_width
         assert verdict(on_cpu).labels == ("valid",)
+
+    def test_by_the_interval_whatever_ended_the_timing(self, make_record: Any, make_block: Any) -> None:
+        """A race ends when its pairs are told apart, and its rows may be wide then."""
+        (reason,) = verdict(make_record(blocks=self.wide(make_block), stopped="target")).reasons
+        assert re.fullmatch(r"throughput: ended at ±.+: the target is ±1 %", str(reason))
+        few = verdict(make_record(blocks=(make_block(count=4),), stopped="target"))
+        assert few.labels == ("valid",), "a profile takes a few steps and asks for no interval"
+
+    def test_exactly_at_the_target_is_not(
+        self, make_record: Any, make_block: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        blocks = self.wide(make_block)
+        width = median_interval([block.samples for block in blocks])
+        assert width is not None
+        measure = MeasureSpec(target_half_width=width.half_width)
+        record = make_record(blocks=blocks, stopped="ceiling")
+        record = msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, measure=measure))
+        assert verdict(record).labels == ("valid",)
+
+    @pytest.mark.parametrize(("effort", "labels"), [("quick", ("valid",)), ("normal", ("noisy",))])
+    def test_what_is_enough_for_a_quick_run_only_is_said(
+        self, effort: Any, labels: tuple[str, ...], make_record: Any, make_block: Any
+    ) -> None:
+        blocks = tuple(make_block(count=10, sigma=0.2, round=number, seed=number) for number in range(4))
+        record = make_record(device="cpu", blocks=blocks)
+        spec = msgspec.structs.replace(record.spec, measure=MeasureSpec.for_effort(effort))
+        found = verdict(msgspec.structs.replace(record, spec=spec))
+        assert found.labels == labels
+        told = [str(each) for each in found.noted("wide-interval")]
+        assert len(told) == (effort == "quick")
+        for text in told:
+            assert re.fullmatch(
+                r"throughput: ±.+ meets the target of this effort, ±10 %, not that of --effort normal, ±5 %", text
+            )
 
     def test_with_too_few_samples_for_an_interval(self, make_record: Any, make_block: Any) -> None:
         found = verdict(make_record(blocks=(make_block(count=4),), stopped="ceiling"))
@@ -288,3 +326,92 @@ def test_how_many_cores_others_had_is_told_per_second_of_wall_time(make_record: 
     blocks = (make_block(wall_s=0.5, others_cpu_s=0.4),)
     (told,) = verdict(make_record(blocks=blocks)).noted("others-at-work")
     assert str(told).startswith("other processes kept 0.8 cores busy")
+
+
+def test_a_spread_of_exactly_five_percent_is_not_noted(
+    make_record: Any, make_block: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = make_block(count=400, sigma=0.05)
+    monkeypatch.setattr(trust, "NOTED_SPREAD", spread(block.samples))
+    assert not verdict(make_record(blocks=(block,))).noted("spread")
+
+
+def test_a_clock_that_read_nothing_has_no_outliers(make_record: Any, make_block: Any) -> None:
+    assert not verdict(make_record(blocks=(make_block(samples=(0.0,) * 9 + (0.1,)),))).noted("outliers")
+
+
+@pytest.mark.parametrize(("contended_s", "told"), [(0.009, "11 % faster"), (0.0125, "20 % slower")])
+def test_contention_is_told_by_how_much_and_which_way(
+    contended_s: float, told: str, make_record: Any, make_block: Any
+) -> None:
+    solo = tuple(make_block(0.01, sigma=0.0, solo=True, round=number) for number in range(3))
+    contended = tuple(make_block(contended_s, sigma=0.0, round=number) for number in range(5))
+    (found,) = verdict(make_record(blocks=(*solo, *contended))).noted("contended")
+    # Steps that take 10 % less time run 11 % more often.
+    assert str(found).replace("\u2009", " ").startswith(f"ran {told} while taking turns")
+
+
+class TestRanks:
+    def record(self, make_record: Any, make_prepared: Any, hosts: str, **environment: Any) -> Any:
+        ranks = tuple(
+            RankInfo(rank=number, host=host, local_rank=0, device=DeviceInfo(kind="cpu"), items_per_step=1)
+            for number, host in enumerate(hosts)
+        )
+        where = Environment(device=DeviceInfo(kind="cpu"), **environment)
+        return make_record(device="cpu", prepared=make_prepared("cpu", environment=where, ranks=ranks))
+
+    @pytest.mark.parametrize(
+        ("hosts", "environment", "crowded"),
+        [
+            ("aa", {"threads": 2, "logical_cores": 4}, False),  # each has what it wants, and no more
+            ("aa", {"threads": 2, "logical_cores": 3}, True),
+            ("ab", {"threads": 2, "logical_cores": 2}, False),  # on machines of their own
+            ("aa", {"threads": 2, "logical_cores": 64, "affinity": (0, 1)}, True),
+            ("aa", {"threads": 2, "logical_cores": 2, "affinity": (0, 1, 2, 3)}, False),
+            ("aa", {"logical_cores": 2}, False),  # one thread where that is not known
+            ("aa", {}, True),  # and one processor
+        ],
+    )
+    def test_with_more_threads_than_processors_are_crowded(
+        self, hosts: str, environment: dict[str, Any], crowded: bool, make_record: Any, make_prepared: Any
+    ) -> None:
+        record = self.record(make_record, make_prepared, hosts, **environment)
+        found = oversubscription(record)
+        assert (found is not None) == crowded
+        assert bool(verdict(record).noted("oversubscribed")) == crowded
+
+    def test_the_note_says_how_many_share_what(self, make_record: Any, make_prepared: Any) -> None:
+        found = oversubscription(self.record(make_record, make_prepared, "aab", threads=4, logical_cores=6))
+        assert str(found) == "2 ranks with 4 threads each share 6 processors: this is not scaling"
+
+    def test_a_slow_one_is_named(self, make_record: Any, make_block: Any) -> None:
+        ranks = tuple(RankBlock(rank=number, samples=(0.02 if number == 1 else 0.01,)) for number in range(3))
+        (found,) = verdict(make_record(blocks=(make_block(ranks=ranks),))).noted("straggler")
+        assert (found.about, str(found)) == ("1", "rank 1 is over 10% slower than the other ranks in most blocks")
+
+
+def test_the_device_is_the_one_it_ran_on_else_the_one_asked_for(make_record: Any, make_prepared: Any) -> None:
+    assert device_kind(make_record(device="cuda:1", prepared=make_prepared("cpu"))) == "cpu"
+    assert device_kind(make_record(device="cuda:1", prepared=None)) == "cuda"
+
+
+@pytest.mark.parametrize(("epochs", "noted"), [(3, False), (4, True)])
+def test_how_much_epochs_differ_is_said_of_three_beside_the_first(epochs: int, noted: bool, make_record: Any) -> None:
+    run = make_record(blocks=())
+    took = [1.0, 1.0, 2.0, 3.0]
+    done = tuple(
+        Epoch(number=number + 1, seconds=each, train_s=each, steps=10, samples=100, train_loss=1.0)
+        for number, each in enumerate(took[:epochs])
+    )
+    spec = msgspec.structs.replace(run.spec, train=TrainSpec(data=DataSpec(name="cifar10")))
+    found = verdict(msgspec.structs.replace(run, spec=spec, epochs=done))
+    assert bool(found.noted("spread")) == noted
+
+
+def test_of_several_checks_the_one_over_most_steps_counts() -> None:
+    short, long = Numerics(rel_l2=0.1, steps=5), Numerics(rel_l2=0.2, steps=50)
+    left_out = Numerics(method="unchecked", steps=500)
+    assert farthest([None, short, long, left_out]) is long
+    assert farthest([short, Numerics(rel_l2=0.3, steps=5)]) is short, "the first of equals"
+    assert farthest([left_out]) is left_out
+    assert farthest([None]) is None

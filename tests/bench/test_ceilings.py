@@ -151,3 +151,12 @@ def test_who_was_busy_is_named_with_its_share() -> None:
     assert use(p1=("a", 10.19)).since(before, 2.0)["busiest"] == (), "less than a tenth of a core"
     assert use(p1=("a", 10.21)).since(before, 2.0)["busiest"] == ("a (pid 1): 0.11 cores",)
     assert use().since(before, 2.0)["busiest"] == (), "who has ended is not there"
+
+
+def test_no_more_cores_are_told_than_were_busy_while_it_looked() -> None:
+    """Looking takes longer than a short block where the machine is busy."""
+    before = ProcessorUse(own_s=0.0, waited_s={}, machine_s=0.0, others={1: ("a", 0.0)}, at_s=10.0)
+    after = ProcessorUse(own_s=0.0, waited_s={}, machine_s=0.8, others={1: ("a", 0.4)}, at_s=10.4)
+    found = after.since(before, 0.01)
+    assert found["busiest"] == ("a (pid 1): 1.00 cores",)
+    assert found["others_cpu_s"] == pytest.approx(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -481,7 +482,149 @@ def scalar_out(batch: int) -> Any:
     return Energy(), torch.randn(batch, WIDTH)
 
 
+class Popping(nn.Module):
+    """Takes entries out of the dict it is given, and puts others in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        batch["logits"] = self.layer(batch.pop("x"))
+        return batch
+
+
+def popping(batch: int) -> Any:
+    return Popping(), ({"x": torch.randn(batch, WIDTH)},)
+
+
+class Forces(nn.Module):
+    """Differentiates in its forward pass, as models of molecules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 1))
+
+    def forward(self, positions: Tensor) -> dict[str, Tensor]:
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            energy = self.energy(positions).sum((1, 2))
+            (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)
+        return {"energy": energy, "forces": -slope}
+
+
+def forces(batch: int) -> Any:
+    return Forces(), torch.randn(batch, 5, 3)
+
+
+class ForcesOfTheCaller(Forces):
+    """Expects that the caller has left gradients on."""
+
+    def forward(self, positions: Tensor) -> dict[str, Tensor]:
+        positions.requires_grad_()
+        energy = self.energy(positions).sum((1, 2))
+        return {"energy": energy, "forces": -torch.autograd.grad(energy.sum(), positions, create_graph=True)[0]}
+
+
+def forces_of_the_caller(batch: int) -> Any:
+    return ForcesOfTheCaller(), torch.randn(batch, 5, 3)
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(20, 3))
+
+    def forward(self, counts: Tensor) -> Tensor:
+        return torch.sparse.mm(counts, self.weight)
+
+
+def compressed_rows(batch: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls these tensors a beta
+        return Bag(), (torch.rand(batch, 20) * (torch.rand(batch, 20) > 0.7)).to_sparse_csr()
+
+
+class Sample:
+    """No container that torch or Redline knows."""
+
+    def __init__(self, features: Tensor) -> None:
+        self.features, self.name = features, "sample"
+
+
+class OfSamples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, sample: Sample) -> Sample:
+        return Sample(self.layer(sample.features))
+
+
+def own_objects(batch: int) -> Any:
+    return OfSamples(), (Sample(torch.randn(batch, WIDTH)),)
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2)
+
+    def forward(self, state: Tensor) -> torch.distributions.Normal:
+        mean, spread = self.layer(state).chunk(2, dim=-1)
+        return torch.distributions.Normal(mean, F.softplus(spread))
+
+
+def distribution_out(batch: int) -> Any:
+    return Policy(), torch.randn(batch, WIDTH)
+
+
+class Lazily(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        yield super().forward(x)
+
+
+def lazily(batch: int) -> Any:
+    return Lazily(WIDTH, 3), torch.randn(batch, WIDTH)
+
+
+class Silent(nn.Linear):
+    def forward(self, x: Tensor) -> None:  # type: ignore[override]
+        super().forward(x)
+
+
+def silent(batch: int) -> Any:
+    return Silent(WIDTH, 3), torch.randn(batch, WIDTH)
+
+
+def two_targets(batch: int) -> Any:
+    """A loss of two parts, with targets of its own for each."""
+    model = Keywords()
+    inputs = {"input_ids": torch.randint(0, 30, (batch, 7)), "attention_mask": torch.ones(batch, 7, dtype=torch.bool)}
+    targets = {"token": torch.randint(0, 30, (batch, 7)), "pooled": torch.randn(batch, WIDTH)}
+
+    def loss(output: dict[str, Tensor], target: dict[str, Tensor]) -> Tensor:
+        tokens = F.cross_entropy(output["logits"].flatten(0, 1), target["token"].flatten())
+        return tokens + F.mse_loss(output["pooled"], target["pooled"])
+
+    return model, inputs, loss, targets
+
+
 # Factories that are not told the batch: it is found, declared, or unknown
+
+
+class Continued(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+        return self.lstm(x, state)
+
+
+def fixed_pair_of_states() -> Any:
+    """Two items, and a pair of states: the pair is no list of two items."""
+    return Continued(), (torch.randn(5, 2, WIDTH), (torch.randn(1, 2, WIDTH), torch.randn(1, 2, WIDTH)))
 
 
 def fixed_images() -> Any:

@@ -13,7 +13,7 @@ from redline.analyze.ranks import STRAGGLER, late_rank, oversubscription
 from redline.analyze.statistics import median_interval, spread
 from redline.note import Code, Note, note
 from redline.record import BlockKind, Numerics, RunRecord
-from redline.spec import Frozen
+from redline.spec import Frozen, MeasureSpec
 from redline.training import steady_epochs
 from redline.units import format_share
 
@@ -101,6 +101,7 @@ def verdict(record: RunRecord) -> Verdict:
         notes=(
             *_rank_notes(record),
             *_contention_notes(record),
+            *_width_notes(record),
             *_spread_notes(record),
             *_outlier_notes(record),
             *_load_notes(record),
@@ -114,7 +115,10 @@ def verdict(record: RunRecord) -> Verdict:
 
 def target_half_width(record: RunRecord) -> float:
     """The interval this record had to reach; a CPU is shared and has a wider one."""
-    measure = record.spec.measure
+    return _target(record, record.spec.measure)
+
+
+def _target(record: RunRecord, measure: MeasureSpec) -> float:
     return measure.cpu_target_half_width if device_kind(record) == "cpu" else measure.target_half_width
 
 
@@ -126,24 +130,40 @@ def device_kind(record: RunRecord) -> str:
 
 
 def _noise(record: RunRecord) -> Iterator[Doubt]:
-    """The interval decides: steps may scatter widely about a median that is known to a fraction of a percent."""
+    """The interval decides, whatever ended the timing: a race ends when its pairs are told apart, however wide each is.
+
+    Steps may scatter widely about a median that is known to a fraction of a percent.
+    """
+    if record.spec.train is not None or record.stopped is None:
+        return
     target = target_half_width(record)
     for kind, blocks in _series(record):
-        # A run cut short by hand is no better than one cut short by its ceiling.
-        if record.stopped in ("ceiling", "unreachable", "interrupted") and record.spec.train is None:
-            interval = median_interval(blocks)
-            if interval is None:
-                text = f"{kind}: {_stopped(record)}: too few samples for an interval"
-                yield "noisy", note("few-samples", text, about=kind)
-            elif interval.half_width > target:
-                told = f"{_stopped(record)} at ±{format_share(interval.half_width)}"
-                yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, target)}", about=kind)
+        interval = median_interval(blocks)
+        if interval is None and record.stopped != "target":
+            text = f"{kind}: {_stopped(record)}: too few samples for an interval"
+            yield "noisy", note("few-samples", text, about=kind)
+        elif interval is not None and interval.half_width > target:
+            told = f"{_stopped(record)} at ±{format_share(interval.half_width)}"
+            yield "noisy", note("wide-interval", f"{kind}: {told}: {_shortfall(record, target)}", about=kind)
+
+
+def _width_notes(record: RunRecord) -> Iterator[Note]:
+    """What is narrow enough for a quick run, and would not be for a normal one."""
+    own, normal = target_half_width(record), _target(record, MeasureSpec())
+    if own <= normal or record.spec.train is not None:
+        return
+    for kind, blocks in _series(record):
+        interval = median_interval(blocks)
+        if interval is not None and normal < interval.half_width <= own:
+            told = f"±{format_share(interval.half_width)} meets the target of this effort, ±{format_share(own)}"
+            yield note(
+                "wide-interval", f"{kind}: {told}, not that of --effort normal, ±{format_share(normal)}", about=kind
+            )
 
 
 def _stopped(record: RunRecord) -> str:
-    if record.stopped == "unreachable":
-        return "stopped early"
-    return "interrupted" if record.stopped == "interrupted" else "stopped at the time limit"
+    words = {"unreachable": "stopped early", "interrupted": "interrupted", "target": "ended"}
+    return words.get(record.stopped or "", "stopped at the time limit")
 
 
 def _shortfall(record: RunRecord, target: float) -> str:

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from redline.bench.count.ask import count_step, shown_model
 from redline.bench.count.count import because
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
-from redline.bench.device.failure import failure_from
+from redline.bench.device.failure import failure_from, is_out_of_memory
 from redline.bench.environment import describe, remember_flags
 from redline.bench.measure.blocks import least_memory, measure_block
 from redline.bench.measure.generation import generation_info, measure_generations
@@ -28,14 +28,14 @@ from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, number_format_of
 from redline.bench.recipe.greedy import GreedyReference
-from redline.bench.recipe.numerics import LossReference, OutputReference
+from redline.bench.recipe.numerics import LossReference, OutputReference, forward
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
 from redline.bench.serve import Server
 from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
-from redline.bench.workload.called import OwnStep, TrainsItself
+from redline.bench.workload.called import OwnStep, TrainsItself, refuse_what_has_not_run
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.ranks import Ranks, gradient_bytes, where_is_main_thread
 from redline.bench.workload.signal import give_signal
@@ -73,6 +73,8 @@ from redline.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup
 from redline.spec import RunSpec
 from redline.training import TrainingProgress
 from redline.work import WorkCount
+
+T = TypeVar("T")
 
 Timed = InferenceStep | TrainingStep | GenerateStep
 Reference = OutputReference | LossReference | GreedyReference
@@ -178,6 +180,7 @@ class BenchSession:
         applicable = () if spec.measure.sparing else applicable_recipes(workload.model, device, workload.task)
         setup = self._apply(spec, workload, device)
         step = self._first_call(spec, setup)
+        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
         numerics = self._numerics(spec, reference, step, setup)
         del reference
         setup.let_originals_go()
@@ -218,6 +221,7 @@ class BenchSession:
         info = workload.info()
         setup = self._apply(spec, workload, device)
         step = self._first_call(spec, setup)
+        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
         setup.let_originals_go()
         warmup = self._few_steps(step, device)
         self._step = step
@@ -339,10 +343,21 @@ class BenchSession:
             return GreedyReference.of(workload, device, number_format)
         if workload.task == "infer":
             given = check_inputs_of(spec.workload, workload, spec.seed + 1)
-            return OutputReference.of(workload, device, number_format, spec.seed, given)
+            return self._perhaps_differentiating(
+                workload, device, lambda: OutputReference.of(workload, device, number_format, spec.seed, given)
+            )
         steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
         distribute = self._ranks.distribute
         return LossReference.of(workload, device, number_format, spec.seed, steps, optimizer, distribute)
+
+    def _perhaps_differentiating(self, workload: Workload, device: Device, call: Callable[[], T]) -> T:
+        """What `call` gives, with gradients possible where the model turns out to need them for its forward pass."""
+        try:
+            return call()
+        except Exception as error:
+            if is_out_of_memory(error) or not workload.differentiates(lambda: forward(workload, device)):
+                raise
+        return call()
 
     def _apply(self, spec: RunSpec, workload: Workload, device: Device) -> Setup:
         self._enter("recipe", str(spec.recipe))
@@ -365,9 +380,13 @@ class BenchSession:
         held: AbstractContextManager[None] = nullcontext()
         if spec.measure.check_numerics:
             held = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
-        with held:
+
+        def call() -> None:
             with step.context(), blaming(_suspect(spec, setup), setup, self._stage):
-                step()
+                refuse_what_has_not_run(step(), type(setup.workload.model).__name__)
+
+        with held:
+            self._perhaps_differentiating(setup.workload, setup.device, call)
             setup.device.synchronize()
             seconds = time.perf_counter() - started
         self._note_first_call(setup, seconds)

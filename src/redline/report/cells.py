@@ -36,7 +36,7 @@ def trust_cell(row: RunSummary) -> Text:
     told = ", ".join(row.verdict.labels)
     if row.verdict.labels == ("noisy",) and not row.verdict.doubts("throughput"):
         told = "noisy (latency)"  # the throughput beside it is sound
-    if row.verdict.trusted and row.verdict.noted("spread", "outliers", "others-at-work"):
+    if row.verdict.trusted and row.verdict.noted("wide-interval", "spread", "outliers", "others-at-work"):
         told = "valid, noted"  # how wide it scatters stands below the table
     return Text(told, style=TRUST_STYLE.get(row.verdict.labels[0], "yellow"))
 

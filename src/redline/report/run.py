@@ -326,7 +326,7 @@ def remarks(rows: Sequence[RunSummary]) -> list[Text]:
             told.append(Text(f"  {row.recipe}: {share}: the machine stalled between steps", style="yellow"))
         told += _contradiction(row, rows)
         shown = row.verdict.noted("measured-separately", "contended", "others-at-work")
-        shown += row.verdict.noted("spread", "outliers") if row.verdict.trusted else []
+        shown += row.verdict.noted("wide-interval", "spread", "outliers") if row.verdict.trusted else []
         told += [Text(f"  {row.recipe}: {each}", style="dim") for each in shown]
     return told
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from redline.bench.count.ask import answer_count
@@ -69,6 +70,14 @@ MODELS: dict[str, Known] = {
     "with_text": TOLD,
     "own_loss": TOLD,
     "scalar_out": TOLD,
+    "popping": TOLD,
+    "forces": TOLD,
+    "forces_of_the_caller": TOLD,
+    "compressed_rows": TOLD,
+    "own_objects": TOLD,
+    "distribution_out": TOLD,
+    "two_targets": TOLD,
+    "fixed_pair_of_states": Known(2, "scaled", 2, resized=6),
     "fixed_images": Known(8, "scaled", 8, resized=6),
     "fixed_one_image": Known(1, "scaled", 1, resized=6),
     "fixed_time_first": Known(8, "scaled", 8, resized=6),
@@ -171,3 +180,42 @@ def test_work_is_counted_for_the_batch(name: str) -> None:
         assert six.workload.batch == 6
         if counted.work.flops and known.origin == "asked":
             assert six.work.flops > counted.work.flops
+
+
+@pytest.mark.parametrize(("name", "mode"), [("forces", "torch.no_grad()"), ("forces_of_the_caller", "gradients on")])
+def test_a_model_that_differentiates_says_how_it_was_measured(name: str, mode: str) -> None:
+    for check in (True, False):
+        spec = spec_of(name)
+        measure = msgspec.structs.replace(spec.measure, check_numerics=check)
+        notes = sound(msgspec.structs.replace(spec, measure=measure)).workload.notes
+        assert [str(note) for note in notes if note.code == "model"] == [
+            f"measured with {mode}: the model differentiates in its forward pass, which inference mode forbids"
+        ]
+
+
+def test_a_model_that_fails_whatever_the_mode_fails_as_it_did_first() -> None:
+    found = measured(spec_of("detector_training", batch=1))
+    assert isinstance(found, Prepared)
+    found = measured(spec_of("lazily"))
+    assert isinstance(found, Failure)
+    assert (found.kind, found.message) == ("user", "Lazily returned a generator: nothing of it has run yet")
+
+
+def test_what_returns_nothing_is_timed_and_not_compared() -> None:
+    numerics = sound(spec_of("silent")).numerics
+    assert (numerics.method, numerics.is_left_out) == ("unchecked", True)
+    assert "neither tensors nor numbers" in str(numerics.reason)
+
+
+@pytest.mark.parametrize(("name", "why"), [("silent", "NoneType without a floating tensor"), ("integers_out", "int64")])
+def test_why_no_backward_pass_is_counted_is_one_sentence(name: str, why: str) -> None:
+    (told,) = answer_count(spec_of(name)).work.notes
+    assert str(told).startswith("backward not counted: no loss to train on: the model returned ")
+    assert why in str(told)
+
+
+def test_the_backward_pass_is_counted_with_targets_of_ones_own() -> None:
+    work = answer_count(spec_of("two_targets", batch=2)).work
+    assert not work.notes
+    # One linear layer of 6 to 30 on 14 tokens: gradients of its inputs and of its weights.
+    assert work.backward_flops == 2 * (2 * 14 * 6 * 30)

@@ -66,7 +66,12 @@ def _counted(spec: RunSpec, workload: Workload) -> CountAnswer:
         tf32=_tf32(spec),
         modules=True,
     )
-    work = count_work(task)
+    try:
+        work = count_work(task)
+    except RuntimeError:
+        if trains:
+            raise
+        work = count_work(replace(task, differentiates=True))  # what is really wrong shows again
     return CountAnswer(work=work if trains else _with_backward(work, task, workload), workload=workload.info())
 
 
@@ -136,5 +141,6 @@ def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False)
             tf32=Tf32.of(setup.device),
             modules=modules,
             is_whole_step=setup.task == "step",
+            differentiates=setup.workload.gradients == "on",
         )
     )

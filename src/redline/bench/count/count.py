@@ -132,7 +132,9 @@ class Task:
     model: nn.Module
     inputs: Inputs
     loss: TrainingLoss | None = None
-    """None: the forward pass alone, without autograd."""
+    """None: the forward pass alone."""
+    differentiates: bool = False
+    """The forward pass needs autograd itself."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: OptimizerName | None = None
     is_whole_step: bool = False
@@ -169,6 +171,8 @@ def because(error: Exception) -> str:
     if operator is not None:
         return f"{operator} needs the values of its inputs"
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, BenchError):
+        return said[:200]  # a sentence of ours
     return f"{type(error).__name__}: {said}"[:200]
 
 
@@ -176,8 +180,21 @@ def _without_memory(task: Task) -> WorkCount:
     mode = fake_mode(task.model, task.inputs)
     model = fake_twin(task.model, mode)
     inputs = fake_inputs(task.inputs, mode)
-    with mode:
+    with mode, _fake_targets(task.loss, mode):
         return _count(task, model, inputs)
+
+
+@contextmanager
+def _fake_targets(loss: TrainingLoss | None, mode: FakeTensorMode) -> Iterator[None]:
+    """The user's own targets without values, as the inputs are."""
+    if loss is None or loss.targets is None:
+        yield
+        return
+    held, loss.targets = loss.targets, fake_inputs(loss.targets, mode)
+    try:
+        yield
+    finally:
+        loss.targets = held
 
 
 def _for_real(task: Task, why: str) -> WorkCount:
@@ -196,11 +213,13 @@ def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     leaves = [*model.parameters(), *model.buffers(), *(tensor for _, tensor in named_tensors((args, kwargs)))]
     counter = WorkCounter(leaves, task.tf32)
     phases = counter.finding_phases() if task.is_whole_step else nullcontext()
-    has_gradients = task.is_whole_step or task.loss is not None
+    has_gradients = task.is_whole_step or task.loss is not None or task.differentiates
     with phases, counter.places.watch(model), counter, torch.set_grad_enabled(has_gradients):
         with task.autocast():
             output = model(*args, **kwargs)
             loss = task.loss(output) if task.loss is not None else None
+        if loss is not None and not loss.requires_grad:
+            raise BenchError("user", f"no gradient reaches a parameter of {type(model).__name__}")
         if loss is not None:
             counter.phase = "backward"
             loss.backward()

@@ -235,7 +235,10 @@ def _flops(func: Any, about: Known, args: tuple[Any, ...], kwargs: dict[str, Any
         arguments = _by_name(func, args, kwargs)
         if is_ragged(arguments):
             return None
-        return int(about.formula(arguments, _first(out)))
+        first = _first(out)
+        # A product of complex numbers takes four real ones, and so do the additions.
+        reals = 4 if about.kind in PRODUCTS and first is not None and first.is_complex() else 1
+        return reals * int(about.formula(arguments, first))
     if not about.per_element:
         return 0
     sized = (*args, *kwargs.values()) if about.of_input else out

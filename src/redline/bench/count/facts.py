@@ -144,7 +144,7 @@ def clocked(setup: Setup, optimizer: OptimizerName) -> Clock:
 def _watched_forward(setup: Setup, inputs: Inputs, clock: Clock) -> Watch:
     args, kwargs = inputs
     watch = Watch(setup)
-    with torch.inference_mode():
+    with setup.workload.context():
         watch.over(lambda: setup.workload.model(*args, **kwargs), clock.issue_s)
     return watch
 

@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +114,8 @@ class ProcessorUse(NamedTuple):
     machine_s: float
     others: dict[int, tuple[str, float]]
     """By process that is not ours: its name, and its own seconds."""
+    at_s: float = 0.0
+    """When: looking at every process of a busy machine takes longer than a short block."""
 
     @classmethod
     def now(cls) -> ProcessorUse:
@@ -120,17 +123,21 @@ class ProcessorUse(NamedTuple):
         own_s = usage.ru_utime + usage.ru_stime + sum(_processor_s(child) for child in _descendants())
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
-        return cls(own_s=own_s, waited_s=_waited_s(), machine_s=sum(times) - idle_s, others=_others())
+        return cls(
+            own_s=own_s, waited_s=_waited_s(), machine_s=sum(times) - idle_s, others=_others(), at_s=time.perf_counter()
+        )
 
     def since(self, before: ProcessorUse, wall_s: float) -> dict[str, Any]:
         """As the fields of a `Block`."""
         own_s = max(self.own_s - before.own_s, 0.0)
         waited_s = sum(waited - before.waited_s.get(thread, 0.0) for thread, waited in self.waited_s.items())
+        looked_s = max(self.at_s - before.at_s, wall_s)
+        others_s = max(self.machine_s - before.machine_s - own_s, 0.0)
         return {
             "cpu_s": own_s,
             "waited_s": max(waited_s, 0.0) if self.waited_s else None,
-            "others_cpu_s": max(self.machine_s - before.machine_s - own_s, 0.0),
-            "busiest": self._busiest(before, wall_s),
+            "others_cpu_s": others_s * wall_s / looked_s if looked_s > 0 else others_s,
+            "busiest": self._busiest(before, looked_s),
         }
 
     def _busiest(self, before: ProcessorUse, wall_s: float) -> tuple[str, ...]:

@@ -38,6 +38,10 @@ LARGEST_TOLERANCE = 0.8
 UNRESOLVED_FLOOR = 0.5
 """Above this the number format cannot resolve the signal of this model, and nothing can be judged."""
 REFERENCE = note("reference", "the strict fp32 reference itself")
+NOTHING_TO_COMPARE = Numerics(
+    method="unchecked",
+    reason=note("unchecked", "not checked: the model returns neither tensors nor numbers that could be compared"),
+)
 
 
 @dataclass
@@ -77,11 +81,15 @@ class OutputReference:
         if [answer.form for answer in found] != [answer.form for answer in self.outputs]:
             why = note("other-structure", "the outputs have another structure than the reference's")
             return Numerics(number_format=self.number_format, reason=why, second_inputs=self.second)
+        if self.outputs[0].is_empty:
+            return NOTHING_TO_COMPARE
         verdict = judged(difference(found, self.outputs), self.floor, self.number_format, mover=self.mover)
         return msgspec.structs.replace(verdict, second_inputs=self.second)
 
     def as_numerics(self) -> Numerics:
         """For the baseline, which is the reference."""
+        if self.outputs[0].is_empty:
+            return NOTHING_TO_COMPARE
         own = difference(self.outputs, self.outputs)
         return Numerics(
             method="reference",
@@ -302,6 +310,11 @@ def _values(path: torch.Tensor) -> list[float]:
 
 def _travelled(losses: Sequence[float]) -> float:
     return math.sqrt(sum((loss - losses[0]) ** 2 for loss in losses))
+
+
+def forward(workload: Workload, device: Device) -> Answer:
+    """One forward pass of strict fp32, on copies of the inputs."""
+    return _answers(InferenceStep(_strict(workload, device)), (workload.args, workload.kwargs))
 
 
 def _strict(workload: Workload, device: Device) -> Setup:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -40,6 +41,10 @@ class Answer:
     @property
     def form(self) -> tuple[int, ...]:
         return len(self.numbers), len(self.exact), len(self.lists), *(len(rows) for _, rows in self.lists)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.numbers or self.exact or self.lists)
 
     @property
     def is_finite(self) -> bool:
@@ -78,6 +83,8 @@ def _collect(value: Any, answer: Answer) -> None:
         answer.exact.append(torch.tensor(body, dtype=torch.float64 if isinstance(value, int) else torch.uint8))
     elif isinstance(value, float):
         answer.numbers.append(torch.tensor(value))
+    elif isinstance(value, numpy.ndarray | numpy.generic) and value.dtype.kind in "biufc":
+        _add_tensor(torch.as_tensor(value), answer)
     elif (found := _list_of_finds(value)) is not None:
         answer.lists.append(found)
     else:

@@ -149,8 +149,7 @@ class OwnStep:
                 f"{self.name} is timed as it is, but it returned a module: to measure the module, give the factory "
                 "a name that does not end in step, or call it and pass what it returns",
             )
-        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise BenchError("user", f"{self.name} returned a {type(result).__name__}: nothing of it has run yet")
+        refuse_what_has_not_run(result, self.name)
 
     def close(self) -> None:
         """Call `teardown`, where `setup` was called. What it raises is printed: the measurement is done by then."""
@@ -173,6 +172,11 @@ class OwnStep:
                 key = name.replace(".", "_") or "module"
                 found[key if key not in found else f"{key}_{len(found)}"] = module
         return found
+
+
+def refuse_what_has_not_run(result: Any, name: str) -> None:
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise BenchError("user", f"{name} returned a {type(result).__name__}: nothing of it has run yet")
 
 
 def _modules_in(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, nn.Module]]:

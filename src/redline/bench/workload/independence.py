@@ -97,14 +97,24 @@ def _candidates(inputs: Inputs, base: Any) -> Iterator[Axes]:
     by_size: dict[int, dict[str, list[int | str]]] = {}
     for path, axis, size in extents(inputs):
         by_size.setdefault(size, {}).setdefault(path, []).append(axis)
+    known: list[Axes] = []
     answered = {size for _, _, size in extents_in(base, "")}
     for size, axes in sorted(by_size.items()):
         # An output without an axis of this size does not answer per item.
         if size == 0 or size not in answered:
             continue
-        for chosen in product(*axes.values()):
-            picked = dict(zip(axes, chosen, strict=True))
-            yield {path: axis for path, axis in picked.items() if not _lies_in_list(path, picked)}
+        # A pair of tensors with two items each is probably no list of two items: both readings are tried.
+        options = [[*each, None] if LIST in each and _has_inside(path, axes) else each for path, each in axes.items()]
+        for chosen in product(*options):
+            picked = {path: axis for path, axis in zip(axes, chosen, strict=True) if axis is not None}
+            reading: Axes = {path: axis for path, axis in picked.items() if not _lies_in_list(path, picked)}
+            if reading not in known:
+                known.append(reading)
+                yield reading
+
+
+def _has_inside(path: str, axes: Mapping[str, Any]) -> bool:
+    return any(other.startswith(f"{path}.") for other in axes)
 
 
 def _lies_in_list(path: str, axes: Mapping[str, int | str]) -> bool:
@@ -226,6 +236,7 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _double(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
     return torch.view_as_real(tensor.resolve_conj()).double() if tensor.is_complex() else tensor.double()
 
 

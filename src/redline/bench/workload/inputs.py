@@ -77,11 +77,17 @@ def same_values(one: Inputs, other: Inputs) -> bool:
     return all(torch.equal(_values_of(mine), _values_of(yours)) for (_, mine), (_, yours) in pairs)
 
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 def _values_of(tensor: Tensor) -> Tensor:
     """The numbers a tensor stores, whatever its layout."""
     if tensor.is_nested:
         return torch.cat([row.flatten() for row in tensor.unbind()])
-    return tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce()
+    # The dense form of a sparse tensor might not fit where the tensor does.
+    return tensor.values() if tensor.layout in _SPARSE else tensor
 
 
 def input_shapes(inputs: Inputs) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ class DefaultLoss(TrainingLoss):
         if total is None:
             raise BenchError(
                 "user",
-                f"no loss to train on: the model returned {type(output).__name__} without a floating tensor; give a loss",
+                f"no loss to train on: the model returned {_kind_of(output)}; give a loss",
             )
         return total
 
@@ -380,3 +380,9 @@ def _has_classes(logits: Tensor) -> bool:
 def _name_of(loss: Callable[..., Any]) -> str:
     name: str = getattr(loss, "__name__", "") or type(loss).__name__
     return "a lambda" if name == "<lambda>" else name
+
+
+def _kind_of(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"a tensor of {str(output.dtype).removeprefix('torch.')}"
+    return f"{type(output).__name__} without a floating tensor"

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.workload.called import TrainsItself
+from redline.bench.workload.structure import Untouched
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
 from redline.record import Capabilities
@@ -43,8 +44,8 @@ class Setup:
     workload: Workload
     device: Device
     model: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Untouched[tuple[Any, ...]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
+    kwargs: Untouched[dict[str, Any]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
     autocast_dtype: torch.dtype | None = None
     scales_gradients: bool = False
     optimizer_options: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class InferenceStep:
         return output
 
     def context(self) -> AbstractContextManager[Any]:
-        return torch.inference_mode()
+        return self._setup.workload.context()
 
     def recover(self) -> None:
         """A broken forward leaves nothing behind."""

@@ -1,13 +1,13 @@
-"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts and dataclasses."""
+"""Inputs and outputs of any structure: tensors inside tuples, named tuples, lists, dicts, dataclasses and objects."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
@@ -23,7 +23,15 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
         return [(str(index), child) for index, child in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return None
+    return _attributes_of(value)
+
+
+def _attributes_of(value: Any) -> list[tuple[str, Any]] | None:
+    """Of an object of the user's own that holds tensors; None for one that knows itself how to move to a device."""
+    if isinstance(value, Tensor | nn.Module | type) or not hasattr(value, "__dict__") or hasattr(value, "to"):
+        return None
+    held = {name: part for name, part in vars(value).items() if isinstance(part, Tensor | list | tuple | dict)}
+    return list(held.items()) if any(isinstance(part, Tensor) for part in held.values()) else None
 
 
 def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
@@ -54,6 +62,42 @@ def map_leaves(
 
 def map_tensors(value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
     return map_leaves(value, lambda path, leaf: change(path, leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def own_containers(value: Any) -> Any:
+    """The same leaves in lists, dicts and dataclasses of their own: a model may take entries out of those it is given."""
+    parts = children(value)
+    if parts is None:
+        return value
+    return _rebuild(value, [key for key, _ in parts], [own_containers(child) for _, child in parts])
+
+
+def holds_containers(value: Any) -> bool:
+    """Whether there is something inside it that a model could change without writing into a tensor."""
+    return any(
+        not isinstance(child, tuple) or holds_containers(child)
+        for _, child in children(value) or ()
+        if children(child) is not None
+    )
+
+
+T = TypeVar("T")
+
+
+class Untouched(Generic[T]):
+    """A field of a dataclass that keeps inputs: whoever reads it gets containers of their own, where there are any."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, holder: Any, owner: type | None = None) -> T:
+        if holder is None:
+            raise AttributeError  # so that the dataclass sees no default
+        value, is_open = getattr(holder, self._name)
+        return cast(T, own_containers(value) if is_open else value)
+
+    def __set__(self, holder: Any, value: T) -> None:
+        setattr(holder, self._name, (value, holds_containers(value)))
 
 
 def describe(value: Any) -> str:

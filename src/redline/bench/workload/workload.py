@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from redline.bench.workload.inputs import (
     same_values,
 )
 from redline.bench.workload.losses import TrainingLoss, training_loss
-from redline.bench.workload.structure import describe, map_leaves
+from redline.bench.workload.structure import Untouched, describe, map_leaves
 from redline.errors import SpecError
 from redline.note import Note, note
 from redline.record import BatchOrigin, SecondInputs, WorkloadInfo
@@ -30,6 +31,9 @@ from redline.spec import Task
 
 DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8, "generate": 1}
 """For models by name, and for factories that must be told: one request at a time, and a small training step."""
+
+
+Gradients = Literal["inference", "off", "on"]
 
 
 class Second(NamedTuple):
@@ -42,8 +46,8 @@ class Second(NamedTuple):
 @dataclass(kw_only=True)
 class Workload:
     model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Untouched[tuple[Any, ...]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
+    kwargs: Untouched[dict[str, Any]] = Untouched()  # noqa: RUF009  (a descriptor, which keeps a value per object)
     loss: TrainingLoss
     """Of the output alone, for training."""
     task: Task
@@ -63,6 +67,8 @@ class Workload:
     """Any values of these shapes would do: Redline made them. The user's own inputs may have a structure."""
     again: Callable[[int, int | None], Inputs] | None = None
     """Other inputs of the same kind on the CPU, from the user's factory: of a seed and a batch, where it takes one."""
+    gradients: Gradients = "inference"
+    """What inference runs under: a model that differentiates inside its forward pass cannot do so in inference mode."""
     device: torch.device | str = "cpu"
     is_cpu_only: bool = False
     """Torch has its operators for no other device."""
@@ -96,6 +102,28 @@ class Workload:
         self.model.to(device)
         self.args, self.kwargs = self.moved((self.args, self.kwargs))
         return self
+
+    def context(self) -> AbstractContextManager[Any]:
+        """To be held around forward passes of inference."""
+        modes = {"inference": torch.inference_mode, "off": torch.no_grad, "on": torch.enable_grad}
+        return modes[self.gradients]()
+
+    def differentiates(self, call: Callable[[], Any]) -> bool:
+        """Whether `call`, which failed in inference mode, does not with gradients possible; they then are from now on."""
+        words = {"off": "torch.no_grad()", "on": "gradients on"}
+        if self.gradients != "inference" or self.task != "infer":
+            return False
+        for mode in words:
+            self.gradients = mode  # type: ignore[assignment]
+            try:
+                call()
+            except Exception:
+                continue
+            text = f"measured with {words[mode]}: the model differentiates in its forward pass, which inference mode forbids"
+            self.notes.append(note("model", text))
+            return True
+        self.gradients = "inference"
+        return False
 
     def moved(self, inputs: Inputs) -> Inputs:
         """The inputs where the model is."""

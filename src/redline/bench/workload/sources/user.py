@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.batch import extents
@@ -32,7 +32,7 @@ from redline.bench.workload.handed import (
 )
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
-from redline.bench.workload.structure import describe
+from redline.bench.workload.structure import describe, map_leaves
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note
@@ -128,13 +128,21 @@ class _Factory:
 
 def _require_scaling(make: _Factory, inputs: Inputs, batch: int, seed: int) -> None:
     """Refuse a factory that takes the batch and ignores it. Where a size of the inputs is the batch, none is built twice."""
-    if any(size == batch for _, _, size in extents(inputs)):
+    if any(size == batch for _, _, size in extents(inputs)) or _hides_something(inputs):
         return
     if describe(make.inputs(seed, batch + 1)) == describe(inputs):
         raise SpecError(
             f"{make.whose} takes {make.parameter.name if make.parameter else 'batch'} but gives the same inputs for "
             f"{batch} and {batch + 1}: make the inputs with it, or leave it out"
         )
+
+
+def _hides_something(inputs: Inputs) -> bool:
+    """Whether an object among the inputs, such as a batch of graphs, may hold what is not seen from outside."""
+    known = Tensor | bool | int | float | complex | str | bytes | None
+    found: list[Any] = []
+    map_leaves(inputs, lambda _, leaf: found.append(leaf))
+    return any(not isinstance(leaf, known) for leaf in found)
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
