@@ -121,7 +121,7 @@ def _digest(parts: Any) -> str:
 
 
 class Benchmark(Frozen):
-    """What was measured, whoever measured it and wherever."""
+    """What was measured, independent of who measured it and where."""
 
     model: str
     task: str

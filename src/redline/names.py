@@ -1,4 +1,4 @@
-"""Model names that can be refused without torch: a slip of the pen should not cost an import of several seconds.
+"""Model names that can be refused without torch: a typo should not cost an import of several seconds.
 
 The bench knows which models there are; here only those are refused that it cannot know, because their names occur
 nowhere in the code of the library they would come from.

@@ -484,7 +484,7 @@ def receive_reply(connection: socket.socket) -> Reply | None:
 
 
 def write_script(requests: Sequence[Request]) -> bytes:
-    """Requests for a worker that nobody talks to."""
+    """Requests for a worker without a connection to the desk."""
     return _encoder.encode(list(requests))
 
 

@@ -189,7 +189,7 @@ class Numerics(Frozen):
     second_inputs: SecondInputs | None = None
     """None where outputs were compared on one set of inputs alone, and for loss paths."""
     greedy_tokens: int | None = None
-    """Generation: over so many new tokens the greedy choices were compared."""
+    """Generation: how many new tokens were compared."""
     greedy_agreed: int | None = None
     """Of those, from the first on, as many were the same in all sequences."""
     steps: int | None = None
@@ -208,7 +208,7 @@ class Numerics(Frozen):
 
     @property
     def is_wrong(self) -> bool:
-        """Found too far away. What nobody looked at is not."""
+        """Whether the outputs were found too far away; False where they were not checked."""
         return not self.passed and not self.is_left_out
 
 

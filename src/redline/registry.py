@@ -68,7 +68,7 @@ class Registry(Generic[T]):
             raise
 
     def _register_plug_in(self, entry: EntryPoint) -> None:
-        """A plug-in that cannot be loaded is told by its name: somebody else's code, and theirs to mend."""
+        """The error for a plug-in that cannot be loaded names it: the fault is in its code."""
         try:
             self.register(entry.name)(entry.load())
         except Exception as error:

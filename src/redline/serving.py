@@ -36,7 +36,7 @@ class Served(Frozen):
     seed: int | None = None
     """Of the arrivals; None: they came from a file."""
     padded: Count = 0
-    """Rows that were computed for nobody: programs compiled for fixed sizes."""
+    """Rows of padding: programs compiled for fixed sizes compute them too."""
 
 
 class Clock(Protocol):

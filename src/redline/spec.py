@@ -215,7 +215,7 @@ class DataSpec(Frozen):
     folder: str | None = None
     """Of `cifar10` and `imagefolder`. Its pickles are read, so it must be one the user trusts."""
     train_samples: int | None = None
-    """Only so many of the training set; None: all."""
+    """How many samples of the training set to use; None: all."""
     val_samples: int | None = None
     workers: int = 0
     """Processes that load batches; 0: the training process loads them itself."""
@@ -233,7 +233,7 @@ class DataSpec(Frozen):
     """Random shifts and mirror images, made by the loader or on the device."""
     download: bool = False
     loader_timeout_s: float = 60.0
-    """A loader that gives no batch for so long hangs."""
+    """A loader that gives no batch for this many seconds counts as hung."""
 
     def __post_init__(self) -> None:
         require_choice("augment", self.augment, Augment)
@@ -260,7 +260,7 @@ class TrainSpec(Frozen):
     last_batch: LastBatch = "run"
     """What becomes of the smaller batch that ends an epoch; compiled and graphed recipes run it eagerly."""
     max_seconds: float | None = None
-    """Cut the training off after so long, also within an epoch, which is then recorded as cut."""
+    """Stop training after this many seconds, even within an epoch, which is then recorded as incomplete."""
     deterministic: bool = False
     """Algorithms that give the same bits again, also on a GPU; some are slower."""
 
@@ -294,7 +294,7 @@ class LoadSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """How long to look and when to be content. `for_effort` fills it in; single fields may be set by hand."""
+    """How long to measure, and when to stop. `for_effort` fills it in; single fields may be set by hand."""
 
     effort: Effort = "normal"
     target_half_width: float = 0.01
@@ -319,7 +319,7 @@ class MeasureSpec(Frozen):
     warmup_window_seconds: float = 0.5
     """And of at least this long: a slow drift does not show in a few milliseconds."""
     loss_path_steps: int = 20
-    """Training numerics compare the loss over so many steps."""
+    """Training numerics compare the loss over this many steps."""
     check_numerics: bool = True
     """False leaves the comparison with fp32 out."""
     sparing: bool = False
@@ -374,7 +374,7 @@ class LaunchSpec(Frozen):
     measure_timeout_s: float = 300.0
     """For one block; a block that takes this long hangs."""
     close_timeout_s: float = 20.0
-    """For a worker to leave once it is told to; a profiler in front of it then still has files to write."""
+    """Seconds for a worker to exit after Close; a profiler in front of it may still have files to write."""
     command_prefix: tuple[str, ...] = ()
     """Put in front of a spawned interpreter: a vendor profiler, numactl."""
     folder: str = ""

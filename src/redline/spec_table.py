@@ -213,7 +213,7 @@ def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
 
 
 def _share_batch(rest: dict[str, Any], where: str) -> None:
-    """`batch_per_rank` is a person's word for a batch of so many items on every rank."""
+    """`batch_per_rank` is another way to give the batch: items on every rank."""
     each = rest.pop("batch_per_rank", None)
     if each is None:
         return

@@ -91,7 +91,7 @@ class Epoch(Frozen):
 
 
 def steady_epochs(epochs: Sequence[Epoch]) -> list[Epoch]:
-    """Those that speeds are told of: the first pays for start-ups, and one that was cut is none."""
+    """Epochs that speeds are computed from: not the first, which pays for start-up, nor an incomplete one."""
     whole = [epoch for epoch in epochs if not epoch.is_cut]
     return whole[1:] or whole or list(epochs)
 

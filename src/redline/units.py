@@ -58,7 +58,7 @@ def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, exp
 
 
 def significant(value: float, digits: int) -> str:
-    """`value` with so many significant digits, no exponent, thousands apart."""
+    """`value` with this many significant digits, no exponent, thousands separated."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:

@@ -22,7 +22,7 @@ PRODUCTS: frozenset[OperatorKind] = frozenset(("convolution", "matmul", "attenti
 WorkPhase = Literal["forward", "backward", "optimizer"]
 
 CEILINGS_SCHEMA = 2
-"""Raised when ceilings are measured in another way: older ones are then measured anew."""
+"""Raised when ceilings are measured in another way: older ones are then measured again."""
 
 
 class OperatorWork(Frozen):
@@ -60,7 +60,7 @@ class ModuleWork(Frozen):
 
 
 class Uncounted(Frozen):
-    """An operator whose FLOPs nobody knows how to count; its bytes are counted."""
+    """An operator without a FLOP formula; its bytes are counted."""
 
     name: str
     calls: Count
@@ -230,7 +230,7 @@ class Ceilings(Frozen):
         return not self.doubts
 
     def with_best_of(self, other: Ceilings) -> Ceilings:
-        """What both reached at their best: a ceiling is what a device can do, whoever saw it."""
+        """What both reached at their best: a ceiling is what a device can do, whichever run saw it."""
         ours = {form: self.flops_per_s.get(form, 0.0) for form in {*self.flops_per_s, *other.flops_per_s}}
         behind = [form for form, value in ours.items() if other.flops_per_s.get(form, 0.0) > value]
         better = {form: other.flops_per_s[form] for form in behind}

@@ -26,7 +26,7 @@ class Finding(Frozen):
     next: str
     """What to try: a recipe of Redline where Redline captured the profile, else what to change in the program."""
     gain_bound: float
-    """The steps can become so many times faster at most, were this all of it gone."""
+    """How many times faster the steps can become at most, if all of this were gone."""
     saves_s: float = 0.0
     """How much earlier the profiled steps would end without it, as far as can be told. Findings are ordered by this."""
 

@@ -16,7 +16,7 @@ SATURATED = 0.9
 """The knee is where throughput reaches this fraction of its limit."""
 FEWEST_POINTS = 2
 FEWEST_KEPT = 3
-"""Two points always lie on a line: none is left out when only so many are there."""
+"""With this few points none is left out: two points always lie on a line."""
 WELL_DESCRIBED = 0.05
 """A curve that misses a point by more is not the curve of all of them."""
 

@@ -43,7 +43,7 @@ class OperatorLimit(Frozen):
     efficiency: float | None
     """The least time that the device allows over the time it took."""
     in_cache: bool = False
-    """Faster than memory allows, which a cache explains; no efficiency is told then."""
+    """Faster than memory allows, which a cache explains; there is no efficiency then."""
 
 
 def operator_limits(links: Sequence[Links], hardware: Hardware, ceilings: Ceilings | None) -> list[OperatorLimit]:

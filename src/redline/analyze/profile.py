@@ -48,7 +48,7 @@ from redline.trace.window import Outside, Recorded, Steps, recorded, steps_of
 from redline.work import Ceilings
 
 KERNELS_WITH_COUNTERS = 10
-"""Of the longest kernels, counters are told one by one."""
+"""How many of the longest kernels have their counters listed one by one."""
 
 
 class Capture(Frozen):

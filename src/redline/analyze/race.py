@@ -57,7 +57,7 @@ def pairs_of(replicates: Sequence[Replicate], kind: BlockKind = "throughput") ->
 
 
 def racer_names(specs: Iterable[RunSpec]) -> list[str]:
-    """What each is called; what races itself is told apart by a number: `fp16`, `fp16 (2)`."""
+    """The names of the racers; a recipe that races itself gets a number: `fp16`, `fp16 (2)`."""
     seen: Counter[str] = Counter()
     names = []
     for spec in specs:

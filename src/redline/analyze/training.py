@@ -62,10 +62,10 @@ class LoaderFinding(Frozen):
     """With the number of workers that was asked for, prefetching."""
     verdict: LoaderVerdict
     best_workers: int | None
-    """The fewest with which nobody waits; where none suffices, the fastest. None: the loaders are the user's own, or the
+    """The fewest with which the training does not wait; where none suffices, the fastest. None: the loaders are the user's own, or the
     data lie on the device."""
     ends_it: bool
-    """Whether with so many the training is no longer data-bound."""
+    """Whether the training is no longer data-bound with this many."""
     workers: int
     without_prefetch_per_s: float | None
     trials: tuple[LoaderTrial, ...] = ()

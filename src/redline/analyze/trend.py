@@ -37,7 +37,7 @@ NEAR = 10
 STANDS_OUT = 2.5
 """So many times what neighbouring records are usually apart by."""
 MOST_POINTS = 5000
-"""The latest so many of a series are looked at."""
+"""How many of the latest records of a series are analysed."""
 DRIFT_CONFIDENCE = 0.99
 
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ from redline.watching import PHASES
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
 START_UP = 10.0
-"""Times the median: leading steps that take longer compile, tune or fill caches, and are told apart."""
+"""Times the median: leading steps that take longer compile, tune or fill caches, and are counted separately."""
 START_UP_S = 1.0
 OUTLIER = 2.0
 FIRST_STEPS = 3
@@ -133,7 +133,7 @@ class Steps:
 
     @property
     def counted(self) -> Any:
-        """Which steps rates are told of: not those of the start-up, and not those under the profiler."""
+        """Which steps count for rates: not those of the start-up, and not those under the profiler."""
         kept = ~self.is_profiled
         if not kept.any():
             return np.ones(self.count, dtype=bool)

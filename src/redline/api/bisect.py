@@ -40,7 +40,7 @@ class Place:
 
 
 class BisectResult:
-    """The first place at which it was slower, and the gates that led there."""
+    """The first position at which it was slower, and the gates that found it."""
 
     def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], culprit: Place | None) -> None:
         self.benchmark = benchmark

@@ -39,7 +39,7 @@ class LadderPlan(Frozen):
     val_samples: int = 1_000
     epochs: int = 3
     rung_seconds: float = 60.0
-    """Training on a rung is cut off after so long; its epoch time is then what the whole would have taken."""
+    """Training on a rung stops after this many seconds; its epoch time is then extrapolated."""
     batches: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     tune_seconds: float = 120.0
 

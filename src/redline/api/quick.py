@@ -45,7 +45,7 @@ ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
 CAPTURED_STEPS = 5
 """Recorded after the last epoch; the epochs themselves run without the profiler."""
 BEYOND = 16
-"""The search looks at batches up to so many times the one that was asked for."""
+"""The search tries batches up to this many times the one that was asked for."""
 LONGEST_STEP_S = 2.0
 """And at none whose step would take longer: a CPU gains nothing from it."""
 WORTH_IT = 1.03

@@ -51,7 +51,7 @@ MOST_VIEWERS = 200
 MOST_WAITING = 4
 """States that a slow viewer may be behind; older ones are dropped."""
 REPORTED = 500
-"""The latest so many records are in the served report; `redline report` writes one of all."""
+"""How many of the latest records the served report has; `redline report` writes one of all."""
 RUNNING = 8
 RECENT_S = 600.0
 """A sweep that has settled a cell since then is shown as going on."""

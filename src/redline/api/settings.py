@@ -78,7 +78,7 @@ def takes_settings(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _default_settings() -> dict[str, Any]:
-    """What each setting is when nobody gives it, as the specs say."""
+    """The default of each setting, from the specs."""
     specs = (DataSpec, TrainSpec, WorkloadSpec, RunSpec, MeasureSpec)
     fields = [field for spec in specs for field in msgspec.structs.fields(spec)]
     own = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}

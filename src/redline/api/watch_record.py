@@ -47,7 +47,7 @@ from redline.watching import PHASES, Advice, Watched, Window
 
 BLOCK_STEPS = 1000
 MOST_BLOCKS = 100
-"""Of a long run, so many blocks of steps are kept, evenly spread."""
+"""How many blocks of steps of a long run are kept, evenly spread."""
 INTERRUPTS = (-2, -15, 130, 143)
 
 

@@ -1,4 +1,4 @@
-"""The place of a measurement, written down: versions, flags, variables, neighbours."""
+"""Where a measurement ran: versions, flags, variables, other processes."""
 
 from __future__ import annotations
 

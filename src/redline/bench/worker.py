@@ -1,4 +1,4 @@
-"""The worker's loop: a request in, `Progress` on the way, one reply out, until the desk hangs up.
+"""The worker's loop: read a request, send `Progress` and one reply, until the desk disconnects.
 
 Started as `python -m redline.bench.worker WHERE [REQUESTED_AT]` by the spawn door, or forked by the fork server. WHERE is
 an inherited descriptor, `unix:PATH` to call back at, or `script:FILE` with requests to be done in turn without a desk.
@@ -132,7 +132,7 @@ class _Line:
 
 
 def follow(script: Path, requested_at: float) -> None:
-    """For tools that run their target again and again, each time from the beginning: nobody can talk to all of them."""
+    """For tools that run their target several times from the start: no desk could talk to all of them."""
     from redline.bench.session import BenchSession
 
     session = BenchSession(on_progress=lambda progress: None, start_s=time.time() - requested_at)
@@ -188,7 +188,7 @@ OWN_ATTEMPTS = 1000
 
 
 def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) -> None:
-    """Call, serve one session, and where others started this rank begin anew in a fresh interpreter for the next one."""
+    """Call, serve one session, and where others started this rank, restart in a fresh interpreter for the next one."""
     if kind == "unix":
         serve_rank(_connected(kind, address), import_s=import_s, requested_at=requested_at)
         return

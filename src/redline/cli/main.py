@@ -197,7 +197,7 @@ def _run() -> int:
 
 
 class Interrupts:
-    """The first Ctrl-C ends the measurement in good order; a second one, while that takes its time, ends the process.
+    """The first Ctrl-C ends the measurement cleanly; a second one, while that still runs, ends the process at once.
 
     Workers end with it: those who watch over them see it go.
     """

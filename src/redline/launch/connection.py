@@ -95,7 +95,7 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 class WorkerProcess(Protocol):
-    """The process behind the socket, whoever started it. Its group holds all it started itself."""
+    """The process behind the socket. Its process group holds everything it started."""
 
     pid: int
 

@@ -1,4 +1,4 @@
-"""The inline door: the bench in this very process. Nothing is isolated, and the verdict says so.
+"""The inline door: the bench in this process. Nothing is isolated, and the verdict says so.
 
 For live objects that cannot travel, for debugging, and for a caller that is a worker itself.
 """

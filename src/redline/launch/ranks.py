@@ -239,7 +239,7 @@ class RanksSession:
         return merged(replies)
 
     def _give_up(self) -> Reply:
-        """Somebody failed and others hang on them, or nobody answers at all."""
+        """A rank failed and others wait for it, or no rank answers at all."""
         failed = [line for line in self._lines if line.failure is not None]
         if failed and not all(line.is_victim for line in failed):
             return self._broken(failed)

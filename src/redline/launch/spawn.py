@@ -138,7 +138,7 @@ FOLLOW_UP_TIMEOUT_S = 600.0
 
 
 def run_script(launch: LaunchSpec, requests: Sequence[Request], folder: Path, timeout_s: float) -> None:
-    """A worker behind a command that does what it is told from a file, as often as the command starts it."""
+    """A worker behind a command: it follows a script from a file each time the command starts it."""
     script = folder / "requests.msgpack"
     script.write_bytes(write_script(requests))
     log = worker_log()

@@ -33,7 +33,7 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     after: int = 10
-    """The first capture begins after so many steps."""
+    """The first capture begins after this many steps."""
     every_s: float | None = None
 
 

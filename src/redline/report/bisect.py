@@ -1,4 +1,4 @@
-"""A bisection: which place made it slower, and the gates that led there."""
+"""A bisection: which commit, environment or recipe made it slower, and the gates that found it."""
 
 from __future__ import annotations
 

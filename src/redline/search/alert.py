@@ -60,7 +60,7 @@ class Alarm:
 
 
 def deliver_alert(target: str, body: bytes) -> None:
-    """Post to a URL, or run a command with the message on its stdin. Failing is told and harms nothing."""
+    """Post to a URL, or run a command with the message on its stdin. A failure is reported and has no other effect."""
     try:
         if target.startswith(("http://", "https://")):
             request = urllib.request.Request(target, body, {"Content-Type": "application/json"})

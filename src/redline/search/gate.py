@@ -19,7 +19,7 @@ from redline.search.race import Race
 from redline.spec import RunSpec
 
 MOST_PROCESSES = 24
-"""A difference that so many processes leave open is not worth more of them."""
+"""If this many processes leave a difference undecided, more are not worth their time."""
 
 Clock = Callable[[], float]
 

@@ -68,7 +68,7 @@ def _doubled(low: int, high: int, text: str) -> list[int]:
 
 _TASKS: tuple[Task, ...] = get_args(Task)
 _WORDS = ("model", "recipe")
-"""Axes on which each value is told that no cell has; a range of batches may well reach beyond the grid."""
+"""Axes on which a value that no cell has is reported; a range of batches may reach beyond the grid."""
 
 
 @dataclass(frozen=True)

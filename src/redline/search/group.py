@@ -103,12 +103,12 @@ class StopRule(ABC):
     """When to stop measuring."""
 
     def visited(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Who takes part in the next round; nobody: the measurement is over."""
+        """Entries of the next round; empty: the measurement is over."""
         return [entry for entry in entries if entry.stopped is None]
 
     @abstractmethod
     def after_round(self, entries: Sequence[Entry], rounds: int) -> None:
-        """Set `stopped` on those that are done, after so many rounds of the group."""
+        """Set `stopped` on entries that are done, after this many rounds of the group."""
 
 
 class UntilPrecise(StopRule):
@@ -277,7 +277,7 @@ class Group:
         self.keep_still(entry)
 
     def measure(self, rule: StopRule, *, solo: bool = False) -> None:
-        """Rounds in random order until the rule visits nobody. `solo`: siblings are to come, but none has run yet."""
+        """Rounds in random order until the rule visits no entry. `solo`: siblings are to come, but none has run yet."""
         with self._others_still():
             while visited := rule.visited(self.entries):
                 for entry in self._in_random_order(visited):

@@ -20,11 +20,11 @@ from redline.spec import Effort, Frozen, RunSpec
 SECONDS: dict[Effort, float] = {"quick": 2.0, "normal": 5.0, "strict": 20.0}
 """Of requests at each rate."""
 LONGEST = 6.0
-"""At low rates a point takes up to so many times as long, for the sake of p99."""
+"""At low rates a point may take up to this many times as long, so that p99 exists."""
 FEWEST_REQUESTS = 750
 """With those that settle left out, enough for p99."""
 OVERTIME = 1.5
-"""A server that needs so many times as long as the requests took to come is above its capacity."""
+"""A server that takes this many times as long as the requests took to arrive is over capacity."""
 REFINED = 1.04
 """The highest rate that was sustained and the lowest that was not end up this close to each other."""
 MOST_REFINEMENTS = 5

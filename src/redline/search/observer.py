@@ -1,4 +1,4 @@
-"""What a measurement tells whoever watches, and where its records go."""
+"""What a measurement reports while it runs (`Observer`), and where its records go (`Journal`)."""
 
 from __future__ import annotations
 

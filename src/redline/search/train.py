@@ -173,7 +173,7 @@ class _Run:
         return self._search_workers(session)
 
     def _search_workers(self, session: Session) -> bool:
-        """Double the workers until nobody waits for data, then close in on the fewest with which that holds."""
+        """Double the workers until the training does not wait for data, then narrow down to the fewest that suffice."""
         assert self.record.spec.train is not None
         own = self.record.spec.train.data.workers
         first = latest_feed(self.record, "together", own)

@@ -217,7 +217,7 @@ def with_stored_trace(record: RunRecord, folder: Path) -> RunRecord:
 
 
 def with_found_trace(record: RunRecord, folder: Path) -> RunRecord:
-    """With the whole path of its trace where that is in the history's folder; any other is nobody's to open."""
+    """With the whole path of its trace where that is in the history's folder; any other path is not opened."""
     if record.trace is None:
         return record
     path = os.path.join(folder, record.trace.path)  # an absolute one, of an older Redline, stays as it is

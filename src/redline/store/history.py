@@ -128,7 +128,7 @@ class History:
             raise StoreError(f"{self.location}: {error}") from None
 
     def finish(self, record: RunRecord) -> None:
-        """Write a record's head for the last time. Blocks that the record carries and nobody appended are added."""
+        """Write a record's head for the last time. Blocks of the record that were not appended yet are added."""
         self._write(record, over=True)
 
     def _write(self, record: RunRecord, *, over: bool) -> None:
@@ -165,7 +165,7 @@ class History:
         return [msgspec.structs.replace(row, status="cut off") if row.id in gone else row for row in rows]
 
     def is_cut_off(self, record_id: str) -> bool:
-        """Whether a record was being written and whoever wrote it is gone."""
+        """Whether a record is unfinished and the process that wrote it is gone."""
         with self._database.reading() as connection:
             return bool(_without_writer(connection, [record_id]))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from redline.store.database import Database
 
 _HELD: set[str] = set()
-"""Tokens that this process holds: a hold that a server could not take back is nobody's any more."""
+"""Tokens that this process holds; a hold that a server could not release is no longer valid."""
 LEASE_S = 30.0
 """On a server: how long a hold lasts that its holder does not renew."""
 

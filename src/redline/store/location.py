@@ -19,7 +19,7 @@ VARIABLE = "REDLINE_STORE"
 
 KINDS = "a path, sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 PSYCOPG = "psycopg"
-"""The only driver for PostgreSQL: errors are told apart by its codes."""
+"""The only driver for PostgreSQL: its error codes tell errors apart."""
 
 # `sqlite:/x` is a slip of the pen for a URL; taken as a path it would quietly start an empty history elsewhere.
 _URL = re.compile(r"[\w+.-]+://|(sqlite|postgres)\w*(\+\w*)?:", re.IGNORECASE)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WriteRecord(Frozen, tag=True):
-    """A record's head, new or replaced. Blocks that it carries and nobody appended are added."""
+    """A record's head, new or replaced. Blocks of the record that were not appended yet are added."""
 
     record: RunRecord
     over: bool

@@ -49,7 +49,7 @@ def cpu_temperature_c() -> float | None:
 
 
 def package_energy_j(folder: Path = _RAPL) -> float | None:
-    """Joules that all CPU packages have used since some moment (RAPL); None where nobody may read that.
+    """Joules that all CPU packages have used since some moment (RAPL); None where this user may not read it.
 
     The counters wrap; `EnergyMeter` takes differences often enough to notice.
     """

@@ -100,7 +100,7 @@ def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
 UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: the spec asked for none"))
 _PHASES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.07}
 _FIRST_CALL_STEPS = 20
-"""A first call costs about so many steady ones, compiling apart."""
+"""A first call costs about as much as this many steady ones, without compiling."""
 _WARMUP_SAMPLES = 20
 _LONG_STEP_FACTOR = 10
 

@@ -1,4 +1,4 @@
-"""Counting a model that nobody is going to run: built without memory where its code allows that."""
+"""Counting a model without running it: built without memory where its code allows that."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def _attributes(model: nn.Module) -> list[Tensor]:
-    """Tensors that are neither parameters nor buffers: weights that a norm computes anew, masks, tables."""
+    """Tensors that are neither parameters nor buffers: weights that a norm recomputes, masks, tables."""
     return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
 
 

@@ -42,7 +42,7 @@ OPERATORS_TOLD = 12
 TIMED_STEPS = 8
 TIMED_SECONDS = 0.5
 WATCHING_FACTOR = 20.0
-"""A step that is watched takes the host about so many times as long to issue."""
+"""Watching makes a step take the host about this many times as long to issue."""
 LONGEST_HOLD_S = 0.5
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

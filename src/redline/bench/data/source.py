@@ -45,7 +45,7 @@ class Samples(ABC):
 
 
 class InMemory(Samples):
-    """Images that lie in memory."""
+    """Images held in memory."""
 
     def __init__(self, images: Tensor, classes: Tensor) -> None:
         self.images, self.classes = images, classes

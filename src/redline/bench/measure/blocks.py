@@ -61,7 +61,7 @@ LONG_STEP_FACTOR = 10
 """A step longer than so many settling times is not disturbed by what settles."""
 
 OVERRUN = 4.0
-"""A block that takes so many times what was asked (the estimate was stale) ends there, where the host can tell."""
+"""A block that takes this many times as long as asked (its estimate was stale) ends early, where the host can tell."""
 
 
 def measure_block(

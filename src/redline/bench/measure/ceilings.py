@@ -45,7 +45,7 @@ WARM_S = 0.5
 COPY_BYTES = 1 << 30
 SMALLEST_COPY_BYTES = 1 << 27
 COPY_TO_CACHE = 8
-"""Buffers are at least so many times as large as the cache."""
+"""Buffers are at least this many times as large as the cache."""
 LAUNCHES = 500
 
 ATTEMPTS = 3

@@ -1,4 +1,4 @@
-"""Has the workload settled? Two windows in a row must agree; new compilation starts the wait anew."""
+"""Has the workload settled? Two windows in a row must agree; a new compilation restarts the wait."""
 
 from __future__ import annotations
 

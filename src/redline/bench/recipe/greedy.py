@@ -20,7 +20,7 @@ from redline.note import note
 from redline.record import Numerics
 
 CHECKED_TOKENS = 32
-"""The stated length: so many of the new tokens are compared."""
+"""How many of the new tokens are compared."""
 
 
 @dataclass

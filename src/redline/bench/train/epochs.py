@@ -25,7 +25,7 @@ from redline.training import DATA_PHASE, Epoch, TrainingProgress
 
 TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000
-"""Of an epoch's steps at most so many are kept one by one, evenly spread; sums are of all."""
+"""At most this many steps of an epoch are kept one by one, evenly spread; sums are over all."""
 KEPT_LOOKS = 60
 ISSUED = 8
 """Steps whose time to issue is kept: only the first of an epoch are issued without waiting for those before."""

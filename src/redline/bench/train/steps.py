@@ -22,7 +22,7 @@ from redline.spec import DataSpec
 from redline.training import DATA_PHASE
 
 STEPS_AHEAD = 4
-"""The host waits for the device once it is so many steps ahead: batches that nobody has read yet take memory."""
+"""The host waits for the device once it is this many steps ahead: unread batches take memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ PULSE_S = 1.0
 OWN_TIME_S = 1e-3
 """What watching takes after a step and more is not charged to the next one."""
 MARKED_STEPS = 4
-"""One step in so many is also timed by the device's clock."""
+"""One step in this many is also timed by the device's clock."""
 
 
 class Spool:

@@ -25,7 +25,7 @@ BATCH_SHARE = 0.35
 SEARCH_S = 20.0
 """With less than this left, no batch is searched for."""
 USUAL_TRIALS = 5
-"""Of a search for the batch, each in a process that compiles anew."""
+"""How many trials a batch search takes, each in a process that compiles again."""
 
 
 def batch_share_s(tuner: Tuner) -> float:
@@ -36,7 +36,7 @@ def batch_share_s(tuner: Tuner) -> float:
 
 
 def choose_batch(tuner: Tuner) -> None:
-    """Search the batch for the winner and for its runner-up; whoever moves more items there wins."""
+    """Search the batch for the winner and the runner-up; the one with the higher throughput there wins."""
     if not tuner.asked.tunes_batch:
         return
     for recipe in _best_two(tuner):

@@ -13,7 +13,7 @@ FIRST_TRIAL_S = 4.0
 WARM_SHARE = 0.25
 """Of what compiling took, when it is found in the cache: reading it, and loading what was made."""
 ALIKE = 3
-"""Of the trials like it, so many of the nearest say what a recipe will take."""
+"""How many of the most similar trials are used to predict a recipe's cost."""
 
 CONTENTION = 0.1
 """By so much each worker that prepares slows down the others."""

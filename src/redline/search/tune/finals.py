@@ -61,7 +61,7 @@ def decide(tuner: Tuner, untried: Switches | None = None) -> None:
 
 
 def _begin_anew_for_a_newcomer(tuner: Tuner) -> None:
-    """An earlier session raced without what is the fastest by now: nobody can win a race that he was not in."""
+    """Whether an earlier session raced without the recipe that is fastest now: a recipe cannot win a race it was not in."""
     met = {
         str(record.spec.recipe) for replicate in replicates_of(tuner.tune.finals, tuner.records) for record in replicate
     }
@@ -353,7 +353,7 @@ NEAR = 0.03
 """Within this of the fastest, a recipe goes to the last race, and doubt about both is added to it."""
 FINALISTS_RACE_SHARE = 0.5
 ABLATION_SHARE = 0.25
-"""Of the budget, at most, for each: whoever gives minutes wants recipes tried in them too."""
+"""The largest share of the budget for each: a long budget should also go into trying recipes."""
 
 
 def choose_finalists(tuner: Tuner) -> list[Switches]:
@@ -391,7 +391,7 @@ def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None)
 
 
 def at_once_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:
-    """What so many replicates take that are prepared at the same time; infinite where they cannot be."""
+    """Seconds that this many replicates take when prepared at the same time; infinite where that is impossible."""
     workers = len(racers) * replicates
     if workers > tuner.jobs or not tuner.has_memory_for(workers):
         return math.inf

@@ -111,7 +111,7 @@ def _start_beside(tuner: Tuner, trials: Trials) -> None:
 
 
 NAMED = 5
-"""Recipes that were not tried for want of time: so many are kept."""
+"""How many recipes that were not tried for lack of time are kept."""
 
 
 def _keep_untried(tuner: Tuner, too_dear: list[Candidate]) -> None:

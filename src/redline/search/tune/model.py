@@ -42,7 +42,7 @@ SURPRISE_RATE = 0.05
 together, one in twenty may do this much."""
 DOUBT_SHARE = 0.15
 DOUBT_FACTOR = 2.5
-"""And a strong pair once seen has bent the estimates of others: so often they are off by so many times as much."""
+"""A strong pair distorts the other estimates: with this chance they are off by this factor."""
 NEGLIGIBLE = 0.01
 HOST_PAIR_SD = 0.08
 RESIDUAL_SD = 0.006

@@ -31,7 +31,7 @@ SAFE_CHANCE = 0.9
 RISK_SHARE = 0.01
 """Of the budget: so much may be lost, on average, on a recipe that holds suspects when that is used up."""
 LOOKED_AT = 300
-"""Of those that promise most, so many are weighed against their cost."""
+"""How many of the most promising recipes are weighed against their cost."""
 
 
 def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candidate | None, list[Candidate]]:

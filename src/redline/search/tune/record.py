@@ -31,7 +31,7 @@ LARGEST_TOLERANCE = 0.8
 
 
 class Tolerance(Frozen):
-    """How far from strict fp32 is near enough: so many times the error of mere rounding, or a relative error."""
+    """How far from strict fp32 is acceptable: a factor on the error of rounding alone, or a relative error."""
 
     factor: float | None = None
     absolute: float | None = None

@@ -91,7 +91,7 @@ UNKNOWN = {
     "device": Expectation(-0.1, 0.3),
     "memory": Expectation(0.1, 0.2),
 }
-"""Of switches nobody has experience with, such as plug-ins: by what they say they relieve."""
+"""Expectations for unknown switches, such as plug-ins: by what they say they relieve."""
 SHARED_BY_FAMILY = {"precision": 0.4, "compiler": 0.2}
 ON_CPU_SHARED = {"precision": 1.0, "compiler": 0.2}
 """What all switches of a family have in common: one slow half precision makes the others suspect."""
@@ -199,7 +199,7 @@ class Space:
         return "+".join(sorted(switches, key=lambda switch: order[switch])) or "baseline"
 
     def checked(self, text: str) -> Switches:
-        """The recipe of a text that someone asks for; mistakes in it are told in one line."""
+        """The recipe that a person's text names; a mistake in it is raised as one line."""
         switches = self.switches_of(text)
         lacking = self._lacking(switches)
         if lacking is not None:

@@ -91,7 +91,7 @@ class Trials:
         self._anchor: Entry | None = None
         self._flights: list[Flight] = []
         self._crowded_out: list[Switches] = []
-        """Ran out of memory beside others; tried again when nobody is there."""
+        """Ran out of memory beside others; tried again alone."""
         self._has_been_crowded = False
         self._positions = itertools.count(len(tuner.tune.trials))
         self._group = Group(

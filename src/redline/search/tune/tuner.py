@@ -35,7 +35,7 @@ PROCESSORS_PER_GPU_JOB = 2
 PROCESSORS_PER_CPU_JOB = 4
 MOST_JOBS = 8
 MEMORY_MARGIN = 1.5
-"""A recipe may need so many times the memory of the baseline."""
+"""A recipe may need this many times the memory of the baseline."""
 FAILED_SHARE = 0.1
 """Of the budget: what finding out why recipes break, and trying suspects, may take."""
 
@@ -146,7 +146,7 @@ class Tuner:
         self.tune = msgspec.structs.replace(self.tune, spent=changed)
 
     def has_memory_for(self, workers: int) -> bool:
-        """Whether so many workers fit on the device beside each other, and one more on the host.
+        """Whether this many workers fit on the device at the same time, and one more on the host.
 
         By what the baseline needed; before it was timed, by what the facts say.
         """

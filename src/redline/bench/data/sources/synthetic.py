@@ -13,7 +13,7 @@ from redline.spec import DataSpec, WorkloadSpec
 
 SIZE, CLASSES = 32, 10
 TRAIN_SAMPLES, VAL_SAMPLES = 10_240, 2_048
-"""Where nobody says how many."""
+"""Sizes where none are given."""
 GRATINGS = 3
 """Waves that make up the texture of a class."""
 SIGNAL, NOISE = 0.08, 0.22

@@ -127,7 +127,7 @@ class GraphedTraining(TrainingStep):
                 self._scaler._growth_tracker.fill_(state["scaler"]["_growth_tracker"])
 
     def recover(self) -> None:
-        """A replay that broke leaves the graph unusable; the next call records it anew."""
+        """A replay that broke leaves the graph unusable; the next call records it again."""
         super().recover()
         self._recording = None
 
