@@ -1,6 +1,6 @@
 """A hundred thousand damaged traces: no traceback, nothing that takes longer than five seconds, no impossible figure.
 
-    python scripts/mutate_traces.py [--count 100000] [--seed 0] [--jobs 2] [--traces FOLDER] [--keep FOLDER]
+    python scripts/mutate_traces.py [--first 0] [--count 100000] [--seed 0] [--jobs 2] [--traces FOLDER] [--keep FOLDER]
 
 The traces come from tests/mutations.py; `--traces` adds those of a folder, cut to their first events. What fails is
 kept in `--keep` under its number; the same number and seed make the same file anywhere.
@@ -9,13 +9,12 @@ kept in `--keep` under its number; the same number and seed make the same file a
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +25,11 @@ from mutations import impossible, mutated, profile_all, seeds
 from redline.trace.source import TraceFile
 
 LONGEST_S = 5
-CUT_BYTES = 60_000
+"""Of processor time: a busy machine is not the trace's fault."""
+CUT_BYTES = 16_000
+BATCH = 500
+TERMINAL_EVERY = 8
+"""One in so many is also printed as for a terminal: that takes longer than all the rest."""
 
 
 class TookTooLong(Exception):
@@ -45,18 +48,17 @@ def cut(path: Path) -> bytes:
     return text[: end + 1] + b"]}"
 
 
-def check(originals: list[bytes], count: int, seed: int, part: int, parts: int, keep: Path | None) -> Counter[str]:
+def check(originals: list[bytes], numbers: range, seed: int, keep: Path | None) -> Counter[str]:
+    """How many of these were read, refused and failed; each failure is printed."""
     found: Counter[str] = Counter()
-    signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGPROF, _too_long)
     with tempfile.TemporaryDirectory(prefix="redline-mutations-") as folder:
         path = Path(folder) / "a.json"
-        for index, (what, text) in enumerate(mutated(originals, count, seed)):
-            if index % parts != part:
-                continue
+        for number, (what, text) in zip(numbers, mutated(originals, numbers, seed), strict=True):
             path.write_bytes(text)
-            signal.alarm(LONGEST_S)
+            signal.setitimer(signal.ITIMER_PROF, LONGEST_S)
             try:
-                profile = profile_all(path)
+                profile = profile_all(path, terminal=number % TERMINAL_EVERY == 0)
                 wrong = impossible(profile) if profile is not None else []
                 found["refused" if profile is None else "read"] += 1
             except TookTooLong:
@@ -64,17 +66,18 @@ def check(originals: list[bytes], count: int, seed: int, part: int, parts: int, 
             except Exception:
                 wrong = [traceback.format_exc()]
             finally:
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
             if wrong:
                 found["failed"] += 1
                 print(f"{what}\n  " + "\n  ".join(wrong[:3]), flush=True)
                 if keep is not None:
-                    (keep / f"{seed}-{index}.json").write_bytes(text)
+                    (keep / f"{seed}-{number}.json").write_bytes(text)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=0, help="number of the first one, to go on with a stopped run")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -86,14 +89,20 @@ def main() -> None:
     originals = seeds()
     if given.traces is not None:
         originals += [cut(path) for path in sorted(given.traces.glob("*.json*"))]
-    common = (originals, given.count, given.seed)
-    tasks: Iterable[tuple[object, ...]] = [(*common, part, given.jobs, given.keep) for part in range(given.jobs)]
-    with multiprocessing.Pool(given.jobs) as pool:
-        found = sum(pool.starmap(check, tasks), Counter())
-    print(
-        f"{given.count:,} mutations: {found['read']:,} read, {found['refused']:,} refused, {found['failed']:,} failed"
-    )
+    end = given.first + given.count
+    batches = [range(first, min(first + BATCH, end)) for first in range(given.first, end, BATCH)]
+    found: Counter[str] = Counter()
+    with ProcessPoolExecutor(given.jobs) as pool:
+        waiting = [pool.submit(check, originals, batch, given.seed, given.keep) for batch in batches]
+        for batch, done in zip(batches, waiting, strict=True):
+            found += done.result()
+            print(f"up to {batch.stop - 1:,}: {_told(found)}", file=sys.stderr, flush=True)
+    print(f"{given.count:,} mutations: {_told(found)}")
     sys.exit(1 if found["failed"] else 0)
+
+
+def _told(found: Counter[str]) -> str:
+    return f"{found['read']:,} read, {found['refused']:,} refused, {found['failed']:,} failed"
 
 
 if __name__ == "__main__":

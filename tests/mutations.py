@@ -9,7 +9,7 @@ import gzip
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +117,14 @@ def seeds() -> list[bytes]:
         host.operator("aten::conv2d", index * 100 * US, 70 * US)
     found.append(host.text().encode())
     pair = run(Program(0, {"item": 0.3, "unfused attention": 0.3}))
-    pair.ranks[0].maker.events = pair.ranks[0].maker.events[:150]
+    pair.ranks[0].maker.events = pair.ranks[0].maker.events[:80]
     found.append(pair.ranks[0].maker.text("compact").encode())
     return found
 
 
-def mutated(originals: list[bytes], count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
+def mutated(originals: list[bytes], numbers: Iterable[int], seed: int = 0) -> Iterator[tuple[str, bytes]]:
     """What was done, and the damaged text; one in ten is gzipped and damaged after that."""
-    for index in range(count):
+    for index in numbers:
         chance = random.Random(f"{seed}/{index}")
         text = chance.choice(originals)
         packed = chance.random() < 0.1
@@ -138,15 +138,19 @@ def mutated(originals: list[bytes], count: int, seed: int = 0) -> Iterator[tuple
         yield f"{index}: {'gzipped, ' if packed else ''}{', '.join(done)}", text
 
 
-def profile_all(path: Path) -> Profile | None:
-    """Everything that `redline profile --trace` may print; None where the file is refused in one line."""
+def profile_all(path: Path, *, terminal: bool = True) -> Profile | None:
+    """Everything that `redline profile --trace` may print; None where the file is refused in one line.
+
+    Without `terminal` all but the tables of the terminal, which take most of the time.
+    """
     try:
         profile = profile_of(read_traces([path]), by_shape=True)
     except TraceError as error:
         if "\n" in str(error):
             raise
         return None
-    for text in (json_document("profile", profile), kernel_csv(profile), profile_page(profile), profile_text(profile)):
+    texts = [json_document("profile", profile), kernel_csv(profile), profile_page(profile)]
+    for text in texts + ([profile_text(profile)] if terminal else []):
         text.encode()
     return profile
 
@@ -175,6 +179,8 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         for key, one in value.items():
             yield from _numbers(one, f"{name}.{key}")
     elif isinstance(value, list | tuple):
+        if value and all(type(one) is float for one in value):  # a strip or a curve: its extremes tell
+            value = (min(value), max(value)) if all(map(math.isfinite, value)) else (math.nan,)
         for one in value:
             yield from _numbers(one, name)
     elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -17,7 +17,7 @@ US = 1000
 @pytest.mark.parametrize("seed", range(2))
 def test_no_traceback_and_no_impossible_figure(tmp_path: Path, seed: int) -> None:
     read = 0
-    for what, text in mutated(seeds(), 50, seed=1000 + seed):
+    for what, text in mutated(seeds(), range(50), seed=1000 + seed):
         (tmp_path / "a.json").write_bytes(text)
         profile = profile_all(tmp_path / "a.json")
         if profile is not None:

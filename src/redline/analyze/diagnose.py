@@ -11,6 +11,7 @@ from redline.analyze.working import WORKING
 from redline.spec import Frozen
 from redline.trace.classes import Described, describe
 from redline.trace.losses import FUSED_ELEMENTWISE_SAVES, TENSOR_CORES_SAVE, Loss, LossCode
+from redline.trace.names import short_name
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
@@ -84,7 +85,7 @@ def _by_names(profile: Profile) -> list[Loss]:
         meant = [(seconds, name) for name, seconds in work if is_meant(describe(name))]
         if meant:
             total = sum(seconds for seconds, _ in meant)
-            top = describe(max(meant)[1]).short_name
+            top = short_name(max(meant)[1])
             found.append(
                 Loss(code=code, seconds=total, saves_s=total * saves, most_s=total, count=len(meant), what=top)
             )

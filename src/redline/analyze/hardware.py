@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-import numpy as np
-
 from redline.record import RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import PRODUCT_CLASSES, class_of
 from redline.trace.columns import DeviceInfo, Trace
+from redline.trace.intervals import distinct
 
 Maker = Literal["nvidia", "amd", "other"]
 
@@ -50,13 +49,13 @@ class Hardware(Frozen):
 
 
 def hardware_of(traces: Sequence[Trace], record: RunRecord | None = None) -> Hardware:
-    used = {(trace.source, int(device)) for trace in traces for device in np.unique(trace.work.device)}
+    used = {(trace.source, int(device)) for trace in traces for device in distinct(trace.work.device)}
     listed = [info for trace in traces if (info := _own(trace)) is not None]
     names = Counter(info.name for info in listed if info.name)
     name = names.most_common(1)[0][0] if names else _recorded_name(record)
     capability = next((info.capability for info in listed if info.capability), None)
-    kernels = [trace.names[number] for trace in traces for number in np.unique(trace.work.name).tolist()]
-    calls = {trace.names[number] for trace in traces for number in np.unique(trace.calls.name).tolist()}
+    kernels = [trace.names[number] for trace in traces for number in distinct(trace.work.name).tolist()]
+    calls = {trace.names[number] for trace in traces for number in distinct(trace.calls.name).tolist()}
     maker = _maker(calls, name, kernels)
     return _hardware(name, maker, capability, kernels, len(used))
 
@@ -84,7 +83,7 @@ def _recorded_name(record: RunRecord | None) -> str:
 
 def _own(trace: Trace) -> DeviceInfo | None:
     """The header's entry for the device that worked; a process that sees one device may number it otherwise."""
-    devices = {int(device) for device in np.unique(trace.work.device)}
+    devices = {int(device) for device in distinct(trace.work.device)}
     named = [info for info in trace.devices if info.index in devices]
     return next(iter(named or trace.devices), None)
 

@@ -13,7 +13,8 @@ from redline.analyze.profile import Profile
 from redline.analyze.profile_align import Aligned, aligned
 from redline.note import Note, note
 from redline.spec import Frozen
-from redline.trace.classes import KernelClass, class_of, short_name
+from redline.trace.classes import KernelClass, class_of
+from redline.trace.names import short_name
 
 BAND = 0.03
 """Less than this is the same: measurement.md's band for times."""

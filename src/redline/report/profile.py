@@ -14,8 +14,7 @@ from redline.analyze.profile_diff import Changed, ProfileDiff, counts
 from redline.errors import SpecError
 from redline.report.profile_facts import facts, hints, title, told_part, told_time
 from redline.report.terminal import Fitted, as_text, plain_table
-from redline.trace.classes import short_name
-from redline.trace.names import label_of
+from redline.trace.names import label_of, short_name
 from redline.trace.operators import OperatorRow
 from redline.units import format_bytes, format_seconds, format_share
 

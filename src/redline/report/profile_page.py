@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from redline.analyze.profile import Profile
@@ -38,13 +39,7 @@ SIDES: tuple[Side, ...] = ("device", "host")
 def profile_page(profile: Profile, lanes: Lanes | None = None) -> str:
     """`lanes`: the captured steps, to be looked at box by box."""
     script = lanes_script() if lanes is not None else ""
-    # Names in traces are anyone's to write: everything is escaped.
-    environment = Environment(
-        loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters |= {"time": told_time, "share": format_share, "bytes": format_bytes}
-    template = environment.get_template("profile.html.j2")
-    return template.render(
+    return _template().render(
         profile=profile,
         title=title(profile),
         facts=list(facts(profile)),
@@ -82,6 +77,16 @@ def _tiles(profile: Profile) -> list[dict[str, Any]]:
         }
         for tile in tiles
     ]
+
+
+@cache
+def _template() -> Template:
+    # Names in traces are anyone's to write: everything is escaped.
+    environment = Environment(
+        loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {"time": told_time, "share": format_share, "bytes": format_bytes}
+    return environment.get_template("profile.html.j2")
 
 
 def _flame(profile: Profile, side: Side) -> dict[str, Any] | None:

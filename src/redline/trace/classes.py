@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
-from redline.trace.names import LONGEST_NAME, Parts, parts_of, short_of, words_of
+import msgspec
+
+from redline.trace.names import LONGEST_NAME, parts_of, words_of
 
 KernelClass = Literal[
     "convolution",
@@ -116,11 +118,10 @@ _TRITON: dict[str, KernelClass] = {
 """What the compiler calls its kernels: pointwise, reductions, templates."""
 
 
-class Described(NamedTuple):
+class Described(msgspec.Struct, frozen=True, gc=False):
     """What a name tells, worked out once: a trace may hold hundreds of thousands of them."""
 
     kernel_class: KernelClass
-    short_name: str
     converts_layout: bool
     """Only turns one memory layout of images into the other."""
     is_strict_fp32: bool
@@ -134,16 +135,27 @@ class Described(NamedTuple):
     """Not of a logarithm, which belongs to losses."""
 
 
+_ANY_DIGIT = str.maketrans("123456789", "000000000")
+_NUMBERS_TELL: frozenset[KernelClass] = frozenset(("copy", "matmul", "convolution"))
+"""In these, as in `tf32` and `nchw2nhwc`; in the others numbers only tell one generated kernel from the next."""
+
+
 @lru_cache(maxsize=1 << 18)
 def describe(name: str) -> Described:
     text = name[:LONGEST_NAME]
-    parts = parts_of(text)
-    kind = _class_of(text, parts)
+    if text.startswith("_Z"):  # mangled: numbers are the lengths of words
+        return _described(text)
+    told = _described(text.translate(_ANY_DIGIT))
+    return _described(text) if told.kernel_class in _NUMBERS_TELL else told
+
+
+@lru_cache(maxsize=1 << 16)
+def _described(text: str) -> Described:
+    kind = _class_of(text)
     head = text[:_LOOKED_AT]
     lower = head.lower()
     return Described(
         kernel_class=kind,
-        short_name=short_of(parts),
         converts_layout=kind == "copy" and _has(lower, _LAYOUTS) and bool(_LAYOUT.search(lower)),
         is_strict_fp32=kind in ("matmul", "convolution") and _is_fp32(lower) and not _has(lower, _TENSOR_FP32),
         is_fixed_norm=kind == "norm" and _has(head, _FIXED_NORM),
@@ -181,18 +193,15 @@ def class_of(name: str) -> KernelClass:
     return describe(name).kernel_class
 
 
-def short_name(name: str) -> str:
-    return describe(name).short_name
-
-
-def _class_of(name: str, parts: Parts) -> KernelClass:
+def _class_of(name: str) -> KernelClass:
     if name.startswith("triton_"):
         return _of_triton(name)
+    parts = parts_of(name)
     found = _of_function(parts.function)
-    arguments = parts.arguments[:12] if found in _WRAPPERS or parts.says_nothing else []
+    arguments = parts.arguments if found in _WRAPPERS or parts.says_nothing else []
     if not arguments:
         return found
-    told = _of_words(words_of(" ".join(arguments)), name)
+    told = _of_words(words_of(" ".join(dict.fromkeys(arguments))), name)
     return found if _RANK[found] <= _RANK[told] else told
 
 

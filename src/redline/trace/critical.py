@@ -19,7 +19,7 @@ from redline.trace.classes import CLASSES
 from redline.trace.columns import Ids, Ints, Work
 from redline.trace.host import picked
 from redline.trace.idle import Cause
-from redline.trace.intervals import NEVER, Intervals, both, joined, seconds, union, without
+from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without
 from redline.trace.losses import DeviceRun
 from redline.trace.names import label_of
 
@@ -157,7 +157,7 @@ def _of_device(
         reach = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
         alone = rest.within(np.minimum(np.maximum(start, reach), end), end)
         kinds = classes[mine][order]
-        for kind in np.unique(kinds).tolist():
+        for kind in distinct(kinds).tolist():
             key: tuple[PathKind, str] = ("device", CLASSES[kind])
             times[key] += int(alone[kinds == kind].sum())
             _add_names(names[key], work.name[rows[order]][kinds == kind], alone[kinds == kind], links.trace.names)

@@ -27,6 +27,7 @@ from redline.trace.events import (
     fast_decoder,
     mended,
 )
+from redline.trace.intervals import distinct
 from redline.trace.processes import split_by_process
 from redline.trace.scanning import find_any_events, find_events, last_boundary, pieces, scan
 from redline.trace.source import TraceFile, rank_in_name, trace_files
@@ -250,7 +251,7 @@ def read_traces(paths: Sequence[Path]) -> list[Trace]:
 
 
 def _check(path: Path, builder: Builder, tables: dict[str, Any], lost: Lost) -> None:
-    devices = len(np.unique(tables["work"].device))
+    devices = len(distinct(tables["work"].device))
     if devices > MOST_DEVICES:
         raise TraceError(f"{path} names {devices:,} devices: this is not the trace of one process")
     if not len(tables["operators"]) and not len(tables["work"]):

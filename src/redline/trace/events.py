@@ -61,6 +61,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 NO_ARGS = Args()
+_NUMBERS = [field for field in msgspec.structs.fields(Args) if field.type is not msgspec.Raw]
 
 
 class Event(msgspec.Struct, gc=False):
@@ -194,9 +195,9 @@ def _args(plain: Any) -> Args | None:
     if not isinstance(plain, dict):
         return None
     args = Args()
-    for field in msgspec.structs.fields(Args):
+    for field in _NUMBERS:
         value = plain.get(field.encode_name)
-        if value is None or field.type is msgspec.Raw:
+        if value is None:
             continue
         try:
             setattr(args, field.name, msgspec.convert(value, field.type, strict=False))

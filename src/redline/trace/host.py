@@ -11,7 +11,7 @@ import numpy as np
 
 from redline.spec import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
-from redline.trace.intervals import Intervals, overlap, seconds, union
+from redline.trace.intervals import Intervals, distinct, overlap, seconds, union
 from redline.trace.links import Links, Nesting, matching
 
 SHORT_KERNEL_NS = 10_000
@@ -100,12 +100,12 @@ class HostView:
     @cached_property
     def launching(self) -> Ints:
         """The calls that launched the work."""
-        return np.unique(self.links.call[self.links.is_launched])
+        return distinct(self.links.call[self.links.is_launched])
 
     @cached_property
     def launching_threads(self) -> Ids:
         """Threads whose work the steps wait for: those that launch it, and the one that marks steps."""
-        return np.unique(np.concatenate((self.trace.calls.thread[self.launching], [self.main_thread])))
+        return distinct(np.concatenate((self.trace.calls.thread[self.launching], [self.main_thread])))
 
     @cached_property
     def waits(self) -> Ints:
@@ -254,11 +254,11 @@ def launches_of(links: Sequence[Links]) -> Launches:
     kernels: list[Ints] = []
     for each in links:
         trace, known = each.trace, each.is_launched
-        launching = np.unique(each.call[known])
+        launching = distinct(each.call[known])
         calls += len(launching)
         work += int(known.sum())
         host += int(trace.calls.duration[launching].sum())
-        graphs += len(np.unique(each.call[each.by_graph]))
+        graphs += len(distinct(each.call[each.by_graph]))
         graph_work += int(each.by_graph.sum())
         latencies.append(trace.work.start[known] - each.launched_at[known])
         kernels.append(trace.work.duration[trace.work.kind == Work.KERNEL])

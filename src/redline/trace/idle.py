@@ -18,7 +18,7 @@ import numpy as np
 from redline.spec import Frozen
 from redline.trace.columns import UNKNOWN, DeviceWork, HostRanges, Ints, Mask
 from redline.trace.host import HostView, on_thread, picked
-from redline.trace.intervals import NEVER, Intervals, both, joined, seconds, union, without
+from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without
 from redline.trace.links import matching
 from redline.trace.names import label_of
 
@@ -133,7 +133,7 @@ def _split_lateness(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], by
     thread = np.where(gaps.call >= 0, calls.thread[gaps.call] if len(calls) else main, main)
     late = gaps.late_until > gaps.start
     left: list[Intervals] = []
-    for one in np.unique(thread[late]).tolist():
+    for one in distinct(thread[late]).tolist():
         mine = late & (thread == one)
         rest = union(gaps.start[mine], gaps.late_until[mine])
         for where in dict.fromkeys((one, main)):
@@ -213,7 +213,7 @@ def _waits_for_event(view: HostView, call: Ints) -> Mask:
     events = np.flatnonzero(matching(view.trace, calls, _WAIT_EVENT))
     launches = view.launching
     found = np.zeros(len(call), np.bool_)
-    for thread in np.unique(calls.thread[events]).tolist():
+    for thread in distinct(calls.thread[events]).tolist():
         mine = (call >= 0) & (calls.thread[call] == thread)
         at = calls.start[call[mine]]
         event = _last_before(calls.start[events[calls.thread[events] == thread]], at)

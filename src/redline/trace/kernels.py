@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from redline.spec import Frozen
-from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of, describe
+from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of
 from redline.trace.columns import Trace, Work
 from redline.trace.intervals import seconds
+from redline.trace.names import short_name
 
 MOST_OF_THE_TIME = 0.8
 
 
-class NamedTime(NamedTuple):
+class NamedTime(msgspec.Struct, frozen=True, gc=False):
     """All calls of one name, in nanoseconds. None where a profiler does not tell."""
 
     name: str
@@ -28,7 +30,7 @@ class NamedTime(NamedTuple):
     """Moved by all of them; None where one does not tell."""
 
 
-class KernelRow(Frozen, rename={"kernel_class": "class"}):
+class KernelRow(Frozen, gc=False, rename={"kernel_class": "class"}):
     name: str
     short_name: str
     kernel_class: KernelClass
@@ -97,12 +99,11 @@ def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
     whole = sum(one.total_ns for one in times)
     rows = []
     for one in times:
-        told = describe(one.name)
         rows.append(
             KernelRow(
                 name=one.name,
-                short_name=told.short_name,
-                kernel_class=told.kernel_class,
+                short_name=short_name(one.name),
+                kernel_class=class_of(one.name),
                 calls=one.calls,
                 total_s=seconds(one.total_ns),
                 mean_s=seconds(one.total_ns / one.calls) if one.calls else 0.0,

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from redline.spec import Frozen
-from redline.trace.classes import class_of, short_name
+from redline.trace.classes import class_of
 from redline.trace.columns import UNKNOWN, Ints, Trace
 from redline.trace.host import HostView
+from redline.trace.intervals import distinct
 from redline.trace.losses import DeviceRun, device_runs
-from redline.trace.names import label_of
+from redline.trace.names import label_of, short_name
 from redline.trace.phases import phases_marked
 from redline.trace.window import recorded
 
@@ -133,7 +134,7 @@ def _host_lanes(host: HostView, begin: int, least: int, names: _Names) -> Iterat
     trace, nesting = host.trace, host.links.nesting
     operators = trace.operators
     depth = nesting.depth
-    for thread in np.unique(operators.thread).tolist():
+    for thread in distinct(operators.thread).tolist():
         rows = np.flatnonzero((operators.thread == thread) & (operators.duration >= least) & (depth < MOST_DEPTH))
         boxes = tuple(
             Box(

@@ -14,6 +14,7 @@ import numpy as np
 
 from redline.trace.classes import CLASSES, Described, KernelClass, describe
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
+from redline.trace.intervals import distinct
 
 _NUMBER = {name: number for number, name in enumerate(CLASSES)}
 
@@ -158,24 +159,28 @@ class Links:
     @cached_property
     def kernel_class(self) -> Ids:
         """For each row of device work, the index of its class in `CLASSES`; copies and fills are copies."""
-        work = self.trace.work
-        copy = CLASSES.index("copy")
-        of_name = np.full(len(self.trace.names), copy, np.int32)
-        for number, told in self.kernel_names.items():
-            of_name[number] = _NUMBER[told.kernel_class]
-        return np.where(work.kind == Work.KERNEL, of_name[work.name], np.int32(copy))
+        told, which = self._described
+        number = np.array([_NUMBER[one.kernel_class] for one in told], np.int32)
+        return np.where(self.trace.work.kind == Work.KERNEL, number[which], _NUMBER["copy"])
 
     @cached_property
-    def kernel_names(self) -> dict[int, Described]:
-        """What the name of each kernel tells, by its number in the trace."""
+    def _described(self) -> tuple[list[Described], Ids]:
+        """What the names of kernels tell, and for each row which of it; the first stands for copies and fills too."""
         work, names = self.trace.work, self.trace.names
-        return {number: describe(names[number]) for number in np.unique(work.name[work.kind == Work.KERNEL]).tolist()}
+        told, index = [describe("")], {}
+        of_name = np.zeros(len(names), np.int32)
+        for number in distinct(work.name[work.kind == Work.KERNEL]).tolist():
+            one = describe(names[number])
+            if id(one) not in index:  # names by the hundred thousand, but few things that they tell
+                index[id(one)] = len(told)
+                told.append(one)
+            of_name[number] = index[id(one)]
+        return told, of_name[work.name]
 
     def are(self, is_meant: Callable[[Described], bool]) -> Mask:
         """Rows of kernels whose name tells what is meant."""
-        found: Mask = np.isin(
-            self.trace.work.name, [number for number, told in self.kernel_names.items() if is_meant(told)]
-        )
+        told, which = self._described
+        found: Mask = np.array([is_meant(one) for one in told])[which]
         kernels: Mask = self.trace.work.kind == Work.KERNEL
         return found & kernels
 
@@ -198,7 +203,7 @@ class Links:
     def operator(self) -> Ints:
         """For each row of device work, the innermost operator that launched it."""
         known = self.is_launched
-        calls = np.unique(self.call[known])
+        calls = distinct(self.call[known])
         operator_of_call = np.full(len(self.trace.calls), UNKNOWN, np.int64)
         operator_of_call[calls] = self.operators_of(calls)
         return self._of_call(operator_of_call)
@@ -223,7 +228,7 @@ class Links:
 
 def named(trace: Trace, ranges: HostRanges, *parts: str) -> Mask:
     """Rows whose name holds one of these parts; each name is looked at once."""
-    numbers = np.unique(ranges.name).tolist()
+    numbers = distinct(ranges.name).tolist()
     wanted = [number for number in numbers if any(part in trace.names[number] for part in parts)]
     found: Mask = np.isin(ranges.name, wanted)
     return found
@@ -231,7 +236,7 @@ def named(trace: Trace, ranges: HostRanges, *parts: str) -> Mask:
 
 def matching(trace: Trace, ranges: HostRanges, rule: re.Pattern[str]) -> Mask:
     """Rows whose name the rule finds; each name is looked at once."""
-    numbers = np.unique(ranges.name).tolist()
+    numbers = distinct(ranges.name).tolist()
     found: Mask = np.isin(ranges.name, [number for number in numbers if rule.search(trace.names[number])])
     return found
 

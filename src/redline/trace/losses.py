@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.spec import Frozen
-from redline.trace.classes import short_name
 from redline.trace.collectives import Calls, Waiting, calls_of, waiting_of
 from redline.trace.columns import HostRanges, Ints, Mask, Work
 from redline.trace.host import HostView, picked
 from redline.trace.idle import IdleTime, idle_time
 from redline.trace.intervals import NEVER, Intervals, both, joined, seconds, union, without
+from redline.trace.names import short_name
 from redline.trace.patterns import cold_kernels, launching, recomputed, unfused_attention
 from redline.trace.replay import Replay, host_time_without
 from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_views

@@ -8,7 +8,7 @@ import numpy as np
 
 from redline.spec import Frozen
 from redline.trace.columns import UNKNOWN, Ints, Trace
-from redline.trace.intervals import seconds
+from redline.trace.intervals import distinct, seconds
 from redline.trace.links import Links
 from redline.trace.names import label_of
 
@@ -48,7 +48,7 @@ def _of_one(links: Links) -> list[MemoryLine]:
     taken = links.trace.allocations
     found = []
     for on_device in (1, 0):
-        for device in np.unique(taken.device[taken.on_device == on_device]).tolist():
+        for device in distinct(taken.device[taken.on_device == on_device]).tolist():
             rows = np.flatnonzero((taken.on_device == on_device) & (taken.device == device))
             found.append(_line(links, rows[np.argsort(taken.at[rows], kind="stable")], bool(on_device), device))
     return found

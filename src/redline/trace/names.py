@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from redline.units import printable
@@ -20,11 +21,13 @@ LABEL_LENGTH = 120
 """Names of operators, copies and annotations are cut after so many characters where people read them."""
 
 _LONGEST_TEMPLATE = 300
-_ANGLE = re.compile(r"<|(?<!-)>")
+_MOST_ARGUMENTS = 12
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)(::|\(?)")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LENGTH = re.compile(r"L[a-zA-Z_]n?\d+E|(\d{1,4})")
 _TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
+_TOLD_BY = ("Functor", "Op", "_kernel", "Epilogue", "KernelImpl")
+"""Where none of these stands, no telling word does."""
 _WRAPPERS = frozenset(("gpu_kernel_impl", "ReduceOp", "BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor"))
 """Functors that only carry another one."""
 
@@ -88,13 +91,19 @@ _TYPES = frozenset(
 class Parts(NamedTuple):
     function: str
     """With its namespaces, without templates and parameters."""
-    identifiers: list[tuple[str, str]] = []
-    """Names among its template arguments, outermost first, each with what follows it."""
+    template: str = ""
+    """Its arguments as they stand in the name."""
+
+    @property
+    def identifiers(self) -> Iterator[tuple[str, str]]:
+        """Names among its template arguments, outermost first, each with what follows it."""
+        return ((found[1], found[2]) for found in _IDENTIFIER.finditer(self.template))
 
     @property
     def arguments(self) -> list[str]:
-        """The names that are neither namespaces nor built-in types."""
-        return [word for word, after in self.identifiers if after != "::" and word not in _TYPES]
+        """The first of them that are neither namespaces nor built-in types."""
+        telling = (word for word, after in self.identifiers if after != "::" and word not in _TYPES)
+        return list(islice(telling, _MOST_ARGUMENTS))
 
     @property
     def says_nothing(self) -> bool:
@@ -113,7 +122,7 @@ def parts_of(name: str) -> Parts:
     head = plain[:angle]
     if head.endswith("enable_if"):  # the type that the function returns; its name comes later
         return _after_return_type(plain)
-    return Parts(head.rpartition(" ")[2] or plain, _IDENTIFIER.findall(plain[angle : _closing(plain, angle)]))
+    return Parts(head.rpartition(" ")[2] or plain, plain[angle : _closing(plain, angle)])
 
 
 def words_of(text: str) -> set[str]:
@@ -122,8 +131,9 @@ def words_of(text: str) -> set[str]:
     return {*words, *map(str.__add__, words, words[1:])}
 
 
-def short_of(parts: Parts) -> str:
+def short_name(name: str) -> str:
     """The function without namespaces, types and parameters, with the functor that tells what it computes."""
+    parts = parts_of(name)
     base = _base(parts) or parts.function
     functor = next((f"<{word}>" for word in _telling_words(parts) if word not in base), "")
     short = printable(base + functor)
@@ -150,12 +160,18 @@ def _base(parts: Parts) -> str:
 
 def _closing(plain: str, opening: int) -> int:
     """Where the bracket is closed again, or as far as is looked at."""
-    depth = 0
-    for bracket in _ANGLE.finditer(plain, opening, opening + _LONGEST_TEMPLATE):
-        depth += 1 if bracket.group() == "<" else -1
-        if not depth:
-            return bracket.start()
-    return opening + _LONGEST_TEMPLATE
+    # Counted by `str`, not bracket by bracket: that would take most of the time of reading a name.
+    end, limit = opening, opening + _LONGEST_TEMPLATE
+    while (end := plain.find(">(", end + 1, limit)) >= 0:
+        if _is_balanced(plain, opening, end + 1):
+            return end
+    end = plain.rfind(">", opening, limit)
+    return end if end > 0 and _is_balanced(plain, opening, end + 1) else limit
+
+
+def _is_balanced(plain: str, begin: int, end: int) -> bool:
+    closed = plain.count(">", begin, end) - plain.count("->", begin, end)
+    return plain.count("<", begin, end) <= closed
 
 
 def _after_return_type(plain: str) -> Parts:
@@ -166,6 +182,8 @@ def _after_return_type(plain: str) -> Parts:
 
 def _telling_words(parts: Parts) -> Iterator[str]:
     """The names among a kernel's template arguments that say what it computes."""
+    if not any(map(parts.template.__contains__, _TOLD_BY)):
+        return
     for word, after in parts.identifiers:
         tells = "Functor" in word or word.endswith(_TELLING) or (after == "(" and word.endswith("_kernel"))
         if tells and word not in _WRAPPERS:
@@ -181,10 +199,10 @@ def _demangled(name: str) -> Parts:
         position = begin + int(match.group())
         path.append(name[begin:position])
     arguments: list[str] = []
-    while (found := _LENGTH.search(name, position)) and len(arguments) < 12:
+    while (found := _LENGTH.search(name, position)) and len(arguments) < _MOST_ARGUMENTS:
         position = found.end() + (int(found.group(1)) if found.group(1) else 0)
         word = name[found.end() : position]
         if word[:1].isalpha() and word not in _TYPES:
             arguments.append(word)
     own = [part for part in path if not part.startswith("_GLOBAL__N")]
-    return Parts("::".join(own) or name, [(word, "") for word in arguments])
+    return Parts("::".join(own) or name, " ".join(arguments))

@@ -10,7 +10,7 @@ import numpy as np
 
 from redline.spec import Frozen
 from redline.trace.columns import UNKNOWN, Ints, Mask, Trace
-from redline.trace.intervals import seconds
+from redline.trace.intervals import distinct, seconds
 from redline.trace.kernels import NamedTime
 from redline.trace.links import Links
 
@@ -109,7 +109,7 @@ def _without_operator(links: Links) -> dict[Key, _Sums]:
     trace = links.trace
     by_graph, launched = links.by_graph, links.is_launched
     groups: dict[Key, Mask] = {}
-    for number in np.unique(trace.calls.name[links.call[by_graph]]).tolist():
+    for number in distinct(trace.calls.name[links.call[by_graph]]).tolist():
         name = f"{trace.names[number]} (replayed graph)"
         groups[(name, None, None, "graph")] = by_graph & (trace.calls.name[links.call] == number)
     groups[(_NO_OPERATOR, None, None, "no-operator")] = launched & (links.operator < 0) & ~by_graph
@@ -117,7 +117,7 @@ def _without_operator(links: Links) -> dict[Key, _Sums]:
     found = {}
     for key, rows in groups.items():
         if rows.any():
-            calls = np.unique(links.call[rows & launched])
+            calls = distinct(links.call[rows & launched])
             device, host = int(trace.work.duration[rows].sum()), int(trace.calls.duration[calls].sum())
             count = len(calls) or int(rows.sum())
             found[key] = _Sums(count, host, host, device, device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from redline.trace.columns import Ids, Ints, Mask, Work
-from redline.trace.intervals import Intervals, union
+from redline.trace.intervals import Intervals, distinct, union
 from redline.trace.links import Links, matching
 from redline.trace.window import Recorded, step_borders
 
@@ -144,7 +144,7 @@ def cold_kernels(recorded: Recorded) -> Cold:
 def launching(links: Links, rows: Mask) -> Intervals:
     """The host's time to launch these rows: for each launch, since the launch before it on any thread."""
     calls = links.trace.calls
-    launches = np.unique(links.call[links.is_launched])
+    launches = distinct(links.call[links.is_launched])
     launches = launches[np.argsort(calls.start[launches], kind="stable")]
     wanted = np.isin(launches, links.call[rows & links.is_launched])
     end = np.maximum.accumulate(calls.end[launches])

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
-
 from redline.spec import Frozen
 from redline.trace.columns import HostRanges, Mask, Trace
 from redline.trace.host import HostView
-from redline.trace.intervals import NEVER, Intervals, joined, overlap, seconds, union
+from redline.trace.intervals import NEVER, Intervals, distinct, joined, overlap, seconds, union
 from redline.trace.links import Links, matching
 
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -88,7 +86,7 @@ def _times(view: HostView, marks: dict[str, Intervals]) -> dict[str, tuple[int, 
 
 def _is_marked_by_us(trace: Trace) -> bool:
     marks = {OWN_PREFIX + name for name in PHASES}
-    return any(trace.names[number] in marks for number in np.unique(trace.annotations.name).tolist())
+    return any(trace.names[number] in marks for number in distinct(trace.annotations.name).tolist())
 
 
 def _device(links: Links, rows: Mask) -> int:

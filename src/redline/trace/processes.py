@@ -14,6 +14,7 @@ import numpy as np
 
 from redline.errors import TraceError
 from redline.trace.columns import UNKNOWN, Allocations, HostRanges, Ids, Ints, Mask, Trace
+from redline.trace.intervals import distinct
 
 MOST_PROCESSES = 1024
 
@@ -25,7 +26,7 @@ def split_by_process(trace: Trace, device_numbers: list[int]) -> list[Trace]:
     numbers = np.array(device_numbers, np.int32)
     processes = {pid: number for number, pid in enumerate(dict.fromkeys(pid for pid, _ in trace.threads))}
     of_thread = np.array([processes[pid] for pid, _ in trace.threads], np.int32)
-    working = np.unique(np.concatenate((of_thread[trace.operators.thread], of_thread[trace.calls.thread])))
+    working = distinct(np.concatenate((of_thread[trace.operators.thread], of_thread[trace.calls.thread])))
     if len(working) < 2:
         return [replace(trace, work=replace(trace.work, device=numbers[trace.work.device]))]
     if len(working) > MOST_PROCESSES:
@@ -65,7 +66,7 @@ def _owners(trace: Trace, of_thread: Ids, processes: list[int]) -> Ints:
         rows, launched = _launched(trace, of_thread, process)
         is_later = launched > latest[rows]
         latest[rows[is_later]], owner[rows[is_later]] = launched[is_later], process
-        for device in np.unique(work.device[rows]).tolist():
+        for device in distinct(work.device[rows]).tolist():
             mine = work.device[rows] == device
             delay = float(np.median(work.start[rows[mine]] - launched[mine]))
             fits.append(_Fit(device, process, int(mine.sum()), delay))

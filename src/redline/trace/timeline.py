@@ -13,7 +13,7 @@ from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.columns import Ints, Mask, Trace, Work
 from redline.trace.idle import CAUSES, Cause, IdleTime
-from redline.trace.intervals import Intervals, joined, seconds, union, without
+from redline.trace.intervals import Intervals, distinct, joined, seconds, union, without
 from redline.trace.links import Links, matching
 
 ANNOTATED = re.compile(r"^(nccl|rccl|gloo|mpi|ucc|xccl):")
@@ -77,7 +77,7 @@ def device_views(links: Links) -> list[DeviceView]:
     copying = work.kind == Work.COPY
     moving = copying & ~_within_device(links, copying)
     found = []
-    for device in np.unique(work.device).tolist():
+    for device in distinct(work.device).tolist():
         mine = work.device == device
         rows = np.flatnonzero(mine)
 
@@ -101,7 +101,7 @@ def device_views(links: Links) -> list[DeviceView]:
 
 def _within_device(links: Links, rows: Mask) -> Mask:
     work, names = links.trace.work, links.trace.names
-    numbers = [number for number in np.unique(work.name[rows]).tolist() if _WITHIN_DEVICE(names[number])]
+    numbers = [number for number in distinct(work.name[rows]).tolist() if _WITHIN_DEVICE(names[number])]
     found: Mask = np.isin(work.name, numbers)
     return found
 
@@ -138,7 +138,7 @@ def host_compute(trace: Trace) -> Intervals:
 
 
 def _collective_operators(trace: Trace) -> Mask:
-    names = np.unique(trace.operators.name).tolist()
+    names = distinct(trace.operators.name).tolist()
     collectives = [number for number in names if class_of(trace.names[number]) == "communication"]
     found: Mask = np.isin(trace.operators.name, collectives)
     return found

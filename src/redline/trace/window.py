@@ -16,7 +16,7 @@ import numpy as np
 
 from redline.spec import Frozen
 from redline.trace.columns import Ints, Mask, Trace
-from redline.trace.intervals import Intervals, seconds, union
+from redline.trace.intervals import Intervals, distinct, seconds, union
 from redline.trace.links import Links, matching
 
 _STEP = re.compile(r"^ProfilerStep\s*#\d+$")
@@ -78,7 +78,7 @@ def recorded(trace: Trace) -> Recorded:
         else:
             steps = union(steps.start[:0], steps.end[:0])
     work = trace.work
-    free = {device: int(work.end[before & (work.device == device)].max()) for device in np.unique(work.device[before])}
+    free = {device: int(work.end[before & (work.device == device)].max()) for device in distinct(work.device[before])}
     between = ~inside & ~before
     outside = Outside(
         before_work=int(before.sum()),
