@@ -83,6 +83,8 @@ class Capabilities(Frozen):
     """Modules and operators no longer run one by one, so time cannot be told by module or by kind of operator."""
     folds_norms: bool = False
     """BatchNorm with fixed statistics is part of the layer before it."""
+    scales_loss: bool = False
+    """In training, a GradScaler asks the host whether to skip a step, unless the optimizer is fused."""
     quantizes: bool = False
     """Weights are replaced by coarser ones; only a check on real data can tell whether the accuracy is acceptable."""
 

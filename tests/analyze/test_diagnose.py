@@ -192,15 +192,16 @@ DOES = {
     "torchscript": msgspec.structs.replace(COMPILED, refuses_graph=True, folds_norms=True),
     "onnx": msgspec.structs.replace(COMPILED, refuses_graph=True, folds_norms=True),
     "graphs": Capabilities(records_graph=True),
+    "amp": Capabilities(scales_loss=True),
 }
 """As the switches themselves say: `test_compose.py` holds them to it."""
 
 
-def captured(profile: Profile, recipe: str, step_s: float | None = None) -> Profile:
+def captured(profile: Profile, recipe: str, step_s: float | None = None, task: str = "infer") -> Profile:
     capture = Capture(
         record_id="1",
         model="resnet50",
-        task="infer",
+        task=task,
         recipe=recipe,
         batch=32,
         device="cuda:0",
@@ -235,6 +236,26 @@ def test_advice_builds_on_the_recipe_at_hand(made: Made) -> None:
     assert "-r compile:max-autotune-no-cudagraphs+graphs:" in (
         again(captured(late, "compile:max-autotune-no-cudagraphs"))["host-bound"].next
     )
+
+
+def test_a_finding_carries_the_recipe_that_it_names(made: Made) -> None:
+    late = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
+    assert finding(late, "host-bound").recipe is None, "nobody's recipe"
+    assert again(captured(late, "fp16"))["host-bound"].recipe == "fp16+graphs"
+    assert again(captured(late, "amp"))["host-bound"].recipe == "amp+graphs"
+    assert again(captured(late, "amp", task="train"))["host-bound"].recipe == "amp+fused-optimizer+graphs"
+    fused = again(captured(late, "amp+fused-optimizer", task="train"))
+    assert fused["host-bound"].recipe == "amp+fused-optimizer+graphs"
+
+
+def test_work_that_the_profiler_slows_down_is_not_taken_from_faster_steps(made: Made) -> None:
+    """On a CPU operators take longer while they are recorded: half of the work was bounded by 100×."""
+    maker = TraceMaker()
+    maker.annotation("ProfilerStep#0", 0, 1000 * US)
+    maker.operator("aten::native_batch_norm", 0, 500 * US)
+    maker.operator("aten::conv2d", 500 * US, 500 * US)
+    found = again(captured(made(maker), "baseline", step_s=400e-6))["batch-norm-eval"]
+    assert found.gain_bound == pytest.approx(2.0, rel=1e-3)
 
 
 def test_findings_are_ordered_by_what_they_can_bring(made: Made) -> None:

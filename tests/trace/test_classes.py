@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from kineto import ADAM, ADD, CONV, GEMM, NORM, REDUCE
 
-from redline.trace.classes import class_of, describe, short_name
+from redline.trace.classes import class_of, describe
+from redline.trace.names import short_name
 
 NAMES = {
     "communication": [

@@ -20,8 +20,9 @@ from redline.report.profile import profile_text
 from redline.report.profile_page import profile_page
 from redline.report.profile_tables import kernel_csv
 from redline.trace import classes, decode, source
-from redline.trace.classes import class_of, short_name
+from redline.trace.classes import class_of
 from redline.trace.decode import read_file, read_trace, read_traces
+from redline.trace.names import short_name
 
 GOOD = '{"ph":"X","cat":"kernel","name":"k","ts":1.5,"dur":2.25,"args":{"device":0,"stream":7,"correlation":3}}'
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from redline.analyze.bound import HOST_BOUND_SHARE
 from redline.record import Capabilities
@@ -29,6 +29,13 @@ class Finding(Frozen):
     """How many times faster the steps can become at most, if all of this were gone."""
     saves_s: float = 0.0
     """How much earlier the profiled steps would end without it, as far as can be told. Findings are ordered by this."""
+    recipe: str | None = None
+    """The recipe that `next` names, if it names one."""
+
+
+class Advice(NamedTuple):
+    text: str
+    recipe: str | None = None
 
 
 def whole_work_s(profile: Profile) -> float:
@@ -48,7 +55,10 @@ def is_small(profile: Profile, loss: Loss, least: float = LEAST_SHARE) -> bool:
 
 def gain_without(profile: Profile, seconds: float) -> float:
     """The time of the steps over what would be left of it."""
-    whole = profile.wall_s
+    # What was recorded is compared with what was recorded: work that takes longer under the profiler, as on a CPU, must
+    # not be taken from the shorter steps without it.
+    recorded = profile.timeline.busy_s if profile.has_device else profile.timeline.span_s
+    whole = max(profile.wall_s, recorded)
     left = whole - min(seconds, whole)
     return min(whole / left, LARGEST_GAIN) if left > 0 else LARGEST_GAIN
 
@@ -84,8 +94,12 @@ def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) ->
     return "+".join([*kept, switch])
 
 
-def advice(profile: Profile, switch: str, why: str, in_code: str) -> str:
+def advice(profile: Profile, switch: str, why: str, in_code: str) -> Advice:
     """The recipe to run next where Redline captured; of a trace from elsewhere, what to change in the program."""
     if profile.capture is None:
-        return f"{in_code}: {why}"
-    return f"-r {with_switch(profile, switch)}: {why}"
+        return Advice(f"{in_code}: {why}")
+    return try_recipe(with_switch(profile, switch), why)
+
+
+def try_recipe(recipe: str, why: str) -> Advice:
+    return Advice(f"-r {recipe}: {why}", recipe)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from redline.analyze.finding import (
+    Advice,
     Finding,
     advice,
     does,
@@ -13,6 +14,7 @@ from redline.analyze.finding import (
     host_is_cleared,
     is_small,
     share_of,
+    try_recipe,
     waiting_gain,
     with_switch,
 )
@@ -38,24 +40,26 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
     told = profile.bound.evidence if profile.bound.label == "host" else _share(profile, loss, "the host is late")
     each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
+    next_step = _fewer_launches(profile)
     return Finding(
         code="host-bound",
         evidence=f"{told}; {per_step}{each}",
-        next=_fewer_launches(profile),
+        next=next_step.text,
+        recipe=next_step.recipe,
         gain_bound=waiting_gain(profile, loss),
         saves_s=loss.saves_s,
     )
 
 
-def _fewer_launches(profile: Profile) -> str:
+def _fewer_launches(profile: Profile) -> Advice:
     if does(profile).records_graph:
-        return "a larger batch: graphs are on already, so the host is late with something else"
+        return Advice("a larger batch: graphs are on already, so the host is late with something else")
     if profile.capture is None:
-        return (
+        return Advice(
             "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
             "one graph instead of every kernel; or a larger batch"
         )
-    return f"-r {_with_graphs(profile)}: a CUDA graph takes Python out of the step; or a larger batch"
+    return try_recipe(_with_graphs(profile), "a CUDA graph takes Python out of the step; or a larger batch")
 
 
 def _with_graphs(profile: Profile) -> str:
@@ -64,7 +68,10 @@ def _with_graphs(profile: Profile) -> str:
     engines = [switch for switch, told in switches.items() if told.refuses_graph]
     if engines:
         return with_switch(profile, "compile:reduce-overhead", without=engines)
-    return with_switch(profile, "graphs")
+    trains = profile.capture is not None and profile.capture.task == "train"
+    # A scaler of the loss asks the host whether to take a step, which a graph cannot; a fused optimizer decides itself.
+    fused = trains and any(told.scales_loss for told in switches.values()) and "fused-optimizer" not in switches
+    return with_switch(profile, "fused-optimizer+graphs" if fused else "graphs")
 
 
 def stall(profile: Profile, loss: Loss) -> Finding | None:
@@ -178,14 +185,14 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
     if does(profile).records_graph:
         fewer = "a larger batch: the kernels are in a graph already" + (" and fused" if does(profile).compiles else "")
         next_step = (
-            fewer
+            Advice(fewer)
             if does(profile).compiles or profile.capture is None
             else advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
         )
     elif not does(profile).compiles:
         next_step = advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
     else:
-        next_step = f"-r {_with_graphs(profile)}: the kernels of a replayed graph follow each other closely"
+        next_step = try_recipe(_with_graphs(profile), "the kernels of a replayed graph follow each other closely")
     return Finding(
         code="launch-bound",
         evidence=(
@@ -193,7 +200,8 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
             f"{launches.short_share:.0%} of the kernels take no more than 10 µs "
             f"(median {format_seconds(launches.median_kernel_s)})"
         ),
-        next=next_step,
+        next=next_step.text,
+        recipe=next_step.recipe,
         gain_bound=waiting_gain(profile, loss),
         saves_s=loss.saves_s,
     )

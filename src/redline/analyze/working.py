@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redline.analyze.finding import Finding, advice, does, gain_without, recipe_of, whole_work_s
+from redline.analyze.finding import Advice, Finding, advice, does, gain_without, recipe_of, whole_work_s
 from redline.analyze.waiting import Rule
 from redline.trace.losses import Loss, LossCode
 from redline.units import format_seconds
@@ -27,11 +27,12 @@ def _part(profile: Profile, loss: Loss) -> float:
     return loss.seconds / whole if whole else 0.0
 
 
-def _finding(profile: Profile, loss: Loss, code: str, evidence: str, next_step: str) -> Finding:
+def _finding(profile: Profile, loss: Loss, code: str, evidence: str, next_step: Advice) -> Finding:
     return Finding(
         code=code,
         evidence=evidence,
-        next=next_step,
+        next=next_step.text,
+        recipe=next_step.recipe,
         gain_bound=gain_without(profile, loss.most_s),
         saves_s=loss.saves_s,
     )
@@ -54,7 +55,7 @@ def attention(profile: Profile, loss: Loss) -> Finding | None:
         "attention",
         f"{share:.0%} of the device's work is attention that is not fused: softmax and the batched products around "
         f"it ({loss.count:,} kernels)",
-        falls_back if by_torch else fused,
+        Advice(falls_back if by_torch else fused),
     )
 
 
@@ -64,7 +65,9 @@ def layout_conversions(profile: Profile, loss: Loss) -> Finding | None:
     if share < LAYOUT_SHARE:
         return None
     if any(switch.name == "channels-last" for switch in recipe_of(profile)):
-        next_step = "look in the operator table for what brings the other layout back: channels-last is on already"
+        next_step = Advice(
+            "look in the operator table for what brings the other layout back: channels-last is on already"
+        )
     else:
         next_step = advice(
             profile,
@@ -91,7 +94,7 @@ def fp32_products(profile: Profile, loss: Loss) -> Finding | None:
             "torch.backends.fp32_precision = 'tf32' (or torch.set_float32_matmul_precision('high')), or autocast for more",
         )
     elif hardware.maker == "nvidia" and hardware.capability is None and profile.capture is None:
-        next_step = (
+        next_step = Advice(
             "autocast to fp16: tensor cores; on an A100 or newer also torch.set_float32_matmul_precision('high'). "
             "The trace does not say which GPU it was"
         )
@@ -146,7 +149,9 @@ def recompute(profile: Profile, loss: Loss) -> Finding | None:
         "recompute",
         f"{share:.0%} of the device's work is the forward pass done again during the backward ({loss.what}): "
         "activation checkpointing",
-        "checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)",
+        Advice(
+            "checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)"
+        ),
     )
 
 
@@ -161,7 +166,7 @@ def cold_start(profile: Profile, loss: Loss) -> Finding | None:
         "cold-start",
         f"the kernels of the first {steps} take {format_seconds(loss.seconds)} longer than the same kernels later, most "
         f"of it {loss.what}: caches or clocks were cold",
-        "record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones",
+        Advice("record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones"),
     )
 
 

@@ -158,11 +158,11 @@ def _base(parts: Parts) -> str:
     return f"{owner}::{base}" if owner else base
 
 
-def _closing(plain: str, opening: int) -> int:
-    """Where the bracket is closed again, or as far as is looked at."""
+def _closing(plain: str, opening: int, closing: str = ">(") -> int:
+    """Where the bracket is closed again, or as far as is looked at; `closing` is what is expected there."""
     # Counted by `str`, not bracket by bracket: that would take most of the time of reading a name.
     end, limit = opening, opening + _LONGEST_TEMPLATE
-    while (end := plain.find(">(", end + 1, limit)) >= 0:
+    while (end := plain.find(closing, end + 1, limit)) >= 0:
         if _is_balanced(plain, opening, end + 1):
             return end
     end = plain.rfind(">", opening, limit)
@@ -176,7 +176,7 @@ def _is_balanced(plain: str, begin: int, end: int) -> bool:
 
 def _after_return_type(plain: str) -> Parts:
     """Of `std::enable_if<…>::type ns::function<…>(…)`, the function."""
-    begin = plain.find(" ", _closing(plain, plain.find("<")))
+    begin = plain.find(" ", _closing(plain, plain.find("<"), ">::"))
     return parts_of(plain[begin + 1 :]) if begin >= 0 else Parts(plain)
 
 

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
 from redline.bench.workload.step import Setup
+from redline.record import Capabilities
 from redline.spec import Task
 from redline.work import PRODUCTS, Facts
 
@@ -66,6 +67,7 @@ class _Autocast(_Precision):
 class AmpFp16(_Autocast):
     name = "amp"
     summary = "automatic mixed precision in fp16, with GradScaler when training"
+    does = Capabilities(scales_loss=True)
     number_format = "fp16"
     dtype = torch.float16
 
