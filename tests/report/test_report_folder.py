@@ -65,7 +65,7 @@ def beside_history(record: RunRecord) -> RunRecord:
 def test_the_folder_has_everything_and_the_page_is_small(tmp_path: Path) -> None:
     files = report_records(everything(), tmp_path / "out")
     made = {path.name for path in (tmp_path / "out").iterdir()}
-    pictures = {"throughput.png", "latency.png", "recipes.png"}
+    pictures = {"throughput.png", "latency.png", "recipes.png", "step.png", "step-2.png"}
     tables = {"results.csv", "results.json"}
     assert made == {"dashboard.html", "report.md"} | tables | pictures
     assert {Path(picture).name for picture in files.pictures} == pictures

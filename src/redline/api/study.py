@@ -17,7 +17,8 @@ from redline.api.workspace import Workspace, use
 from redline.report.export import JsonDocument, export_csv, json_document
 from redline.report.folder import check_folder, write_text
 from redline.report.study import draw_study, study_markdown, study_report, why
-from redline.search.study import measure_groups, study_measure, workers_of
+from redline.search.study import measure_groups, study_measure
+from redline.search.tune.tuner import usual_jobs
 from redline.spec import Recipe, RunSpec
 
 MODELS = ("resnet50", "vit_b_16")
@@ -73,5 +74,11 @@ def study(
         ]
         with opened.lock(first.device):
             door = opened.door(first.launch)
-            records = measure_groups(groups, door, opened.journal, opened.observer, workers_of(first))
+            records = measure_groups(groups, door, opened.journal, opened.observer, _workers(first))
         return StudyResult(records, opened.ceilings_of(records))
+
+
+def _workers(spec: RunSpec) -> int:
+    """Workers that may be open at the same time: on a GPU most of them wait, so one for each processor."""
+    jobs = usual_jobs(spec)
+    return jobs if spec.device == "cpu" else 2 * jobs

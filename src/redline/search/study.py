@@ -16,7 +16,6 @@ from redline.launch.door import Door
 from redline.record import RunRecord
 from redline.search.group import FEWEST_SOLO_BLOCKS, Group, Pending, UntilPrecise, measure_together
 from redline.search.observer import Journal, Observer
-from redline.search.tune.tuner import usual_jobs
 from redline.spec import MeasureSpec, RunSpec
 
 LOOK_S = 0.05
@@ -32,12 +31,6 @@ def study_measure(measure: MeasureSpec) -> MeasureSpec:
     return msgspec.structs.replace(
         measure, block_seconds=0.1, max_seconds=8.0, warmup_max_seconds=3.0, tail_samples=TAIL_SAMPLES
     )
-
-
-def workers_of(spec: RunSpec) -> int:
-    """Workers that may be open at the same time: on a GPU most of them wait, so one for each processor."""
-    jobs = usual_jobs(spec)
-    return jobs if spec.device == "cpu" else 2 * jobs
 
 
 def measure_groups(
