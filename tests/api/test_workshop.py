@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from redline.analyze.bound import Bound
 from redline.analyze.summary import Latency, RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
-from redline.api import workshop as room
-from redline.api.workshop import EXERCISES, Lab, _break_even, _faster, workshop
+from redline.api import exercises as room
+from redline.api.exercises import EXERCISES, Lab, break_even, faster
+from redline.api.workshop import workshop
 from redline.api.workspace import Workspace
 from redline.errors import BenchError, SpecError
 from redline.note import note
 from redline.record import ColdStart
 from redline.report.workshop import Check, ExerciseResult, exercise_text
+from redline.work import Ceilings
 
 
 def latency(std: float) -> Latency:
@@ -41,26 +46,38 @@ def row(
     )  # fmt: skip
 
 
-def lab(rows: list[RunSummary], monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setattr(Lab, "run", lambda self, recipes, **more: rows)
+class Rows(list[RunSummary]):
+    records: tuple[Any, ...] = ()
+
+
+def lab(rows: list[RunSummary], monkeypatch: pytest.MonkeyPatch, losses: dict[str, list[float]] | None = None) -> Lab:
+    """A lab whose runs give these rows, and whose script these losses with `--fp16 0` and `--fp16 1`."""
+
+    def script(self: Lab, *words: str, ranks: int = 1) -> dict[str, Any]:
+        return {"losses": (losses or {}).get("1" if words[-1] == "1" else "0", [1.0]), "warmup_times": [2.0, 0.5, 0.1]}
+
+    monkeypatch.setattr(Lab, "run", lambda self, recipes, **more: Rows(rows))
+    monkeypatch.setattr(Lab, "script", script)
     return Lab(Workspace(keep=False), "cpu", "m", 4, None, quick=True)
 
 
 BASE = ExerciseResult(number=1, title="t", explain="e")
 
 
-@pytest.mark.parametrize(("losses", "passed"), [([1.5, 1.5, 1.5], True), ([1.5, 1.5, 1.6], False)])
+@pytest.mark.parametrize(
+    ("losses", "passed"),
+    [([1.5, 1.5, 1.5], True), ([1.5, 1.5, 1.6], False), ([math.nan, math.nan], False), ([math.inf] * 2, False)],
+)
 def test_a_loss_that_changes_is_noticed(losses: list[float], passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_script", lambda *args, **settings: {"losses": losses})
-    found = room._baseline(lab([row()], monkeypatch), BASE)
+    found = room.baseline(lab([row()], monkeypatch, {"0": losses}), BASE)
     checks = {check.name: check.passed for check in found.checks}
     assert checks["the loss is the same in every iteration"] is passed
     assert checks["the time of a step is stable"] is True
 
 
 def test_an_unstable_step_is_noticed_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_script", lambda *args, **settings: {"losses": [1.0]})
-    found = room._baseline(lab([row(std=0.0006)], monkeypatch), BASE)
+    found = room.baseline(lab([row(std=0.0006)], monkeypatch), BASE)
+    assert "the first iteration of the script took 2.00 s" in found.answers[0].answer
     assert found.checks[0].passed is False
     assert any("close other programs" in line for line in exercise_text(found))
 
@@ -70,17 +87,61 @@ def test_an_unstable_step_is_noticed_and_explained(monkeypatch: pytest.MonkeyPat
     [(2.0, 1.5, 2.5, "yes: fp16 is 2.00×"), (1.4, 0.9, 2.0, "not certain"), (0.5, 0.4, 0.6, "no: the fastest")],
 )
 def test_a_format_is_faster_only_where_the_interval_says_so(ratio: float, low: float, high: float, says: str) -> None:
-    assert _faster(row("fp16", ratio, low, high)).startswith(says)
+    assert faster(row("fp16", ratio, low, high)).startswith(says)
+
+
+def test_an_answer_says_when_the_result_is_doubtful() -> None:
+    doubtful = msgspec.structs.replace(row("fp16", 3.8, 1.3, 11.0), verdict=Verdict(labels=("noisy", "shared-cpu")))
+    assert faster(doubtful).endswith("doubtful, as the result is noisy, shared-cpu")
+
+
+@pytest.mark.parametrize(("half", "passed"), [(1.001, True), (1.2, False), (math.nan, False)])
+def test_a_loss_that_fp16_changes_is_noticed(half: float, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(), row("amp-bf16", 2.0)]
+    found = room.precision(lab(rows, monkeypatch, {"0": [1.0], "1": [half]}), BASE)
+    (check,) = [each for each in found.checks if each.name == "the loss in fp16 is that of fp32"]
+    assert check.passed is passed
+    assert passed or "use bf16 or amp" in " ".join(exercise_text(found))
+
+
+@pytest.mark.parametrize(("ratio", "passed"), [(0.4, True), (1.9, False)])
+def test_a_host_that_is_too_slow_is_noticed(ratio: float, passed: bool) -> None:
+    assert room._host_keeps_up(ratio, "said").passed is passed
+
+
+def test_arithmetic_intensity_is_held_against_the_device() -> None:
+    known = Ceilings(
+        kind="cuda", name="d", driver=None, torch=None, threads=None, flops_per_s={"fp32": 50e12}, copy_bytes_per_s=4e12,
+        launch_s=1e-6,
+    )  # fmt: skip
+    assert room._intensity(100, 4, known).startswith("computing: 25.0 FLOPs per byte")
+    assert room._intensity(10, 4, known).startswith("memory: 2.50")
+    assert "not known" in room._intensity(10, 4, None)
+
+
+def test_a_peak_that_cannot_be_measured_costs_no_exercise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise BenchError("timeout", "no answer within 180 s")
+
+    monkeypatch.setattr(room, "ceilings", fail)
+    counted = SimpleNamespace(batch=4, flops=400, min_bytes=100, params=7, modules=())
+    monkeypatch.setattr(room, "flops", lambda *_, **__: SimpleNamespace(summary=counted))
+    found = room.work(lab([row()], monkeypatch), BASE)
+    assert found.figures["batch 4"].endswith("TFLOP/s")
+    assert found.checks[0].passed is None
+    assert "no answer within 180 s" in found.checks[0].seen
 
 
 def test_break_even_counts_what_a_step_saves() -> None:
-    assert _break_even(row(), row("compile", 2.0)) == "after 400 steps", "2 s over 5 ms"
-    assert _break_even(row(), row("compile", 1.05, 0.9, 1.2)).startswith("not certain")
-    assert _break_even(row(), row("compile", 0.98, 0.97, 0.99)).startswith("never here")
-    assert _break_even(row(), None) == "compiling failed or was not timed"
+    assert break_even(row(), row("compile", 2.0)) == "after 400 steps", "2 s over 5 ms"
+    assert break_even(row(), row("compile", 1.05, 0.9, 1.2)).startswith("not certain")
+    assert break_even(row(), row("compile", 0.98, 0.97, 0.99)).startswith("never here")
+    assert break_even(row(), None) == "compiling failed or was not timed"
 
 
-def test_exercises_are_written_as_they_are_done_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exercises_are_written_as_they_are_done_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     done: list[int] = []
 
     def fake(number: int) -> Any:
@@ -88,14 +149,16 @@ def test_exercises_are_written_as_they_are_done_and_resumed(tmp_path: Path, monk
             done.append(number)
             if number == 2 and len(done) < 4:
                 raise BenchError("crash", "no luck\ntraceback")
-            return room._filled(base, figures={"a": "1"}, checks=(Check(name="c", passed=True, seen="ok"),))
+            return room.filled(base, figures={"a": "1"}, checks=(Check(name="c", passed=True, seen="ok"),))
 
         return exercise
 
-    monkeypatch.setattr(room, "EXERCISES", tuple((n, f"t{n}", "e", fake(n)) for n in (1, 2, 3)))
-    first = workshop(folder=tmp_path, device="cpu", quick=True)
+    monkeypatch.setattr("redline.api.workshop.EXERCISES", tuple((n, f"t{n}", "e", fake(n)) for n in (1, 2, 3)))
+    shared = Workspace(keep=False)
+    request.addfinalizer(shared.close)
+    first = workshop(folder=tmp_path, device="cpu", quick=True, workspace=shared)
     assert [found.skipped for found in first.exercises] == [None, "no luck", None]
-    again = workshop(folder=tmp_path, device="cpu", quick=True, resume=True)
+    again = workshop(folder=tmp_path, device="cpu", quick=True, resume=True, workspace=shared)
     assert done == [1, 2, 3, 2], "only what was not done"
     assert all(found.skipped is None for found in again.exercises)
     text = (tmp_path / "my_workshop_results.txt").read_text()
@@ -103,10 +166,13 @@ def test_exercises_are_written_as_they_are_done_and_resumed(tmp_path: Path, monk
     assert "[x] c: ok" in text
     document = json.loads((tmp_path / "my_workshop_results.json").read_text())
     assert (document["kind"], len(document["exercises"])) == ("workshop", 3)
+    workshop([2], folder=tmp_path, device="cpu", quick=True, workspace=shared)
+    assert done == [1, 2, 3, 2, 2], "what is named is done again"
+    assert "Exercise 1: t1" in (tmp_path / "my_workshop_results.txt").read_text(), "and the others stay"
     with pytest.raises(SpecError, match="another device or mode"):
-        workshop(folder=tmp_path, device="cpu", quick=False, resume=True)
+        workshop(folder=tmp_path, device="cpu", quick=False, resume=True, workspace=shared)
     with pytest.raises(SpecError, match="nothing to resume"):
-        workshop(folder=tmp_path / "empty", device="cpu", quick=True, resume=True)
+        workshop(folder=tmp_path / "empty", device="cpu", quick=True, resume=True, workspace=shared)
 
 
 def test_there_are_seven_and_others_are_refused() -> None:
@@ -117,6 +183,6 @@ def test_there_are_seven_and_others_are_refused() -> None:
 
 def test_without_gpus_exercises_say_what_one_would_see() -> None:
     made = Lab(Workspace(keep=False), "cpu", "m", 4, None, quick=True)
-    found = room._many_gpus(made, BASE)
+    found = room.many_gpus(made, BASE)
     assert found.skipped == "needs two GPUs, and this machine has 0"
     assert any(line.startswith("example (not measured here)") for line in exercise_text(found))

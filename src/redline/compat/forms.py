@@ -49,6 +49,7 @@ class Figures(Frozen):
     phases: dict[str, float]
     losses: tuple[float, ...]
     times: tuple[float, ...]
+    warmup_times: tuple[float, ...] = ()
 
     @property
     def per_s(self) -> float:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from redline.compat.forms import (
     Figures,
@@ -79,8 +80,15 @@ class Asked:
     notes: tuple[str, ...]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {printable(message)}; '--help' lists the flags\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="micro_benchmarking_pytorch.py", description="Time a network, training or inference, on one or more GPUs."
     )
     made.add_argument("--network", required=True, help="a torchvision name, timm:NAME, hf:NAME, or an old alias")
@@ -215,8 +223,9 @@ def _compile_switch(given: argparse.Namespace) -> tuple[str, str | None]:
 def _rank(given: argparse.Namespace) -> Rank:
     from redline.bench.workload.ranks import Rank
 
-    if not given.distributed_dataparallel:
-        return Rank.of_environment()
+    by_torchrun = Rank.of_environment()
+    if not given.distributed_dataparallel or (given.rank is None and "RANK" in os.environ):
+        return by_torchrun
     if given.rank is None or given.world_size is None:
         raise UsageError("--distributed_dataparallel needs --rank and --world-size (or start it with torchrun)")
     if not 0 <= given.rank < given.world_size:
@@ -267,8 +276,9 @@ def _measure(asked: Asked, bench: MicroBench, rank: Rank, local: int, say: _Prin
     if asked.compile_mode is not None:
         say("Compiling model...")
     say(f"Warming up ({WARMUP_ITERATIONS} iterations)...")
-    compile_s = None
+    compile_s, warmup = None, []
     for each in bench.warm_up(WARMUP_ITERATIONS):
+        warmup.append(each.seconds)
         if each.number == 0 and asked.compile_mode is not None:
             compile_s = each.seconds
             say("Compilation complete.")
@@ -278,7 +288,7 @@ def _measure(asked: Asked, bench: MicroBench, rank: Rank, local: int, say: _Prin
     for each in bench.timed(asked.iterations):
         timed.append(each)
         say(_line("Epoch", each))
-    figures = _figures(asked, bench, rank, local, timed, compile_s)
+    figures = _figures(asked, bench, rank, local, timed, compile_s, tuple(warmup))
     if rank.number == 0:
         say.plain(*summary_block(figures), "", *public_lines(figures))
         _write(asked, figures)
@@ -297,7 +307,13 @@ def _measure(asked: Asked, bench: MicroBench, rank: Rank, local: int, say: _Prin
 
 
 def _figures(
-    asked: Asked, bench: MicroBench, rank: Rank, local: int, timed: list[Iteration], compile_s: float | None
+    asked: Asked,
+    bench: MicroBench,
+    rank: Rank,
+    local: int,
+    timed: list[Iteration],
+    compile_s: float | None,
+    warmup_times: tuple[float, ...],
 ) -> Figures:
     times = [each.seconds for each in timed]
     if not all(map(_is_finite, (each.loss for each in timed))):
@@ -323,6 +339,7 @@ def _figures(
         phases={name: statistics.fmean(each.phases[name] for each in timed) for name in (timed[0].phases or {})},
         losses=tuple(each.loss for each in timed),
         times=tuple(times),
+        warmup_times=warmup_times,
     )
 
 

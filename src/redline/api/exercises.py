@@ -1,0 +1,579 @@
+"""The seven exercises of `redline workshop`: each measures, checks its own checkpoints and answers its questions.
+
+Every figure and every answer comes from what was measured on the learner's machine in the same walk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.analyze.profile import Profile
+from redline.analyze.summary import RunSummary
+from redline.api.ceilings import ceilings
+from redline.api.doctor import doctor
+from redline.api.flops import flops
+from redline.api.profile import profile
+from redline.api.run import RunResult, run
+from redline.api.workspace import Workspace
+from redline.errors import BenchError
+from redline.protocol import AskHealth, Health
+from redline.report.workshop import Answer, Check, ExerciseResult
+from redline.units import format_bytes, format_seconds, format_share, significant
+from redline.work import Ceilings
+
+STABLE_SPREAD = 0.05
+"""Standard deviation over mean below which a result is called stable."""
+SAME_LOSS = 0.02
+"""Relative difference of the loss below which a 16-bit format is called harmless."""
+BUSY_HOST = 1.2
+"""Host time over device time above which the host has too much to do."""
+SCRIPT_TIMEOUT_S = 900.0
+
+
+@dataclass
+class Lab:
+    """What every exercise works with."""
+
+    workspace: Workspace
+    device: str
+    model: str
+    batch: int
+    image_size: int | None
+    quick: bool
+    shared: dict[str, float] = field(default_factory=dict)
+    """Figures of one exercise that a later one needs."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        size = {} if self.image_size is None else {"image_size": self.image_size}
+        return {"batch": self.batch, "device": self.device, **size}
+
+    def run(self, recipes: list[str], **more: Any) -> RunResult:
+        settings = {**self.settings, "effort": "quick" if self.quick else "normal", **more}
+        return run(self.model, recipes=recipes, **settings, workspace=self.workspace)
+
+    def script(self, *words: str, ranks: int = 1) -> dict[str, Any]:
+        """What `micro_benchmarking_pytorch.py` measures, in a process of its own."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "result.json"
+            front = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+            size = [] if self.image_size is None else ["--image-size", str(self.image_size)]
+            command = [sys.executable, *front, "-m", "redline.compat.micro", "--network", self.model]
+            command += ["--batch-size", str(self.batch * ranks), "--device", self.device.partition(":")[0], *size]
+            command += [*words, "--output-file", str(file)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
+            except subprocess.TimeoutExpired:
+                raise BenchError("timeout", f"the script took longer than {SCRIPT_TIMEOUT_S:g} s") from None
+            if done.returncode or not file.exists():
+                said = [line for line in done.stderr.splitlines() if line.strip()]
+                raise BenchError("crash", said[-1] if said else f"the script exited with {done.returncode}")
+            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return found
+
+
+Exercise = Callable[[Lab, ExerciseResult], ExerciseResult]
+
+
+def filled(base: ExerciseResult, **parts: Any) -> ExerciseResult:
+    return msgspec.structs.replace(base, **parts)
+
+
+# 1
+
+
+def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+    result = lab.run(["baseline"])
+    (row,) = result
+    _require(row)
+    script = lab.script("--mode", "inference", "--iterations", "5")
+    losses = script["losses"]
+    lab.shared["loss"] = losses[0]
+    memory = row.memory
+    peak = memory.peak_allocated_bytes or memory.peak_rss_bytes if memory is not None else None
+    latency = row.latency_s
+    return filled(
+        base,
+        figures={
+            "throughput": _rate(row),
+            "time per step": format_seconds(latency.p50 if latency else None),
+            "memory at its peak": format_bytes(peak),
+        },
+        values=_values(row) | ({} if peak is None else {"peak_bytes": float(peak)}),
+        checks=(_stable(row), _same_loss(losses), _trusted(row)),
+        answers=(
+            Answer(question="Why is the first iteration slow?", answer=_warm_up(script["warmup_times"])),
+            Answer(question="How many batches is that per second?", answer=_batches_per_s(row)),
+            Answer(question="What takes the memory?", answer=_weights(result, peak)),
+            Answer(question="What limits it?", answer=f"{row.bound.label}: {row.bound.evidence}"),
+        ),
+    )
+
+
+def _stable(row: RunSummary) -> Check:
+    latency = row.latency_s
+    known = latency is not None and latency.std is not None and latency.mean
+    spread = latency.std / latency.mean if known and latency is not None and latency.std is not None else None
+    return Check(
+        name="the time of a step is stable",
+        passed=None if spread is None else spread < STABLE_SPREAD,
+        seen="n/a" if spread is None else f"standard deviation {format_share(spread)} of the mean",
+        explain="something else uses this machine, or it throttles: close other programs, look at 'redline doctor'",
+    )
+
+
+def _same_loss(losses: Sequence[float]) -> Check:
+    finite = all(math.isfinite(loss) for loss in losses)
+    return Check(
+        name="the loss is the same in every iteration",
+        passed=finite and len(set(losses)) == 1,
+        seen=", ".join(f"{loss:.4f}" for loss in dict.fromkeys(losses)),
+        explain="inference changes nothing, so the same input must give the same loss: look for dropout or randomness"
+        if finite
+        else "the loss is not a number: the weights or the number format overflow",
+    )
+
+
+def _trusted(row: RunSummary) -> Check:
+    return Check(
+        name="the result may be trusted",
+        passed=row.verdict.trusted,
+        seen=", ".join(row.verdict.labels),
+        explain="; ".join(map(str, row.verdict.reasons)) or "measure again on a quieter machine",
+    )
+
+
+def _warm_up(times: Sequence[float]) -> str:
+    if len(times) < 2:
+        return "not measured"
+    first, last = times[0], times[-1]
+    told = f"the first iteration of the script took {format_seconds(first)}, the last of its warm-up {format_seconds(last)}"
+    if first < 1.5 * last:
+        return f"here it is not: {told}"
+    return f"{told}: libraries load, memory is taken, algorithms are chosen; so warm-up is not counted"
+
+
+def _batches_per_s(row: RunSummary) -> str:
+    if not row.throughput_per_s or not row.batch:
+        return "not measured"
+    return f"{significant(row.throughput_per_s / row.batch, 3)} batches of {row.batch}"
+
+
+def _weights(result: RunResult, peak: int | None) -> str:
+    prepared = result.records[0].prepared if result.records else None
+    if prepared is None or peak is None:
+        return "not measured"
+    weights = 4 * prepared.workload.parameters
+    return (
+        f"the weights {format_bytes(weights)} ({format_share(weights / peak)} of the peak); the rest is activations, inputs "
+        "and what the libraries need"
+    )
+
+
+# 2
+
+
+def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+    recipes = ["baseline", "amp", "fp16", "amp-bf16"] if lab.on_gpu else ["baseline", "amp-bf16"]
+    rows = list(lab.run(recipes))
+    _require(rows[0])
+    figures, values, checks = {}, {}, []
+    for row in rows:
+        if row.failure is not None:
+            figures[row.recipe] = f"failed: {row.failure.message}"
+            continue
+        ratio = row.vs_first.ratio if row.vs_first else 1.0
+        change = row.vs_first.memory_change if row.vs_first and lab.on_gpu else None
+        memory = "" if change is None else f", {format_share(abs(change))} {'less' if change < 0 else 'more'} memory"
+        figures[row.recipe] = f"{_rate(row)}, {ratio:.2f}× the baseline{memory}"
+        values[f"{row.recipe} ratio"] = ratio
+        if row.recipe != "baseline" and row.numerics is not None and row.numerics.rel_l2 is not None:
+            checks.append(_keeps_answers(row.recipe, row.numerics.passed, row.numerics.rel_l2))
+    checks.append(_similar_loss(lab))
+    best = max(
+        (row for row in rows[1:] if row.vs_first),
+        key=lambda row: row.vs_first.ratio if row.vs_first else 0,
+        default=None,
+    )
+    return filled(
+        base,
+        figures=figures,
+        values=values,
+        checks=tuple(checks),
+        answers=(
+            Answer(question="Is a shorter number format faster here?", answer=faster(best)),
+            Answer(question="Why would it be?", answer=_why_faster(rows[0], best)),
+        ),
+    )
+
+
+def _keeps_answers(recipe: str, passed: bool | None, error: float) -> Check:
+    return Check(
+        name=f"{recipe} keeps the answers",
+        passed=passed,
+        seen=f"relative error {error:.1e}",
+        explain="it is farther from fp32 than rounding explains: do not use this format for this model",
+    )
+
+
+def _similar_loss(lab: Lab) -> Check:
+    """The workshop's own test: the script's loss in fp32 and in fp16."""
+    words = ("--mode", "inference", "--iterations", "2", "--fp16")
+    if "loss" not in lab.shared:
+        lab.shared["loss"] = lab.script(*words, "0")["losses"][0]
+    wide, half = lab.shared["loss"], lab.script(*words, "1")["losses"][0]
+    apart = abs(half - wide) / abs(wide) if wide and math.isfinite(half) else math.inf
+    return Check(
+        name="the loss in fp16 is that of fp32",
+        passed=apart < SAME_LOSS,
+        seen=f"{wide:.4f} and {half:.4f}" + (f", {format_share(apart)} apart" if math.isfinite(apart) else ""),
+        explain="fp16 has a range of 65504 and three digits: this model leaves one or the other, so use bf16 or amp",
+    )
+
+
+def faster(best: RunSummary | None) -> str:
+    if best is None or best.vs_first is None:
+        return "nothing to compare"
+    versus = best.vs_first
+    doubt = "" if best.verdict.trusted else f"; doubtful, as the result is {', '.join(best.verdict.labels)}"
+    if versus.low is not None and versus.low > 1:
+        return f"yes: {best.recipe} is {versus.ratio:.2f}× as fast ({versus.low:.2f}–{versus.high:.2f}){doubt}"
+    if versus.high is not None and versus.high < 1:
+        return f"no: the fastest, {best.recipe}, is {versus.ratio:.2f}× (below 1 is slower){doubt}"
+    return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, and the interval includes 1{doubt}"
+
+
+def _why_faster(first: RunSummary, best: RunSummary | None) -> str:
+    if best is None or best.vs_first is None or (best.vs_first.low or 0) <= 1:
+        return "16-bit numbers halve the bytes, but only a device with units for them computes faster; this one did not"
+    at_most = "twice, by the bytes alone" if first.bound.label == "memory" else "as much as the faster units allow"
+    return f"half the bytes for weights and activations, and faster units for products; the baseline is bound by {first.bound.label}, so {at_most}"
+
+
+# 3
+
+
+def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+    found = profile(lab.model, **lab.settings, workspace=lab.workspace).profile
+    classes = {row.name: row.share for row in found.classes}
+    operators = sorted(found.operators, key=lambda row: -_own_s(row, found))[:5]
+    figures = {f"{place}. {row.name}": format_seconds(_own_s(row, found)) for place, row in enumerate(operators, 1)}
+    share = classes.get("convolution", 0.0)
+    answers = [
+        Answer(
+            question="Are convolutions the bottleneck?",
+            answer=f"{'yes' if share > 0.5 else 'no, only'} {format_share(share)} of the time"
+            + ("" if share > 0.5 or not found.classes else f"; most is {found.classes[0].name}"),
+        ),
+        Answer(
+            question="What is in the way, and what to try?",
+            answer="; ".join(f"{one.code}: {one.next}" for one in found.findings[:2]) or "nothing stands out",
+        ),
+    ]
+    checks = [
+        Check(
+            name="operators were recorded",
+            passed=bool(operators),
+            seen=f"{len(found.operators)} operators",
+            explain="the profiler saw nothing: look at 'redline doctor'",
+        )
+    ]
+    if found.host.ratio is not None:
+        checks.append(_host_keeps_up(found.host.ratio, found.host.verdict))
+    if lab.on_gpu:
+        answers.append(_in_half(lab, found))
+    return filled(
+        base,
+        figures=figures | {"convolutions": format_share(share)},
+        values={"convolution_share": share},
+        checks=tuple(checks),
+        answers=tuple(answers),
+    )
+
+
+def _own_s(row: Any, found: Profile) -> float:
+    return float(row.device_self_s if found.has_device else row.cpu_self_s)
+
+
+def _host_keeps_up(ratio: float, verdict: str) -> Check:
+    return Check(
+        name="the host keeps up with the device",
+        passed=ratio < BUSY_HOST,
+        seen=f"host over device {ratio:.2f}: {verdict}",
+        explain="Python launches work more slowly than the device does it: a larger batch, compilation or graphs help",
+    )
+
+
+def _in_half(lab: Lab, found: Profile) -> Answer:
+    half = profile(lab.model, recipe="fp16", **lab.settings, workspace=lab.workspace).profile
+    wide_s, half_s = (sum(row.total_s for row in each.classes if row.name == "convolution") for each in (found, half))
+    told = f"{format_seconds(wide_s)} in fp32, {format_seconds(half_s)} in fp16"
+    return Answer(
+        question="How long do convolutions take in each format?",
+        answer=f"{told}: {wide_s / half_s:.2f}×" if half_s else told,
+    )
+
+
+# 4
+
+
+def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+    counted = flops(lab.model, latency=True, **lab.settings, workspace=lab.workspace).summary
+    items = counted.batch or 1
+    known, missing = _ceilings(lab)
+    peak = known.flops_per_s.get("fp32") if known is not None else None
+    table, values = {}, {}
+    for batch in [1, lab.batch] if lab.quick else [1, lab.batch, 4 * lab.batch]:
+        (row,) = lab.run(["baseline"], batch=batch)
+        if row.failure is None and row.throughput_per_s:
+            achieved = counted.flops / items * row.throughput_per_s
+            values[f"batch {batch} flops_per_s"] = achieved
+            table[f"batch {batch}"] = f"{significant(achieved / 1e12, 3)} TFLOP/s{_of_peak(achieved, peak)}"
+    highest = max(values.values(), default=0.0)
+    answers = [Answer(question="Does a larger batch use the device better?", answer=_batch_answer(values))]
+    layers = [one for one in counted.modules if one.depth == 1 and one.share is not None]
+    if layers:
+        slowest = max(layers, key=lambda one: one.share or 0.0)
+        part = f" and {format_share(slowest.macs_share)} of the work" if slowest.macs_share is not None else ""
+        told = f"{slowest.path}: {format_share(slowest.share)} of the time{part}"
+        answers.append(Answer(question="Which part takes most of the time?", answer=told))
+    answers.append(
+        Answer(
+            question="Is it bound by computing or by memory?",
+            answer=_intensity(counted.flops, counted.min_bytes, known),
+        )
+    )
+    return filled(
+        base,
+        figures={"parameters": f"{counted.params:,}", "forward FLOPs per item": f"{counted.flops // items:,}", **table},
+        values=values,
+        checks=(
+            Check(
+                name="the efficiency is plausible",
+                passed=None if not peak else 0 < highest <= peak * 1.05,
+                seen=missing or "no fp32 ceiling"
+                if not peak
+                else f"at most {format_share(highest / peak)} of the peak",
+                explain="no program is faster than the peak: the ceilings were measured on a busy machine, measure them "
+                "again with 'redline ceilings --fresh'",
+            ),
+        ),
+        answers=tuple(answers),
+    )
+
+
+def _ceilings(lab: Lab) -> tuple[Ceilings | None, str]:
+    """Those of the device; None with the reason where they could not be measured."""
+    try:
+        return ceilings(lab.device, workspace=lab.workspace).ceilings, ""
+    except BenchError as error:
+        return None, f"the peak could not be measured: {str(error).splitlines()[0]}"
+
+
+def _of_peak(achieved: float, peak: float | None) -> str:
+    return f", {format_share(achieved / peak)} of the measured fp32 peak" if peak else ""
+
+
+def _intensity(products: int, moved: int, known: Ceilings | None) -> str:
+    if not moved:
+        return "not counted"
+    intensity = products / moved
+    told = f"{significant(intensity, 3)} FLOPs per byte, operator by operator"
+    peak = known.flops_per_s.get("fp32") if known is not None else None
+    if known is None or not peak or not known.copy_bytes_per_s:
+        return f"{told}; the peak of this device is not known"
+    ridge = peak / known.copy_bytes_per_s
+    kind = "computing" if intensity > ridge else "memory"
+    return f"{kind}: {told}, and this device needs {significant(ridge, 3)} to be busy with computing"
+
+
+def _batch_answer(values: dict[str, float]) -> str:
+    if len(values) < 2:
+        return "only one batch could be measured"
+    first, *_, last = values.values()
+    gain = last / first
+    return f"{'yes' if gain > 1.1 else 'no'}: the largest batch reaches {gain:.2f}× the FLOP/s of the smallest"
+
+
+# 5
+
+
+def many_gpus(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+    found = lab.workspace.ask(AskHealth(), Health).devices if lab.on_gpu else ()
+    gpus = sum(device.kind != "cpu" for device in found)
+    if gpus < 2:
+        return filled(
+            base,
+            skipped=f"needs two GPUs, and this machine has {gpus}",
+            example="with two GPUs: torchrun --nproc-per-node 2 micro_benchmarking_pytorch.py --network resnet50 "
+            "--batch-size 128; scaling efficiency is (throughput of 2) / (2 × throughput of 1), often 85 to 95 %",
+        )
+    single = lab.script("--iterations", "10")["throughput_per_s"]
+    both = lab.script("--iterations", "10", ranks=2)["throughput_per_s"]
+    efficiency = both / (2 * single)
+    return filled(
+        base,
+        figures={
+            "one GPU": f"{single:.1f} img/s",
+            "two GPUs": f"{both:.1f} img/s",
+            "ideal": f"{2 * single:.1f} img/s",
+            "efficiency": format_share(efficiency),
+        },
+        values={"efficiency": efficiency},
+        checks=(
+            Check(
+                name="the efficiency is plausible",
+                passed=0.3 < efficiency <= 1.05,
+                seen=format_share(efficiency),
+                explain="far below: the local batch is too small, or the link between the GPUs is slow; above 1: the single "
+                "GPU was slowed by something",
+            ),
+        ),
+        answers=(
+            Answer(
+                question="What is lost to communication?",
+                answer=f"{format_share(max(1 - efficiency, 0.0))} at {lab.batch} items per GPU; 'redline scale' shows more",
+            ),
+        ),
+    )
+
+
+# 6
+
+
+def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+    recipes = ["baseline", "compile"]
+    recipes += ["fp16+compile"] if lab.on_gpu else []
+    recipes += ["compile:reduce-overhead"] if lab.on_gpu and not lab.quick else []
+    rows = list(lab.run(recipes))
+    _require(rows[0])
+    figures, values = {}, {}
+    for row in rows:
+        if row.failure is not None:
+            figures[row.recipe] = f"failed: {row.failure.message}"
+            continue
+        compile_s = row.cold_start_s.compile_s if row.cold_start_s else None
+        ratio = row.vs_first.ratio if row.vs_first else 1.0
+        took = "" if compile_s is None else f", {compile_s:.0f} s to compile"
+        figures[row.recipe] = f"{_rate(row)}, {ratio:.2f}×{took}"
+        values[f"{row.recipe} ratio"] = ratio
+    compiled = next((row for row in rows[1:] if row.failure is None), None)
+    ran = [row for row in rows if row.failure is None and row.vs_first is not None]
+    best = max(ran, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
+    checks = [
+        Check(
+            name="compiling works here",
+            passed=compiled is not None,
+            seen="yes" if compiled else figures.get("compile", "no"),
+            explain="it needs a C++ compiler on a CPU and Triton on a GPU: 'redline doctor' says what is missing",
+        )
+    ]
+    if compiled is not None and compiled.numerics is not None and compiled.numerics.rel_l2 is not None:
+        checks.append(_keeps_answers(compiled.recipe, compiled.numerics.passed, compiled.numerics.rel_l2))
+    return filled(
+        base,
+        figures=figures,
+        values=values,
+        checks=tuple(checks),
+        answers=(
+            Answer(question="After how many steps does compiling pay?", answer=break_even(rows[0], compiled)),
+            Answer(question="Which of these is the fastest?", answer=faster(best)),
+        ),
+    )
+
+
+def break_even(first: RunSummary, compiled: RunSummary | None) -> str:
+    if compiled is None or compiled.cold_start_s is None or compiled.cold_start_s.compile_s is None:
+        return "compiling failed or was not timed"
+    versus = compiled.vs_first
+    if first.latency_s is None or versus is None:
+        return "not measured"
+    if versus.high is not None and versus.high <= 1:
+        return f"never here: the compiled step is not faster ({versus.ratio:.2f}×)"
+    if versus.low is not None and versus.low <= 1:
+        return f"not certain that it does: {versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
+    saved = first.latency_s.p50 * (1 - 1 / versus.ratio)
+    if saved <= 0:
+        return "never here: the compiled step is not faster"
+    return f"after {math.ceil(compiled.cold_start_s.compile_s / saved):,} steps"
+
+
+# 7
+
+
+def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
+    items = {item.name: item for item in doctor(workspace=lab.workspace)}
+    there = [
+        name for name in ("ncu", "nsys", "rocprofv3", "rocprof") if (item := items.get(name)) is not None and item.ok
+    ]
+    if not lab.on_gpu or not there:
+        return filled(
+            base,
+            skipped="needs a GPU and its vendor's profiler" if not lab.on_gpu else "no vendor profiler is installed",
+            example="with one: redline profile resnet50 --tool ncu (NVIDIA) or --tool rocprofv3 (AMD) lists kernels with "
+            "their share, bandwidth and occupancy; 'redline profile --import FILE' reads a file you already have",
+        )
+    try:
+        found = profile(lab.model, tool=there[0], **lab.settings, workspace=lab.workspace).profile
+    except BenchError as error:
+        return filled(base, skipped=f"{there[0]}: {str(error).splitlines()[0]}")
+    few = f"{found.kernels_for_most} of {len(found.kernels)} kernels take 80 % of the time"
+    return filled(
+        base,
+        figures={row.name[:60]: f"{format_share(row.share)}, {row.calls} calls" for row in found.kernels[:5]},
+        checks=(
+            Check(
+                name="kernels were listed",
+                passed=bool(found.kernels),
+                seen=f"{len(found.kernels)} kernels by {there[0]}",
+                explain="the tool ran and saw nothing: may it read the counters? 'redline doctor' says",
+            ),
+        ),
+        answers=(
+            Answer(question="How many kernels matter?", answer=few),
+            *(
+                Answer(question=f"{one.name}?", answer=f"{format_share(one.value)}: {one.meaning}")
+                for one in found.counters
+                if one.kernel is None and one.unit == "share"
+            ),
+        ),
+    )
+
+
+EXERCISES: tuple[tuple[int, str, str, Exercise], ...] = (
+    (1, "Baseline", "Measure a known model in strict fp32. Every later number is compared with this one, so it must be stable first.", baseline),
+    (2, "Precision", "16-bit formats halve the bytes and use faster units. Each is checked against fp32 before it is timed.", precision),
+    (3, "Profiler", "Look inside one step: which operators take the time, and does the device wait for the host?", profiler),
+    (4, "FLOPs and roofline", "Count the work, divide by the time, and compare with what this device reached at its best.", work),
+    (5, "Several GPUs", "Split the batch over two GPUs. What is lost to communication is one minus the scaling efficiency.", many_gpus),
+    (6, "Compilation", "torch.compile fuses operators. It costs time once; see after how many steps that is paid back.", compilation),
+    (7, "Vendor profilers", "The vendor's own tools read hardware counters: bandwidth, occupancy, cache hits.", vendors),
+)  # fmt: skip
+
+
+def _require(row: RunSummary) -> None:
+    if row.failure is not None:
+        raise BenchError("crash", f"{row.recipe}: {row.failure.message}")
+
+
+def _rate(row: RunSummary) -> str:
+    return "n/a" if row.throughput_per_s is None else f"{significant(row.throughput_per_s, 4)} {row.item or 'items'}/s"
+
+
+def _values(row: RunSummary) -> dict[str, float]:
+    found = {"throughput_per_s": row.throughput_per_s, "latency_p50_s": row.latency_s.p50 if row.latency_s else None}
+    return {name: value for name, value in found.items() if value is not None}
