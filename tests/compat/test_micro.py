@@ -127,12 +127,21 @@ def test_the_compile_context_is_read_as_torch_reads_it(context: str, recipe: str
         (["--iterations", "0"], "--iterations must be 1 or more"),
         (["--opt-step", "0"], "--opt-step must be 1 or more"),
         (["--distributed_dataparallel"], "needs --rank and --world-size"),
+        (["--dataparallel"], "torchrun --nproc-per-node"),
+        (["--device_ids", "0,1"], "--device_ids goes with --distributed_dataparallel"),
+        (["--rank", "0"], "--rank goes with --distributed_dataparallel"),
+        (["--batch-size", "x"], "invalid int value"),
+        (["--nosuch"], "unrecognized arguments: --nosuch"),
         (["--distributed_dataparallel", "--rank", "2", "--world-size", "2"], "--rank must be from 0 to 1"),
         (["--distributed_dataparallel", "--rank", "0", "--world-size", "2", "--device_ids", "a"], "must be numbers"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--network", "resnet18", *words]) == 2
+    try:
+        code = main(["--network", "resnet18", *words])
+    except SystemExit as ended:  # argparse has found it
+        code = int(str(ended.code))
+    assert code == 2
     told = capsys.readouterr().err
     assert says in told
     assert told.count("\n") == 1

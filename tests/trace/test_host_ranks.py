@@ -13,11 +13,20 @@ from redline.analyze.profile import profile_of
 from redline.trace.decode import read_traces
 
 
-def rank_file(folder: Path, rank: int, collectives: list[tuple[int, int]], thread: int = 7) -> Path:
+def operator(name: str, start: int, end: int, category: str = "cpu_op") -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start, "args": {}}
+
+
+def rank_file(
+    folder: Path,
+    rank: int,
+    collectives: list[tuple[int, int]],
+    thread: int = 7,
+    work: list[dict[str, Any]] | None = None,
+    world: int = 2,
+) -> Path:
     """One rank that computes from 0 to 600 µs and sums gradients in these stretches, on another thread by default."""
-    events: list[dict[str, Any]] = [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 600, "args": {}},
-    ]
+    events: list[dict[str, Any]] = list(work) if work is not None else [operator("aten::mm", 0, 600)]
     for start, end in collectives:
         args = {"Input Dims": [[250_000]], "Input type": ["float"]}
         events.append(
@@ -33,7 +42,7 @@ def rank_file(folder: Path, rank: int, collectives: list[tuple[int, int]], threa
             }
         )
     path = folder / f"rank{rank}.json.gz"
-    info = {"backend": "gloo", "rank": rank, "world_size": 2}
+    info = {"backend": "gloo", "rank": rank, "world_size": world}
     path.write_bytes(gzip.compress(json.dumps({"distributedInfo": info, "traceEvents": events}).encode()))
     return path
 
@@ -63,3 +72,45 @@ def test_a_collective_on_the_computing_thread_is_not_hidden_by_its_operator(tmp_
     profile = profile_of(read_traces([tmp_path]))
     assert profile.timeline.exposed_communication_s == pytest.approx(200e-6)
     assert profile.timeline.compute_s == pytest.approx(400e-6)
+
+
+ONE_STEP = [(600, 900)]
+
+
+def steps_of(tmp_path: Path, late: list[dict[str, Any]], waits_from: int = 600, ends: int = 1500) -> Any:
+    """Three ranks of which rank 1 does something else, and enters the collective last."""
+    usual = [operator("aten::mm", 0, 600)]
+    for rank in (0, 2):
+        rank_file(tmp_path, rank, [(waits_from, ends)], thread=1, work=usual, world=3)
+    rank_file(tmp_path, 1, [(ends - 100, ends)], thread=1, work=late, world=3)
+    return profile_of(read_traces([tmp_path]))
+
+
+def test_the_slowest_rank_computes_longer_in_an_operator(tmp_path: Path) -> None:
+    profile = steps_of(tmp_path, [operator("aten::mm", 0, 600), operator("aten::sort", 600, 1400)])
+    assert profile.slowest is not None
+    assert profile.slowest.label == "rank 1"
+    assert profile.slowest.waited_s == pytest.approx(800e-6)
+    assert profile.slowest.why.code == "computes-longer"
+    assert "aten::sort, 800 µs against 0 µs" in str(profile.slowest.why)
+    (finding,) = [each for each in profile.findings if each.code == "straggler"]
+    assert "rank 1" in finding.evidence
+    assert str(profile.slowest.why) in finding.evidence
+
+
+def test_the_slowest_rank_does_something_else_between_operators(tmp_path: Path) -> None:
+    loading = operator("reading the images", 0, 790, "user_annotation")
+    work = [operator("aten::empty", 0, 1), loading, operator("aten::mm", 800, 1400)]
+    profile = steps_of(tmp_path, work)
+    assert profile.slowest is not None
+    assert (profile.slowest.label, profile.slowest.why.code) == ("rank 1", "waits-for-something")
+    assert "most of it in reading the images" in str(profile.slowest.why)
+
+
+def test_even_ranks_have_no_slowest(tmp_path: Path) -> None:
+    for rank in range(2):
+        rank_file(tmp_path, rank, ONE_STEP, thread=1)
+    profile = profile_of(read_traces([tmp_path]))
+    assert profile.slowest is None
+    assert "straggler" not in [each.code for each in profile.findings]
+    assert "communication-bound" in [each.code for each in profile.findings], "300 of 900 µs, with nothing beside it"

@@ -66,8 +66,9 @@ def explained(profile: Profile) -> Explained | None:
 
 
 def losses_by_code(profile: Profile) -> dict[LossCode, Loss]:
-    """From the trace; without a timeline, by the names of what ran."""
-    listed = profile.losses if profile.ranks and profile.has_device else _by_names(profile)
+    """From the trace; without a timeline of a device, by the names of what ran and by what ranks lose to each other."""
+    is_whole = profile.ranks and profile.has_device
+    listed = profile.losses if is_whole else [*_by_names(profile), *profile.losses]
     return {loss.code: loss for loss in listed}
 
 

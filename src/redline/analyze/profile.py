@@ -14,6 +14,7 @@ from redline.analyze.diagnose import Explained, diagnose, explained
 from redline.analyze.finding import Finding
 from redline.analyze.hardware import Hardware, hardware_by_kernels, hardware_of
 from redline.analyze.operator_limits import OperatorLimit, operator_limits
+from redline.analyze.slowest import SlowestRank, host_losses, slowest_rank, works_of
 from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
@@ -134,6 +135,8 @@ class Profile(Frozen):
     """Where the host waited for the device."""
     collectives: tuple[CollectiveRow, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
+    slowest: SlowestRank | None = None
+    """Of several ranks, the one that the others waited for, and why; None where none is clearly late."""
     limits: tuple[OperatorLimit, ...] = ()
     """Operators against what the device can do, from the shapes of their inputs."""
     strips: tuple[Strip, ...] = ()
@@ -173,13 +176,15 @@ def profile_of(
     every = [run for own in runs for run in own]
     links, cut = [one.links for one in each], [one.trace for one in each]
     has_device = bool(every)
-    timeline = timeline_of([run.time for run in every]) if has_device else timeline_of(list(map(host_time, cut)))
+    times = [run.time for run in every] if has_device else list(map(host_time, cut))
+    timeline = timeline_of(times)
     kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
     classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
     losses, calls, waiting = losses_of(every)
     if not has_device:
         calls = [host_calls(each) for each in links]
         waiting = waiting_of(calls)
+        losses = host_losses(calls, times, waiting)
     hardware = hardware_of(traces, record)
     phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
     tree = tree_of(links)
@@ -213,6 +218,7 @@ def profile_of(
         waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
         collectives=tuple(collective_rows(calls, waiting)),
         stragglers=tuple(waiting.stragglers),
+        slowest=slowest_rank(works_of(every, links, times), waiting) if waiting.from_ranks else None,
         limits=tuple(operator_limits(links, hardware, ceilings)),
         strips=tuple(strip_of(run.view, run.bounds, run.idle) for run in every),
         path=critical_path(every),

@@ -286,9 +286,10 @@ def straggler(profile: Profile, loss: Loss) -> Finding | None:
     return Finding(
         code="straggler",
         evidence=f"ranks wait {_time(profile, loss)} inside collectives for the last one to arrive; {worst.label} is "
-        f"last in {worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it",
+        f"last in {worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it"
+        + (f"; {profile.slowest.label}: {profile.slowest.why}" if profile.slowest is not None else ""),
         next=f"look at {worst.label} by itself: more work than the others (uneven batches, sequence lengths, sharding), "
-        "a slower loader, or a slower or shared GPU",
+        "a slower loader, or a slower or shared device",
         gain_bound=gain_without(profile, loss.most_s),
         saves_s=loss.saves_s,
     )

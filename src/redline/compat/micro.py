@@ -107,10 +107,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--compile", action="store_true", help="torch.compile")
     made.add_argument("--compileContext", "--compile-context", default="{}", help="a dict of torch.compile's arguments")
     made.add_argument("--distributed_dataparallel", "--distributed-dataparallel", action="store_true")
+    made.add_argument("--dataparallel", action="store_true", help="refused: use torchrun, one process per GPU")
     made.add_argument("--device_ids", "--device-ids", default="", help="with manual DDP: 0,1")
     made.add_argument("--rank", type=int, default=None)
     made.add_argument("--world-size", "--world_size", type=int, default=None)
-    made.add_argument("--dist-backend", "--dist_backend", default=None, help="nccl or gloo")
+    made.add_argument("--dist-backend", "--dist_backend", choices=("nccl", "gloo", "mpi", "ucc"), default=None)
     made.add_argument("--dist-url", "--dist_url", default="tcp://127.0.0.1:4332")
     made.add_argument("--csv-file", "--csv_file", default=None, help="append one row; default benchmark_summary.csv")
     made.add_argument("--output-dir", "--output_dir", default=None, help="folder of the CSV and JSON files")
@@ -223,9 +224,15 @@ def _compile_switch(given: argparse.Namespace) -> tuple[str, str | None]:
 def _rank(given: argparse.Namespace) -> Rank:
     from redline.bench.workload.ranks import Rank
 
-    by_torchrun = Rank.of_environment()
-    if not given.distributed_dataparallel or (given.rank is None and "RANK" in os.environ):
-        return by_torchrun
+    if given.dataparallel:
+        raise UsageError("--dataparallel is not supported: one process per GPU does it, torchrun --nproc-per-node N")
+    by_hand = {"--device_ids": given.device_ids, "--rank": given.rank, "--world-size": given.world_size}
+    if not given.distributed_dataparallel:
+        if ignored := [flag for flag, value in by_hand.items() if value not in (None, "")]:
+            raise UsageError(f"{ignored[0]} goes with --distributed_dataparallel")
+        return Rank.of_environment()
+    if given.rank is None and "RANK" in os.environ:
+        return Rank.of_environment()
     if given.rank is None or given.world_size is None:
         raise UsageError("--distributed_dataparallel needs --rank and --world-size (or start it with torchrun)")
     if not 0 <= given.rank < given.world_size:

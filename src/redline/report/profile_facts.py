@@ -59,6 +59,9 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
             f"{told_time(timeline.communication_s)} (alone {told_time(timeline.exposed_communication_s)}), "
             f"copying {told_time(timeline.copy_s)}",
         )
+    if profile.slowest is not None:
+        late = profile.slowest
+        yield "slowest", f"{late.label}: the others waited {told_time(late.waited_s)} for it; {late.why}"
     if timeline.idle_s and profile.has_device and profile.ranks:
         yield "idle", ", ".join(f"{name} {told_time(value)}" for name, value in idle_parts(profile))
     if profile.outside:
