@@ -259,7 +259,9 @@ def faster(best: RunSummary | None) -> str:
 
 def _why_faster(first: RunSummary, best: RunSummary | None) -> str:
     if best is None or best.vs_first is None or (best.vs_first.low or 0) <= 1:
-        return "16-bit numbers halve the bytes, but only a device with units for them computes faster; this one did not"
+        told = "16-bit numbers halve the bytes, but only a device with units for them computes faster"
+        is_slower = best is not None and best.vs_first is not None and (best.vs_first.high or 2) < 1
+        return f"{told}; {'this one does not' if is_slower else 'these figures do not show it here'}"
     at_most = "twice, by the bytes alone" if first.bound.label == "memory" else "as much as the faster units allow"
     return f"half the bytes for weights and activations, and faster units for products; the baseline is bound by {first.bound.label}, so {at_most}"
 
@@ -276,7 +278,7 @@ def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     answers = [
         Answer(
             question="Are convolutions the bottleneck?",
-            answer=f"{'yes' if share > 0.5 else 'no, only'} {format_share(share)} of the time"
+            answer=f"{'yes,' if share > 0.5 else 'no, only'} {format_share(share)} of the time"
             + ("" if share > 0.5 or not found.classes else f"; most is {found.classes[0].name}"),
         ),
         Answer(
