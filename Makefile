@@ -19,7 +19,7 @@ demo: venv ## measure a model on the device that is here
 	$(BIN)/redline demo
 
 test: lint types imports ## everything that must hold before a change is done
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: venv ## ruff, as linter and as formatter
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from brief import shorten_efforts
 from reported import fake_door
 
 import redline
@@ -19,6 +20,7 @@ from redline.errors import SpecError, UsageError
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickProfile]:
     with pytest.MonkeyPatch.context() as patch, Workspace(keep=False) as workspace:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        shorten_efforts(patch.setattr)
         yield redline.run_quick_profile(
             "simple_cnn",
             dataset="synthetic-learnable",

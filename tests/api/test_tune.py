@@ -62,7 +62,7 @@ def tuned(model: nn.Module, inputs: torch.Tensor, steps: list[str], tmp_path: Pa
         return redline.tune(model, inputs, switches=steps, **settings, workspace=Workspace(history=history))
 
 
-@pytest.mark.usefixtures("shortcut")
+@pytest.mark.usefixtures("shortcut", "brief")
 def test_a_wrong_step_is_rejected_with_the_reason_though_it_would_win(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.LazyLinear(4)).eval()
     images = torch.randn(4, 3, 32, 32)
@@ -74,6 +74,7 @@ def test_a_wrong_step_is_rejected_with_the_reason_though_it_would_win(tmp_path: 
     assert (rejected.code, rejected.switch, rejected.scope) == ("above-tolerance", "shortcut", "switch")
 
 
+@pytest.mark.usefixtures("brief")
 def test_an_overflow_in_half_precision_is_rejected_with_the_reason(tmp_path: Path) -> None:
     result = tuned(Overflowing().eval(), torch.randn(8, 256), ["fp16"], tmp_path)
     assert result.winner is None

@@ -20,6 +20,8 @@ from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.work import Ceilings
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 FAKE: dict[str, Any] = {"launch": {"door": "fake"}, "effort": "quick"}
 QUICK: dict[str, Any] = {"device": "cpu", "threads": 1, "batch": 2, "image_size": 32, "effort": "quick"}
 

@@ -188,6 +188,7 @@ def assert_carries(row: Mapping[str, Any], required: Mapping[str, Any], where: s
             assert isinstance(row[key], kind), f"{where}{key} is {row[key]!r}"
 
 
+@pytest.mark.usefixtures("brief")
 def test_json_is_one_document_on_stdout_and_nothing_else(own_history: Path) -> None:
     done = command(
         "run", "simple_cnn", "--effort", "quick", "--threads", "1", "--batch", "2", "-r", "baseline", "-r",

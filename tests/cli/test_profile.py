@@ -125,6 +125,7 @@ def test_two_traces_side_by_side(tmp_path: Path) -> None:
     assert {row["name"]: row["change"] for row in document["kernels"]} == {GEMM: "faster", ADD: "same"}
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_model_is_timed_captured_explained_and_found_again(tmp_path: Path) -> None:
     model = f"{MISBEHAVING}:sound"
     result = redline(model, "--device", "cpu", "--task", "train", "--steps", "2", "--out", tmp_path / "tb", "--json")

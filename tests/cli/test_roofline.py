@@ -31,6 +31,7 @@ def document(*words: str | Path) -> dict:  # type: ignore[type-arg]
     return found
 
 
+@pytest.mark.usefixtures("brief")
 class TestFlops:
     def test_the_document_has_what_was_promised(self) -> None:
         found = document("flops", "simple_cnn", "-b", "4")

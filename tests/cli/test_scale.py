@@ -10,6 +10,7 @@ from invoking import document, invoke
 MODELS = Path(__file__).parent.parent / "models" / "ranks.py"
 
 
+@pytest.mark.usefixtures("brief")
 def test_training_on_two_ranks_with_a_slow_link(tmp_path: Path) -> None:
     options = ["--task", "train", "--ranks", "1,2", "--batch-per-rank", "4", "--device", "cpu", "--threads", "1"]
     options += ["--effort", "quick", "--door", "fork", "--plot", str(tmp_path / "scale.png"), "--json"]
