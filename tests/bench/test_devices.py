@@ -16,6 +16,7 @@ import torch
 from redline.bench.device import cuda, open_device, resolve_device
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.device.rocm import RocmDevice
+from redline.bench.environment import few_threads
 from redline.bench.measure.blocks import Sampling
 from redline.errors import SpecError, UnknownName, UsageError
 from redline.telemetry import nvml
@@ -24,6 +25,20 @@ from redline.telemetry.machine import cpu_name
 from redline.telemetry.nvml import NvmlCard
 
 MIB = 2**20
+
+
+@pytest.mark.parametrize(("is_accelerator", "threads", "used"), [(True, 16, 4), (True, 2, 2), (False, 16, 16)])
+def test_a_model_for_a_gpu_is_built_with_few_threads(is_accelerator: bool, threads: int, used: int) -> None:
+    """Several are built at the same time; on a CPU the threads are what is measured."""
+    before = torch.get_num_threads()
+    device: Any = SimpleNamespace(is_accelerator=is_accelerator)
+    torch.set_num_threads(threads)
+    try:
+        with few_threads(device):
+            assert torch.get_num_threads() == used
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 # The CPU

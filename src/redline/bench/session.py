@@ -21,7 +21,7 @@ from redline.bench.count.count import because
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from, is_out_of_memory
-from redline.bench.environment import describe, remember_flags
+from redline.bench.environment import describe, few_threads, remember_flags
 from redline.bench.measure.blocks import least_memory, measure_block
 from redline.bench.measure.generation import generation_info, measure_generations
 from redline.bench.measure.steady import reach_steady_state
@@ -174,8 +174,9 @@ class BenchSession:
 
     def _prepare(self, spec: RunSpec, *, modules: bool = False) -> Prepared:
         device = self._open_device(spec)
-        workload = self._build(spec, device)
-        reference = self._reference(spec, workload, device)
+        with few_threads(device):
+            workload = self._build(spec, device)
+            reference = self._reference(spec, workload, device)
         info = workload.info()
         applicable = () if spec.measure.sparing else applicable_recipes(workload.model, device, workload.task)
         setup = self._apply(spec, workload, device)
