@@ -75,7 +75,7 @@ class DoorError(RedlineError):
 
 
 class StoreError(RedlineError):
-    """The history is not usable; the message names the place."""
+    """The history cannot be used; the message says where it is."""
 
 
 class RecordError(RedlineError):

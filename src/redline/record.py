@@ -572,7 +572,7 @@ def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = Non
         raise RecordError(f"record of schema {schema!r}; this Redline reads up to {to}: update Redline")
     while schema < to:
         if schema not in table:
-            raise RecordError(f"no way from record schema {schema} to {schema + 1}")
+            raise RecordError(f"cannot update a record from schema {schema} to {schema + 1}")
         plain = {**table[schema](plain), "schema": schema + 1}
         schema += 1
     return plain

@@ -73,4 +73,4 @@ class Registry(Generic[T]):
             self.register(entry.name)(entry.load())
         except Exception as error:
             what = f"the {self.what} plug-in {entry.name!r} ({entry.value})"
-            raise UsageError(f"{what} cannot be used: {error}; mend or uninstall it") from error
+            raise UsageError(f"{what} cannot be used: {error}; fix or uninstall it") from error

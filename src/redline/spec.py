@@ -143,7 +143,7 @@ class Recipe(Frozen):
         names = [switch.name for switch in switches]
         if BASELINE in names:
             if words != [BASELINE]:
-                raise SpecError(f"recipe {text!r}: baseline means no switch at all and stands alone")
+                raise SpecError(f"recipe {text!r}: baseline means no switches, so it cannot be joined with others")
             return cls()
         twice = {name for name in names if names.count(name) > 1}
         if twice:

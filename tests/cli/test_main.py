@@ -790,7 +790,7 @@ def test_a_second_ctrl_c_leaves_at_once_without_a_traceback(
     time.sleep(2 * Interrupts.SAME_S)
     _, stderr = interrupt(running)
     assert running.returncode == 130
-    assert stderr.splitlines()[-1] == "redline: interrupted again; left at once"
+    assert stderr.splitlines()[-1] == "redline: interrupted again; exiting now"
     assert "Traceback" not in stderr
     assert_nothing_left(marker)
 

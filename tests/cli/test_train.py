@@ -70,7 +70,7 @@ class TestTrain:
     def test_a_failed_training_goes_on_with_resume(self, redline: Callable[..., Result], door: FakeDoor) -> None:
         first = redline("train", "resnet50", "--epochs", "3")
         assert first.exit_code == 5
-        assert "1 of 3 epochs are kept; the same command with --resume goes on" in first.stdout
+        assert "1 of 3 epochs are kept; the same command with --resume continues" in first.stdout
         door.landscape = Landscape(step_s=0.01)
         told = document(redline("train", "resnet50", "--epochs", "3", "--resume", "--json"))
         assert [epoch["epoch"] for epoch in told["epochs"]] == [1, 2, 3]

@@ -169,7 +169,7 @@ class TestTune:
         stopped = redline("tune", "resnet50", "--budget", "30m")
         assert stopped.exit_code == 130
         assert stopped.stdout.startswith("best so far, but not certain: ")
-        assert "--resume goes on" in stopped.stdout
+        assert "--resume continues" in stopped.stdout
         monkeypatch.setattr(Trials, "start", real)
         told = document(redline("tune", "resnet50", "--budget", "30m", "--resume", "--json"))
         assert told["state"] == "done"

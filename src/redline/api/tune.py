@@ -461,5 +461,5 @@ def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:
     if given is None:
         return None
     if task != "infer":
-        raise UsageError("a check is of a model that answers: it goes with inference")
+        raise UsageError("check needs the outputs of a model: it works with inference only")
     return named_function(workspace, "check", given)

@@ -123,7 +123,7 @@ def _ending(exit_code: int | None) -> tuple[StopReason, tuple[Any, ...]]:
     if exit_code in INTERRUPTS:
         return "interrupted", ()
     told = f"exit code {exit_code}" if exit_code > 0 else f"signal {-exit_code}"
-    return "interrupted", (note("failed", f"the script ended with {told}; its steps until then are told"),)
+    return "interrupted", (note("failed", f"the script ended with {told}; its steps until then are reported"),)
 
 
 def _watched(seen: Seen, rates: Rates, findings: Sequence[Advice], windows: Sequence[Window]) -> Watched:

@@ -215,7 +215,7 @@ class Interrupts:
             raise KeyboardInterrupt
         if now - self._first_at > self.SAME_S:
             show_cursor = "\x1b[?25h" if os.isatty(2) else ""
-            os.write(2, f"{show_cursor}\nredline: interrupted again; left at once\n".encode())
+            os.write(2, f"{show_cursor}\nredline: interrupted again; exiting now\n".encode())
             os._exit(Exit.INTERRUPTED)
 
 

@@ -172,7 +172,7 @@ def train(
             if report is not None:
                 tell_report(report_records(result.records, report, workspace=workspace))
     except KeyboardInterrupt:
-        tell("interrupted; finished epochs are kept, and the same command with --resume goes on")
+        tell("interrupted; finished epochs are kept, and the same command with --resume continues")
         return Exit.INTERRUPTED
     return Exit.FAILED_ROW if result.failed else Exit.DONE
 

@@ -184,7 +184,7 @@ def next_step(rows: Sequence[TrainingSummary]) -> str:
     unfinished = next((row for row in rows if row.state in ("interrupted", "failed") and row.epochs), None)
     if unfinished is not None:
         done = f"{len(unfinished.epochs)} of {unfinished.planned_epochs} epochs are kept"
-        return f"next: {done}; the same command with --resume goes on after them"
+        return f"next: {done}; the same command with --resume continues after them"
     if any(row.failure for row in rows):
         return "next: mend what failed and run the same command again"
     waiting = next((row for row in rows if row.bound.label == "data" and row.loader is None), None)

@@ -169,7 +169,7 @@ SPENT = tuple(name for name in Spent.__struct_fields__ if name not in ("reserved
 
 def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
     if found.state in ("running", "interrupted"):
-        return "next: the same command with --resume goes on"
+        return "next: the same command with --resume continues"
     if found.leader is None:
         return "next: make the baseline run; 'redline run' shows where it breaks"
     if not found.has_answer:

@@ -366,7 +366,7 @@ def _squeezed(entry: Entry) -> int | None:
 def failure_of(reply: object) -> Failure:
     if isinstance(reply, FailureReply):
         return reply.failure
-    return Failure(stage="door", kind="crash", message=f"the bench answered out of turn: {type(reply).__name__}")
+    return Failure(stage="door", kind="crash", message=f"the worker sent an unexpected reply: {type(reply).__name__}")
 
 
 def measure_together(

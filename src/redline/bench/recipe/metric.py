@@ -28,7 +28,7 @@ Check = Callable[[Callable[..., Any]], Any]
 
 def metric_of(spec: RunSpec, check: str, baseline: float | None = None) -> MetricAnswer:
     if spec.workload.task != "infer":
-        raise SpecError("a check is of a model that answers: it goes with inference")
+        raise SpecError("check needs the outputs of a model: it works with inference only")
     judge = load_function(check, "check")
     if baseline is None:
         baseline = _judged(spec, Recipe(), judge, check)
