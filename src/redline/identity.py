@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -83,10 +84,16 @@ def device_key_of_ceilings(ceilings: Ceilings) -> str:
 def given(struct: Frozen, leave_out: Collection[str] = ()) -> dict[str, Any]:
     """The fields that hold another value than their default."""
     return {
-        field.name: value
-        for field in msgspec.structs.fields(struct)
-        if field.name not in leave_out and (value := getattr(struct, field.name)) != field.default
+        name: value
+        for name, default in _defaults_of(type(struct))
+        if name not in leave_out and (value := getattr(struct, name)) != default
     }
+
+
+@cache
+def _defaults_of(kind: type[Frozen]) -> tuple[tuple[str, Any], ...]:
+    """Fields with their defaults, kept because msgspec evaluates every annotation each time it is asked."""
+    return tuple((field.name, field.default) for field in msgspec.structs.fields(kind))
 
 
 def different_fields(one: RunSpec, other: RunSpec) -> Iterator[str]:

@@ -14,7 +14,7 @@ from redline.errors import RecordError, StoreError
 from redline.note import note
 from redline.record import Closed, Failure, Memory, RunRecord, TelemetrySample, TraceRef
 from redline.spec import LAST_MOMENT
-from redline.store import History, Row
+from redline.store import History, Row, queries
 from redline.store.codec import pack_head
 
 HOSTILE = [
@@ -296,6 +296,25 @@ class TestGroups:
 
     def test_an_empty_history_has_no_latest_group(self, history: History) -> None:
         assert history.latest_group() == []
+
+    def test_named_records_bring_their_groups(self, history: History) -> None:
+        for position in (1, 0):
+            history.finish(make_record(id=f"grouped{position}", group="g", position=position))
+        history.finish(make_record(id="alone1"))
+        history.finish(make_record(id="elsewhere", group="other"))
+        found = history.load_with_groups(["al", "grouped1", "grouped0"])
+        assert [record.id for record in found] == ["alone1", "grouped0", "grouped1"]
+        with pytest.raises(StoreError, match="no record 'gone'"):
+            history.load_with_groups(["alone1", "gone"])
+
+    def test_a_named_record_that_is_damaged_is_an_error_and_a_sibling_is_left_out(self, history: History) -> None:
+        for name in ("first", "second"):
+            history.finish(make_record(id=name, group="g"))
+        with history._database.writing() as connection:
+            connection.execute(queries.UPDATE_RECORD, {"this_id": "second", "head": b"no record"})
+        assert [record.id for record in history.load_with_groups(["first"])] == ["first"]
+        with pytest.raises(RecordError, match="second is damaged"):
+            history.load_with_groups(["second"])
 
 
 def test_more_ids_than_one_statement_takes(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

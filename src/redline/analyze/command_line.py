@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from redline.identity import given
 from redline.spec import DataSpec, Frozen, RunSpec, TrainSpec
 from redline.units import exact_bytes
 
@@ -59,8 +60,6 @@ def _training_options(train: TrainSpec) -> list[str]:
 
 def _options(struct: Frozen, leave_out: tuple[str, ...]) -> Iterator[str]:
     """Options are named as the fields are."""
-    for field in msgspec.structs.fields(struct):
-        value = getattr(struct, field.name)
-        if field.name not in leave_out and value != field.default:
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            yield from (f"--{field.name.replace('_', '-')}", text)
+    for name, value in given(struct, leave_out).items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        yield from (f"--{name.replace('_', '-')}", text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
 from typing import Any, Literal
@@ -204,7 +204,13 @@ def summarize(records: Sequence[RunRecord], ceilings_of: CeilingsOf | None = Non
     rows = [_row(record, firsts.get(record.group or ""), known(record)) for record in records]
     doubted = {row.record_id for row in rows if not row.verdict.settles}
     rows = [_against(row, firsts[row.group or ""].id in doubted) if row.vs_first is not None else row for row in rows]
-    return [_advised(row, record, known(record), rows) for row, record in zip(rows, records, strict=True)]
+    beside: dict[tuple[str | None, str], set[str]] = {}
+    for row in rows:
+        beside.setdefault((row.group, row.model), set()).add(row.recipe)
+    return [
+        _advised(row, record, known(record), beside[row.group, row.model])
+        for row, record in zip(rows, records, strict=True)
+    ]
 
 
 def _against(row: RunSummary, first_doubted: bool) -> RunSummary:
@@ -212,9 +218,8 @@ def _against(row: RunSummary, first_doubted: bool) -> RunSummary:
     return msgspec.structs.replace(row, vs_first=versus)
 
 
-def _advised(row: RunSummary, record: RunRecord, ceilings: Ceilings | None, rows: Sequence[RunSummary]) -> RunSummary:
-    """With what to try next, beside what was measured with it."""
-    beside = [other.recipe for other in rows if other.group == row.group and other.model == row.model]
+def _advised(row: RunSummary, record: RunRecord, ceilings: Ceilings | None, beside: Collection[str]) -> RunSummary:
+    """With what to try next, besides the recipes that were measured with it."""
     recipes = worth_trying(record, ceilings, host_bound=row.bound.label == "host", known=beside)
     line = command_line("run", record.spec, batch=record.spec.workload.batch, recipes=())
     arguments = line.removeprefix("redline run ") if line is not None else None

@@ -109,7 +109,7 @@ def history(
             points = [point for point in kept.points([seen.key]).get(seen.key, []) if filters.fits_point(point)]
             points = [point for point in points if tagged is None or point.record_id in tagged]
             if points:
-                shown.append(_trend(seen, points, kept.marks(point.record_id for point in points)))
+                shown.append(_trend(seen, points, kept.marks(series=[seen.key])))
         return HistoryResult(shown, left_out)
 
 

@@ -24,6 +24,7 @@ class Chosen:
     def __init__(self, title: str = "") -> None:
         self.title = title
         self.records: list[RunRecord] = []
+        self._ids: set[str] = set()
         self.notes: list[Note] = []
         self.tunes: list[TuneSummary] = []
         """The searches that all of their records are here of, newest last."""
@@ -35,8 +36,9 @@ class Chosen:
         self.notes.append(note("unreadable", f"left out tune {name!r}: {error}", about=name))
 
     def add(self, records: Iterable[RunRecord]) -> None:
-        known = {record.id for record in self.records}
-        self.records += [record for record in records if record.id not in known]
+        new = {record.id: record for record in records if record.id not in self._ids}
+        self._ids |= new.keys()
+        self.records += new.values()
 
 
 def choose(
@@ -118,10 +120,8 @@ def _from_history(what: Sequence[str], last: bool, workspace: Workspace, history
         chosen.add(group)
     elif what:
         _add_files(chosen, [Path(word) for word in what if is_file(word)])
-        for word in what:
-            if not is_file(word):
-                # Its siblings come along: a ratio is against the first of the group.
-                chosen.add(history.group_of(history.load(word)))
+        # Siblings come along: a ratio is against the first of the group.
+        chosen.add(history.load_with_groups(word for word in what if not is_file(word)))
     else:
         chosen.add(history.find(newest_first=False, on_unreadable=chosen.left_out))
     _add_searches(chosen, workspace, history)

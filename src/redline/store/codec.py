@@ -86,8 +86,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One record in a trend."""
+class Point(msgspec.Struct, frozen=True):
+    """One record in a trend; the fields are in the order of the table's columns."""
 
     record_id: str
     series_key: str

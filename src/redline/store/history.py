@@ -198,6 +198,27 @@ class History:
             found.update((record.id, record) for record in records)
         return found
 
+    def load_with_groups(self, ids_or_prefixes: Iterable[str]) -> list[RunRecord]:
+        """Records, each followed by those measured interleaved with it. A named one that cannot be read is an error."""
+        words = list(dict.fromkeys(ids_or_prefixes))
+        with self._database.reading() as connection:
+            whole = _groups(connection, words)
+            ids = [word if word in whole else self._the_id(connection, word) for word in words]
+            groups = whole | _groups(connection, [each for each in ids if each not in whole])
+
+        def tell(record_id: str, error: RecordError) -> None:
+            if record_id in groups:
+                raise error
+            _log_unreadable(record_id, error)
+
+        found: dict[str, list[RunRecord]] = {}
+        for chunk in _chunks({group for group in groups.values() if group is not None}):
+            for record in self._records(queries.HEADS_OF_GROUPS, tell, {"groups": chunk}):
+                found.setdefault(record.group or "", []).append(record)
+        alone = self.load_many((each for each, group in groups.items() if group is None), on_unreadable=tell)
+        together = ([alone[each]] if groups[each] is None else found[groups[each] or ""] for each in ids)
+        return list({record.id: record for records in together for record in records}.values())
+
     # Tags and notes
 
     def mark(self, record_id: str, kind: MarkKind, words: str, *, at: float) -> None:
@@ -214,18 +235,14 @@ class History:
             found = {"this_id": record_id, "this_kind": kind, "these": column_text(words)}
             return connection.execute(queries.DELETE_MARK, found).rowcount > 0
 
-    def marks(self, ids: Iterable[str] | None = None) -> list[Mark]:
-        """All tags and notes, oldest first, or those of some records."""
+    def marks(self, *, series: Sequence[str] | None = None) -> list[Mark]:
+        """All tags and notes, oldest first, or those of the records of some series."""
         with self._database.reading() as connection:
-            if ids is None:
-                return [Mark(**row) for row in connection.execute(queries.MARKS).mappings()]
-            wanted = sorted(set(ids))
-            rows = [
-                row
-                for chunk in _chunks(wanted)
-                for row in connection.execute(queries.MARKS_OF, {"ids": chunk}).mappings()
-            ]
-        return sorted((Mark(**row) for row in rows), key=lambda mark: mark.created_at)
+            if series is None:
+                found = connection.execute(queries.MARKS)
+            else:
+                found = connection.execute(queries.MARKS_OF_SERIES, {"keys": list(series)})
+            return [Mark(**row) for row in found.mappings()]
 
     def tagged(self, tag: str) -> list[str]:
         """The ids of the records with this tag."""
@@ -260,8 +277,9 @@ class History:
         found: dict[str, list[Point]] = {}
         with self._database.reading() as connection:
             for chunk in _chunks(keys):
-                for row in connection.execute(queries.POINTS_OF, {"keys": chunk}).mappings():
-                    found.setdefault(row["series_key"], []).append(Point(**row))
+                for row in connection.execute(queries.POINTS_OF, {"keys": chunk}):
+                    point = Point(*row)
+                    found.setdefault(point.series_key, []).append(point)
         return found
 
     def recent_sweeps(self, since: float) -> list[tuple[str, int, int]]:
@@ -341,6 +359,15 @@ def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[st
     names = {queries.writer_name(record_id): record_id for record_id in record_ids}
     noted = [row for chunk in _chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
     return {names[name] for name, writer in noted if is_gone(writer)}
+
+
+def _groups(connection: Connection, ids: Iterable[str]) -> dict[str, str | None]:
+    """The group of each of these records that there is."""
+    return {
+        row.id: row.group_id
+        for chunk in _chunks(ids)
+        for row in connection.execute(queries.GROUPS_OF, {"ids": chunk})
+    }
 
 
 def _bodies(connection: Connection, record_ids: Sequence[str]) -> dict[str, list[bytes]]:

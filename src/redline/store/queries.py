@@ -123,7 +123,9 @@ RECENT_SWEEPS = (
 )
 
 MARKS = select(marks).order_by(marks.c.created_at, marks.c.record_id, marks.c.words)
-MARKS_OF = MARKS.where(marks.c.record_id.in_(bindparam("ids", expanding=True)))
+MARKS_OF_SERIES = MARKS.where(
+    marks.c.record_id.in_(select(points.c.record_id).where(points.c.series_key.in_(bindparam("keys", expanding=True))))
+)
 TAGGED = select(marks.c.record_id).where(marks.c.kind == "tag", marks.c.words == bindparam("words"))
 INSERT_MARK = insert(marks)
 DELETE_MARK = delete(marks).where(
@@ -140,6 +142,12 @@ DELETE_BY_RECORD = tuple(
 DELETE_RECORDS = delete(records).where(records.c.id.in_(bindparam("ids", expanding=True)))
 SWEEPS_OF = select(sweep_cells.c.sweep).where(sweep_cells.c.record_id.in_(bindparam("ids", expanding=True))).distinct()
 
+GROUPS_OF = select(records.c.id, records.c.group_id).where(records.c.id.in_(bindparam("ids", expanding=True)))
+HEADS_OF_GROUPS = (
+    select(*HEAD, records.c.group_id)
+    .where(records.c.group_id.in_(bindparam("groups", expanding=True)))
+    .order_by(records.c.group_id, records.c.group_position, records.c.id)
+)
 HEADS_OF = select(*HEAD).where(records.c.id.in_(bindparam("ids", expanding=True)))
 
 COUNT = select(func.count()).select_from(records)
