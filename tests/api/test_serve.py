@@ -16,11 +16,16 @@ import pytest
 from reported import race_records
 from starlette.testclient import TestClient
 
-from redline.api.serve import COOKIE, Access, Live, is_loopback, live_state, make_app
+import redline
+from redline.api.serve import COOKIE, Access, is_loopback, make_app
+from redline.api.serve_state import Live, live_state
 from redline.api.workspace import Workspace
-from redline.record import RunRecord
-from redline.report.live import LiveState
-from redline.store import History
+from redline.record import RunRecord, TelemetrySample
+from redline.report.live import LiveState, LiveSweep
+from redline.search.observer import Observer
+from redline.store import History, ledgers
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 NASTY = "<script>alert(1)</script>"
 
@@ -133,6 +138,60 @@ def test_a_running_record_is_told(kept: list[RunRecord]) -> None:
         state = live_state(history)
     (shown,) = state.records
     assert (shown.id, shown.blocks, shown.step_s is not None) == (running.id, len(running.blocks), True)
+
+
+def look_anew() -> LiveState:
+    """What a server that was just started shows."""
+    with History.open(only_to_read=True) as history:
+        return live_state(history)
+
+
+class Restarting(Observer):
+    """Looks at a sweep through a new server before each cell, and interrupts it at the fifth."""
+
+    def __init__(self) -> None:
+        self.seen: list[LiveSweep] = []
+
+    def opened(self, record: RunRecord) -> None:
+        self.seen += look_anew().sweeps
+        if len(self.seen) == 5:
+            raise KeyboardInterrupt
+
+
+def test_a_server_that_is_started_in_the_middle_of_a_sweep_shows_all_of_it() -> None:
+    observer = Restarting()
+    truth = Landscape(step_s={"a": 0.01, "b": 0.002})
+    grid: dict[str, Any] = {"model": ["a", "b"], "batches": [1, 2, 4], "name": "study", "launch": {"door": "fake"}}
+    with Workspace(door=FakeDoor(truth), observer=observer) as workspace, pytest.raises(KeyboardInterrupt):
+        redline.sweep(**grid, workspace=workspace)
+    told = [(each.state, each.settled, each.total, each.left_s is not None) for each in observer.seen]
+    assert told == [("running", number, 6, number > 0) for number in range(5)]
+    assert all(each.now.startswith(("a infer baseline", "b infer baseline")) for each in observer.seen)
+    assert observer.seen[-1].leader == "b infer baseline batch 4"
+    with Workspace(door=FakeDoor(truth)) as workspace:
+        assert len(redline.sweep(**grid, workspace=workspace)) == 6
+    (after,) = look_anew().sweeps
+    assert (after.state, after.settled, after.total) == ("done", 6, None)
+
+
+def test_a_sweep_whose_process_is_gone_was_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    with History.open() as history:
+        history.announcer("sweep", "study").tell(3, 8, "resnet18", done_before=1)
+        monkeypatch.setattr(ledgers, "is_gone", lambda process: True)
+        (shown,) = look_anew().sweeps
+    assert (shown.state, shown.settled, shown.total, shown.left_s) == ("cut short", 3, 8, None)
+
+
+def test_a_watched_script_and_the_readings_of_its_gpu_are_told() -> None:
+    with History.open() as history:
+        announcer = history.announcer("watch", NASTY)
+        announcer.observe(TelemetrySample(at_s=1.0, power_w=512.0, utilisation=0.93))
+        announcer.tell(120, None, "step 120 · 3.1 steps/s")
+        (shown,) = look_anew().watches
+        announcer.end()
+    assert (shown.name, shown.steps, shown.now) == (NASTY, 120, "step 120 · 3.1 steps/s")
+    assert (shown.power_w, shown.utilisation, shown.temperature_c) == (512.0, 0.93, None)
+    assert look_anew().watches == ()
 
 
 def test_viewers_share_one_look_and_a_slow_one_holds_nobody_up() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from gate_trials import BASELINE, CANDIDATE, interleaved, landscape, stored
 
-from redline.analyze.gate import FEWEST_PROCESSES
+from redline.analyze.gate import FEWEST_PROCESSES, Judged, judge
+from redline.analyze.statistics import PairedLog
 from redline.record import Failure
 from redline.search.gate import MOST_PROCESSES, GateRun
 from redline.search.observer import NoJournal, Observer
@@ -64,6 +66,41 @@ def test_the_budget_ends_it_but_not_before_a_verdict_is_possible() -> None:
     run = GateRun(door, NoJournal(), Observer(), threshold=0.0005, budget_s=1.0, clock=lambda: door.clock_s)
     run.interleaved(BASELINE, CANDIDATE)
     assert (verdict(run), len(run.candidate), run.out_of_time) == ("inconclusive", FEWEST_PROCESSES, True)
+
+
+@pytest.mark.parametrize(("budget_s", "beside_others"), [(30.0, True), (3600.0, False)])
+def test_processes_of_a_gpu_are_prepared_side_by_side_only_where_time_is_short(
+    budget_s: float, beside_others: bool
+) -> None:
+    door = FakeDoor(landscape("quiet", 0.05, 0))
+    run = GateRun(door, NoJournal(), Observer(), threshold=0.03, budget_s=budget_s, clock=lambda: door.clock_s)
+    run.interleaved(BASELINE, CANDIDATE)
+    prepared = [record.prepared for record in (*run.baseline, *run.candidate)]
+    assert (verdict(run), len(run.candidate)) == ("slower", FEWEST_PROCESSES)
+    assert {each.cold_start.contended for each in prepared if each} == {beside_others}
+
+
+def pairs(*means: float) -> list[PairedLog]:
+    return [PairedLog(mean=mean, error=0.001, rounds=5) for mean in means]
+
+
+def test_few_processes_that_scatter_widely_say_nothing_yet() -> None:
+    """Five pairs of which four happen to have drawn the slow mode on the same side."""
+    lucky = (-0.04, -0.041, -0.039, -0.04, 0.0)
+    assert [judged(lucky).verdict, judged((*lucky[:4], -0.038)).verdict] == ["inconclusive", "slower"]
+    assert judged(lucky * 3).verdict == "slower"
+
+
+def test_more_is_asked_before_widely_scattered_processes_are_called_the_same() -> None:
+    unsure = (0.02, -0.02) * 7
+    assert (judged(unsure).verdict, judged(unsure).is_firm) == ("same", False)
+    assert judged(unsure * 3).is_firm
+
+
+def judged(means: Sequence[float]) -> Judged:
+    found = judge(pairs(*means), 0.03)
+    assert found is not None
+    return found
 
 
 def test_a_side_that_breaks_ends_it_at_once() -> None:

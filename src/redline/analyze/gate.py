@@ -6,7 +6,8 @@ out the threshold on both sides. As soon as the interval is narrower than the th
 more processes always decide.
 
 A gate is looked at after each process and ends when it is decided, which favours processes that happen to agree. So no
-verdict comes from fewer than five, and intervals are of 98.5 %: `benchmarks/gate_trials.py` has the false alarms.
+verdict comes from fewer than five, or twelve where they scatter widely, and intervals are of 98.5 %:
+`benchmarks/gate_trials.py` has the false alarms.
 """
 
 from __future__ import annotations
@@ -34,6 +35,14 @@ CheckName = Literal["memory", "numerics", "compile", "graph-breaks", "kernels"]
 THRESHOLD = 0.03
 FEWEST_PROCESSES = 5
 CONFIDENCE = 0.985
+WIDE = 0.5
+"""Pairs that scatter by more than this share of the threshold, such as processes with two choices of an autotuner."""
+FEWEST_OF_WIDE = 12
+WIDE_CONFIDENCE = 0.99
+"""Of such, five often happen to agree, and there are more looks until the end."""
+FIRM = 0.45
+"""Of such, `same` could still be a slowdown of two thirds of the threshold unless half the interval is below this share
+of it: as long as there is time, more processes are measured."""
 FEWEST_AGAINST_STORED = 8
 """The baseline does not grow with each look: chance in it stays, so that the candidate must say more."""
 FEWEST_STORED = 3
@@ -104,6 +113,8 @@ class Judged(Frozen):
     ratio: float
     low: float | None
     high: float | None
+    is_firm: bool = True
+    """False: more processes might still say otherwise, where there is time for them."""
 
 
 def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
@@ -112,17 +123,16 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
         return None
     if len(logs) < 2:
         return Judged(verdict="inconclusive", ratio=math.exp(logs[0].mean), low=None, high=None)
-    low, middle, high = _centre(logs)
-    return _judged(low, middle, high, threshold, enough=len(logs) >= FEWEST_PROCESSES)
-
-
-def _centre(logs: Sequence[PairedLog]) -> tuple[float, float, float]:
     kept = without_outliers([log.mean for log in logs])
-    between = student_t(len(kept) - 1, CONFIDENCE) * max(stdev(kept), SMALLEST_SPREAD) / math.sqrt(len(kept))
+    scatter, band = max(stdev(kept), SMALLEST_SPREAD), math.log1p(threshold)
+    is_wide = scatter > WIDE * band
+    confidence, fewest = (WIDE_CONFIDENCE, FEWEST_OF_WIDE) if is_wide else (CONFIDENCE, FEWEST_PROCESSES)
+    between = student_t(len(kept) - 1, confidence) * scatter / math.sqrt(len(kept))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
-    within = student_t(max(sum(log.rounds - 1 for log in logs), 1), CONFIDENCE) * error
+    within = student_t(max(sum(log.rounds - 1 for log in logs), 1), confidence) * error
     middle, half = fmean(kept), max(between, within)
-    return middle - half, middle, middle + half
+    found = _judged(middle - half, middle, middle + half, threshold, enough=len(logs) >= fewest)
+    return msgspec.structs.replace(found, is_firm=not is_wide or found.verdict != "same" or half < FIRM * band)
 
 
 def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Judged | None:

@@ -11,50 +11,28 @@ import hmac
 import ipaddress
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
-from redline.analyze.gate import middle_s
 from redline.api.compare import compare
 from redline.api.history import latest, record_and_row
 from redline.api.memory import HistoryFilters, history
-from redline.api.tune import kept_searches
+from redline.api.serve_state import Live, live_state
 from redline.api.workspace import Workspace
 from redline.errors import MissingExtra, RedlineError, UsageError
 from redline.report.compare import compare_report
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, dashboard_policy
 from redline.report.history import detail
-from redline.report.live import (
-    PAGE_POLICY,
-    LiveRecord,
-    LiveSearch,
-    LiveState,
-    LiveSweep,
-    page,
-    picture_of,
-    start_page,
-    static_file,
-)
+from redline.report.live import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
 from redline.report.terminal import as_text
-from redline.spec import BASELINE
-from redline.store import History, Row
 
 COOKIE = "redline"
-LOOK_EVERY_S = 1.0
 MOST_VIEWERS = 200
-MOST_WAITING = 4
-"""States that a slow viewer may be behind; older ones are dropped."""
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
-RUNNING = 8
-RECENT_S = 600.0
-"""A sweep that has settled a cell since then is shown as going on."""
 LONGEST_URL = 4096
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 HEADERS = {
@@ -106,129 +84,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return host == "localhost"
-
-
-class Live:
-    """Looks at the history once for all viewers, while there are any."""
-
-    def __init__(self, look: Callable[[], LiveState]) -> None:
-        self._look = look
-        self._viewers: set[asyncio.Queue[bytes]] = set()
-        self._last: bytes | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    @asynccontextmanager
-    async def viewing(self) -> AsyncIterator[asyncio.Queue[bytes]]:
-        queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
-        self._viewers.add(queue)
-        if self._last is not None:
-            queue.put_nowait(self._last)
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch())
-        try:
-            yield queue
-        finally:
-            self._viewers.discard(queue)
-            if not self._viewers and self._task is not None:
-                self._task.cancel()
-                self._task, self._last = None, None
-
-    @property
-    def viewers(self) -> int:
-        return len(self._viewers)
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                state = encoded(await asyncio.to_thread(self._look))
-            except RedlineError:
-                state = self._last or b"{}"  # the history is away for a moment: the next look may find it
-            if state != self._last:
-                self._last = state
-                for queue in self._viewers:
-                    if queue.full():
-                        queue.get_nowait()
-                    queue.put_nowait(state)
-            await asyncio.sleep(LOOK_EVERY_S)
-
-
-def encoded(state: LiveState) -> bytes:
-    plain = msgspec.to_builtins(state)
-    plain["tunes"] = [
-        {**each, "left_s": search.left_s} for each, search in zip(plain["tunes"], state.tunes, strict=True)
-    ]
-    return msgspec.json.encode(plain)
-
-
-def live_state(kept: History) -> LiveState:
-    """What is being measured now, by what has been written down."""
-    rows = kept.rows(limit=1)
-    running = kept.rows(status="running", limit=RUNNING)
-    alive = [row for row in running if row.status == "running"]
-    return LiveState(
-        records=tuple(_live_record(row, kept) for row in alive),
-        tunes=tuple(_live_searches(kept)),
-        sweeps=tuple(
-            LiveSweep(name=name, settled=settled, failed=failed)
-            for name, settled, failed in kept.recent_sweeps(time.time() - RECENT_S)
-        ),
-        stored=kept.count(),
-        latest=rows[0].id if rows else None,
-    )
-
-
-def _live_record(row: Row, kept: History) -> LiveRecord:
-    record = kept.load(row.id)
-    last = record.blocks[-1].telemetry[-1] if record.blocks and record.blocks[-1].telemetry else None
-    return LiveRecord(
-        id=row.id,
-        model=row.model,
-        task=row.task,
-        recipe=row.recipe,
-        batch=row.batch,
-        device=row.device_name or row.device,
-        since=row.created_at,
-        blocks=len(record.blocks),
-        step_s=middle_s([record]),
-        power_w=last.power_w if last else None,
-        temperature_c=last.temperature_c if last else None,
-        utilisation=last.utilisation if last else None,
-        memory_used_bytes=last.memory_used_bytes if last else None,
-    )
-
-
-def _live_searches(kept: History) -> list[LiveSearch]:
-    names = {row.name for row in kept.tunes().rows() if row.state == "running"}
-    found = []
-    for search in kept_searches(kept) if names else ():
-        if search.name in names:
-            leader, ratio = _leader({trial.record_id: trial.recipe for trial in search.trials}, kept)
-            found.append(
-                LiveSearch(
-                    name=search.name,
-                    model=search.tune.spec.workload.model,
-                    trials=len(search.trials),
-                    leader=leader,
-                    ratio=ratio,
-                    spent_s=max(time.time() - search.created_at, 0.0),
-                    budget_s=search.budget_s,
-                )
-            )
-    return found
-
-
-def _leader(recipes: dict[str, str], kept: History) -> tuple[str | None, float | None]:
-    """The fastest recipe so far that computes the same, and its speed over the baseline's."""
-    sound = {
-        each: step_s
-        for each, record in kept.load_many(recipes).items()
-        if record.prepared and not record.prepared.numerics.is_wrong and (step_s := middle_s([record])) is not None
-    }
-    best = min(sound, key=lambda each: sound[each], default=None)
-    first = next((sound[each] for each, recipe in recipes.items() if recipe == BASELINE and each in sound), None)
-    if best is None:
-        return None, None
-    return recipes[best], None if first is None else first / sound[best]
 
 
 def make_app(workspace: Workspace, access: Access) -> Any:

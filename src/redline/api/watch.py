@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,13 +18,14 @@ import msgspec
 from redline.analyze.watch import Rates, rates_of
 from redline.api.watch_record import Seen, keep
 from redline.api.workspace import Workspace, use
-from redline.errors import MissingExtra, RedlineError
+from redline.errors import MissingExtra, RedlineError, StoreError
 from redline.launch.meters import Meters
 from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import as_text
-from redline.report.watch import watch_report
+from redline.report.watch import status_line, watch_report
+from redline.store.ledgers import Announcer
 from redline.watching import PHASES, Watched
 
 
@@ -74,19 +76,37 @@ def watch_command(
         spool = Path(folder)
         reader, meters = SpoolReader(spool), Meters()
         due = time.monotonic() + rates_every_s
+        announcer = _announcer(opened, name or script_name(command))
 
         def tick(pid: int) -> None:
             nonlocal due
             meters.look(pid)
-            if on_rates is not None and time.monotonic() >= due:
+            if time.monotonic() >= due:
                 due = time.monotonic() + rates_every_s
-                on_rates(rates_of(reader.refresh()))
+                rates = rates_of(reader.refresh())
+                if on_rates is not None:
+                    on_rates(rates)
+                if announcer is not None:
+                    announcer.tell(rates.steps, None, status_line(rates))
+                    if meters.latest is not None:
+                        announcer.observe(meters.latest)
 
         started_at = time.time()
-        code = run_watched(command, watching_environment(spool, plan, os.environ), tick)
+        try:
+            code = run_watched(command, watching_environment(spool, plan, os.environ), tick)
+        finally:
+            if announcer is not None:
+                announcer.end()
         meters.look(os.getpid(), at_once=True)
         seen = Seen(name or script_name(command), tuple(command), started_at, code, reader.refresh(), meters)
         return WatchResult(keep(seen, opened))
+
+
+def _announcer(workspace: Workspace, name: str) -> Announcer | None:
+    """For those who look on. The script runs also where the history cannot be opened."""
+    with suppress(StoreError):
+        return workspace.history.announcer("watch", name) if workspace.keeps else None
+    return None
 
 
 def script_name(command: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -24,7 +24,16 @@ PAGE_POLICY = (
 STATIC = {"serve.js": "text/javascript", "serve.css": "text/css"}
 
 
-class LiveRecord(Frozen):
+class Telemetry(Frozen):
+    """The last reading, as the measuring process took it: nothing else asks the device."""
+
+    power_w: float | None = None
+    temperature_c: float | None = None
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+
+
+class LiveRecord(Telemetry):
     """A record that is being measured."""
 
     id: str
@@ -37,11 +46,10 @@ class LiveRecord(Frozen):
     blocks: int = 0
     step_s: float | None = None
     """The median so far."""
-    power_w: float | None = None
-    temperature_c: float | None = None
-    utilisation: float | None = None
-    memory_used_bytes: int | None = None
-    """Telemetry of the last block, as the measuring process read it: nothing else asks the device."""
+    epochs: int = 0
+    total_epochs: int | None = None
+    """Of a training on data."""
+    left_s: float | None = None
 
 
 class LiveSearch(Frozen):
@@ -52,18 +60,34 @@ class LiveSearch(Frozen):
     trials: int
     leader: str | None = None
     ratio: float | None = None
-    spent_s: float = 0.0
-    budget_s: float = 0.0
-
-    @property
-    def left_s(self) -> float:
-        return max(self.budget_s - self.spent_s, 0.0)
+    left_s: float = 0.0
+    """At most: its budget."""
 
 
-class LiveSweep(Frozen):
+class LiveSweep(Telemetry):
+    """A sweep that goes on, was cut short, or is done since a moment."""
+
     name: str
     settled: int
     failed: int
+    state: Literal["running", "cut short", "done"] = "done"
+    total: int | None = None
+    """Cells; None where the one who measured them is done."""
+    now: str = ""
+    """The cell that is being measured."""
+    left_s: float | None = None
+    leader: str | None = None
+    """The fastest cell so far."""
+    per_s: float | None = None
+
+
+class LiveWatch(Telemetry):
+    """A script that is being watched."""
+
+    name: str
+    since: float
+    steps: int = 0
+    now: str = ""
 
 
 class LiveState(Frozen):
@@ -72,6 +96,7 @@ class LiveState(Frozen):
     records: tuple[LiveRecord, ...] = ()
     tunes: tuple[LiveSearch, ...] = ()
     sweeps: tuple[LiveSweep, ...] = ()
+    watches: tuple[LiveWatch, ...] = ()
     stored: int = 0
     """Records in the history."""
     latest: str | None = None

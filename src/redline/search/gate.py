@@ -18,8 +18,10 @@ from redline.search.observer import Journal, Observer
 from redline.search.race import Race
 from redline.spec import RunSpec
 
-MOST_PROCESSES = 24
+MOST_PROCESSES = 48
 """If this many processes leave a difference undecided, more are not worth their time."""
+HURRIED_S = 15.0
+"""For one replicate: with less, a GPU's first processes are prepared side by side, which takes a fraction of the time."""
 
 Clock = Callable[[], float]
 
@@ -59,20 +61,27 @@ class GateRun:
         return next((record for record in (*self.baseline, *self.candidate) if record.failure is not None), None)
 
     def interleaved(self, baseline: RunSpec, candidate: RunSpec) -> None:
+        """Both sides in turns. A GPU's processes are prepared side by side where the time is short."""
         first, other = racer_names([baseline, candidate])
+        specs = [baseline, candidate]
+        is_hurried = candidate.device != "cpu" and self._budget_s < HURRIED_S * FEWEST_PROCESSES
 
-        def measure() -> None:
-            ours, theirs = self._race.run_replicate([baseline, candidate])
-            self.baseline.append(ours)
-            self.candidate.append(theirs)
+        def measure(count: int) -> None:
+            if count > 1:
+                replicates = self._race.run_replicates_at_once(specs, count)
+            else:
+                replicates = [self._race.run_replicate(specs)]
+            for ours, theirs in replicates:
+                self.baseline.append(ours)
+                self.candidate.append(theirs)
             self.judged = judge(logs_of(self._race.replicates, first, other), self.threshold)
 
-        self._until_decided([first, other], measure, FEWEST_PROCESSES)
+        self._until_decided([first, other], measure, FEWEST_PROCESSES, at_once=is_hurried)
 
     def against(self, comparable: Callable[[RunRecord], list[RunRecord]], candidate: RunSpec) -> None:
         """Against stored records: those that are comparable with the first process of the candidate."""
 
-        def measure() -> None:
+        def measure(_: int) -> None:
             self.candidate += self.one_process(candidate)
             if len(self.candidate) == 1 and self.broken is None:
                 self.baseline = comparable(self.candidate[0])
@@ -84,16 +93,22 @@ class GateRun:
         """The record of a fresh process, by itself."""
         return self._race.run_replicate([spec])
 
-    def _until_decided(self, names: list[str], measure: Callable[[], None], fewest: int) -> None:
+    def _until_decided(
+        self, names: list[str], measure: Callable[[int], None], fewest: int, *, at_once: bool = False
+    ) -> None:
         """Never fewer replicates than a verdict needs; after that, none that would not end in time."""
-        started, longest_s = self._clock(), 0.0
-        for number in range(MOST_PROCESSES):
+        started, longest_s, number = self._clock(), 0.0, 0
+        while number < MOST_PROCESSES:
             begun = self._clock()
             if number >= fewest and begun - started + longest_s > self._budget_s:
                 self.out_of_time = True
                 return
+            count = fewest if at_once and number == 0 else 1
             self._observer.replicate(number + 1, max(fewest, number + 1), names)
-            measure()
-            longest_s = max(longest_s, self._clock() - begun)
-            if self.broken is not None or self.judged is None or self.judged.verdict != "inconclusive":
+            measure(count)
+            number += count
+            longest_s = max(longest_s, (self._clock() - begun) / count)
+            if self.broken is not None or self.judged is None:
+                return
+            if self.judged.verdict != "inconclusive" and self.judged.is_firm:
                 return

@@ -31,7 +31,7 @@ from redline.launch.door import Door
 from redline.launch.lock import device_lock
 from redline.note import note
 from redline.protocol import Checked
-from redline.record import Block, Environment, Failure, RunRecord, new_id
+from redline.record import Block, Environment, Failure, RunRecord, TelemetrySample, new_id
 from redline.search.grid import default_name, in_informative_order, is_default_name
 from redline.search.group import measure_together
 from redline.search.observer import Observer
@@ -176,6 +176,10 @@ class Ledger(Protocol):
 
     def forget(self) -> None: ...
 
+    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None: ...
+
+    def observe(self, telemetry: TelemetrySample) -> None: ...
+
 
 Spread = Callable[[Sequence[RunSpec]], Iterator[tuple[int, RunRecord]]]
 """Measures specs elsewhere: the record of each with its number, in the order in which they are done."""
@@ -192,7 +196,9 @@ class CellJournal:
         """Nothing yet."""
 
     def append(self, record_id: str, block: Block) -> None:
-        """Nothing yet."""
+        """Only what those who look on are shown."""
+        if block.telemetry:
+            self._ledger.observe(block.telemetry[-1])
 
     def finish(self, record: RunRecord) -> None:
         if record.stopped != "interrupted":
@@ -222,13 +228,16 @@ def sweep_plan(
         waiting = unsettled(plan, ledger.cells(), retry_failed=retry_failed)
         broken, settled = 0, len(plan.cells) - len(waiting)
         if spread is not None and waiting:
+            ledger.announce(settled, len(plan.cells), "spread over other machines", done_before=settled)
             for count, (index, record) in enumerate(spread([cell.spec for cell in waiting]), start=settled + 1):
                 observer.cell(waiting[index], count, len(plan.cells))
                 ledger.settle(waiting[index].key, record)
                 observer.settled(waiting[index], record)
+                ledger.announce(count, len(plan.cells), _words(waiting[index].spec), done_before=settled)
             return standing(plan, ledger.cells())
         for number, cell in enumerate(waiting, start=settled + 1):
             observer.cell(cell, number, len(plan.cells))
+            ledger.announce(number - 1, len(plan.cells), _words(cell.spec), done_before=settled)
             record = measure_cell(cell, door, ledger, observer)
             observer.settled(cell, record)
             failure = record.failure
@@ -236,6 +245,13 @@ def sweep_plan(
             if failure is not None and broken == BROKEN_DOORS:
                 raise DoorError(f"{broken} workers in a row could not be started: {failure.message}")
         return standing(plan, ledger.cells())
+
+
+def _words(spec: RunSpec) -> str:
+    """Which cell, for those who look on."""
+    workload = spec.workload
+    batch = f"batch {workload.batch}" if workload.batch else ""
+    return " ".join(part for part in (workload.model, workload.task, str(spec.recipe), batch) if part)
 
 
 def measure_cell(cell: Cell, door: Door, ledger: Ledger, observer: Observer) -> RunRecord:

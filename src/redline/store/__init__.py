@@ -1,11 +1,23 @@
 """The history: every record ever measured, written as it comes."""
 
 from redline.store.ceilings import CeilingShelf
-from redline.store.codec import CellStatus, Mark, MarkKind, Point, Row, SeriesSeen, SettledCell, Status, TuneRow
+from redline.store.codec import (
+    Activity,
+    CellStatus,
+    Mark,
+    MarkKind,
+    Point,
+    Row,
+    SeriesSeen,
+    SettledCell,
+    Status,
+    TuneRow,
+)
 from redline.store.history import Filters, History, OnUnreadable
 from redline.store.ledgers import SweepLedger, TuneLedger
 
 __all__ = [
+    "Activity",
     "CeilingShelf",
     "CellStatus",
     "Filters",

@@ -13,7 +13,7 @@ import msgspec
 from redline.analyze.blocks import timed_blocks
 from redline.errors import RecordError, RedlineError, SpecError, UsageError
 from redline.identity import Series, is_capture, series_of
-from redline.record import Block, FailureKind, RunRecord, device_of, encode, migrate
+from redline.record import Block, FailureKind, RunRecord, TelemetrySample, device_of, encode, migrate
 from redline.spec import LAST_MOMENT
 
 if TYPE_CHECKING:
@@ -72,6 +72,28 @@ class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     task: str
     state: str
+
+
+ActivityKind = Literal["sweep", "watch"]
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process said it was at: for those who look on."""
+
+    kind: ActivityKind
+    name: str
+    begun_at: float
+    process: str
+    done_before: int = 0
+    """Of what is to be done: not by this process."""
+    done: int = 0
+    total: int | None = None
+    now: str = ""
+    """In words."""
+    telemetry: TelemetrySample | None = None
+    """The latest reading of the device, as the measuring process took it."""
+    is_over: bool = False
+    """The process is gone and did not end it."""
 
 
 MarkKind = Literal["tag", "note"]

@@ -20,6 +20,8 @@ from redline.store import queries
 from redline.store.archive import Imported, read_archive, write_archive
 from redline.store.ceilings import CeilingShelf
 from redline.store.codec import (
+    Activity,
+    ActivityKind,
     Mark,
     MarkKind,
     Point,
@@ -33,7 +35,7 @@ from redline.store.codec import (
     with_stored_trace,
 )
 from redline.store.database import Database, OnNote
-from redline.store.ledgers import SweepLedger, TuneLedger
+from redline.store.ledgers import Announcer, SweepLedger, TuneLedger, activities
 from redline.store.location import folder_of_files, resolve
 from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
 
@@ -146,7 +148,15 @@ class History:
         """The searches for a fastest recipe."""
         return TuneLedger(self._database)
 
+    def announcer(self, kind: ActivityKind, name: str) -> Announcer:
+        """Says what this process is at, for those who look on."""
+        return Announcer(self._database, kind, name)
+
     # Reading
+
+    def activities(self) -> list[Activity]:
+        """What processes said they are at."""
+        return activities(self._database)
 
     def load(self, id_or_unique_prefix: str) -> RunRecord:
         """One record, whole. Raises `StoreError` for none or several, `RecordError` for one that cannot be read."""
@@ -288,6 +298,12 @@ class History:
             rows = connection.execute(queries.RECENT_SWEEPS, {"since": since}).all()
         return [(name, settled, int(failed)) for name, settled, failed in rows]
 
+    def fastest_cell(self, sweep: str) -> tuple[str, float] | None:
+        """Of a sweep: the settled cell with the most items per second, in words, and how many."""
+        with self._database.reading() as connection:
+            row = connection.execute(queries.FASTEST_CELL, {"name": column_text(sweep)}).first()
+        return None if row is None else (" ".join(f"{part}" for part in row[:-1] if part), row[-1])
+
     # Back-up
 
     def export_archive(self, out: IO[bytes], ids: Sequence[str] = ()) -> int:
@@ -364,9 +380,7 @@ def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[st
 def _groups(connection: Connection, ids: Iterable[str]) -> dict[str, str | None]:
     """The group of each of these records that there is."""
     return {
-        row.id: row.group_id
-        for chunk in _chunks(ids)
-        for row in connection.execute(queries.GROUPS_OF, {"ids": chunk})
+        row.id: row.group_id for chunk in _chunks(ids) for row in connection.execute(queries.GROUPS_OF, {"ids": chunk})
     }
 
 

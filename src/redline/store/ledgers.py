@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 from sqlalchemy import func, select
 
 from redline.errors import StoreError, UsageError
 from redline.locks import file_lock
 from redline.processes import is_gone, this_process
-from redline.record import RunRecord
+from redline.record import RunRecord, TelemetrySample
 from redline.store import queries
-from redline.store.codec import SettledCell, TuneRow, column_text
+from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text
 from redline.store.location import folder_of_locks
 from redline.store.writer import Holder, SaveTune, SettleCell, read_holder, write_holder
 
@@ -135,6 +138,54 @@ def _named(holder: Holder) -> str:
     return f"process {pid} on {machine.partition('/')[0]}"
 
 
+OBSERVED_EVERY_S = 1.0
+
+
+class Announcer:
+    """Writes down what this process is at. What cannot be written at once is left: it is only for those who look on."""
+
+    def __init__(self, database: Database, kind: ActivityKind, name: str) -> None:
+        self._database = database
+        self._said = Activity(kind=kind, name=column_text(name), begun_at=time.time(), process=this_process())
+        self._key = f"{queries.ACTIVITY}{kind} {self._said.name}"
+        self._written_at = -math.inf
+
+    def tell(self, done: int, total: int | None, now: str, *, done_before: int = 0) -> None:
+        self._said = msgspec.structs.replace(
+            self._said, done=done, total=total, now=column_text(now), done_before=done_before
+        )
+        self._write(self._said)
+
+    def observe(self, telemetry: TelemetrySample) -> None:
+        """The latest reading of the device; what comes too soon after the one before is not written."""
+        self._said = msgspec.structs.replace(self._said, telemetry=telemetry)
+        if time.monotonic() - self._written_at >= OBSERVED_EVERY_S:
+            self._write(self._said)
+
+    def end(self) -> None:
+        self._write(None)
+
+    def _write(self, said: Activity | None) -> None:
+        self._written_at = time.monotonic()
+        value = None if said is None else msgspec.json.encode(said).decode()
+        with contextlib.suppress(StoreError), self._database.writing(patient=False) as connection:
+            connection.execute(queries.DELETE_META, {"this_name": self._key})
+            if value is not None:
+                connection.execute(queries.INSERT_META, {"name": self._key, "value": value})
+
+
+def activities(database: Database) -> list[Activity]:
+    """What processes are at; those whose process is gone are over."""
+    with database.reading() as connection:
+        values = connection.execute(queries.ACTIVITIES).all()
+    found = []
+    for _, value in values:
+        with contextlib.suppress(msgspec.MsgspecError):  # of another Redline
+            said = msgspec.json.decode(value, type=Activity)
+            found.append(msgspec.structs.replace(said, is_over=is_gone(said.process)))
+    return found
+
+
 KEYS_AT_ONCE = 500
 """SQLite takes some thousand parameters in one statement."""
 
@@ -145,16 +196,29 @@ class SweepLedger:
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
         self._token: str | None = None
+        self._announcer: Announcer | None = None
         self.name = column_text(name)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Only one process at a time works on a sweep; the hold ends with the process, however that ends."""
         with held(self._database, "sweep", self.name) as self._token:
+            self._announcer = Announcer(self._database, "sweep", self.name)
             try:
                 yield
             finally:
-                self._token = None
+                self._announcer.end()
+                self._token = self._announcer = None
+
+    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None:
+        """Say how far the sweep is, for those who look on."""
+        if self._announcer is not None:
+            self._announcer.tell(done, total, now, done_before=done_before)
+
+    def observe(self, telemetry: TelemetrySample) -> None:
+        """The latest reading of the device, for those who look on."""
+        if self._announcer is not None:
+            self._announcer.observe(telemetry)
 
     def cells(self) -> dict[str, SettledCell]:
         with self._database.reading() as connection:

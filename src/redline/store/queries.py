@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, case, delete, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Select, Text, bindparam, case, delete, func, insert, select, text, update
 
 from redline.store.codec import Row, column_text
 from redline.store.layout import blocks, ceilings, marks, meta, points, records, series, sweep_cells, tunes
@@ -41,6 +41,10 @@ DELETE_META = delete(meta).where(meta.c.name == bindparam("this_name"))
 META = select(meta.c.value).where(meta.c.name == bindparam("this_name")).with_for_update()
 """Locked until the transaction ends, on PostgreSQL; SQLite lets only one write anyway."""
 WRITERS = select(meta.c.name, meta.c.value).where(meta.c.name.in_(bindparam("names", expanding=True)))
+
+ACTIVITY = "activity "
+"""What the names of activities begin with."""
+ACTIVITIES = select(meta.c.name, meta.c.value).where(meta.c.name.startswith(ACTIVITY)).order_by(meta.c.name)
 
 INSERT_BLOCK = insert(blocks)
 NEXT_BLOCK = select(func.coalesce(func.max(blocks.c.number) + 1, 0)).where(blocks.c.record_id == bindparam("record_id"))
@@ -108,6 +112,21 @@ POINTS_OF = (
 SERIES_SEEN = select(
     points.c.series_key, func.count().label("number"), func.max(points.c.created_at).label("latest")
 ).group_by(points.c.series_key)
+
+FASTEST_CELL = (
+    select(
+        records.c.model,
+        records.c.task,
+        records.c.recipe,
+        ("batch " + records.c.batch.cast(Text)).label("batch"),
+        (points.c["items"] / points.c.step_s).label("per_s"),
+    )
+    .join(points, points.c.record_id == records.c.id)
+    .join(sweep_cells, sweep_cells.c.record_id == records.c.id)
+    .where(sweep_cells.c.sweep == bindparam("name"), sweep_cells.c.status == "done")
+    .order_by((points.c["items"] / points.c.step_s).desc())
+    .limit(1)
+)
 
 RECENT_SWEEPS = (
     select(sweep_cells.c.sweep, func.count(), func.sum(case((sweep_cells.c.status == "failed", 1), else_=0)))

@@ -9,6 +9,12 @@
     element.textContent = words.filter(Boolean).join(" · ");
     return element;
   };
+  const left = (value) => (value == null ? "" : value < 90 ? `about ${Math.round(value)} s left` : value < 5400 ? `about ${Math.round(value / 60)} min left` : `about ${(value / 3600).toFixed(1)} h left`);
+  const readings = (each) => [
+    each.power_w ? `${Math.round(each.power_w)} W` : "", each.temperature_c ? `${Math.round(each.temperature_c)} °C` : "",
+    each.utilisation != null ? `${Math.round(100 * each.utilisation)} % busy` : "",
+    each.memory_used_bytes ? `${(each.memory_used_bytes / 1e9).toFixed(1)} GB used` : "",
+  ];
   const show = (state) => {
     const lines = [];
     for (const tune of state.tunes) {
@@ -16,14 +22,19 @@
       lines.push(line([`tune ${tune.name}`, `${tune.trials} trials`, leader, `${Math.round(tune.left_s)} s left at most`]));
     }
     for (const sweep of state.sweeps) {
-      lines.push(line([`sweep ${sweep.name}`, `${sweep.settled} cells settled`, sweep.failed ? `${sweep.failed} failed` : ""]));
+      const count = sweep.total == null ? `${sweep.settled} cells settled` : `${sweep.settled} of ${sweep.total} cells settled`;
+      lines.push(line([
+        `sweep ${sweep.name}`, sweep.state === "cut short" ? "cut short; the same command goes on" : sweep.state, count,
+        sweep.failed ? `${sweep.failed} failed` : "", sweep.state === "running" && sweep.now ? `now ${sweep.now}` : "", left(sweep.left_s),
+        sweep.leader ? `fastest ${sweep.leader}, ${sweep.per_s.toPrecision(4)} per second` : "", ...readings(sweep),
+      ]));
     }
+    for (const watch of state.watches) lines.push(line([`watch ${watch.name}`, watch.now, ...readings(watch)]));
     for (const record of state.records) {
       lines.push(line([
         `${record.model} ${record.task} ${record.recipe}`, record.batch ? `batch ${record.batch}` : "", record.device,
-        `${record.blocks} blocks`, record.step_s ? `${seconds(record.step_s)} a step` : "preparing",
-        record.power_w ? `${Math.round(record.power_w)} W` : "", record.temperature_c ? `${Math.round(record.temperature_c)} °C` : "",
-        record.utilisation != null ? `${Math.round(100 * record.utilisation)} % busy` : "",
+        record.total_epochs ? `epoch ${record.epochs} of ${record.total_epochs}` : `${record.blocks} blocks`,
+        record.step_s ? `${seconds(record.step_s)} a step` : "preparing", left(record.left_s), ...readings(record),
       ]));
     }
     if (!lines.length) lines.push(line(["nothing is being measured"]));
