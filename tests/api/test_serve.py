@@ -21,7 +21,7 @@ from redline.api.serve import COOKIE, Access, is_loopback, make_app
 from redline.api.serve_state import Live, live_state
 from redline.api.workspace import Workspace
 from redline.record import RunRecord, TelemetrySample
-from redline.report.live import LiveState, LiveSweep
+from redline.report.live import LiveState, LiveSweep, Readings
 from redline.search.observer import Observer
 from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor
@@ -190,7 +190,7 @@ def test_a_watched_script_and_the_readings_of_its_gpu_are_told() -> None:
         (shown,) = look_anew().watches
         announcer.end()
     assert (shown.name, shown.steps, shown.now) == (NASTY, 120, "step 120 · 3.1 steps/s")
-    assert (shown.power_w, shown.utilisation, shown.temperature_c) == (512.0, 0.93, None)
+    assert shown.readings == Readings(power_w=512.0, utilisation=0.93)
     assert look_anew().watches == ()
 
 

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ from redline.analyze.gate import middle_s
 from redline.api.tune import kept_searches
 from redline.errors import RedlineError
 from redline.record import TelemetrySample
-from redline.report.live import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Telemetry
+from redline.report.live import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Readings
 from redline.spec import BASELINE
 from redline.store import Activity, History, Row
 
@@ -114,7 +113,7 @@ def _live_sweeps(kept: History) -> list[LiveSweep]:
                 left_s=_left_s(activity) if activity and not activity.is_over else None,
                 leader=fastest[0] if fastest else None,
                 per_s=fastest[1] if fastest else None,
-                **_telemetry(activity.telemetry if activity and not activity.is_over else None),
+                readings=_readings(activity.telemetry if activity and not activity.is_over else None),
             )
         )
     return found
@@ -134,12 +133,19 @@ def _live_watch(activity: Activity) -> LiveWatch:
         since=activity.begun_at,
         steps=activity.done,
         now=activity.now,
-        **_telemetry(activity.telemetry),
+        readings=_readings(activity.telemetry),
     )
 
 
-def _telemetry(sample: TelemetrySample | None) -> dict[str, Any]:
-    return {} if sample is None else {name: getattr(sample, name) for name in Telemetry.__struct_fields__}
+def _readings(sample: TelemetrySample | None) -> Readings:
+    if sample is None:
+        return Readings()
+    return Readings(
+        power_w=sample.power_w,
+        temperature_c=sample.temperature_c,
+        utilisation=sample.utilisation,
+        memory_used_bytes=sample.memory_used_bytes,
+    )
 
 
 def _live_record(row: Row, kept: History) -> LiveRecord:
@@ -161,7 +167,7 @@ def _live_record(row: Row, kept: History) -> LiveRecord:
         epochs=done,
         total_epochs=total,
         left_s=spent_s / done * (total - done) if done and total else None,
-        **_telemetry(last),
+        readings=_readings(last),
     )
 
 

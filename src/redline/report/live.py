@@ -24,7 +24,7 @@ PAGE_POLICY = (
 STATIC = {"serve.js": "text/javascript", "serve.css": "text/css"}
 
 
-class Telemetry(Frozen):
+class Readings(Frozen):
     """The last reading, as the measuring process took it: nothing else asks the device."""
 
     power_w: float | None = None
@@ -33,7 +33,7 @@ class Telemetry(Frozen):
     memory_used_bytes: int | None = None
 
 
-class LiveRecord(Telemetry):
+class LiveRecord(Frozen):
     """A record that is being measured."""
 
     id: str
@@ -50,6 +50,7 @@ class LiveRecord(Telemetry):
     total_epochs: int | None = None
     """Of a training on data."""
     left_s: float | None = None
+    readings: Readings = Readings()
 
 
 class LiveSearch(Frozen):
@@ -64,7 +65,7 @@ class LiveSearch(Frozen):
     """At most: its budget."""
 
 
-class LiveSweep(Telemetry):
+class LiveSweep(Frozen):
     """A sweep that goes on, was cut short, or is done since a moment."""
 
     name: str
@@ -79,15 +80,17 @@ class LiveSweep(Telemetry):
     leader: str | None = None
     """The fastest cell so far."""
     per_s: float | None = None
+    readings: Readings = Readings()
 
 
-class LiveWatch(Telemetry):
+class LiveWatch(Frozen):
     """A script that is being watched."""
 
     name: str
     since: float
     steps: int = 0
     now: str = ""
+    readings: Readings = Readings()
 
 
 class LiveState(Frozen):

@@ -26,15 +26,15 @@
       lines.push(line([
         `sweep ${sweep.name}`, sweep.state === "cut short" ? "cut short; the same command goes on" : sweep.state, count,
         sweep.failed ? `${sweep.failed} failed` : "", sweep.state === "running" && sweep.now ? `now ${sweep.now}` : "", left(sweep.left_s),
-        sweep.leader ? `fastest ${sweep.leader}, ${sweep.per_s.toPrecision(4)} per second` : "", ...readings(sweep),
+        sweep.leader ? `fastest ${sweep.leader}, ${sweep.per_s.toPrecision(4)} per second` : "", ...readings(sweep.readings),
       ]));
     }
-    for (const watch of state.watches) lines.push(line([`watch ${watch.name}`, watch.now, ...readings(watch)]));
+    for (const watch of state.watches) lines.push(line([`watch ${watch.name}`, watch.now, ...readings(watch.readings)]));
     for (const record of state.records) {
       lines.push(line([
         `${record.model} ${record.task} ${record.recipe}`, record.batch ? `batch ${record.batch}` : "", record.device,
         record.total_epochs ? `epoch ${record.epochs} of ${record.total_epochs}` : `${record.blocks} blocks`,
-        record.step_s ? `${seconds(record.step_s)} a step` : "preparing", left(record.left_s), ...readings(record),
+        record.step_s ? `${seconds(record.step_s)} a step` : "preparing", left(record.left_s), ...readings(record.readings),
       ]));
     }
     if (!lines.length) lines.push(line(["nothing is being measured"]));
