@@ -68,7 +68,7 @@ class GateRun:
 
         def measure(count: int) -> None:
             if count > 1:
-                replicates = self._race.run_replicates_at_once(specs, count)
+                replicates = self._race.run_replicates_at_once([specs] * count)
             else:
                 replicates = [self._race.run_replicate(specs)]
             for ours, theirs in replicates:
