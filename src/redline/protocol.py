@@ -316,6 +316,8 @@ class SwitchChoice(Frozen):
     """What was compiled without it serves with it too: a recipe that only adds it finds the caches warm."""
     is_slow_to_prepare: bool = False
     """Minutes rather than seconds: only for those who have them."""
+    prepare_s: float | None = None
+    """About how long that takes, where it is worth its time for this task; None: as usual."""
 
 
 class SwitchChoices(Frozen, tag=True):

@@ -28,6 +28,8 @@ FailureScope = Literal["switch", "pair", "recipe"]
 """What a failure rules out for this workload on this device: a switch in any recipe, two switches together, or only the
 recipe that failed."""
 BlockKind = Literal["latency", "throughput"]
+TimeKind = Literal["latency", "throughput", "ttft", "tpot"]
+"""What recipes are compared by: blocks of a kind, or in generation the first token or the time per further token."""
 BatchOrigin = Literal["asked", "scaled", "declared", "source", "unknown", "guessed"]
 """How the batch is known. `asked`: the factory was told. `scaled`: found by asking the model which axis holds items.
 `declared`: by batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took
@@ -303,6 +305,8 @@ class GenerationInfo(Frozen):
     """Of the weights that a decode step reads: without tables of which it takes a row, and without an encoder."""
     cache_bytes: Count
     """As it was allocated after one generation."""
+    cache_read_bytes: Count | None = None
+    """Of the cache, what a decode step reads on average: the positions that are filled by then."""
     copy_bytes_per_s: Figure | None = None
     """Copied on this device just before, read and written bytes together."""
     is_static: bool = False
@@ -381,6 +385,8 @@ class Block(Frozen):
     """Training: seconds per step in forward, backward and optimizer; generation: in prefill and decode. One per sample."""
     token_s: tuple[Seconds, ...] = ()
     """Generation: seconds from each token to the next, of all samples in a row."""
+    token_issue_s: tuple[Seconds, ...] = ()
+    """Generation: host seconds to issue the first decode step of each sample, before the device holds the host up."""
     wall_s: Seconds = 0.0
     cpu_s: Seconds | None = None
     """CPU seconds of the worker meanwhile, all its threads together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,10 @@ from redline.analyze.summary import summarize
 from redline.bench.device import open_device
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.greedy import GreedyReference
+from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model
+from redline.bench.workload.decoder import HfDecoder, own_decoder
 from redline.bench.workload.generation import GenerateStep
 from redline.errors import BenchError, SpecError
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
@@ -156,6 +159,74 @@ def test_a_cache_that_the_model_makes_itself_cannot_be_static() -> None:
     prepared, _, _ = measured(f"{WRITERS}:summing", "static-cache")
     assert isinstance(prepared, FailureReply)
     assert "make_cache" in prepared.failure.message
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        (LLAMA, "bf16+static-cache+compile:backend=eager"),
+        (GPT2, "cache-dtype:bf16+prefill-chunk:tokens=4"),
+        (T5, "amp-bf16+static-cache"),
+        (f"{WRITERS}:placed", "static-cache"),
+        (f"{WRITERS}:whole", "bf16"),
+    ],
+)
+def test_the_snippet_writes_what_was_measured(model: str, recipe: str) -> None:
+    spec = RunSpec(workload=workload_spec(model), recipe=Recipe.parse(recipe), device="cpu")
+    namespace: dict[str, Any] = {"__name__": "snippet"}
+    exec(compile(snippet_of(spec), "snippet", "exec"), namespace)
+    decoder = build_workload(spec.workload, 0).model
+    generate = namespace["optimise"](decoder.model, decoder.prompt, decoder.new_tokens)
+    generate(decoder.prompt)
+    assert torch.equal(generate(decoder.prompt), text_of(model, recipe))
+
+
+def test_a_snippet_by_name_makes_its_model_itself() -> None:
+    code = snippet_of(RunSpec(workload=workload_spec(LLAMA), device="cpu"))
+    assert 'AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", hidden_size=64,' in code
+    assert "torch.randint(0, 97, (2, 9))" in code
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "told"),
+    [
+        (T5, "prefill-chunk:tokens=4", "an encoder reads the prompt at once"),
+        (T5, "cache-dtype:bf16", "attention over the encoder's output"),
+        (f"{WRITERS}:placed", "cache-dtype:bf16", "makes its own cache"),
+        (f"{WRITERS}:whole", "static-cache", "generates as a whole"),
+        (LLAMA, "static-cache+compile:freeze", "the tensors of a static cache"),
+    ],
+)
+def test_switches_that_do_not_apply_are_one_line(model: str, recipe: str, told: str) -> None:
+    with pytest.raises(BenchError, match=told):
+        apply_recipe(Recipe.parse(recipe), build_workload(workload_spec(model), 0), open_device("cpu"))
+
+
+def test_a_generation_that_is_too_short_is_one_line() -> None:
+    model = build_workload(workload_spec(f"{WRITERS}:whole"), 0).model
+    model.model.generate = lambda tokens, max_new_tokens: tokens[:, :3]
+    with pytest.raises(BenchError, match="must return 2×8 or longer, got 2×3"):
+        model.generate(8)
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "static-cache:length=64"])
+def test_what_a_token_reads_of_the_cache_does_not_depend_on_its_size(recipe: str) -> None:
+    workload = build_workload(workload_spec(LLAMA), 0)
+    step = GenerateStep(apply_recipe(Recipe.parse(recipe), workload, open_device("cpu")))
+    with step.context():
+        step()
+    position = 2 * 2 * (2 * 2 * 16)  # layers, keys and values, batch × heads × width
+    reads = list(step.decoder.cache_reads())
+    assert sum(tensor.numel() for tensor, _ in reads) == position * (16 if recipe == "baseline" else 64)
+    # Of 10 to 16 positions, on average.
+    assert sum(share * tensor.numel() for tensor, share in reads) == pytest.approx(position * 13)
+
+
+def test_a_live_model_of_transformers_has_a_cache() -> None:
+    model = build_workload(workload_spec(GPT2), 0).model.model
+    decoder = own_decoder(model, workload_spec("live"), 2, 0, "a live model")
+    assert isinstance(decoder, HfDecoder)
+    assert int(decoder.prompt.max()) < 97
 
 
 def test_prompt_and_new_tokens_are_for_generation() -> None:

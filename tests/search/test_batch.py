@@ -341,3 +341,39 @@ def test_the_next_step_measures_the_same_thing() -> None:
     text = as_text(found_report([found])).replace("\n", " ")
     for word in (f"--batch {found.max_batch}", "--task train", "--image-size 32", "--max-memory 16GiB"):
         assert word in text
+
+
+class TestGeneration:
+    """A first token takes 10 ms and 1 ms for each of the batch, a further one 1 ms and 0.1 ms for each."""
+
+    LANDSCAPE = Landscape(
+        step_s=lambda spec: 0.010 + 0.001 * batch_of(spec) + 31 * (0.001 + 0.0001 * batch_of(spec)),
+        ttft_s=lambda spec: 0.010 + 0.001 * batch_of(spec),
+        memory_bytes=curve(lambda batch: 900 * MIB + 100 * MIB * batch, resident=850 * MIB),
+        noise_sigma=0.002,
+    )
+
+    @pytest.mark.parametrize(
+        ("targets", "truth"),
+        [
+            ({"slo_ttft": "50ms"}, 40),
+            ({"slo_tpot": "3ms"}, 20),
+            ({"slo_ttft": "50ms", "slo_tpot": "3ms"}, 20),
+            ({"slo_ttft": "20ms", "slo_tpot": "3ms"}, 10),
+        ],
+    )
+    def test_the_largest_batch_that_keeps_both_targets(self, targets: dict[str, str], truth: int) -> None:
+        found = find(self.LANDSCAPE, task="generate", **targets)
+        assert found.item == "tok"
+        assert found.slo_batch is not None
+        assert truth - 1 <= found.slo_batch <= truth
+        assert str(found.slo) in as_text(found_report([found]))
+
+    def test_targets_that_nothing_keeps(self) -> None:
+        found = find(self.LANDSCAPE, task="generate", slo_tpot="0.5ms")
+        assert found.slo_batch is None
+        assert [note.code for note in found.notes].count("over-target") == 1
+
+    def test_tokens_have_targets_in_generation_only(self) -> None:
+        with pytest.raises(UsageError, match="for --task generate, not for infer"):
+            find(self.LANDSCAPE, slo_ttft="1s")

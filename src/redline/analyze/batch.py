@@ -21,10 +21,12 @@ from redline.analyze.command_line import command_line
 from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, ThroughputInterval, summarize
+from redline.errors import SpecError
 from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Failure, RunRecord
 from redline.spec import Frozen, Task
+from redline.units import format_seconds
 
 Purpose = Literal["largest", "knee", "slo"]
 
@@ -60,6 +62,10 @@ class BatchTrial(Frozen):
     latency_p50_s: float | None = None
     latency_p95_ceiling_s: float | None = None
     """p95 is at or below this, with the confidence that the target requires."""
+    ttft_s: float | None = None
+    """Generation: the median time to the first token."""
+    tpot_s: float | None = None
+    """Generation: p95 of the time per further token; with too few tokens for p95, the median."""
     needed_bytes: int | None = None
     """What must fit: the least a step ran with, on a CPU all that the worker held."""
     resident_bytes: int | None = None
@@ -77,6 +83,42 @@ class BatchTrial(Frozen):
     @property
     def is_oom(self) -> bool:
         return self.failure is not None and self.failure.kind == "oom"
+
+
+class SloTargets(Frozen):
+    """What a batch must keep to be recommended."""
+
+    p95_s: float | None = None
+    """For p95 of a step."""
+    ttft_s: float | None = None
+    """Generation: for the median time to the first token."""
+    tpot_s: float | None = None
+    """Generation: for p95 of the time per further token; with too few tokens for p95, for the median."""
+
+    def __post_init__(self) -> None:
+        for name in ("p95", "ttft", "tpot"):
+            value = getattr(self, f"{name}_s")
+            if value is not None and not value > 0:
+                raise SpecError(f"slo_{name} must be above 0, got {value}")
+
+    def __bool__(self) -> bool:
+        return any(target is not None for target in (self.p95_s, self.ttft_s, self.tpot_s))
+
+    def __str__(self) -> str:
+        named = {"p95": self.p95_s, "TTFT": self.ttft_s, "TPOT": self.tpot_s}
+        return ", ".join(f"{name} ≤ {format_seconds(target)}" for name, target in named.items() if target is not None)
+
+    def are_kept(self, trial: BatchTrial) -> bool:
+        """A tail that is not known keeps no target."""
+        measured = [trial.latency_p95_ceiling_s, trial.ttft_s, trial.tpot_s]
+        pairs = zip((self.p95_s, self.ttft_s, self.tpot_s), measured, strict=True)
+        return all(target is None or (found is not None and found <= target) for target, found in pairs)
+
+    def excess(self, trial: BatchTrial) -> float:
+        """By the best that is known of it, so many times over the target that it misses most, or nears most."""
+        latency_s = trial.latency_p95_ceiling_s or trial.latency_p95_s or trial.latency_p50_s
+        pairs = ((self.p95_s, latency_s), (self.ttft_s, trial.ttft_s), (self.tpot_s, trial.tpot_s))
+        return max((found / target for target, found in pairs if target is not None and found), default=1.0)
 
 
 class Knee(Frozen):
@@ -112,14 +154,20 @@ class BatchFinding(Frozen):
     knee: Knee | None = None
     """None where the measured batches do not show one; a note then says why."""
     slo_p95_s: float | None = None
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
     slo_batch: int | None = None
-    """The best batch whose p95 is within the target, with 95 % confidence."""
+    """The best batch that keeps the targets; p95 of a step with 95 % confidence."""
     ooms: int = 0
     saturation: Saturation | None = None
     trials: tuple[BatchTrial, ...] = ()
     notes: tuple[Note, ...] = ()
     at_length: str | None = None
     """The command that measures the largest batch thoroughly; None where no command line can name the model."""
+
+    @property
+    def slo(self) -> SloTargets:
+        return SloTargets(p95_s=self.slo_p95_s, ttft_s=self.slo_ttft_s, tpot_s=self.slo_tpot_s)
 
     @property
     def knee_batch(self) -> int | None:
@@ -145,6 +193,8 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
         latency_p50_s=row.latency_s.p50 if row.latency_s else None,
         latency_p95_s=row.latency_s.p95 if row.latency_s else None,
         latency_p95_ceiling_s=p95_ceiling_s(record),
+        ttft_s=row.ttft_s,
+        tpot_s=(row.tpot_s.p95 or row.tpot_s.p50) if row.tpot_s is not None else None,
         needed_bytes=needed,
         resident_bytes=resident_bytes(record),
         limit_bytes=limit,
@@ -239,13 +289,9 @@ def _no_knee(why: str) -> Note:
     return note("no-knee", f"no knee: {why}")
 
 
-def within_target(trial: BatchTrial, slo_p95_s: float) -> bool:
-    return trial.latency_p95_ceiling_s is not None and trial.latency_p95_ceiling_s <= slo_p95_s
-
-
-def best_under(trials: Sequence[BatchTrial], slo_p95_s: float) -> BatchTrial | None:
-    """The largest batch within the target, unless a smaller one is clearly faster. Only trials made for it count."""
-    kept = [trial for trial in trials if trial.purpose == "slo" and trial.fits and within_target(trial, slo_p95_s)]
+def best_under(trials: Sequence[BatchTrial], slo: SloTargets) -> BatchTrial | None:
+    """The largest batch within the targets, unless a smaller one is clearly faster. Only trials made for it count."""
+    kept = [trial for trial in trials if trial.purpose == "slo" and trial.fits and slo.are_kept(trial)]
     if not kept:
         return None
     largest = max(kept, key=lambda trial: trial.batch)
@@ -256,7 +302,7 @@ def best_under(trials: Sequence[BatchTrial], slo_p95_s: float) -> BatchTrial | N
 
 
 def finding(
-    records: Sequence[RunRecord], trials: Sequence[BatchTrial], *, upper: float, slo_p95_s: float | None = None
+    records: Sequence[RunRecord], trials: Sequence[BatchTrial], *, upper: float, slo: SloTargets | None = None
 ) -> BatchFinding:
     """`upper`: what the search knows the largest to be below."""
     assert records
@@ -264,7 +310,8 @@ def finding(
     first = rows[0]
     largest = max((trial.batch for trial in trials if trial.fits), default=None)
     knee = supported_knee(trials)
-    best = best_under(trials, slo_p95_s) if slo_p95_s is not None else None
+    targets = slo or SloTargets()
+    best = best_under(trials, targets) if targets else None
     return BatchFinding(
         model=first.model,
         task=first.task,
@@ -277,12 +324,14 @@ def finding(
         max_batch=largest,
         max_batch_below=math.ceil(upper) if math.isfinite(upper) else None,
         knee=None if isinstance(knee, Note) else knee,
-        slo_p95_s=slo_p95_s,
+        slo_p95_s=targets.p95_s,
+        slo_ttft_s=targets.ttft_s,
+        slo_tpot_s=targets.tpot_s,
         slo_batch=best.batch if best else None,
         ooms=sum(trial.is_oom for trial in trials),
         saturation=curve_of(trials),
         trials=tuple(trials),
-        notes=tuple(_notes(trials, largest, knee, slo_p95_s, best)),
+        notes=tuple(_notes(trials, largest, knee, targets, best)),
         at_length=command_line("run", records[0].spec, batch=largest) if largest is not None else None,
     )
 
@@ -291,7 +340,7 @@ def _notes(
     trials: Sequence[BatchTrial],
     largest: int | None,
     knee: Knee | Note,
-    slo_p95_s: float | None,
+    slo: SloTargets,
     best: BatchTrial | None,
 ) -> Iterator[Note]:
     if largest is None:
@@ -300,8 +349,9 @@ def _notes(
         yield note("no-batch", f"no batch ran; batch {trials[-1].batch} ended with: {why}")
     elif isinstance(knee, Note):
         yield knee
-    if slo_p95_s is not None and best is None and largest is not None:
-        yield note("over-target", "no batch was within the latency target with 95 % confidence")
+    if slo and best is None and largest is not None:
+        sure = " with 95 % confidence" if slo.p95_s is not None else ""
+        yield note("over-target", f"no batch was within the latency target{sure}")
     squeezed = [trial.batch for trial in trials if trial.fits and trial.allocator_retries]
     if squeezed:
         told = ", ".join(str(batch) for batch in sorted(set(squeezed)))

@@ -10,13 +10,13 @@ measured under contention inside its interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 import msgspec
 
 from redline.analyze.statistics import Ratio, paired_ratio
-from redline.record import Block, BlockKind, Memory, RunRecord
+from redline.record import Block, Memory, RunRecord, TimeKind
 
 FEWEST_BLOCKS = 2
 """Of each sort: a single one may be an outlier."""
@@ -26,7 +26,7 @@ CLEARLY = 4.0
 """The two sorts must differ by this many times their scatter."""
 
 
-def timed_blocks(record: RunRecord, kind: BlockKind, *, rescaled: bool = True) -> list[Block]:
+def timed_blocks(record: RunRecord, kind: TimeKind, *, rescaled: bool = True) -> list[Block]:
     """The blocks of this kind that figures are computed from, rescaled to match the solo blocks."""
     solo, contended = _sorts(record, kind)
     if not contended:
@@ -40,13 +40,14 @@ def latency_blocks(record: RunRecord) -> list[Block]:
     return timed_blocks(record, "latency") or timed_blocks(record, "throughput")
 
 
-def shift(record: RunRecord, kind: BlockKind = "throughput") -> float | None:
+def shift(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
     """The logarithm of contended time over solo time; None where there is no clear shift.
 
     By blocks of this kind, or of the other kind where only those were timed solo. Medians, so that an outlier does not
     hide it.
     """
-    kinds: tuple[BlockKind, ...] = (kind, "latency" if kind == "throughput" else "throughput")
+    others: dict[TimeKind, TimeKind] = {"throughput": "latency", "latency": "throughput"}
+    kinds = (kind, others[kind]) if kind in others else (kind,)
     for each in kinds:
         solo, contended = (_logs(blocks) for blocks in _sorts(record, each))
         if min(len(solo), len(contended)) >= FEWEST_BLOCKS:
@@ -56,11 +57,27 @@ def shift(record: RunRecord, kind: BlockKind = "throughput") -> float | None:
     return None
 
 
+def blocks_as(blocks: Iterable[Block], kind: TimeKind) -> list[Block]:
+    """Those of the kind; for `ttft` and `tpot` those of a generation, with that part of it as their samples."""
+    if kind not in ("ttft", "tpot"):
+        return [block for block in blocks if block.kind == kind]
+    return [_part_of(block, kind) for block in blocks if "prefill" in block.phases]
+
+
+def _part_of(block: Block, kind: TimeKind) -> Block:
+    """Each generation's time to the first token, or its mean time per further token."""
+    if kind == "ttft":
+        return msgspec.structs.replace(block, samples=block.phases["prefill"])
+    further = len(block.token_s) // max(len(block.samples), 1)
+    seconds = block.phases.get("decode", ()) if further else ()
+    return msgspec.structs.replace(block, samples=tuple(each / further for each in seconds))
+
+
 def has_solo_blocks(record: RunRecord) -> bool:
     return any(block.solo for block in record.blocks)
 
 
-def round_medians_s(record: RunRecord, kind: BlockKind = "throughput", *, rescaled: bool = True) -> dict[int, float]:
+def round_medians_s(record: RunRecord, kind: TimeKind = "throughput", *, rescaled: bool = True) -> dict[int, float]:
     """The median step of each round, rescaled to the solo blocks: what ratios are computed from."""
     rounds: dict[int, list[float]] = {}
     for block in timed_blocks(record, kind, rescaled=rescaled):
@@ -77,9 +94,9 @@ def ratio_in_turns(first: RunRecord, other: RunRecord) -> Ratio | None:
     return msgspec.structs.replace(paired, low=paired.low * min(back, 1.0), high=paired.high * max(back, 1.0))
 
 
-def _sorts(record: RunRecord, kind: BlockKind) -> tuple[list[Block], list[Block]]:
+def _sorts(record: RunRecord, kind: TimeKind) -> tuple[list[Block], list[Block]]:
     """Solo, and contended."""
-    filled = [block for block in record.blocks if block.kind == kind and block.samples]
+    filled = [block for block in blocks_as(record.blocks, kind) if block.samples]
     return [block for block in filled if block.solo], [block for block in filled if not block.solo]
 
 
@@ -100,6 +117,7 @@ def _rescaled(block: Block, factor: float) -> Block:
         samples=tuple(factor * each for each in block.samples),
         settling=tuple(factor * each for each in block.settling),
         phases={name: tuple(factor * each for each in samples) for name, samples in block.phases.items()},
+        token_s=tuple(factor * each for each in block.token_s),
         wall_s=factor * block.wall_s,
     )
 

@@ -14,11 +14,13 @@ from statistics import median
 from typing import Literal
 
 from redline.analyze.blocks import timed_blocks
+from redline.analyze.generation import generation_of
 from redline.analyze.trust import device_kind
 from redline.note import Note, note
 from redline.record import Block, RunRecord
 from redline.spec import Frozen
 from redline.training import steady_epochs, wait_share
+from redline.units import format_bytes
 from redline.work import PRODUCTS, Ceilings, OperatorKind, OperatorWork, WorkCount
 
 LimitedBy = Literal["compute", "memory"]
@@ -190,6 +192,8 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
         return nothing
     if (waiting := _waits_for_data(record)) is not None:
         return waiting
+    if (reading := _reads_all_the_time(record, ceilings)) is not None:
+        return reading
     if (untold := _untold_by_issuing(record)) is not None:
         return _by_work(record, ceilings, untold, otherwise="device" if untold.code == "same-as-device" else "unknown")
     share = host_share(record)
@@ -201,11 +205,24 @@ def bound(record: RunRecord, ceilings: Ceilings | None = None) -> Bound:
     return _by_work(record, ceilings, told, otherwise="device")
 
 
+def _reads_all_the_time(record: RunRecord, ceilings: Ceilings | None) -> Bound | None:
+    """Of a generation whose tokens take little longer than reading the weights."""
+    found = generation_of(record, ceilings)
+    if found is None or not found.reads_all_the_time or found.bandwidth_share is None:
+        return None
+    read = f"a decode step reads {format_bytes(found.read_bytes)}"
+    return Bound(
+        label="memory", evidence=note("memory", f"{read} at {found.bandwidth_share:.0%} of the copy bandwidth")
+    )
+
+
 def bound_of_trace(trace: TraceEvidence, record: RunRecord | None = None, ceilings: Ceilings | None = None) -> Bound:
     """The same question to a profile. The record's issue times, taken without the profiler, outweigh the trace's."""
     if trace.launches_without_device:
         evidence = "work was launched on a device, but no record of it is in the trace: nothing can be said"
         return Bound(label="unknown", evidence=note("not-measured", evidence))
+    if record is not None and (reading := _reads_all_the_time(record, ceilings)) is not None:
+        return reading
     if not trace.has_device:
         return _by_work(record, ceilings, SAME_AS_DEVICE, otherwise="device")
     found = [one for test in _TRACE_TESTS if (one := test(trace, record)) is not None]

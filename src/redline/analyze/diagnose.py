@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from redline.analyze.finding import Finding
 from redline.analyze.waiting import WAITING
-from redline.analyze.working import WORKING
+from redline.analyze.working import WORKING, decoding
 from redline.spec import Frozen
 from redline.trace.classes import Described, describe
 from redline.trace.losses import FUSED_ELEMENTWISE_SAVES, TENSOR_CORES_SAVE, Loss, LossCode
@@ -27,6 +27,10 @@ def diagnose(profile: Profile) -> list[Finding]:
         for code, loss in losses_by_code(profile).items()
         if code in RULES and (finding := RULES[code](profile, loss)) is not None
     ]
+    decoded = decoding(profile)
+    if any(finding.code == "decode-host-bound" for finding in decoded):
+        found = [finding for finding in found if finding.code != "host-bound"]  # said once, with how much it costs
+    found += decoded
     return sorted(found, key=lambda finding: (-finding.saves_s, -finding.gain_bound, finding.code))
 
 
@@ -49,7 +53,7 @@ def explained(profile: Profile) -> Explained | None:
         return None
     idle, timeline = profile.idle, profile.timeline
     parts = {
-        ("host-bound", "host-stall"): idle.host_wait_s + idle.latency_s,
+        ("host-bound", "host-stall", "decode-host-bound"): idle.host_wait_s + idle.latency_s,
         ("sync-bound", "blocking-copy"): idle.sync_s,
         ("data-bound",): idle.data_wait_s,
         ("allocator",): idle.allocator_s,

@@ -91,6 +91,9 @@ def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) ->
     """The profiled recipe with this switch in the place of one of the same name."""
     name = switch.partition(":")[0]
     kept = [str(other) for other in recipe_of(profile) if other.name != name and str(other) not in without]
+    is_generation = profile.capture is not None and profile.capture.task == "generate"
+    if is_generation and name in ("compile", "graphs") and not any(each.startswith("static-cache") for each in kept):
+        kept.append("static-cache")  # a cache that grows gives every token another shape
     return "+".join([*kept, switch])
 
 

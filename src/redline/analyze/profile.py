@@ -12,6 +12,7 @@ from redline.analyze.blocks import timed_blocks
 from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace, telling_host_share
 from redline.analyze.diagnose import Explained, diagnose, explained
 from redline.analyze.finding import Finding
+from redline.analyze.generation import Generation, generation_of
 from redline.analyze.hardware import Hardware, hardware_by_kernels, hardware_of
 from redline.analyze.operator_limits import OperatorLimit, operator_limits
 from redline.analyze.slowest import SlowestRank, host_losses, slowest_rank, works_of
@@ -147,6 +148,8 @@ class Profile(Frozen):
     """Time by module and by annotation."""
     memory: tuple[MemoryLine, ...] = ()
     """Memory over time, where allocations were recorded."""
+    generation: Generation | None = None
+    """Prefill and decode without the profiler, where a generation was captured."""
     tree: TreeNode | None = None
     """The program as a tree, with host and device time: a flame graph, and what comparisons align."""
 
@@ -224,6 +227,7 @@ def profile_of(
         path=critical_path(every),
         parts=tuple(parts_of(tree)),
         memory=tuple(memory_lines(links)),
+        generation=generation_of(record, ceilings) if record is not None else None,
         tree=tree,
     )
     return _concluded(profile, record, ceilings)

@@ -13,9 +13,9 @@ from itertools import combinations
 from statistics import fmean, variance
 from typing import Literal
 
-from redline.analyze.blocks import has_solo_blocks, round_medians_s
+from redline.analyze.blocks import blocks_as, has_solo_blocks, round_medians_s
 from redline.analyze.statistics import PairedLog, paired_log, student_t
-from redline.record import BlockKind, RunRecord
+from redline.record import RunRecord, TimeKind
 from redline.spec import Frozen, RunSpec
 
 RaceVerdict = Literal["faster", "slower", "same", "inconclusive"]
@@ -49,7 +49,7 @@ class Pair(Frozen):
     replicates: int
 
 
-def pairs_of(replicates: Sequence[Replicate], kind: BlockKind = "throughput") -> list[Pair]:
+def pairs_of(replicates: Sequence[Replicate], kind: TimeKind = "throughput") -> list[Pair]:
     """Every two recipes that met in a replicate, in the order of the first replicate."""
     names = list(dict.fromkeys(name for replicate in replicates for name in names_in(replicate)))
     found = (pair_of(replicates, a, b, kind) for a, b in combinations(names, 2))
@@ -89,7 +89,7 @@ def is_same_recipe(replicates: Sequence[Replicate], a: str, b: str) -> bool:
 
 
 def pair_of(
-    replicates: Sequence[Replicate], a: str, b: str, kind: BlockKind = "throughput", *, looks: bool = True
+    replicates: Sequence[Replicate], a: str, b: str, kind: TimeKind = "throughput", *, looks: bool = True
 ) -> Pair | None:
     """One pair; None where the two never met. `looks` False: the number of replicates did not depend on this pair."""
     logs = logs_of(replicates, a, b, kind)
@@ -116,7 +116,7 @@ def half_width(logs: Sequence[PairedLog], *, looks: bool = True) -> float | None
     return max(between, within)
 
 
-def process_spread(replicates: Sequence[Replicate], kind: BlockKind = "throughput") -> tuple[float, int] | None:
+def process_spread(replicates: Sequence[Replicate], kind: TimeKind = "throughput") -> tuple[float, int] | None:
     """How far apart processes of one recipe lie, as a variance of the logarithm, and its degrees of freedom.
 
     From all recipes that ran in every replicate: what is left when each recipe's own time and each replicate's are taken away.
@@ -139,7 +139,7 @@ def process_spread(replicates: Sequence[Replicate], kind: BlockKind = "throughpu
 
 
 def pair_with_spread(
-    replicates: Sequence[Replicate], a: str, b: str, spread: tuple[float, int] | None, kind: BlockKind = "throughput"
+    replicates: Sequence[Replicate], a: str, b: str, spread: tuple[float, int] | None, kind: TimeKind = "throughput"
 ) -> Pair | None:
     """One pair whose own replicates may be few, with the spread between processes that other replicates have shown."""
     own = pair_of(replicates, a, b, kind)
@@ -163,12 +163,12 @@ def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:
     return "same" if low >= 1 / (1 + band) and high <= 1 + band else "inconclusive"
 
 
-def kind_measured(record: RunRecord, kind: BlockKind) -> BlockKind:
+def kind_measured(record: RunRecord, kind: TimeKind) -> TimeKind:
     """On a CPU one kind of block says both."""
-    return kind if any(block.kind == kind for block in record.blocks) else "throughput"
+    return kind if any(block.samples for block in blocks_as(record.blocks, kind)) else "throughput"
 
 
-def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput") -> PairedLog | None:
+def log_ratio(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> PairedLog | None:
     """Of two records measured in turns, by their common rounds; of two that followed each other, by their middles."""
     # Where only one of them was timed before others ran, both are compared as they were in turns.
     alike = has_solo_blocks(first) == has_solo_blocks(other)
@@ -183,12 +183,12 @@ def log_ratio(first: RunRecord, other: RunRecord, kind: BlockKind = "throughput"
     return PairedLog(mean=fmean(logs[0]) - fmean(logs[1]), error=math.sqrt(sum(errors)), rounds=count)
 
 
-def logs_of(replicates: Sequence[Replicate], a: str, b: str, kind: BlockKind = "throughput") -> list[PairedLog]:
+def logs_of(replicates: Sequence[Replicate], a: str, b: str, kind: TimeKind = "throughput") -> list[PairedLog]:
     """Of time of a over time of b, one for each replicate in which the two met."""
     return [log for replicate in replicates if (log := _log_in(replicate, a, b, kind)) is not None]
 
 
-def _log_in(replicate: Replicate, a: str, b: str, kind: BlockKind) -> PairedLog | None:
+def _log_in(replicate: Replicate, a: str, b: str, kind: TimeKind) -> PairedLog | None:
     by_name = _sound_racers(replicate)
     return log_ratio(by_name[a], by_name[b], kind) if a in by_name and b in by_name else None
 
@@ -197,7 +197,7 @@ def _sound_racers(replicate: Replicate) -> dict[str, RunRecord]:
     return {name: record for name, record in zip(names_in(replicate), replicate, strict=True) if _is_sound(record)}
 
 
-def _middle_log(record: RunRecord, kind: BlockKind) -> float:
+def _middle_log(record: RunRecord, kind: TimeKind) -> float:
     return fmean(math.log(seconds) for seconds in round_medians_s(record, kind_measured(record, kind)).values())
 
 

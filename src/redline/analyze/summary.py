@@ -19,6 +19,7 @@ from redline.analyze.blocks import (
 )
 from redline.analyze.bound import Bound, bound
 from redline.analyze.command_line import command_line
+from redline.analyze.generation import TokenTimes, generation_of
 from redline.analyze.load import LoadSummary, load_of
 from redline.analyze.race import TIME_BAND, RaceVerdict, verdict_of
 from redline.analyze.ranks import late_rank, rank_peaks
@@ -71,15 +72,6 @@ class Latency(Frozen, frozen=True, kw_only=True):
     low: float | None
     """The 95 % interval of p50."""
     high: float | None
-
-
-class TokenTimes(Frozen, frozen=True, kw_only=True):
-    """Seconds per output token. A percentile is None where too few samples would make it up."""
-
-    p50: float
-    p95: float | None
-    p99: float | None
-    n: int
 
 
 class VersusFirst(Frozen, frozen=True, kw_only=True):
@@ -280,34 +272,19 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
 
 
 def _with_tokens(row: RunSummary, record: RunRecord, ceilings: Ceilings | None) -> RunSummary:
-    """What tells a generation: the first token, the others, and how near the others are to the memory's speed."""
-    info = record.prepared.generation if record.prepared else None
-    blocks = timed_blocks(record, "throughput")
-    first = list(chain.from_iterable(block.phases.get("prefill", ()) for block in blocks))
-    if info is None or not first:
+    found = generation_of(record, ceilings)
+    if found is None:
         return row
-    tokens = [seconds for block in blocks for seconds in block.token_s]
-    batch, ttft_s = row.batch or 1, median(first)
-    found = msgspec.structs.replace(
-        row,
-        ttft_s=ttft_s,
-        prefill_tokens_per_s=batch * info.prompt / ttft_s if ttft_s else None,
-        weight_bytes=info.weight_bytes,
-        cache_bytes=info.cache_bytes,
-        energy_per_token_j=row.energy_per_item_j,
-    )
-    if not tokens:
-        return found
-    tpot_s = median(tokens)
-    copied = ceilings.copy_bytes_per_s if ceilings is not None else info.copy_bytes_per_s
-    # A cache that is made whole is filled bit by bit: half of the new tokens are in it on average.
-    filled = (info.prompt + info.new_tokens / 2) / max(info.prompt + info.new_tokens - 1, 1)
-    read_bytes = info.read_bytes + min(filled, 1.0) * info.cache_bytes
     return msgspec.structs.replace(
-        found,
-        tpot_s=TokenTimes(p50=tpot_s, p95=percentile(tokens, 0.95), p99=percentile(tokens, 0.99), n=len(tokens)),
-        decode_tokens_per_s=batch / tpot_s if tpot_s else None,
-        bandwidth_share=read_bytes / tpot_s / copied if tpot_s and copied else None,
+        row,
+        ttft_s=found.ttft_s,
+        tpot_s=found.tpot_s,
+        prefill_tokens_per_s=found.prefill_tokens_per_s,
+        decode_tokens_per_s=found.decode_tokens_per_s,
+        weight_bytes=found.weight_bytes,
+        cache_bytes=found.cache_bytes,
+        bandwidth_share=found.bandwidth_share,
+        energy_per_token_j=row.energy_per_item_j,
     )
 
 

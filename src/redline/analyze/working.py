@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redline.analyze.finding import Advice, Finding, advice, does, gain_without, recipe_of, whole_work_s
+from redline.analyze.bound import HOST_BOUND_SHARE
+from redline.analyze.finding import (
+    LARGEST_GAIN,
+    LEAST_SHARE,
+    Advice,
+    Finding,
+    advice,
+    does,
+    gain_without,
+    recipe_of,
+    try_recipe,
+    whole_work_s,
+    with_switch,
+)
+from redline.analyze.generation import Generation
 from redline.analyze.waiting import Rule
 from redline.trace.losses import Loss, LossCode
-from redline.units import format_seconds
+from redline.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
@@ -19,6 +33,8 @@ ELEMENTWISE_SHARE = 0.20
 ATTENTION_SHARE = 0.05
 RECOMPUTE_SHARE = 0.03
 COLD_SHARE = 0.02
+HALF_BYTES = 2.5
+"""Per weight: more is fp32."""
 """Of the device's work: below these, mending it is not worth the trouble."""
 
 
@@ -168,6 +184,85 @@ def cold_start(profile: Profile, loss: Loss) -> Finding | None:
         f"of it {loss.what}: caches or clocks were cold",
         Advice("record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones"),
     )
+
+
+def decoding(profile: Profile) -> list[Finding]:
+    """What a generation waits for: the host, kernels that read slowly, memory itself; or the prompt."""
+    found = profile.generation
+    if found is None or profile.capture is None or not profile.capture.step_s or not profile.steps:
+        return []
+    whole_s = profile.capture.step_s * profile.steps.count
+    decode_s = whole_s * found.decode_share
+    rules = (_decode(profile, found, decode_s, whole_s), _prefill(profile, found, whole_s - decode_s, whole_s))
+    return [each for each in rules if each is not None and each.saves_s >= LEAST_SHARE * whole_s]
+
+
+def _timed_finding(code: str, evidence: str, todo: Advice, saves_s: float, most_s: float, whole_s: float) -> Finding:
+    """Its seconds are of steps without the profiler."""
+    left_s = whole_s - most_s
+    gain = min(whole_s / left_s, LARGEST_GAIN) if left_s > 0 else LARGEST_GAIN
+    return Finding(code=code, evidence=evidence, next=todo.text, recipe=todo.recipe, gain_bound=gain, saves_s=saves_s)
+
+
+def _decode(profile: Profile, found: Generation, decode_s: float, whole_s: float) -> Finding | None:
+    if found.tpot_s is None or found.read_s is None or found.bandwidth_share is None:
+        return None
+    each, least = format_seconds(found.tpot_s.p50), format_seconds(found.read_s)
+    told = (
+        f"a token takes {each}, and reading what it needs ({format_bytes(found.read_bytes)}) {least} at the copy "
+        f"bandwidth: {format_share(found.bandwidth_share)} of it is reached"
+    )
+    saves_s = decode_s * max(1 - found.bandwidth_share, 0.0)
+    if found.reads_all_the_time:
+        saves_s = decode_s * min(found.bandwidth_share, 1.0) / 2  # with half the bytes
+        code, evidence, todo = "decode-memory-bound", f"memory limits decoding: {told}", _fewer_bytes(profile, found)
+    elif found.host_share is not None and found.host_share > HOST_BOUND_SHARE:
+        code, todo = "decode-host-bound", _without_python(profile)
+        share = format_share(found.host_share)
+        evidence = f"the host limits decoding, it needs {share} of the time to issue a token: {told}"
+    else:
+        code, todo = "decode-slow-kernels", _faster_kernels(profile)
+        evidence = f"neither the host nor memory limits decoding, its kernels are slow: {told}"
+    return _timed_finding(code, evidence, todo, saves_s, saves_s, whole_s)
+
+
+def _fewer_bytes(profile: Profile, found: Generation) -> Advice:
+    shared = "a larger batch reads the weights once for all its sequences"
+    if found.bytes_per_weight is None or does(profile).quantizes or not profile.has_device:
+        return Advice(shared)
+    switch = "bf16" if found.bytes_per_weight > HALF_BYTES else "int8:weight-only"
+    return try_recipe(with_switch(profile, switch), f"half the bytes per token; {shared}")
+
+
+def _without_python(profile: Profile) -> Advice:
+    if does(profile).records_graph:
+        return Advice("a larger batch: the decode step is in a graph already, so the host is late with something else")
+    return try_recipe(with_switch(profile, "graphs"), "a graph takes Python out of the decode step")
+
+
+def _faster_kernels(profile: Profile) -> Advice:
+    if not does(profile).compiles:
+        return try_recipe(with_switch(profile, "compile"), "fewer kernels, each of which reads its operands once")
+    tuned = "compile:coordinate-descent"
+    if profile.has_device and tuned not in map(str, recipe_of(profile)):
+        why = "products of one row become kernels that are tuned for reading weights"
+        return try_recipe(with_switch(profile, tuned), why)
+    return Advice("a larger batch: it takes the same kernels for more sequences")
+
+
+def _prefill(profile: Profile, found: Generation, prefill_s: float, whole_s: float) -> Finding | None:
+    if found.decode_share >= 0.5:
+        return None
+    evidence = (
+        f"reading the prompt takes {format_share(1 - found.decode_share)} of a generation: "
+        f"{format_seconds(found.ttft_s)} to the first token"
+    )
+    todo = Advice(
+        "a shorter prompt, or keep the cache of a beginning that prompts share; compile and graphs are of decoding"
+    )
+    if profile.has_device and (found.bytes_per_weight or 0.0) > HALF_BYTES:
+        todo = try_recipe(with_switch(profile, "bf16"), "products of the prompt on the matrix units")
+    return _timed_finding("prefill-bound", evidence, todo, prefill_s / 2, prefill_s, whole_s)
 
 
 WORKING: dict[LossCode, Rule] = {

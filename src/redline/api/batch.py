@@ -9,10 +9,10 @@ from typing import Any, Unpack
 import msgspec
 from rich.console import RenderableType
 
-from redline.analyze.batch import BatchFinding
+from redline.analyze.batch import BatchFinding, SloTargets
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
-from redline.errors import DoorError, SpecError
+from redline.errors import DoorError, SpecError, UsageError
 from redline.record import decode, encode
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.export import JsonDocument
@@ -67,6 +67,8 @@ def find_batch(
     *,
     recipes: str | Iterable[str] = "baseline",
     slo_p95: float | str | None = None,
+    slo_ttft: float | str | None = None,
+    slo_tpot: float | str | None = None,
     max_batch: int | None = None,
     ray: bool = False,
     address: str | None = None,
@@ -76,38 +78,42 @@ def find_batch(
 ) -> BatchResult:
     """The largest batch that fits, the throughput knee, and the best batch whose p95 stays within `slo_p95`.
 
-    `slo_p95` is in seconds or a text such as "20ms". Several recipes are searched one after the other;
+    Of a generation, the best batch whose first token comes within `slo_ttft` and each further one within `slo_tpot`.
+    Targets are in seconds or texts such as "20ms". Several recipes are searched one after the other;
     with `ray` at the same time on the Ray cluster at `address` (`auto`: this machine's), each on a GPU of its own.
     """
     require_cluster(ray, address)
     table = layered({"effort": "quick"}, settings)
-    slo_p95_s = parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95
+    given = {"p95_s": slo_p95, "ttft_s": slo_ttft, "tpot_s": slo_tpot}
+    slo = SloTargets(
+        **{name: parse_seconds(value) if isinstance(value, str) else value for name, value in given.items()}
+    )
     with use(workspace) as opened:
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)
         if ray:
-            return _on_cluster(specs, working, slo_p95_s, max_batch, address)
-        return find_batch_specs(specs, working, slo_p95_s=slo_p95_s, max_batch=max_batch)
+            return _on_cluster(specs, working, slo, max_batch, address)
+        return find_batch_specs(specs, working, slo=slo, max_batch=max_batch)
 
 
 def find_batch_specs(
-    specs: Sequence[RunSpec], workspace: Workspace, *, slo_p95_s: float | None = None, max_batch: int | None = None
+    specs: Sequence[RunSpec], workspace: Workspace, *, slo: SloTargets | None = None, max_batch: int | None = None
 ) -> BatchResult:
     """One search per spec, in their order. The batch in a spec is ignored."""
-    _require_sound(specs, slo_p95_s, max_batch)
+    _require_sound(specs, slo, max_batch)
     findings = []
     for spec in workspace.checked(specs):
         with workspace.lock(spec.device):
             door = workspace.door(spec.launch)
-            findings.append(
-                search_batch(spec, door, workspace.journal, workspace.observer, most=max_batch, slo_p95_s=slo_p95_s)
-            )
+            findings.append(search_batch(spec, door, workspace.journal, workspace.observer, most=max_batch, slo=slo))
     return BatchResult(findings)
 
 
-def _require_sound(specs: Sequence[RunSpec], slo_p95_s: float | None, max_batch: int | None) -> None:
+def _require_sound(specs: Sequence[RunSpec], slo: SloTargets | None, max_batch: int | None) -> None:
     require_batches(specs)
-    if slo_p95_s is not None and not slo_p95_s > 0:
-        raise SpecError(f"slo_p95 must be above 0, got {slo_p95_s}")
+    if slo is not None and (slo.ttft_s is not None or slo.tpot_s is not None):
+        others = sorted({spec.workload.task for spec in specs} - {"generate"})
+        if others:
+            raise UsageError(f"slo_ttft and slo_tpot are for --task generate, not for {', '.join(others)}")
     if max_batch is not None and max_batch < 1:
         raise SpecError(f"max_batch must be 1 or more, got {max_batch}")
 
@@ -116,7 +122,7 @@ class _Search(Frozen):
     """What a machine of a cluster is asked."""
 
     spec: RunSpec
-    slo_p95_s: float | None
+    slo: SloTargets
     max_batch: int | None
 
 
@@ -126,11 +132,11 @@ class _Found(Frozen):
 
 
 def _on_cluster(
-    specs: Sequence[RunSpec], workspace: Workspace, slo_p95_s: float | None, max_batch: int | None, address: str | None
+    specs: Sequence[RunSpec], workspace: Workspace, slo: SloTargets, max_batch: int | None, address: str | None
 ) -> BatchResult:
     """Each search whole on one machine. One that was lost is raised once the others are kept."""
-    _require_sound(specs, slo_p95_s, max_batch)
-    payloads = [msgspec.msgpack.encode(_Search(spec=spec, slo_p95_s=slo_p95_s, max_batch=max_batch)) for spec in specs]
+    _require_sound(specs, slo, max_batch)
+    payloads = [msgspec.msgpack.encode(_Search(spec=spec, slo=slo, max_batch=max_batch)) for spec in specs]
     findings: dict[int, BatchFinding] = {}
     lost: list[DoorError] = []
     for number, answer in on_cluster(_search_there, payloads, [spec.device for spec in specs], address):
@@ -152,5 +158,5 @@ def _search_there(payload: bytes) -> bytes:
     asked = msgspec.msgpack.decode(payload, type=_Search)
     journal = Collected()
     with Workspace(journal=journal) as workspace:
-        (finding,) = find_batch_specs([asked.spec], workspace, slo_p95_s=asked.slo_p95_s, max_batch=asked.max_batch)
+        (finding,) = find_batch_specs([asked.spec], workspace, slo=asked.slo, max_batch=asked.max_batch)
     return msgspec.msgpack.encode(_Found(finding=finding, records=tuple(map(encode, journal.records))))

@@ -108,6 +108,8 @@ def recipe(
     """
     if not isinstance(text, str):
         raise UsageError(f"one recipe, as text such as 'fp16+channels-last', got {text!r}")
+    if task == "generate":
+        raise UsageError("code that generates is written for its model: redline.tune(..., task='generate').snippet")
     # `live` models have no constructor to show.
     table = {"model": "your model", "artifact": _HANDED_OVER, "task": task, "recipe": text}
     if task == "train" or optimizer != "sgd":

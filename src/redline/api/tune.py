@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import msgspec
 from rich.console import RenderableType
@@ -31,6 +31,7 @@ from redline.search.spread import on_cluster, require_cluster
 from redline.search.tune.loop import search
 from redline.search.tune.record import (
     DEFAULT_BUDGET_S,
+    Objective,
     Tolerance,
     TuneRecord,
     TuneSpec,
@@ -159,6 +160,8 @@ def tune(
 ) -> TuneResult:
     """Search for the fastest recipe that keeps the numerics. Ctrl-C returns the best so far.
 
+    `objective` is "throughput" or "latency"; for a generation also "ttft", the time to the first token, or "tpot", the
+    time per further one.
     `batch` may be "auto"; `budget` and `slo_p95` are seconds or texts such as "10m" and "20ms"; `tolerance` is a
     relative error, or a factor on the error of rounding such as "2x". `recipes` are tried first, `switches` restricts
     which switches may be used, `without` excludes some. `check` is a metric of your own (a function of the model,
@@ -184,7 +187,7 @@ def tune(
         spec, working = one_spec(opened, "a search", model, inputs, recipes="baseline", loss=loss, **table)
         asked = TuneSpec(
             spec=spec,
-            objective=_objective(objective),
+            objective=cast(Objective, objective),
             tunes_batch=tunes_batch,
             slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
             tolerance=_tolerance(tolerance),
@@ -442,12 +445,6 @@ def _resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
         notes = tuple(each for each in kept.notes if each.code != "no-snippet")
         return msgspec.structs.replace(kept, snippet=None, notes=notes)
     return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=())
-
-
-def _objective(word: str) -> Any:
-    if word not in ("throughput", "latency"):
-        raise SpecError(f"objective must be throughput or latency, got {word!r}")
-    return word
 
 
 def _tolerance(given: float | str | None) -> Tolerance:

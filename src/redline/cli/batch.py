@@ -33,6 +33,13 @@ def batch(
         str | None,
         opt("--slo-p95", group=HOW, help="Also find the best batch whose p95 step stays within, such as 20ms."),
     ] = None,
+    slo_ttft: Annotated[
+        str | None, opt("--slo-ttft", group=HOW, help="Generation: keep the first token within, such as 200ms.")
+    ] = None,
+    slo_tpot: Annotated[
+        str | None,
+        opt("--slo-tpot", group=HOW, help="Generation: keep p95 of each further token within, such as 20ms."),
+    ] = None,
     max_batch: Annotated[int | None, opt(group=HOW, help="Try no batch larger than this.")] = None,
     given: Given,
     effort: TrialEffort = "quick",
@@ -48,6 +55,7 @@ def batch(
       redline batch resnet50 -r fp16+channels-last
       redline batch resnet50 --task train -r amp --max-memory 16GiB --plot batches.png
       redline batch resnet50 -r baseline -r amp -r fp16 --launch ray --address auto
+      redline batch hf:gpt2 --task generate --prompt 512 --slo-ttft 200ms --slo-tpot 20ms
     """
     from redline.api.batch import find_batch
     from redline.api.workspace import Workspace
@@ -57,7 +65,9 @@ def batch(
 
     if plot is not None:
         check_place(plot)
-    asked = given | only_set(recipes=recipe, slo_p95=slo_p95, max_batch=max_batch, effort=effort)
+    asked = given | only_set(
+        recipes=recipe, slo_p95=slo_p95, slo_ttft=slo_ttft, slo_tpot=slo_tpot, max_batch=max_batch, effort=effort
+    )
     with LiveBatches(on_stdout=not json) as observer, Workspace(observer=observer) as workspace:
         result = find_batch(model, **asked, workspace=workspace)
         observer.stop()

@@ -37,7 +37,14 @@ def tune(
     budget: Annotated[
         str, opt(group=HOW, help="Time for the search once torch is loaded, such as 60s or 5m; it often ends earlier.")
     ] = "10m",
-    objective: Annotated[str, opt(group=HOW, metavar="[throughput|latency]", help="What to optimize.")] = "throughput",
+    objective: Annotated[
+        str,
+        opt(
+            group=HOW,
+            metavar="[throughput|latency|ttft|tpot]",
+            help="What to optimize; ttft (first token) and tpot (time per further token) with --task generate.",
+        ),
+    ] = "throughput",
     slo_p95: Annotated[str | None, opt("--slo-p95", group=HOW, help="Keep the p95 step within, such as 20ms.")] = None,
     tolerance: Annotated[
         str | None, opt(group=HOW, help="Numerics: a factor on the error of rounding such as 2x, or a relative error.")
@@ -82,6 +89,7 @@ def tune(
       redline tune resnet50 --batch 32 --budget 5m --snippet fast.py
       redline tune my_model.py:build --task train --without graphs
       redline tune resnet50 --batch 32 --launch ray --address auto
+      redline tune hf:gpt2 --task generate --prompt 512 --objective tpot
     """
     from redline.api.report import report_records
     from redline.api.tune import tune as tune_model

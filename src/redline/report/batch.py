@@ -54,6 +54,8 @@ def _answers(found: BatchFinding) -> dict[str, Any]:
         "knee": found.knee,
         "slo_batch": found.slo_batch,
         "slo_p95_s": found.slo_p95_s,
+        "slo_ttft_s": found.slo_ttft_s,
+        "slo_tpot_s": found.slo_tpot_s,
         "limit_bytes": found.limit_bytes,
         "trials": found.trials,
         "ooms": found.ooms,
@@ -110,7 +112,7 @@ def found_report(findings: Sequence[BatchFinding]) -> RenderableType:
         table.add_column(header, justify="right", no_wrap=True)
     for found in findings:
         ratio = f"{found.max_batch / first.max_batch:.2f}×" if found.max_batch and first.max_batch else "–"
-        slo = [_number(found.slo_batch)] if first.slo_p95_s is not None else []
+        slo = [_number(found.slo_batch)] if first.slo else []
         table.add_row(
             Text(found.recipe),
             _largest(found),
@@ -140,11 +142,13 @@ def _largest(found: BatchFinding) -> str:
 
 
 def _slo_header(found: BatchFinding) -> list[str]:
-    return [f"p95 ≤ {format_seconds(found.slo_p95_s)}"] if found.slo_p95_s is not None else []
+    return [str(found.slo)] if found.slo else []
 
 
 def _remark(trial: BatchTrial) -> str:
-    remarks = [label for label in trial.trust if label != "valid"]
+    remarks = [] if trial.ttft_s is None else [f"TTFT {format_seconds(trial.ttft_s)}"]
+    remarks += [] if trial.tpot_s is None else [f"TPOT {format_seconds(trial.tpot_s)}"]
+    remarks += [label for label in trial.trust if label != "valid"]
     if trial.bound == "host":
         remarks.append("host-bound")
     if trial.allocator_retries:
@@ -158,7 +162,7 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
         tried = next((trial.record_id for found in findings for trial in found.trials if trial.failure), "")
         return f"next: no batch ran at all; 'redline show {tried[:13]}' has the whole error"
     best = max(running, key=lambda found: found.max_batch or 0)
-    if best.slo_p95_s is not None:
+    if best.slo:
         return _next_under_target(running)
     if best.knee is not None:
         return (
@@ -174,7 +178,7 @@ def _next_under_target(running: Sequence[BatchFinding]) -> str:
     """Of the recipes that keep the target, the one that is fastest there."""
     keeping = [found for found in running if found.slo_batch is not None]
     if not keeping:
-        return "next: no batch keeps the latency target; a faster recipe may ('redline tune --slo-p95 …' looks for one)"
+        return "next: no batch keeps the latency target; a faster recipe may ('redline tune' looks for one)"
     best = max(keeping, key=_rate_under_target)
     return f"next: batch {best.slo_batch} with {best.recipe} keeps the latency target"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from redline.analyze.generation import Generation
 from redline.analyze.profile import Profile
 from redline.trace.names import label_of
 from redline.units import format_bytes, format_seconds, format_share
@@ -69,6 +70,8 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     if profile.explained is not None and profile.explained.not_computing_s:
         yield "explained", _explained(profile)
     yield from _step_facts(profile)
+    if profile.generation is not None:
+        yield "generation", _generation(profile.generation)
     if profile.phases:
         bottleneck = f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else ""
         # Whole traces are summed up; a person sets phases against the time of one step.
@@ -108,6 +111,19 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
             "host/device",
             f"{ratio}{host.verdict} (host busy {told_time(host.busy_s)}, blocked {told_time(host.blocked_s)})",
         )
+
+
+def _generation(found: Generation) -> str:
+    told = f"first token after {told_time(found.ttft_s)}"
+    if found.prefill_tokens_per_s is not None:
+        told += f" ({found.prefill_tokens_per_s:,.0f} tokens of the prompt per second)"
+    if found.tpot_s is None:
+        return told
+    told += f", then {told_time(found.tpot_s.p50)} per token"
+    if found.read_s is None or found.bandwidth_share is None:
+        return told
+    share = format_share(found.bandwidth_share)
+    return f"{told}; reading {format_bytes(found.read_bytes)} takes at least {told_time(found.read_s)}: {share} of the copy bandwidth"
 
 
 def _hardware(profile: Profile) -> str:

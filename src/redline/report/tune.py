@@ -69,6 +69,12 @@ def _told(found: TuneSummary, leader: Winner) -> str:
     rate = leader.throughput_per_s
     if rate is not None:
         told += f", {significant(rate, max(3, len(str(round(rate)))))} {leader.item or 'item'}/s"
+    if leader.ttft_s is not None:
+        told += f", first token after {format_seconds(leader.ttft_s)}"
+    if leader.tpot_s is not None:
+        told += f", then {format_seconds(leader.tpot_s)} per token"
+    if leader.bandwidth_share is not None:
+        told += f" ({format_share(leader.bandwidth_share)} of the copy bandwidth)"
     return told + (f" at batch {leader.batch}" if leader.batch else "")
 
 
@@ -179,6 +185,10 @@ def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
     use = f"redline.recipe({found.winner.recipe!r}).apply(model, *example_inputs)"
     if found.task == "train":
         use = f"redline.recipe({found.winner.recipe!r}, task='train').training_step(model, loss, inputs, targets)"
+    if found.task == "generate":
+        use = (
+            f"the code is in {snippet_file}" if snippet_file is not None else "use the recipe where you serve the model"
+        )
     told = f"next: {use}"
     if found.snippet is not None and snippet_file is None:
         told += ", or the same command with --resume --snippet FILE for the code"

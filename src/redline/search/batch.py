@@ -17,12 +17,12 @@ from redline.analyze.batch import (
     BatchFinding,
     BatchTrial,
     Purpose,
+    SloTargets,
     curve_of,
     device_bound,
     expected_knee,
     finding,
     trial_of,
-    within_target,
 )
 from redline.errors import SpecError
 from redline.launch.door import Door
@@ -95,17 +95,17 @@ def search_batch(
     observer: Observer | None = None,
     *,
     most: int | None = None,
-    slo_p95_s: float | None = None,
+    slo: SloTargets | None = None,
 ) -> BatchFinding:
     """Search for one spec (its batch is ignored). `most`: look no further than this batch."""
     search = BatchSearch(spec, door, journal, observer or Observer())
     find_largest(search, min(most or MOST_ITEMS, MOST_ITEMS))
     if search.largest:
         find_knee(search)
-    if search.largest and slo_p95_s is not None:
-        find_under_target(search, slo_p95_s)
+    if search.largest and slo:
+        find_under_target(search, slo)
     upper = bounds(search.tried, search.room).upper  # how far one asked to look is no bound
-    return finding(search.records, search.trials, upper=upper, slo_p95_s=slo_p95_s)
+    return finding(search.records, search.trials, upper=upper, slo=slo)
 
 
 def require_batches(specs: Sequence[RunSpec]) -> None:
@@ -142,17 +142,17 @@ def find_knee(search: BatchSearch) -> None:
         search.attempt(batch, "knee")
 
 
-def find_under_target(search: BatchSearch, slo_p95_s: float) -> None:
-    """Close in on the largest batch whose p95 is surely within the target, by what the fitted curve expects."""
+def find_under_target(search: BatchSearch, slo: SloTargets) -> None:
+    """Close in on the largest batch that surely keeps the targets, by what the fitted curve expects."""
     low, high = 0, search.largest + 1
-    batch = _expected_at(slo_p95_s, search, _nearest(search, slo_p95_s))
+    batch = _expected_at(slo, search, _nearest(search, slo))
     for _ in range(SLO_TESTS):
         trial = search.attempt(min(max(batch, low + 1), high - 1), "slo")
-        if trial.fits and within_target(trial, slo_p95_s):
+        if trial.fits and slo.are_kept(trial):
             low = trial.batch
         else:
             high = trial.batch
-        expected = _expected_at(slo_p95_s, search, trial)
+        expected = _expected_at(slo, search, trial)
         if high - low <= 1 or (low and min(expected, high) <= low * (1 + SLO_WITHIN)):
             return
         batch = expected if low < expected < high else (low + high) // 2
@@ -229,26 +229,19 @@ def _smallest(search: BatchSearch) -> int:
     return 2 if search.spec.workload.task == "train" else 1
 
 
-def _nearest(search: BatchSearch, slo_p95_s: float) -> BatchTrial:
-    """The fitting trial whose latency is closest to the target."""
+def _nearest(search: BatchSearch, slo: SloTargets) -> BatchTrial:
+    """The fitting trial that is closest to the target."""
     fitting = [trial for trial in search.trials if trial.fits]
-    return min(fitting, key=lambda trial: abs(math.log(_latency_s(trial) / slo_p95_s)))
+    return min(fitting, key=lambda trial: abs(math.log(slo.excess(trial))))
 
 
-def _expected_at(slo_p95_s: float, search: BatchSearch, like: BatchTrial) -> int:
-    """The batch whose p95 should just meet the target, if latency follows the step time as it does in `like`."""
+def _expected_at(slo: SloTargets, search: BatchSearch, like: BatchTrial) -> int:
+    """The batch that should just meet the target, if latency follows the step time as it does in `like`."""
     if not like.fits:
         return like.batch // 2
     curve = curve_of(search.trials)
-    over_target = _latency_s(like) / slo_p95_s
+    over_target = slo.excess(like)
     if curve is None:
         return int(like.batch / over_target)
     step_at_target_s = curve.seconds(like.batch) / over_target
     return int((step_at_target_s - curve.fixed_s) / curve.per_item_s * SLO_MARGIN)
-
-
-def _latency_s(trial: BatchTrial) -> float:
-    """The best that is known of its tail."""
-    latency_s = trial.latency_p95_ceiling_s or trial.latency_p95_s or trial.latency_p50_s
-    assert latency_s is not None
-    return latency_s

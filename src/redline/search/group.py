@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from redline.analyze.blocks import blocks_as
 from redline.analyze.statistics import Interval, median_interval
 from redline.identity import record_key
 from redline.launch.door import Door, Session
@@ -33,7 +34,7 @@ from redline.protocol import (
     Squeeze,
     SqueezeReply,
 )
-from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, new_id
+from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, TimeKind, new_id
 from redline.search.observer import Journal, Observer
 from redline.spec import RunSpec
 
@@ -56,7 +57,7 @@ class Entry:
     """Those of the rounds; solo blocks are only in the record."""
     timed_s: float = 0.0
     stopped: StopReason | None = None
-    only: BlockKind | None = None
+    only: TimeKind | None = None
     """Of several kinds of blocks, the one that is wanted."""
 
     @property
@@ -76,7 +77,7 @@ class Entry:
     def kinds(self) -> tuple[BlockKind, ...]:
         """A GPU's latency needs blocks of its own; elsewhere one kind of block says both."""
         if self.is_accelerator and self.spec.workload.task == "infer":
-            return (self.only,) if self.only is not None else ("throughput", "latency")
+            return (self.only,) if self.only in ("throughput", "latency") else ("throughput", "latency")
         return ("throughput",)
 
     @property
@@ -84,8 +85,9 @@ class Entry:
         measure = self.spec.measure
         return measure.target_half_width if self.is_accelerator else measure.cpu_target_half_width
 
-    def interval(self, kind: BlockKind) -> Interval | None:
-        return median_interval([block.samples for block in self.blocks.get(kind, [])])
+    def interval(self, kind: TimeKind) -> Interval | None:
+        kept = [block for blocks in self.blocks.values() for block in blocks]
+        return median_interval([block.samples for block in blocks_as(kept, kind)])
 
 
 @dataclass
@@ -167,7 +169,7 @@ class Group:
     order: random.Random
     is_shared: bool = True
     """Several sessions are to be measured in turns; else one by itself, which is kept in no group."""
-    only: BlockKind | None = None
+    only: TimeKind | None = None
     solo_blocks: int = SOLO_BLOCKS
     pending: list[Pending] = field(default_factory=list)
     """Being prepared, or prepared and not yet admitted. They stand still while an entry is timed."""
@@ -257,13 +259,13 @@ class Group:
             record = msgspec.structs.replace(record, failure=failure_of(reply), stopped="failed")
         return Entry(record=record, session=pending.session, stopped=record.stopped, only=self.only)
 
-    def measure_solo(self, entry: Entry, kind: BlockKind | None = None, *, follows_others: bool = False) -> None:
+    def measure_solo(self, entry: Entry, kind: TimeKind | None = None, *, follows_others: bool = False) -> None:
         """Some blocks of a session that was just prepared, before the next is: `redline.analyze.blocks` says what for.
 
         `kind`: of this kind only; the other is rescaled by it. `follows_others`: they have used the device since it was
         prepared, so that a block passes that is not kept.
         """
-        kinds = entry.kinds if kind is None or kind not in entry.kinds else (kind,)
+        kinds = tuple(each for each in entry.kinds if each == kind) or entry.kinds
         if self.is_shared and entry.is_accelerator:
             with self._others_still():
                 if follows_others:

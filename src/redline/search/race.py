@@ -20,7 +20,7 @@ from redline.analyze.statistics import student_t
 from redline.errors import UsageError
 from redline.launch.door import Door
 from redline.note import note
-from redline.record import BlockKind, RunRecord
+from redline.record import RunRecord, TimeKind
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, StopRule
 from redline.search.observer import Journal, Observer
 from redline.spec import RunSpec
@@ -41,7 +41,7 @@ TOO_CROWDED = note("crowded", "did not fit in memory beside the others: opened o
 class UntilTold(StopRule):
     """All entries until the rounds leave little open about any pair, or a replicate's share of the time is used up."""
 
-    kind: BlockKind
+    kind: TimeKind
     planned: int
     """Replicates that share the time of the spec."""
 
@@ -80,7 +80,7 @@ class Race:
     journal: Journal
     observer: Observer
     order: random.Random
-    only: BlockKind | None = None
+    only: TimeKind | None = None
     """The only kind of block to measure; None: all that a run measures."""
     planned: int = REPLICATES
     replicates: list[list[RunRecord]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Race:
     """Sessions did not fit in memory together."""
 
     @property
-    def kind(self) -> BlockKind:
+    def kind(self) -> TimeKind:
         return self.only or "throughput"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from redline.protocol import OnProgress, Reply, Request
 from redline.record import Capabilities, Failure, Memory, Numerics, Prepared
 from redline.serving import VirtualClock, serve
 from redline.spec import Recipe, RunSpec
+from redline.testing.generation import info_of, parts_of
 from redline.testing.landscape import Landscape, MemoryTruth, look_up
 from redline.testing.training import data_of, epoch_of, fed_of
 from redline.training import Epoch
@@ -83,15 +84,15 @@ def environment_of(device: str, truth: Landscape) -> record.Environment:
 
 
 def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
-    model = spec.workload.model
+    model, info = spec.workload.model, info_of(spec, truth)
     return record.WorkloadInfo(
         source="fake",
         class_name=model,
         parameters=0,
-        items_per_step=spec.workload.batch or truth.default_batch,
+        items_per_step=(spec.workload.batch or truth.default_batch) * (info.new_tokens if info is not None else 1),
         batch=spec.workload.batch or truth.default_batch,
         batch_from="source",
-        item="img",
+        item="tok" if info is not None else "img",
         model_hash=f"{zlib.crc32(model.encode()):08x}",
         input_hash=f"{zlib.crc32(msgspec.json.encode(spec.workload)):08x}",
     )
@@ -192,6 +193,7 @@ class FakeBench:
                 step_synchronises=truth.step_synchronises,
                 work=None if spec.measure.sparing else look_up(truth.work, spec),
                 data=data_of(spec, truth) if spec.train is not None else None,
+                generation=info_of(spec, truth),
             ),
             epochs=tuple(self._world.checkpoints.get(self._checkpoint or "", ())),
         )
@@ -257,7 +259,7 @@ class FakeBench:
                 samples=tuple(times[settling:].tolist()),
                 settling=tuple(times[:settling].tolist()),
                 issue_s=() if on_host else self._issue_times(times, look_up(truth.issue_share, spec)),
-                phases=_phases(times[settling:]) if spec.workload.task == "train" else {},
+                **_parts(spec, truth, times[settling:]),
                 wall_s=wall_s,
                 started_at=started_s,
                 round=request.round,
@@ -412,5 +414,7 @@ def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:
     return settling, min(timed, request.max_steps or timed)
 
 
-def _phases(times: Floats) -> dict[str, tuple[float, ...]]:
-    return {name: tuple((times * share).tolist()) for name, share in _PHASES.items()}
+def _parts(spec: RunSpec, truth: Landscape, times: Floats) -> dict[str, Any]:
+    if spec.workload.task == "train":
+        return {"phases": {name: tuple((times * share).tolist()) for name, share in _PHASES.items()}}
+    return parts_of(spec, truth, times)

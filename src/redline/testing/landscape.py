@@ -38,6 +38,11 @@ class Landscape:
 
     step_s: PerSpec[float]
     """The median time of a step, before drift and offsets: what a perfect measurement would find."""
+    ttft_s: PerSpec[float] = 0.0
+    """Generation: how much of a step passes until the first token."""
+    weight_bytes: int = 10**9
+    """Generation: what every token reads."""
+    copy_bytes_per_s: float = 1e12
     noise_sigma: float = 0.01
     noise_rho: float = 0.0
     """Correlation of one step's noise with the step before (AR(1)); it fades over the gap between two blocks."""

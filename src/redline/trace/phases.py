@@ -1,4 +1,4 @@
-"""Forward, backward, optimizer and data loading: what each costs the host and the device."""
+"""Forward, backward, optimizer and data loading, prefill and decode: what each costs the host and the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redline.trace.host import HostView
 from redline.trace.intervals import NEVER, Intervals, distinct, joined, overlap, seconds, union
 from redline.trace.links import Links, matching
 
-PHASES = ("data", "forward", "backward", "optimizer")
+PHASES = ("data", "forward", "backward", "optimizer", "prefill", "decode")
 OWN_PREFIX = "redline/"
 
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")

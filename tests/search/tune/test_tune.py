@@ -854,3 +854,81 @@ class TestAgainstTheTruth:
             losses.append(loss_of(tune_simulated(truth, seed, 3600.0), truth))
         assert sum(loss <= 0.01 for loss in losses) >= 9
         assert all(loss < 0.5 for loss in losses)
+
+
+WITH_CACHE = SwitchNeed(wants=("static-cache",), reason="add static-cache")
+DECODING = (
+    SwitchChoice(switch="bf16", family="precision"),
+    SwitchChoice(switch="fp16", family="precision"),
+    SwitchChoice(switch="static-cache", family="cache", relieves="both"),
+    SwitchChoice(
+        switch="compile",
+        family="compiler",
+        relieves="both",
+        needs=(WITH_CACHE,),
+        capabilities=Capabilities(compiles=True),
+    ),
+    SwitchChoice(
+        switch="compile:coordinate-descent",
+        family="compiler",
+        relieves="both",
+        needs=(WITH_CACHE,),
+        capabilities=Capabilities(compiles=True),
+        is_slow_to_prepare=True,
+        prepare_s=70.0,
+    ),
+    SwitchChoice(switch="graphs", family="graphs", relieves="host", needs=(WITH_CACHE,), leaves_program=True),
+)
+
+
+def token_s(spec: RunSpec) -> float:
+    """As on a large GPU: the host needs 10 ms for a token that a graph replays at once; kernels read slowly, or well."""
+    switches = switches_of(spec)
+    host_s = 1e-5 if "graphs" in switches else 0.010
+    reading = {"compile": 0.0016, "compile:coordinate-descent": 0.0008}
+    device_s = next((seconds for switch, seconds in reading.items() if switch in switches), 0.0026)
+    return max(host_s, device_s * (1.0 if switches & {"bf16", "fp16"} else 2.0))
+
+
+def first_s(spec: RunSpec) -> float:
+    """The cache that is made beforehand costs the prompt time."""
+    switches = switches_of(spec)
+    return (0.02 if switches & {"bf16", "fp16"} else 0.04) * (1.5 if "static-cache" in switches else 1.0)
+
+
+class TestGeneration:
+    LANDSCAPE = Landscape(
+        step_s=lambda spec: first_s(spec) + 31 * token_s(spec),
+        ttft_s=first_s,
+        issue_share=lambda spec: 0.0001 if "graphs" in switches_of(spec) else min(0.010 / token_s(spec), 1.0),
+        compile_s=lambda spec: {"compile": 20.0, "compile:coordinate-descent": 60.0}.get(
+            next((each for each in switches_of(spec) if each.startswith("compile")), ""), 0.0
+        ),
+        choices=DECODING,
+        noise_sigma=0.01,
+    )
+
+    def test_the_recipe_for_tokens_is_found_without_its_name(self, tune: Callable[..., TuneResult]) -> None:
+        found = tune(self.LANDSCAPE, task="generate", batch=1, objective="tpot", budget="8m", replicates=2)
+        assert switches_of_text(found.recipe) >= {"static-cache", "compile:coordinate-descent", "graphs"}
+        assert found.winner is not None
+        assert found.winner.tpot_s == pytest.approx(0.0008, rel=0.05)
+        assert found.winner.ratio == pytest.approx(0.010 / 0.0008, rel=0.1)
+
+    def test_the_first_token_wants_another_recipe(self, tune: Callable[..., TuneResult]) -> None:
+        found = tune(self.LANDSCAPE, task="generate", batch=1, objective="ttft", budget="5m", replicates=2)
+        assert found.recipe in ("bf16", "fp16")
+        assert found.winner is not None
+        assert found.winner.ratio == pytest.approx(2.0, rel=0.05)
+
+    def test_objectives_of_tokens_need_a_generation(self, tune: Callable[..., TuneResult]) -> None:
+        with pytest.raises(SpecError, match="goes with --task generate"):
+            tune(objective="tpot")
+        with pytest.raises(SpecError, match="objective must be one of"):
+            tune(objective="tokens")
+        with pytest.raises(SpecError, match="needs new_tokens 2 or more"):
+            tune(self.LANDSCAPE, task="generate", batch=1, new_tokens=1, objective="tpot")
+
+
+def switches_of_text(recipe: str) -> set[str]:
+    return set(recipe.split("+"))

@@ -30,16 +30,18 @@ def measure_generations(step: GenerateStep, device: Device, request: Measure, es
     whole: list[float] = []
     first: list[float] = []
     issued: list[float] = []
+    token_issued: list[float] = []
     tokens: list[float] = []
     with step.context(), quiet_collector(), Sampling(device) as sampling:
         started_at, started = time.time(), time.perf_counter()
         deadline = started + OVERRUN * request.seconds
         for _ in range(timed):
-            first_s, whole_s, issue_s, token_s = step.timed()
-            first.append(first_s)
-            whole.append(whole_s)
-            issued.append(issue_s)
-            tokens += token_s
+            timing = step.timed()
+            first.append(timing.first_s)
+            whole.append(timing.whole_s)
+            issued.append(timing.issue_s)
+            token_issued.append(timing.token_issue_s)
+            tokens += timing.token_s
             if time.perf_counter() > deadline:
                 break
         wall_s = time.perf_counter() - started
@@ -50,8 +52,12 @@ def measure_generations(step: GenerateStep, device: Device, request: Measure, es
         clock="host",
         samples=tuple(whole),
         issue_s=tuple(issued) if device.is_accelerator else (),
-        phases={"prefill": tuple(first), "decode": tuple(each - one for each, one in zip(whole, first, strict=True))},
+        phases={
+            "prefill": tuple(first),
+            "decode": tuple(max(each - one, 0.0) for each, one in zip(whole, first, strict=True)),
+        },
         token_s=tuple(max(each, 0.0) for each in tokens),
+        token_issue_s=tuple(token_issued) if device.is_accelerator else (),
         wall_s=wall_s,
         started_at=started_at,
         round=request.round,
@@ -69,6 +75,7 @@ def generation_info(step: GenerateStep, device: Device) -> GenerationInfo:
         weight_bytes=_bytes(decoder.parameters()),
         read_bytes=_bytes(decoder.decoding_parameters()),
         cache_bytes=_bytes(decoder.cache_tensors()),
+        cache_read_bytes=round(sum(share * _bytes([tensor]) for tensor, share in decoder.cache_reads())),
         copy_bytes_per_s=_copy_bytes_per_s(device),
         is_static=decoder.is_static,
     )

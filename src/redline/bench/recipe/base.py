@@ -34,6 +34,23 @@ Weights are rewritten before they are cast, in all the digits there are; what is
 
 
 @dataclass
+class CacheCode:
+    """Generation: how a snippet keeps keys and values, and reads the prompt."""
+
+    is_static: bool = False
+    length: int | None = None
+    """Positions; None: as many as the text has."""
+    dtype: str | None = None
+    """As torch spells it, where keys and values are kept in another number format."""
+    chunk: int | None = None
+    """Prompt tokens per forward; None: all."""
+
+    def kind(self, name: str) -> str:
+        """The class of transformers, or one of it that casts."""
+        return name if self.dtype is None else f"casting({name}, {self.dtype})"
+
+
+@dataclass
 class RecipeCode:
     """The parts a snippet is put together from. Lines speak of `model`, and of `tensor` for one input."""
 
@@ -59,6 +76,9 @@ class RecipeCode:
     """Keyword arguments of the optimizer, as text."""
     is_graphed: bool = False
     """The whole step goes into one CUDA graph."""
+    cache: CacheCode = field(default_factory=CacheCode)
+    decode_lines: list[str] = field(default_factory=list)
+    """Generation: statements that turn `step`, the forward of one token, into a faster one."""
     notes: list[str] = field(default_factory=list)
     """Remarks for the reader, each printed as a comment."""
 
@@ -106,6 +126,10 @@ class RecipeSwitch(ABC):
     """A compiler sees the same program with and without it, and finds in its cache what it made for the other."""
     slow_to_prepare: ClassVar[frozenset[str | None]] = frozenset()
     """Those of the arguments that take minutes to compile; None is the switch without one."""
+
+    def prepare_s(self, task: Task) -> float | None:
+        """About how long preparing it takes, for a switch that is worth its time in this task; None: as usual."""
+        return None
 
     def __init__(self, switch: Switch) -> None:
         self.switch = switch

@@ -135,6 +135,7 @@ def _choice(
         capabilities=switch.capabilities(),
         leaves_program=switch.leaves_program,
         is_slow_to_prepare=argument in switch.slow_to_prepare,
+        prepare_s=switch.prepare_s(task),
     )
 
 

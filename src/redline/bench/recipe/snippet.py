@@ -12,13 +12,17 @@ from torch import nn
 from redline.bench.device import open_device, resolve_device
 from redline.bench.recipe.base import RecipeCode
 from redline.bench.recipe.compose import refuse_impossible, switches_of
-from redline.bench.workload.build import example_code
+from redline.bench.workload.build import example_code, source_of
 from redline.bench.workload.sources.live import HANDED_OVER
 from redline.bench.workload.step import COUNTS_STEPS, INITIAL_GRADIENT_SCALE, OPTIMIZER_SETTINGS
 from redline.errors import BenchError
 from redline.spec import RunSpec, Task, WorkloadSpec
 
-_TEMPLATES: dict[Task, str] = {"infer": "inference.py.j2", "train": "training.py.j2"}
+_TEMPLATES: dict[Task, str] = {
+    "infer": "inference.py.j2",
+    "train": "training.py.j2",
+    "generate": "generation.py.j2",
+}
 _OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
@@ -28,12 +32,15 @@ def snippet_of(spec: RunSpec) -> str:
     It is refused where a run would be: what the device cannot do, and what would change nothing about a model that was
     handed over for it.
     """
-    if spec.workload.task == "generate":
-        raise BenchError("unsupported", "a generation has no plain snippet yet: its recipe is what --json names")
     device = open_device(resolve_device(spec.device))
     with _handed_over(spec.workload) as model:
         refuse_impossible(switches_of(spec.recipe, spec.workload.task), spec.workload.task, device, model)
     code = code_of(spec)
+    writer = source_of(spec.workload).writer_code(spec.workload) if spec.workload.task == "generate" else None
+    if writer is not None and writer.is_hf:
+        kinds = ["StaticCache" if code.cache.is_static else "DynamicCache"]
+        kinds += ["EncoderDecoderCache"] if writer.kind == "encoder-decoder" else []
+        code.bring_in("import inspect", f"from transformers import {', '.join(sorted(kinds))}")
     # What is rendered is code, not a page: nothing is escaped, and names go in as literals.
     environment = Environment(
         loader=PackageLoader("redline.bench.recipe"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -45,6 +52,7 @@ def snippet_of(spec: RunSpec) -> str:
         imports=_imports(code),
         contexts=_contexts(code),
         example=example_code(workload),
+        writer=writer,
         optimizer=_OPTIMIZERS[workload.optimizer],
         optimizer_options={**OPTIMIZER_SETTINGS[workload.optimizer], **code.optimizer_options},
         threads=spec.threads if code.device == "cpu" else None,
@@ -105,6 +113,6 @@ def _title(spec: RunSpec) -> str:
     workload = spec.workload
     # A name may hold anything; in a docstring only these could end it or be read as an escape.
     model = workload.model.replace("\\", "/").replace('"', "'")
-    task = "inference" if workload.task == "infer" else "training"
+    task = {"infer": "inference", "train": "training", "generate": "generation"}[workload.task]
     batch = f", batch {workload.batch}" if workload.batch else ""
     return f"{' '.join(model.split())}, {task}{batch}: {spec.recipe}."

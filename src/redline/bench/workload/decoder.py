@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,54 @@ from redline.note import Note, note
 from redline.spec import WorkloadSpec
 
 DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
+
+
+def rotary_frequencies(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """Where a model keeps the frequencies of rotary positions."""
+    return [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name.endswith("inv_freq")
+    ]
+
+
+def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """In another number format, all but the frequencies of rotary positions: rounded, far positions are lost."""
+    kept = rotary_frequencies(model)
+    model.to(dtype)
+    for module, name, buffer in kept:
+        setattr(module, name, buffer)
+    return model
+
+
+def casting(kind: Any, dtype: torch.dtype) -> Any:
+    """A kind of cache that keeps keys and values in `dtype` and gives them back in the model's."""
+
+    class Casting(kind):
+        def update(self, keys: Any, values: Any, *args: Any, **named: Any) -> Any:
+            kept = super().update(keys.to(dtype), values.to(dtype), *args, **named)
+            return kept[0].to(keys.dtype), kept[1].to(values.dtype)
+
+    return Casting
+
+
+WriterKind = Literal["causal", "encoder-decoder", "own", "whole"]
+
+
+@dataclass(frozen=True)
+class WriterCode:
+    """What a snippet must know of a model that writes."""
+
+    kind: WriterKind
+    new_tokens: int
+    start: int = 0
+    """The token with which the decoder behind an encoder begins."""
+    takes_positions: bool = False
+
+    @property
+    def is_hf(self) -> bool:
+        return self.kind in ("causal", "encoder-decoder")
 
 
 class Decoder(nn.Module):
@@ -55,6 +104,20 @@ class Decoder(nn.Module):
     @abstractmethod
     def cache_tensors(self) -> Iterator[Tensor]: ...
 
+    def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
+        """Each tensor of the cache with the share of it that a decode step reads, on average over the text.
+
+        A tensor that has as many positions as the cache is filled bit by bit; others are read whole.
+        """
+        length = self.cache_length or self.length
+        for tensor in self.cache_tensors():
+            yield tensor, min(self.mean_filled / length, 1.0) if length in tensor.shape else 1.0
+
+    @property
+    def mean_filled(self) -> float:
+        """Positions that a decode step reads on average, its own included."""
+        return self.length - self.new_tokens / 2 + 1 if self.new_tokens > 1 else self.length
+
     def first_tokens(self) -> Tensor:
         """What the first forward reads, once `begin` was called."""
         return self.prompt
@@ -73,12 +136,7 @@ class Decoder(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
         """Frequencies of rotary positions stay in fp32, as transformers keeps them: rounded, far positions are lost."""
-        kept = [
-            (module, name, buffer)
-            for module in self.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if name.endswith("inv_freq")
-        ]
+        kept = rotary_frequencies(self)
         super()._apply(fn, recurse)
         for module, name, buffer in kept:
             setattr(module, name, buffer.to(getattr(module, name).device))
@@ -117,7 +175,8 @@ class HfDecoder(Decoder):
         from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
         def cache(length: int) -> Any:
-            kind = _casting(StaticCache if self.is_static else DynamicCache, self.cache_dtype)
+            kind = StaticCache if self.is_static else DynamicCache
+            kind = kind if self.cache_dtype is None else casting(kind, self.cache_dtype)
             return kind(config=self._config, max_cache_len=length) if self.is_static else kind(config=self._config)
 
         own = self.cache_length or self.length
@@ -128,7 +187,7 @@ class HfDecoder(Decoder):
     def first_tokens(self) -> Tensor:
         if not self.has_encoder:
             return self.prompt
-        start = getattr(self._config, "decoder_start_token_id", None) or 0
+        start = start_token(self._config)
         return torch.full((self.prompt.shape[0], 1), start, device=self.prompt.device)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -149,14 +208,18 @@ class HfDecoder(Decoder):
         return logits[:, -1]
 
     def cache_tensors(self) -> Iterator[Tensor]:
-        caches = [self._cache]
-        if self.has_encoder and self._cache is not None:
-            caches = [self._cache.self_attention_cache, self._cache.cross_attention_cache]
-        for cache in caches:
-            for layer in getattr(cache, "layers", ()):
-                for value in vars(layer).values():
-                    if isinstance(value, Tensor) and value.ndim > 1:
-                        yield value
+        return (tensor for tensor, _ in self.cache_reads())
+
+    def cache_reads(self) -> Iterator[tuple[Tensor, float]]:
+        """Keys and values of the text so far; what else a layer keeps, and what it keeps of the encoder, is read whole."""
+        whole = self.has_encoder and self._cache is not None
+        own = self._cache.self_attention_cache if whole else self._cache
+        others = getattr(self._cache.cross_attention_cache, "layers", ()) if whole else ()
+        for layer in (*getattr(own, "layers", ()), *others):
+            for name, value in vars(layer).items():
+                if isinstance(value, Tensor) and value.ndim > 1:
+                    grows = name in ("keys", "values") and not any(layer is other for other in others)
+                    yield value, min(self.mean_filled / max(value.shape[-2], 1), 1.0) if grows else 1.0
 
     def decoding_parameters(self) -> list[Tensor]:
         weights = super().decoding_parameters()
@@ -165,19 +228,6 @@ class HfDecoder(Decoder):
         inside = {id(weight) for weight in self.model.get_encoder().parameters()}  # type: ignore[operator]
         shared = {id(weight) for weight in self.model.get_decoder().parameters()}  # type: ignore[operator]
         return [weight for weight in weights if id(weight) not in inside or id(weight) in shared]
-
-
-def _casting(kind: Any, dtype: torch.dtype | None) -> Any:
-    """A kind of cache that keeps keys and values in `dtype` and gives them back in the model's."""
-    if dtype is None:
-        return kind
-
-    class Casting(kind):
-        def update(self, keys: Tensor, values: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
-            kept = super().update(keys.to(dtype), values.to(dtype), *args, **named)
-            return kept[0].to(keys.dtype), kept[1].to(values.dtype)
-
-    return Casting
 
 
 class OwnDecoder(Decoder):
@@ -191,7 +241,7 @@ class OwnDecoder(Decoder):
         self.can_be_static = callable(getattr(model, "make_cache", None))
         self._cache: Any = None
         self._has_static = False
-        self._takes_positions = "positions" in inspect.signature(model.forward).parameters
+        self.takes_positions = "positions" in inspect.signature(model.forward).parameters
 
     def begin(self) -> None:
         if not self.is_static:
@@ -201,7 +251,7 @@ class OwnDecoder(Decoder):
             self._has_static = True
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        named = {"positions": positions} if self._takes_positions else {}
+        named = {"positions": positions} if self.takes_positions else {}
         found = self.model(tokens, self._cache, **named)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
             told = type(found).__name__
@@ -228,6 +278,10 @@ class WholeGenerator(Decoder):
 
     def generate(self, new_tokens: int) -> Tensor:
         made: Tensor = self.model.generate(self.prompt, max_new_tokens=new_tokens)  # type: ignore[operator]
+        if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[1] < new_tokens:
+            told = "×".join(map(str, made.shape)) if isinstance(made, Tensor) else type(made).__name__
+            asked = f"{self.prompt.shape[0]}×{new_tokens} or longer"
+            raise BenchError("user", f"generate(tokens, max_new_tokens={new_tokens}) must return {asked}, got {told}")
         return made[:, -new_tokens:]
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -237,12 +291,35 @@ class WholeGenerator(Decoder):
         return iter(())
 
 
-def own_decoder(model: nn.Module, prompt: Tensor, new_tokens: int, whose: str) -> Decoder:
-    """By what the model can do: a forward that takes a cache, else a `generate`."""
+def start_token(config: Any) -> int:
+    return getattr(config, "decoder_start_token_id", None) or 0
+
+
+def writer_code(decoder: Decoder) -> WriterCode:
+    """Of a model that was built."""
+    if isinstance(decoder, WholeGenerator):
+        return WriterCode("whole", decoder.new_tokens)
+    if isinstance(decoder, OwnDecoder):
+        return WriterCode("own", decoder.new_tokens, takes_positions=decoder.takes_positions)
+    assert isinstance(decoder, HfDecoder)
+    return hf_writer(decoder.model.config, decoder.new_tokens)
+
+
+def hf_writer(config: Any, new_tokens: int) -> WriterCode:
+    has_encoder = bool(getattr(config, "is_encoder_decoder", False))
+    return WriterCode("encoder-decoder" if has_encoder else "causal", new_tokens, start_token(config))
+
+
+def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, whose: str) -> Decoder:
+    """By what the model can do: a forward that takes a cache, its own or transformers', else a `generate`."""
+    prompt = drawn_prompt(spec, batch, _vocabulary(model, whose), seed)
+    new_tokens = spec.new_tokens or DEFAULT_NEW_TOKENS
     try:
         parameters = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
         parameters = []
+    if "past_key_values" in parameters and hasattr(model, "config"):
+        return HfDecoder(model, prompt, new_tokens)
     if "cache" in parameters:
         return OwnDecoder(model, prompt, new_tokens)
     if callable(getattr(model, "generate", None)):
@@ -251,6 +328,16 @@ def own_decoder(model: nn.Module, prompt: Tensor, new_tokens: int, whose: str) -
         f"{whose} has no cache: give it forward(tokens, cache) that returns (logits, cache), or generate(tokens, "
         f"max_new_tokens)"
     )
+
+
+def _vocabulary(model: nn.Module, whose: str) -> int:
+    """By the module's `vocab_size`, its config's, or the size of its first embedding."""
+    said = [getattr(part, "vocab_size", None) for part in (model, getattr(model, "config", None))]
+    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    found = next((size for size in (*said, *tables) if isinstance(size, int)), None)
+    if found is None:
+        raise SpecError(f"{whose}: the model has no vocab_size, so that no prompt can be drawn")
+    return found
 
 
 def drawn_prompt(spec: WorkloadSpec, batch: int, vocabulary: int, seed: int) -> Tensor:

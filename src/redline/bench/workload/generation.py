@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,21 @@ from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
 
 RECORD_WARMUPS = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one generation."""
+
+    first_s: float
+    """To the first token."""
+    whole_s: float
+    issue_s: float
+    """That the host needs: for the prefill, and for as many decode steps as there were, each as long as the first."""
+    token_issue_s: float
+    """To issue the first decode step: later ones may wait until the device's queue has room."""
+    token_s: Sequence[float]
+    """From each token to the next."""
 
 
 class GenerateStep:
@@ -67,10 +83,10 @@ class GenerateStep:
     def prefill(self) -> None:
         """Read the prompt and choose the first token."""
         decoder, model = self.decoder, self._setup.prefill or self._setup.model
-        decoder.begin()
-        read = decoder.first_tokens()
-        chunk = decoder.chunk or read.shape[1]
         with self._setup.autocast():
+            decoder.begin()
+            read = decoder.first_tokens()
+            chunk = decoder.chunk or read.shape[1]
             for first in range(0, read.shape[1], chunk):
                 part = read[:, first : first + chunk]
                 logits = model(part, torch.arange(first, first + part.shape[1], device=part.device))
@@ -124,25 +140,33 @@ class GenerateStep:
                 self.decode()
         return found
 
-    def timed(self) -> tuple[float, float, float, Sequence[float]]:
-        """Seconds to the first token, of the whole, and to issue it; and from each token to the next."""
-        device = self._setup.device
+    def timed(self) -> Timing:
+        """One generation, begun on an idle device. Nothing waits for the device between two tokens."""
+        device, clock, others = self._setup.device, time.perf_counter, self.decoder.new_tokens - 1
         if isinstance(self.decoder, WholeGenerator):
             return self._timed_whole()
-        started = time.perf_counter()
+        started = clock()
         self.prefill()
+        issued = clock()
         device.synchronize()
-        first = time.perf_counter()
-        marks = [device.mark()]
-        for _ in range(self.decoder.new_tokens - 1):
+        first = clock()
+        marks, token_issue_s = [device.mark()], 0.0
+        for number in range(others):
             self.decode()
+            if number == 0:
+                token_issue_s = clock() - first
             marks.append(device.mark())
-        issued = time.perf_counter()
         device.synchronize()
-        ended = time.perf_counter()
-        return first - started, ended - started, issued - started, device.seconds_between(marks)
+        whole_s = clock() - started
+        return Timing(
+            first_s=first - started,
+            whole_s=whole_s,
+            issue_s=issued - started + others * token_issue_s,
+            token_issue_s=token_issue_s,
+            token_s=device.seconds_between(marks),
+        )
 
-    def _timed_whole(self) -> tuple[float, float, float, Sequence[float]]:
+    def _timed_whole(self) -> Timing:
         """Asked for one token, and for all: the difference is spread evenly over the others."""
         assert isinstance(self.decoder, WholeGenerator)
         device, clock = self._setup.device, time.perf_counter
@@ -155,4 +179,6 @@ class GenerateStep:
         whole_s = clock() - first
         others = self.decoder.new_tokens - 1
         each = max(whole_s - (first - started), 0.0) / others if others else 0.0
-        return first - started, whole_s, whole_s, [each] * others
+        return Timing(
+            first_s=first - started, whole_s=whole_s, issue_s=whole_s, token_issue_s=each, token_s=[each] * others
+        )

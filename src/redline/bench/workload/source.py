@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from redline.bench.workload.decoder import Decoder, WriterCode, writer_code
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
 from redline.names import SOURCES_GROUP
@@ -68,6 +69,12 @@ class Source(ABC):
     def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
         """How to make the same model and inputs without Redline; None where that takes Redline or the user."""
         return None
+
+    def writer_code(self, spec: WorkloadSpec) -> WriterCode:
+        """What a snippet of a generation must know of the model of a checked spec."""
+        model = self.build(spec, 0).model
+        assert isinstance(model, Decoder)
+        return writer_code(model)
 
     def models(self) -> list[ModelName]:
         """What goes by name, as one writes it in a spec. Raises `MissingExtra` where the package is not installed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.analyze.batch import BatchFinding
+from redline.analyze.batch import BatchFinding, SloTargets
 from redline.note import Note, note
 from redline.record import RunRecord
 from redline.search.batch import search_batch
@@ -67,7 +67,7 @@ def _replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
 def _search_batch(tuner: Tuner, recipe: str) -> None:
     tuner.observer.stage(f"the batch for {recipe}")
     spec = tuner.spec_of(tuner.space.switches_of(recipe), MeasureSpec.for_effort("quick"))
-    found = search_batch(spec, tuner.door, tuner.journal, tuner.observer, slo_p95_s=tuner.asked.slo_p95_s)
+    found = search_batch(spec, tuner.door, tuner.journal, tuner.observer, slo=SloTargets(p95_s=tuner.asked.slo_p95_s))
     chosen = best_batch(found)
     if chosen is not None:
         tuner.keep(batches=(*tuner.tune.batches, chosen))

@@ -161,6 +161,10 @@ def _doubts(finding: TuneSummary, winner: Winner) -> list[str]:
 def _step_s(row: RunSummary, objective: str) -> float | None:
     if objective == "latency":
         return row.latency_s.p50 if row.latency_s is not None else None
+    if objective == "ttft":
+        return row.ttft_s
+    if objective == "tpot":
+        return row.tpot_s.p50 if row.tpot_s is not None else None
     return row.step_s
 
 

@@ -17,6 +17,8 @@ from redline.search.tune.trials import Trials
 from redline.search.tune.tuner import Tuner
 from redline.search.tune.winner import winner_of
 
+HOST_SEEN = ("throughput", "tpot")
+"""Objectives for which the time to issue a step is known."""
 NOTHING_RUNS = note("nothing-runs", "nothing could be timed: the baseline itself does not run here")
 
 
@@ -77,7 +79,7 @@ def _note_a_short_race(tuner: Tuner) -> None:
 def explore(tuner: Tuner) -> None:
     """Try the baseline, the person's own recipes, what is safe to try, then whatever promises most."""
     with tuner.spending("other"):
-        beliefs = Beliefs(tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective == "throughput")
+        beliefs = Beliefs(tuner.space, on_cpu=tuner.on_cpu, host_is_seen=tuner.asked.objective in HOST_SEEN)
     tuner.observer.tune_planned(tuner.tune.name, len(beliefs.recipes), tuner.budget_s, tuner.elapsed_s)
     with Trials(tuner) as trials:
         for switches, why in _firsts(tuner):

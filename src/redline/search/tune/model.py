@@ -25,7 +25,7 @@ from redline.analyze.blocks import round_medians_s
 from redline.analyze.bound import HOST_BOUND_SHARE, host_share
 from redline.analyze.race import kind_measured, log_ratio
 from redline.note import Note
-from redline.record import BlockKind, RunRecord
+from redline.record import RunRecord, TimeKind
 from redline.search.tune.lessons import rejection
 from redline.search.tune.record import TuneRecord
 from redline.search.tune.space import Space, Switches, expectation, pair_expectation, shared_sd
@@ -98,7 +98,7 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
 
 
 def _time_of(
-    record: RunRecord, anchor: RunRecord | None, on_scale: Mapping[str, tuple[float, float]], kind: BlockKind
+    record: RunRecord, anchor: RunRecord | None, on_scale: Mapping[str, tuple[float, float]], kind: TimeKind
 ) -> tuple[float, float]:
     """The logarithm of a step's seconds on the scale of the search, and its standard error."""
     log = log_ratio(record, anchor, kind) if anchor is not None and anchor.id in on_scale else None
@@ -158,7 +158,7 @@ class Beliefs:
         self._switches = self._switches.reshape(len(self.recipes), len(switches))
         belongs = np.array([[choice.family == name for name in families] for choice in space.choices], dtype=np.float64)
         self._families: Floats = self._switches @ belongs.reshape(len(switches), len(families))
-        expected = [expectation(choice, on_cpu=on_cpu) for choice in space.choices]
+        expected = [expectation(choice, on_cpu=on_cpu, task=space.task) for choice in space.choices]
         self._device = np.array([each.device for each in expected])
         self._host = np.array([each.host for each in expected])
         self._device_variances = np.array([self._device_sd(each.device_sd, each.host_sd) ** 2 for each in expected])

@@ -139,7 +139,7 @@ def _candidates(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches]) -> tu
         if not _may_risk(tuner, chance, max(cost_s, costs.longest_failed_s)):
             continue
         own_s = room_s if gain >= PROMISING else spare_s
-        is_slow = any(tuner.space.by_switch[switch].is_slow_to_prepare for switch in switches)
+        is_slow = any(is_slow_for_its_gain(tuner.space.by_switch[switch]) for switch in switches)
         own_s *= SLOW_SHARE if is_slow else 1.0
         caution = costs.caution(switches) if any(map(costs.compiles, in_flight)) else 1.0
         needed_s = caution * cost_s + fewest_race_s(tuner, costs, switches)
@@ -150,6 +150,11 @@ def _candidates(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches]) -> tu
         elif is_first or (is_worth_it and not is_slow):
             too_dear.append(Candidate(switches, gain, cost_s, own_s))
     return found, too_dear
+
+
+def is_slow_for_its_gain(choice: SwitchChoice) -> bool:
+    """Takes minutes, and nobody has said how many of them it is worth for this task."""
+    return choice.is_slow_to_prepare and choice.prepare_s is None
 
 
 def _may_risk(tuner: Tuner, chance: float, cost_s: float) -> bool:
@@ -248,7 +253,7 @@ class SafeRecipes:
         return host > math.log(GRAPH_MARGIN) + sum(each.device for each in expected)
 
     def _expected(self, choice: SwitchChoice) -> Expectation:
-        return expectation(choice, on_cpu=self.on_cpu)
+        return expectation(choice, on_cpu=self.on_cpu, task=self.space.task)
 
     def _usable(self, choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
         quick = (each for each in choices if not each.is_slow_to_prepare and not each.capabilities.quantizes)

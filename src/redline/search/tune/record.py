@@ -14,11 +14,11 @@ import msgspec
 from redline.errors import RecordError, SpecError
 from redline.identity import different_fields, given
 from redline.note import Note, notes_from_texts
-from redline.record import BlockKind, FailureScope
-from redline.spec import Frozen, RunSpec
+from redline.record import FailureScope, TimeKind
+from redline.spec import Frozen, RunSpec, require_choice
 from redline.work import Facts
 
-Objective = Literal["throughput", "latency"]
+Objective = TimeKind
 TuneState = Literal["running", "interrupted", "out-of-budget", "done"]
 """`out-of-budget`: it ended, and had more to do than the budget held; with another budget it goes on."""
 
@@ -76,13 +76,18 @@ class TuneSpec(Frozen):
     replicates: int = 3
 
     def __post_init__(self) -> None:
+        require_choice("objective", self.objective, Objective)
+        if self.objective in ("ttft", "tpot") and self.spec.workload.task != "generate":
+            raise SpecError(f"objective {self.objective} is a time per token: it goes with --task generate")
+        if self.objective == "tpot" and self.spec.workload.new_tokens == 1:
+            raise SpecError("objective tpot is the time per token after the first: it needs new_tokens 2 or more")
         if self.slo_p95_s is not None and not self.slo_p95_s > 0:
             raise SpecError(f"slo_p95 must be above 0, got {self.slo_p95_s}")
         if self.replicates < 1:
             raise SpecError(f"replicates must be 1 or more, got {self.replicates}")
 
     @property
-    def kind(self) -> BlockKind:
+    def kind(self) -> TimeKind:
         return self.objective
 
 

@@ -42,6 +42,12 @@ class Winner(Frozen):
     high: float | None
     throughput_per_s: float | None = None
     item: str | None = None
+    ttft_s: float | None = None
+    """Generation: the time to the first token."""
+    tpot_s: float | None = None
+    """Generation: the time per further token."""
+    bandwidth_share: float | None = None
+    """Generation: what a decode step must read over its time, as a share of the copy bandwidth."""
     compile_s: float | None = None
     """The first time it was compiled in this search."""
     compile_is_contended: bool = False
@@ -260,6 +266,9 @@ def _against(
         high=pair.high,
         throughput_per_s=sorted(rates)[len(rates) // 2] if rates else None,
         item=row.item,
+        ttft_s=row.ttft_s,
+        tpot_s=row.tpot_s.p50 if row.tpot_s is not None else None,
+        bandwidth_share=row.bandwidth_share,
         compile_s=compile_s,
         compile_is_contended=is_contended,
         record_id=record.id,

@@ -16,7 +16,7 @@ from redline.errors import SpecError, UnknownName
 from redline.note import Note, note
 from redline.protocol import SwitchChoice, SwitchNeed
 from redline.search.tune.record import Refused, TuneSpec
-from redline.spec import Recipe
+from redline.spec import Recipe, Task
 from redline.work import Facts
 
 COLD_COMPILE_S = 25.0
@@ -71,7 +71,16 @@ ON_GPU: dict[str, Expectation] = {
     "checkpointing": Expectation(0.25, 0.1),
     "expandable-segments": Expectation(0.0, 0.03),
 }
+DECODING_ON_GPU: dict[str, Expectation] = {
+    "static-cache": Expectation(0.03, 0.1, 0.0, 0.2),
+    "compile": Expectation(-0.45, 0.25, -0.3, 0.5),
+    "compile:reduce-overhead": Expectation(-0.45, 0.25, -2.0, 0.8),
+    # Products of one row become reductions that are tuned for reading weights, which libraries are not.
+    "compile:coordinate-descent": Expectation(-0.8, 0.35, -0.3, 0.5),
+}
+"""Of generation, which reads all weights for every token, and where these differ from a forward of many items."""
 ON_CPU: dict[str, Expectation] = {
+    "static-cache": Expectation(0.05, 0.15),
     # Few CPUs have arithmetic for them; where they do not, they are many times slower.
     **dict.fromkeys(("fp16", "fp16-bn-fp32", "bf16", "amp", "amp-bf16"), Expectation(2.0, 0.4)),
     "channels-last": Expectation(-0.2, 0.2),
@@ -98,8 +107,8 @@ ON_CPU_SHARED = {"precision": 1.0, "compiler": 0.2}
 DEFAULT_SHARED = 0.1
 
 
-def expectation(choice: SwitchChoice, *, on_cpu: bool) -> Expectation:
-    table = ON_CPU if on_cpu else ON_GPU
+def expectation(choice: SwitchChoice, *, on_cpu: bool, task: Task = "infer") -> Expectation:
+    table = ON_CPU if on_cpu else ON_GPU | (DECODING_ON_GPU if task == "generate" else {})
     name = choice.switch.partition(":")[0]
     return table.get(choice.switch) or table.get(name) or UNKNOWN[choice.relieves]
 
@@ -127,6 +136,8 @@ def compile_s(facts: Facts | None, *, on_cpu: bool) -> float:
 
 def prepare_s(choice: SwitchChoice, cold_s: float = COLD_COMPILE_S) -> float:
     """Seconds it may add to a first trial, where nothing is known yet; `cold_s` is what compiling takes."""
+    if choice.prepare_s is not None:
+        return choice.prepare_s
     if choice.is_slow_to_prepare:
         return SLOW_PREPARE_S
     if choice.family not in ("compiler", "runtime"):
@@ -147,6 +158,7 @@ READING_ORDER = (
     "tf32",
     "quantization",
     "layout",
+    "cache",
     "fold-bn",
     "sdpa",
     "compiler",
@@ -163,6 +175,7 @@ class Space:
     """The switches that may be used, and which recipes they make."""
 
     choices: tuple[SwitchChoice, ...]
+    task: Task = "infer"
 
     @cached_property
     def by_switch(self) -> dict[str, SwitchChoice]:
@@ -286,7 +299,7 @@ def space_for(tune: TuneSpec, choices: Sequence[SwitchChoice]) -> tuple[Space, l
             usable.append(choice)
         else:
             refused.append(Refused(switch=choice.switch, reason=reason))
-    return Space(tuple(usable)), refused
+    return Space(tuple(usable), tune.spec.workload.task), refused
 
 
 def _reason_against(choice: SwitchChoice, tune: TuneSpec) -> Note | None:

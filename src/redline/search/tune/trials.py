@@ -12,7 +12,7 @@ import msgspec
 
 from redline.analyze.race import log_ratio
 from redline.note import Note, note
-from redline.record import BlockKind, RunRecord
+from redline.record import RunRecord, TimeKind
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.observer import NoJournal, Observer
 from redline.search.tune.costs import CONTENTION, Costs
@@ -39,7 +39,7 @@ class UntilPlaced(StopRule):
     """A candidate in turns with the fastest so far: more rounds for those who may win than for those clearly behind."""
 
     candidate: Entry
-    kind: BlockKind
+    kind: TimeKind
 
     def visited(self, entries: Sequence[Entry]) -> list[Entry]:
         return super().visited(entries) if self.candidate.stopped is None else []

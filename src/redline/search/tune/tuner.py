@@ -16,7 +16,7 @@ import psutil
 from redline.analyze.blocks import limit_bytes, needed_bytes, peak
 from redline.launch.door import Door
 from redline.note import Note
-from redline.record import BlockKind, Failure, RunRecord
+from redline.record import Failure, RunRecord, TimeKind
 from redline.search.observer import Journal, Observer
 from redline.search.tune.lessons import Lessons, quantizing_of, unproven
 from redline.search.tune.model import Estimate, estimates
@@ -100,7 +100,7 @@ class Tuner:
         return self.asked.spec.device.partition(":")[0] == "cpu"
 
     @property
-    def only(self) -> BlockKind | None:
+    def only(self) -> TimeKind | None:
         """A latency target needs both kinds of block."""
         return None if self.asked.slo_p95_s is not None else self.asked.kind
 

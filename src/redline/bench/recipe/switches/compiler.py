@@ -23,6 +23,8 @@ _GRAPHING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which inductor records CUDA graphs of its own."""
 _BY_OPTION = {"freeze": "freezing", "coordinate-descent": "coordinate_descent_tuning"}
 """Arguments that are an option of inductor rather than a mode of torch.compile."""
+DECODE_TUNING_S = 70.0
+"""For coordinate descent on a decode step: its layers are alike, so that there are few kernels to tune."""
 SMALLEST_SHARE = 0.3
 """Of the forward's time: below it, compiling blocks one by one leaves most of the model as it was."""
 ALIKE = 1.5
@@ -73,9 +75,14 @@ class Compile(RecipeSwitch):
             folds_norms=bool(options.get("freezing")),
         )
 
+    def prepare_s(self, task: Task) -> float | None:
+        is_tuned_decode = task == "generate" and self.switch.argument == "coordinate-descent"
+        return DECODE_TUNING_S if is_tuned_decode else None
+
     def refusal(self, device: Device, task: Task) -> str | None:
         if self.switch.argument == "freeze" and task != "infer":
-            return "freeze turns weights into constants, which training changes; use it for inference"
+            changed = "which training changes" if task == "train" else "the tensors of a static cache among them"
+            return f"freeze turns weights into constants, {changed}; use it for inference"
         if self.switch.argument == "coordinate-descent" and not device.is_accelerator:
             return "coordinate descent tunes Triton kernels, and a CPU runs none"
         return None
@@ -111,6 +118,8 @@ class Compile(RecipeSwitch):
             code.bring_in("from typing import Any")
             code.carry(repeated_blocks, compile_blocks)
             code.model_lines.append(f"compile_blocks(model, {settings})")
+        elif code.task == "generate":
+            code.decode_lines.append(f"step = torch.compile(step, {settings})")
         else:
             code.model_lines.append(f"model = torch.compile(model, {settings})")
 

@@ -6,14 +6,15 @@ from typing import ClassVar
 
 import torch
 
-from redline.bench.recipe.base import FLAGS, SWITCHES, RecipeSwitch
-from redline.bench.workload.decoder import Decoder
+from redline.bench.recipe.base import FLAGS, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.workload.decoder import Decoder, HfDecoder, WholeGenerator, casting
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError, SpecError
 from redline.spec import OptionValue, Switch, Task
 from redline.work import Facts
 
 GENERATE: tuple[Task, ...] = ("generate",)
+_AS_A_WHOLE = "this model generates as a whole: give it forward(tokens, cache) for more"
 
 
 class _ForDecoders(RecipeSwitch):
@@ -36,6 +37,8 @@ class StaticCache(_ForDecoders):
     relieves = "both"
 
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if isinstance(model, WholeGenerator):
+            return _AS_A_WHOLE
         if isinstance(model, Decoder) and not model.can_be_static:
             return "this model makes its own cache; give it make_cache(batch, length) for one made beforehand"
         return None
@@ -55,6 +58,10 @@ class StaticCache(_ForDecoders):
                 f"{decoder.length} are needed",
             )
         decoder.is_static, decoder.cache_length = True, length if isinstance(length, int) else None
+
+    def write(self, code: RecipeCode) -> None:
+        length = self.switch.options.get("length")
+        code.cache.is_static, code.cache.length = True, length if isinstance(length, int) else None
 
 
 @SWITCHES.register("cache-dtype")
@@ -80,13 +87,22 @@ class CacheDtype(_ForDecoders):
     def computes_in(self) -> str | None:
         return self.switch.argument
 
-    def apply(self, setup: Setup) -> None:
-        from redline.bench.workload.decoder import HfDecoder
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if isinstance(model, HfDecoder) and model.has_encoder:
+            return (
+                "attention over the encoder's output reads its keys as they are kept, so that they cannot be cast back"
+            )
+        return None if isinstance(model, HfDecoder) else "this model makes its own cache"
 
+    def apply(self, setup: Setup) -> None:
         decoder = self.decoder(setup)
-        if not isinstance(decoder, HfDecoder):
-            raise BenchError("unsupported", "cache-dtype: this model makes its own cache")
+        assert isinstance(decoder, HfDecoder)
         decoder.cache_dtype = self._DTYPES[self.switch.argument or "bf16"]
+
+    def write(self, code: RecipeCode) -> None:
+        code.cache.dtype = str(self._DTYPES[self.switch.argument or "bf16"])
+        code.bring_in("from typing import Any")
+        code.carry(casting)
 
 
 @SWITCHES.register("prefill-chunk")
@@ -101,7 +117,17 @@ class PrefillChunk(_ForDecoders):
         if set(options) != {"tokens"} or not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
             raise SpecError("switch prefill-chunk needs a number of tokens: prefill-chunk:tokens=256")
 
+    def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
+        if isinstance(model, HfDecoder) and model.has_encoder:
+            return "an encoder reads the prompt at once, and the decoder begins with one token"
+        return _AS_A_WHOLE if isinstance(model, WholeGenerator) else None
+
     def apply(self, setup: Setup) -> None:
         tokens = self.switch.options["tokens"]
         assert isinstance(tokens, int)
         self.decoder(setup).chunk = tokens
+
+    def write(self, code: RecipeCode) -> None:
+        tokens = self.switch.options["tokens"]
+        assert isinstance(tokens, int)
+        code.cache.chunk = tokens

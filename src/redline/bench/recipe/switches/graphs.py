@@ -181,5 +181,7 @@ class Graphs(RecipeSwitch):
 
     def write(self, code: RecipeCode) -> None:
         code.is_graphed = True
+        if code.task == "generate":
+            return
         code.bring_in("from torch.utils._pytree import tree_flatten")
         code.carry(CallForm)

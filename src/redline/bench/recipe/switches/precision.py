@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import FLAGS, PRECISION, SWITCHES, RecipeCode, RecipeSwitch
+from redline.bench.workload.decoder import cast_weights, rotary_frequencies
 from redline.bench.workload.step import Setup
 from redline.record import Capabilities
 from redline.spec import Task
@@ -92,6 +93,10 @@ class _CastWhole(_Precision):
         setup.change_inputs(lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf)
 
     def write(self, code: RecipeCode) -> None:
+        if code.task == "generate":
+            code.carry(rotary_frequencies, cast_weights)
+            code.model_lines.append(f"model = cast_weights(model, {self.dtype})")
+            return
         code.model_lines.append(f"model = model.to({self.dtype})")
         code.input_changes.append(f"tensor.to({self.dtype}) if tensor.is_floating_point() else tensor")
 

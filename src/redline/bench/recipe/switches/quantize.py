@@ -161,7 +161,7 @@ class Fp8(_Quantized):
         )
 
     def write(self, code: RecipeCode) -> None:
-        if code.task == "infer":
+        if code.task != "train":
             super().write(code)
             return
         code.bring_in("from torchao.float8 import convert_to_float8_training")

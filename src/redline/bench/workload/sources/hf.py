@@ -22,13 +22,15 @@ from redline.bench.workload.decoder import (
     DEFAULT_NEW_TOKENS,
     DEFAULT_PROMPT,
     HfDecoder,
+    WriterCode,
     drawn_prompt,
     generator_workload,
+    hf_writer,
 )
 from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.modalities import MODALITIES, Offer, Shape, Shapes, get, item_of, look_up, reads
-from redline.bench.workload.source import SOURCES, Source, refuse_options
+from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options
 from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName, closest
@@ -134,6 +136,25 @@ class HfSource(Source):
             workload.again = lambda seed, _: choice.again(seed, kwargs)
         return workload
 
+    def writer_code(self, spec: WorkloadSpec) -> WriterCode:
+        return hf_writer(read_config(_bare(spec.model)), spec.new_tokens or DEFAULT_NEW_TOKENS)
+
+    def example_code(self, spec: WorkloadSpec) -> ExampleCode | None:
+        """Of generation, for architectures by name: the config with its fields."""
+        name, _, fields = _bare(spec.model).partition("?")
+        if spec.task != "generate" or name not in _config_names():
+            return None
+        config = read_config(_bare(spec.model))
+        auto, vocabulary = _generating_head(config, spec).auto, int(_text_config(config).vocab_size)
+        given = "".join(f", {field}={value!r}" for field, value in _given_fields(name, fields).items())
+        batch, prompt = choose_batch(spec.batch, spec.task, []), spec.prompt or DEFAULT_PROMPT
+        return ExampleCode(
+            imports=(f"from transformers import AutoConfig, {auto}",),
+            model=f'{auto}.from_config(AutoConfig.for_model("{name}"{given})).float()',
+            inputs=f"(torch.randint(0, {vocabulary}, ({batch}, {prompt})),), {{}}",
+            items=batch * (spec.new_tokens or DEFAULT_NEW_TOKENS),
+        )
+
     def fingerprint(self, spec: WorkloadSpec) -> str:
         return _identity(read_config(_bare(spec.model)))
 
@@ -227,24 +248,30 @@ def read_config(name: str) -> Any:
 
 def _overridden(config: Any, name: str, fields: str) -> Any:
     """The config made anew with these fields, so that what follows from them (a head's size) follows."""
-    given: dict[str, Any] = {}
-    text = _text_config(config)
-    for part in fields.split(","):
-        field, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not field or not value:
-            raise SpecError(
-                f"hf:{name}: write config fields as hf:{name}?hidden_size=256,num_hidden_layers=2, got {part!r}"
-            )
+    given, text = _given_fields(name, fields), _text_config(config)
+    for field in given:
         if not hasattr(text, field):
             near = closest(field, [known for known in vars(text) if not known.startswith("_")], count=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise SpecError(f"hf:{name}: its config has no field {field!r}{hint}")
-        given[field] = _option_value(value)
     if text is config and name in _config_names():
         return _read(_transformers().AutoConfig.for_model, name, name, **given)
     for field, value in given.items():
         setattr(text, field, value)
     return config
+
+
+def _given_fields(name: str, fields: str) -> dict[str, Any]:
+    """What follows a `?`, as values."""
+    given: dict[str, Any] = {}
+    for part in fields.split(",") if fields else ():
+        field, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not field or not value:
+            raise SpecError(
+                f"hf:{name}: write config fields as hf:{name}?hidden_size=256,num_hidden_layers=2, got {part!r}"
+            )
+        given[field] = _option_value(value)
+    return given
 
 
 def _option_value(text: str) -> Any:

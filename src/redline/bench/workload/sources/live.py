@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.called import NO_INPUTS, OwnStep
+from redline.bench.workload.decoder import generator_workload, own_decoder
 from redline.bench.workload.handed import sort_inputs, sort_out, workload_of, workload_of_step
 from redline.bench.workload.source import SOURCES, Source, refuse_options
-from redline.bench.workload.workload import Workload
+from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError
+from redline.note import Note
 from redline.spec import Task, WorkloadSpec
 
 HANDED_OVER: dict[str, Any] = {}
@@ -47,6 +49,12 @@ class LiveSource(Source):
         if spec.task == "step":
             return workload_of_step(_own_step(opened), spec, source="live", identity="live", seed=seed)
         handed = sort_out(opened, whose)
+        if spec.task == "generate":
+            if handed.inputs is not None:
+                raise SpecError("a generation draws its prompt: leave the inputs out, and say --prompt how long it is")
+            notes: list[Note] = []
+            decoder = own_decoder(handed.model, spec, choose_batch(spec.batch, "generate", notes), seed, whose)
+            return generator_workload(decoder, source="live", identity="live", seed=seed, notes=notes)
         return workload_of(handed, spec, whose=whose, source="live", identity="live", seed=seed, notes=[])
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.batch import extents
 from redline.bench.workload.called import OwnStep, batch_parameter, call_with, is_named_as_step
-from redline.bench.workload.decoder import DEFAULT_NEW_TOKENS, drawn_prompt, generator_workload, own_decoder
+from redline.bench.workload.decoder import generator_workload, own_decoder
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
 from redline.bench.workload.handed import (
     Handed,
@@ -89,7 +89,7 @@ class UserSource(Source):
         )
 
     def _generator(self, spec: WorkloadSpec, seed: int) -> Workload:
-        """The factory's model with a prompt drawn from its `vocab_size`, or from the size of its first embedding."""
+        """The factory's model with a prompt of tokens it knows."""
         place, name = _split(spec.model)
         module = _load(place)
         whose = f"factory {name} in {place}"
@@ -97,12 +97,7 @@ class UserSource(Source):
         notes: list[Note] = []
         batch = choose_batch(spec.batch, "generate", notes)
         handed = _Factory(factory, batch_parameter(factory, whose), whose)(batch, seed)
-        vocabulary = getattr(handed.model, "vocab_size", None)
-        tables = [part.num_embeddings for part in handed.model.modules() if isinstance(part, nn.Embedding)]
-        if vocabulary is None and not tables:
-            raise SpecError(f"{whose}: the model has no vocab_size, so that no prompt can be drawn")
-        prompt = drawn_prompt(spec, batch, int(vocabulary or tables[0]), seed)
-        decoder = own_decoder(handed.model, prompt, spec.new_tokens or DEFAULT_NEW_TOKENS, whose)
+        decoder = own_decoder(handed.model, spec, batch, seed, whose)
         return generator_workload(decoder, source="user", identity=_identity(module, name), seed=seed, notes=notes)
 
 

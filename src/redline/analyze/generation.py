@@ -1,0 +1,97 @@
+"""What timed generations say: the first token, the others, and how near these are to the speed of memory."""
+
+from __future__ import annotations
+
+from itertools import chain
+from statistics import median
+
+from redline.analyze.blocks import timed_blocks
+from redline.analyze.statistics import percentile
+from redline.identity import batch_of
+from redline.record import GenerationInfo, RunRecord
+from redline.spec import Frozen
+from redline.work import Ceilings
+
+READING_SHARE = 0.6
+"""Of the time per token, in which the weights could just be read: from here on memory is what limits decoding."""
+IN_CACHE_SHARE = 1.1
+"""More than memory can do, beyond what two clocks differ by: the weights stay in a cache of the processor."""
+
+
+class TokenTimes(Frozen):
+    """Seconds per output token. A percentile is None where too few samples would make it up."""
+
+    p50: float
+    p95: float | None
+    p99: float | None
+    n: int
+
+
+class Generation(Frozen):
+    """Prefill and decode, each by itself. Rates count the whole batch."""
+
+    ttft_s: float
+    tpot_s: TokenTimes | None
+    """None where one token is written."""
+    decode_share: float
+    """Of the time of a generation."""
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+    weight_bytes: int
+    bytes_per_weight: float | None
+    """None where the model has no weights."""
+    cache_bytes: int
+    read_bytes: int
+    """What a decode step has to read: weights, and the filled part of the cache."""
+    read_s: float | None
+    """The least time for that, at the copy bandwidth; None where that is not known."""
+    bandwidth_share: float | None
+    """That time over the time per token."""
+    host_share: float | None
+    """Host time to issue a decode step over the time per token; None where nothing is issued ahead of the device."""
+
+    @property
+    def reads_all_the_time(self) -> bool:
+        """Whether memory limits decoding. What is faster than memory reads from a cache of the processor."""
+        return self.bandwidth_share is not None and READING_SHARE <= self.bandwidth_share <= IN_CACHE_SHARE
+
+
+def generation_of(record: RunRecord, ceilings: Ceilings | None = None) -> Generation | None:
+    """None for a record of another task, and where nothing was timed."""
+    info = record.prepared.generation if record.prepared else None
+    blocks = timed_blocks(record, "throughput")
+    first = list(chain.from_iterable(block.phases.get("prefill", ()) for block in blocks))
+    if info is None or not first:
+        return None
+    decode = list(chain.from_iterable(block.phases.get("decode", ()) for block in blocks))
+    tokens = list(chain.from_iterable(block.token_s for block in blocks))
+    issues = list(chain.from_iterable(block.token_issue_s for block in blocks))
+    copied = ceilings.copy_bytes_per_s if ceilings is not None else info.copy_bytes_per_s
+    batch, ttft_s, tpot_s = batch_of(record) or 1, median(first), median(tokens) if tokens else None
+    read_bytes, parameters = _read_bytes(info), record.prepared.workload.parameters if record.prepared else 0
+    read_s = read_bytes / copied if copied else None
+    return Generation(
+        ttft_s=ttft_s,
+        tpot_s=_token_times(tokens),
+        decode_share=sum(decode) / max(sum(first) + sum(decode), 1e-12),
+        prefill_tokens_per_s=batch * info.prompt / ttft_s if ttft_s else None,
+        decode_tokens_per_s=batch / tpot_s if tpot_s else None,
+        weight_bytes=info.weight_bytes,
+        bytes_per_weight=info.weight_bytes / parameters if parameters else None,
+        cache_bytes=info.cache_bytes,
+        read_bytes=read_bytes,
+        read_s=read_s,
+        bandwidth_share=read_s / tpot_s if tpot_s and read_s is not None else None,
+        host_share=median(issues) / tpot_s if tpot_s and issues else None,
+    )
+
+
+def _token_times(tokens: list[float]) -> TokenTimes | None:
+    if not tokens:
+        return None
+    return TokenTimes(p50=median(tokens), p95=percentile(tokens, 0.95), p99=percentile(tokens, 0.99), n=len(tokens))
+
+
+def _read_bytes(info: GenerationInfo) -> int:
+    cache = info.cache_read_bytes if info.cache_read_bytes is not None else info.cache_bytes
+    return info.read_bytes + cache

@@ -1,0 +1,167 @@
+"""Prefill and decode, each by itself: figures by hand, and what is said to limit a token, each beside its opposite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from kineto import GEMM, TraceMaker
+
+from redline.analyze.batch import BatchTrial, SloTargets
+from redline.analyze.bound import bound
+from redline.analyze.diagnose import diagnose
+from redline.analyze.finding import Finding
+from redline.analyze.generation import generation_of
+from redline.analyze.profile import Capture, profile_of
+from redline.analyze.race import pair_of
+from redline.errors import SpecError
+from redline.record import Block, Capabilities, GenerationInfo, RunRecord
+from redline.report.profile_facts import facts
+from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.trace.decode import read_trace
+from redline.trace.window import Steps
+
+GB = 10**9
+
+
+def generated(
+    make_prepared: Any,
+    *,
+    ttft_s: float = 0.01,
+    tpot_s: float = 0.001,
+    issue_share: float = 0.1,
+    read_bytes: int = GB,
+    recipe: str = "bf16",
+    group: str = "g",
+) -> RunRecord:
+    """Ten generations of nine tokens on a device that copies a terabyte per second."""
+    info = GenerationInfo(
+        prompt=512, new_tokens=9, weight_bytes=2 * GB, read_bytes=read_bytes, cache_bytes=200, cache_read_bytes=100,
+        copy_bytes_per_s=1e12,
+    )  # fmt: skip
+    prepared = make_prepared(generation=info)
+    workload = msgspec.structs.replace(prepared.workload, parameters=GB, items_per_step=18, item="tok", batch=2)
+    whole_s = ttft_s + 8 * tpot_s
+    block = Block(
+        kind="throughput",
+        clock="host",
+        samples=(whole_s,) * 10,
+        issue_s=(issue_share * whole_s,) * 10,
+        phases={"prefill": (ttft_s,) * 10, "decode": (8 * tpot_s,) * 10},
+        token_s=(tpot_s,) * 80,
+        token_issue_s=(issue_share * tpot_s,) * 10,
+        wall_s=10 * whole_s,
+    )
+    return RunRecord(
+        id=recipe,
+        spec=RunSpec(workload=WorkloadSpec(model="hf:llama", task="generate", batch=2), recipe=Recipe.parse(recipe)),
+        prepared=msgspec.structs.replace(prepared, workload=workload),
+        blocks=tuple(msgspec.structs.replace(block, round=number) for number in range(4)),
+        group=group,
+    )
+
+
+def test_figures_by_hand(make_prepared: Any) -> None:
+    found = generation_of(generated(make_prepared, tpot_s=0.002))
+    assert found is not None
+    assert found.tpot_s is not None
+    assert (found.ttft_s, found.tpot_s.p50) == (0.01, 0.002)
+    assert found.prefill_tokens_per_s == pytest.approx(2 * 512 / 0.01)
+    assert found.decode_tokens_per_s == pytest.approx(2 / 0.002)
+    assert found.read_bytes == GB + 100
+    assert found.read_s == pytest.approx(0.001, rel=1e-6)
+    assert found.bandwidth_share == pytest.approx(0.5, rel=1e-6)
+    assert found.decode_share == pytest.approx(16 / 26)
+    assert found.host_share == pytest.approx(0.1)
+    assert found.bytes_per_weight == 2.0
+
+
+def test_recipes_are_compared_by_the_part_that_is_asked_for(make_prepared: Any) -> None:
+    """One has the earlier first token, the other the faster further ones."""
+    replicates = [
+        [
+            generated(make_prepared, ttft_s=0.010, tpot_s=0.004, recipe="bf16", group=str(number)),
+            generated(make_prepared, ttft_s=0.020, tpot_s=0.001, recipe="fp16", group=str(number)),
+        ]
+        for number in range(3)
+    ]
+    ratios = {kind: pair_of(replicates, "bf16", "fp16", kind) for kind in ("ttft", "tpot", "throughput")}  # type: ignore[arg-type]
+    assert ratios["ttft"] is not None
+    assert ratios["tpot"] is not None
+    assert ratios["throughput"] is not None
+    assert (ratios["ttft"].ratio, ratios["ttft"].verdict) == (pytest.approx(0.5), "slower")
+    assert (ratios["tpot"].ratio, ratios["tpot"].verdict) == (pytest.approx(4.0), "faster")
+    assert ratios["throughput"].ratio == pytest.approx(42 / 28)
+
+
+def test_memory_is_the_bound_of_tokens_that_take_little_longer_than_reading(make_prepared: Any) -> None:
+    reading = bound(generated(make_prepared, tpot_s=0.00125))
+    assert (reading.label, str(reading.evidence)) == (
+        "memory",
+        "a decode step reads 954 MiB at 80% of the copy bandwidth",
+    )
+    assert bound(generated(make_prepared, tpot_s=0.004)).label != "memory"
+    assert bound(generated(make_prepared, tpot_s=0.0005)).label != "memory"  # twice what memory can do: from a cache
+
+
+def diagnosed(tmp_path: Any, record: RunRecord, recipe: str = "bf16") -> dict[str, Finding]:
+    maker = TraceMaker()
+    for number in range(10):
+        maker.kernel(GEMM, 10_000_000 + 101_000 * number, 100_000, launched=0, call_ns=10)
+    profile = profile_of([read_trace(maker.write(tmp_path / "t.json"))])
+    step_s = record.blocks[0].samples[0]
+    does = {"compile": Capabilities(compiles=True), "graphs": Capabilities(records_graph=True)}
+    capture = Capture(
+        record_id="1", model="hf:llama", task="generate", recipe=recipe, batch=2, device="cuda:0", device_name="H200",
+        capture_s=1.0, step_s=step_s, profiled_step_s=None,
+        switches={switch: does.get(switch.partition(":")[0], Capabilities()) for switch in recipe.split("+")},
+    )  # fmt: skip
+    steps = Steps(count=3, seconds=(step_s,) * 3, mean_s=step_s, std_s=None, min_s=step_s, max_s=step_s, spread=None)
+    profile = msgspec.structs.replace(profile, capture=capture, steps=steps, generation=generation_of(record))
+    assert any(name == "generation" for name, _ in facts(profile))
+    return {finding.code: finding for finding in diagnose(profile)}
+
+
+DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "prefill-bound"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "recipe", "code", "advised"),
+    [
+        ({"tpot_s": 0.00125}, "bf16", "decode-memory-bound", "-r bf16+int8:weight-only"),
+        ({"tpot_s": 0.010, "issue_share": 1.0}, "bf16", "decode-host-bound", "-r bf16+static-cache+graphs"),
+        ({"tpot_s": 0.010, "issue_share": 0.2}, "bf16", "decode-slow-kernels", "-r bf16+static-cache+compile"),
+        (
+            {"tpot_s": 0.010},
+            "bf16+static-cache+compile+graphs",
+            "decode-slow-kernels",
+            "-r bf16+static-cache+graphs+compile:coordinate-descent",
+        ),
+        ({"ttft_s": 1.0, "tpot_s": 0.00125}, "bf16", "prefill-bound", "a shorter prompt"),
+    ],
+)
+def test_what_limits_a_generation(
+    tmp_path: Any, make_prepared: Any, changes: dict[str, float], recipe: str, code: str, advised: str
+) -> None:
+    found = diagnosed(tmp_path, generated(make_prepared, **changes), recipe)
+    assert DECODE & found.keys() == {code}
+    assert found[code].next.startswith(advised)
+    assert found[code].gain_bound > 1.0
+
+
+def test_the_gain_of_a_graph_ends_where_reading_begins(tmp_path: Any, make_prepared: Any) -> None:
+    record = generated(make_prepared, ttft_s=0.001, tpot_s=0.010, issue_share=1.0)
+    found = diagnosed(tmp_path, record)["decode-host-bound"]
+    assert found.gain_bound == pytest.approx(81 / 9, rel=1e-3)  # tokens could take 1 ms instead of 10
+    assert "reading what it needs (954 MiB) 1.00 ms" in found.evidence
+
+
+def test_a_batch_keeps_its_targets_where_all_are_kept() -> None:
+    trial = BatchTrial(batch=4, fits=True, ttft_s=0.1, tpot_s=0.02)
+    assert SloTargets(ttft_s=0.1, tpot_s=0.02).are_kept(trial)
+    assert not SloTargets(ttft_s=0.1, tpot_s=0.019).are_kept(trial)
+    assert not SloTargets(p95_s=10.0, ttft_s=1.0).are_kept(trial)  # its tail is not known
+    assert SloTargets(ttft_s=0.2, tpot_s=0.01).excess(trial) == pytest.approx(2.0)
+    with pytest.raises(SpecError, match="slo_tpot must be above 0"):
+        SloTargets(tpot_s=0.0)
