@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from redline import locks
 from redline.errors import UsageError
@@ -50,11 +51,14 @@ def users() -> Iterator[list[int]]:
     if os.getuid() != 0 or shutil.which("useradd") is None:
         pytest.skip("only root may make two users")
     names = [f"redline-{os.getpid()}-{letter}" for letter in "ab"]
-    for name in names:
-        subprocess.run(["useradd", "--system", "--no-create-home", name], check=True)
+    alone = FileLock(Path(tempfile.gettempdir()) / "redline-tests-users.lock")  # of all test workers
+    with alone:
+        for name in names:
+            subprocess.run(["useradd", "--system", "--no-create-home", name], check=True)
     yield [int(subprocess.check_output(["id", "-u", name])) for name in names]
-    for name in names:
-        subprocess.run(["userdel", name], check=True, capture_output=True)
+    with alone:
+        for name in names:
+            subprocess.run(["userdel", name], check=True, capture_output=True)
 
 
 class As:
