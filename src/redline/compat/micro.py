@@ -140,9 +140,10 @@ def _asked(given: argparse.Namespace) -> Asked:
     compile_switch, mode = _compile_switch(given)
     switches = [precision, "channels-last" if given.nhwc else "", compile_switch]
     folder = Path(given.output_dir) if given.output_dir else None
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
     wants_csv = given.csv_file is not None or folder is not None
+    csv = _in(folder, given.csv_file or "benchmark_summary.csv") if wants_csv else None
+    json, trace = _in(folder, given.output_file) if given.output_file else None, _trace_name(given)
+    _check_places(folder, [each for each in (csv, json, Path(trace) if trace else None) if each is not None])
     return Asked(
         network=given.network,
         model=ALIASES.get(given.network, given.network),
@@ -154,14 +155,27 @@ def _asked(given: argparse.Namespace) -> Asked:
         accumulation=given.opt_step,
         compile_mode=mode,
         tables=given.autograd_profiler or given.kineto,
-        trace=_trace_name(given),
+        trace=trace,
         flops_step=min(given.flops_prof_step, max(given.iterations - 1, 1)) if given.flops_prof_step else 0,
         device=given.device,
         image_size=given.image_size,
-        csv=_in(folder, given.csv_file or "benchmark_summary.csv") if wants_csv else None,
-        json=_in(folder, given.output_file) if given.output_file else None,
+        csv=csv,
+        json=json,
         notes=tuple(notes),
     )
+
+
+def _check_places(folder: Path | None, files: Sequence[Path]) -> None:
+    """Before anything is measured: what cannot be written is told at once."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"cannot make the folder {folder}: {error.strerror}") from None
+    for file in files:
+        if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            why = "it is a folder" if file.is_dir() else "no such folder, or it cannot be written"
+            raise SpecError(f"cannot write {file}: {why}")
 
 
 def _in(folder: Path | None, name: str) -> Path:

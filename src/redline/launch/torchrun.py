@@ -171,7 +171,8 @@ def _session(
 
 
 def _last_error(log: IO[bytes]) -> str:
-    """The last line that tells an error, as Python prints it; torchrun prints more after it."""
+    """The last line that tells an error of a rank, as Python prints it; torchrun adds its own after it."""
     lines = [line.strip() for line in log_tail(log).splitlines()]
-    errors = [line for line in lines if "Error" in line and not line.startswith(("File", "raise"))]
+    own = ("File", "raise", "torch.distributed.elastic")
+    errors = [line for line in lines if "Error" in line and not line.startswith(own)]
     return errors[-1] if errors else (lines[-1] if lines else "")
