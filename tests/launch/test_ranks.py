@@ -220,6 +220,13 @@ def losses_of(spec: RunSpec) -> tuple[list[tuple[int, int]], list[float | None]]
     return ranks, list(reply.prepared.numerics.losses)
 
 
+def test_a_rank_that_alone_draws_random_numbers_runs_as_many_steps() -> None:
+    """The reference of such a model has a path more, which every rank must run: otherwise they wait for each other."""
+    ranks, losses = losses_of(spec_of("drawing", prepare_timeout_s=60.0))
+    assert len(ranks) == 2
+    assert len(losses) == 5
+
+
 def test_questions_need_no_ranks() -> None:
     spec = spec_of("sound", door="torchrun")
     door = open_door(spec.launch)

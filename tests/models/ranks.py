@@ -52,6 +52,19 @@ class Raising(Small):
         raise ValueError("rank 1 does not like this step")
 
 
+class Drawing(Small):
+    """Draws random numbers on rank 1 only, as dropout in a branch that only some ranks take does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            torch.rand(1)
+        return self.layers(x)
+
+
+def drawing(batch: int = 8):
+    return Drawing(), torch.randn(batch, 16)
+
+
 def sound(batch: int = 8):
     return Small(), torch.randn(batch, 16)
 

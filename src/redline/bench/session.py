@@ -348,8 +348,8 @@ class BenchSession:
                 workload, device, lambda: OutputReference.of(workload, device, number_format, spec.seed, given)
             )
         steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
-        distribute = self._ranks.distribute
-        return LossReference.of(workload, device, number_format, spec.seed, steps, optimizer, distribute)
+        distribute, any_of = self._ranks.distribute, self._ranks.any_of
+        return LossReference.of(workload, device, number_format, spec.seed, steps, optimizer, distribute, any_of)
 
     def _perhaps_differentiating(self, workload: Workload, device: Device, call: Callable[[], T]) -> T:
         """What `call` gives, with gradients possible where the model turns out to need them for its forward pass."""

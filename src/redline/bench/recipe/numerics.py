@@ -181,8 +181,9 @@ class LossReference:
         steps: int,
         optimizer: OptimizerName,
         distribute: Callable[[Setup], None] = lambda setup: None,
+        any_of: Callable[[bool], bool] = bool,
     ) -> LossReference:
-        """`distribute`: as in `apply_recipe`; ranks are compared with ranks."""
+        """`distribute`: as in `apply_recipe`; ranks are compared with ranks. `any_of`: whether it is so on any of them."""
 
         def path(step: TrainingStep, seed: int = seed) -> torch.Tensor:
             torch.manual_seed(seed)
@@ -203,7 +204,7 @@ class LossReference:
         with rounded_weights(workload.model, number_format):
             floor = path_difference(_values(path(strict())), losses)
         seed_floor = None
-        if draws_random_numbers:
+        if any_of(draws_random_numbers):
             with unchanged_afterwards(workload.model):
                 seed_floor = path_difference(_values(path(strict(), seed + 1)), losses)
         return cls(losses, floor, seed_floor, number_format, seed, path)

@@ -159,6 +159,14 @@ class Ranks:
         dist.broadcast(told, 0, group=self._meeting)
         return told.tolist()
 
+    def any_of(self, is_so: bool) -> bool:
+        """Whether it is so on any rank. What follows runs steps, and all ranks must run as many."""
+        if not self.several:
+            return is_so
+        told = torch.tensor([int(is_so)])
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._meeting)
+        return bool(told.item())
+
     def meet(self) -> None:
         """Go on together."""
         if self.several:
