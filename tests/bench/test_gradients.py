@@ -20,6 +20,8 @@ CASES = {
     "uneven": EXACT,
     "options": EXACT,
     "compiled": EXACT,
+    "compiled-amp": ROUNDED,
+    "sharded-compiled": EXACT,
     "amp": ROUNDED,
     "sharded": EXACT,
     "sharded-amp": ROUNDED,
