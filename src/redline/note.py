@@ -126,6 +126,7 @@ Code = Literal[
     "slower",
     "rejected-in-final",
     "nothing-runs",
+    "no-energy",
     "short-race",
     "gains-unknown",
     "untried",

@@ -28,8 +28,9 @@ FailureScope = Literal["switch", "pair", "recipe"]
 """What a failure rules out for this workload on this device: a switch in any recipe, two switches together, or only the
 recipe that failed."""
 BlockKind = Literal["latency", "throughput"]
-TimeKind = Literal["latency", "throughput", "ttft", "tpot"]
-"""What recipes are compared by: blocks of a kind, or in generation the first token or the time per further token."""
+TimeKind = Literal["latency", "throughput", "ttft", "tpot", "energy"]
+"""What recipes are compared by: blocks of a kind, in generation the first token or the time per further token; or the
+joules of a step, which then stand where seconds do."""
 BatchOrigin = Literal["asked", "scaled", "declared", "source", "unknown", "guessed"]
 """How the batch is known. `asked`: the factory was told. `scaled`: found by asking the model which axis holds items.
 `declared`: by batch_axis, or a factory's own default. `source`: a model by name. `guessed`: records of schema 1 took

@@ -96,7 +96,7 @@ NAMES = [
     "sustained_per_s",
     "processes",
     "ratio_verdict",
-    *("energy_per_item_j", "items_per_j", "power_w", "cost_per_million"),
+    *("energy_per_item_j", "items_per_j", "power_w", "cost_per_million", "energy_too_short"),
 ]
 
 

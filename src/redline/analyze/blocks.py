@@ -58,7 +58,16 @@ def shift(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
 
 
 def blocks_as(blocks: Iterable[Block], kind: TimeKind) -> list[Block]:
-    """Those of the kind; for `ttft` and `tpot` those of a generation, with that part of it as their samples."""
+    """Those of the kind; for `ttft` and `tpot` those of a generation, with that part of it as their samples.
+
+    For `energy` with the joules of each step: its seconds by the mean power over all of them, because a counter of joules
+    moves too seldom for single blocks. None where the device has no counter.
+    """
+    if kind == "energy":
+        kept = [block for block in blocks if block.kind == "throughput"]
+        joules, seconds = metered_energy(kept) or (0.0, 0.0)
+        watts = joules / seconds if seconds > 0 else 0.0
+        return [_rescaled(block, watts) for block in kept] if watts > 0 else []
     if kind not in ("ttft", "tpot"):
         return [block for block in blocks if block.kind == kind]
     return [_part_of(block, kind) for block in blocks if "prefill" in block.phases]
@@ -71,6 +80,12 @@ def _part_of(block: Block, kind: TimeKind) -> Block:
     further = len(block.token_s) // max(len(block.samples), 1)
     seconds = block.phases.get("decode", ()) if further else ()
     return msgspec.structs.replace(block, samples=tuple(each / further for each in seconds))
+
+
+def metered_energy(blocks: Iterable[Block]) -> tuple[float, float] | None:
+    """Joules and seconds of the blocks whose energy is known; None where none is."""
+    metered = [(block.energy_j, block.wall_s) for block in blocks if block.energy_j is not None]
+    return (sum(joules for joules, _ in metered), sum(seconds for _, seconds in metered)) if metered else None
 
 
 def has_solo_blocks(record: RunRecord) -> bool:

@@ -164,8 +164,8 @@ def verdict_of(low: float, high: float, band: float = TIME_BAND) -> RaceVerdict:
 
 
 def kind_measured(record: RunRecord, kind: TimeKind) -> TimeKind:
-    """On a CPU one kind of block says both."""
-    return kind if any(block.samples for block in blocks_as(record.blocks, kind)) else "throughput"
+    """On a CPU one kind of block says both; energy is never told by time."""
+    return kind if kind == "energy" or any(block.samples for block in blocks_as(record.blocks, kind)) else "throughput"
 
 
 def log_ratio(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> PairedLog | None:

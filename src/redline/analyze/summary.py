@@ -13,6 +13,7 @@ import numpy as np
 from redline.analyze.advice import worth_trying
 from redline.analyze.blocks import (
     latency_blocks,
+    metered_energy,
     ratio_in_turns,
     round_medians_s,
     timed_blocks,
@@ -416,10 +417,11 @@ def _per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None
 
 def _energy(blocks: Sequence[Block], items: int | None) -> dict[str, Any]:
     metered = [block for block in blocks if block.energy_j is not None]
-    energy_j, wall_s = sum(block.energy_j or 0.0 for block in metered), sum(block.wall_s for block in metered)
-    if not metered or not energy_j:
+    found = metered_energy(metered)
+    if found is None:
         return {}
-    if wall_s < ENERGY_LEAST_S:
+    energy_j, wall_s = found
+    if wall_s < ENERGY_LEAST_S or not energy_j:
         return {"energy_too_short": True}
     count = (items or 0) * _steps(metered)
     per_item = {"energy_per_item_j": energy_j / count, "items_per_j": count / energy_j} if count else {}

@@ -40,12 +40,12 @@ from redline.search.tune.record import (
     encode_tune,
     question_of,
 )
-from redline.search.tune.result import TuneSummary, Winner, summary_of
+from redline.search.tune.result import TuneSummary, Winner, summary_of, with_price
 from redline.search.tune.space import space_for
 from redline.search.tune.tuner import Clock, Tuner, usual_jobs
 from redline.spec import Frozen, Recipe
 from redline.store import History, TuneLedger, TuneRow
-from redline.units import parse_seconds
+from redline.units import parse_price, parse_seconds
 
 
 class TuneResult(Shown):
@@ -154,25 +154,29 @@ def tune(
     ray: bool = False,
     address: str | None = None,
     loss: Any | None = None,
+    price: str | None = None,
     workspace: Workspace | None = None,
     clock: Clock = time.monotonic,
     **settings: Unpack[OtherSettings],
 ) -> TuneResult:
     """Search for the fastest recipe that keeps the numerics. Ctrl-C returns the best so far.
 
-    `objective` is "throughput" or "latency"; for a generation also "ttft", the time to the first token, or "tpot", the
+    `objective` is "throughput", "latency" or "energy" (the fewest joules per item); for a generation also "ttft", the time to the first token, or "tpot", the
     time per further one.
     `batch` may be "auto"; `budget` and `slo_p95` are seconds or texts such as "10m" and "20ms"; `tolerance` is a
     relative error, or a factor on the error of rounding such as "2x". `recipes` are tried first, `switches` restricts
     which switches may be used, `without` excludes some. `check` is a metric of your own (a function of the model,
     higher is better): it is run on all that go to the last race and on the winner, and what loses more than 1 % of the
     baseline's is not recommended; quantized recipes never are without one. `jobs` recipes are prepared at the same time
-    (by default as many as processors allow); only one is ever timed. A mistake is raised before anything is measured.
+    (by default as many as processors allow); only one is ever timed. `price` of the machine, such as "2.50/h",
+    adds the cost of a million items. A mistake is raised before anything is measured.
 
     With `ray` the search runs whole on one GPU of the Ray cluster at `address` (`auto`: this machine's), since its trials
     are compared with each other; it starts again elsewhere if that machine is lost.
     """
     require_cluster(ray, address)
+    if price is not None:
+        parse_price(price)  # before anything is measured
     tunes_batch = batch == "auto"
     if isinstance(batch, str) and not tunes_batch:
         raise SpecError(f"batch must be a number or 'auto', got {batch!r}")
@@ -208,6 +212,8 @@ def tune(
         else:
             result = _tune_spec(asked, working, budget_s=budget_s, jobs=jobs, name=name, resume=resume, clock=clock)
     result.inputs = inputs
+    if price is not None:
+        result.summary = with_price(result.summary, parse_price(price))
     return result
 
 

@@ -17,6 +17,7 @@ from redline.cli.options import (
     Json,
     Model,
     Options,
+    Price,
     Replicates,
     Report,
     only_set,
@@ -41,8 +42,8 @@ def tune(
         str,
         opt(
             group=HOW,
-            metavar="[throughput|latency|ttft|tpot]",
-            help="What to optimize; ttft (first token) and tpot (time per further token) with --task generate.",
+            metavar="[throughput|latency|energy|ttft|tpot]",
+            help="What to optimize; energy: joules per item; ttft (first token) and tpot (time per further token) with --task generate.",
         ),
     ] = "throughput",
     slo_p95: Annotated[str | None, opt("--slo-p95", group=HOW, help="Keep the p95 step within, such as 20ms.")] = None,
@@ -76,6 +77,7 @@ def tune(
     snippet: Annotated[
         Path | None, opt(group=OUTPUT, metavar="FILE", help="Write the winner as plain PyTorch code to this file.")
     ] = None,
+    price: Price = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
@@ -87,6 +89,7 @@ def tune(
     \b
     Examples:
       redline tune resnet50 --batch 32 --budget 5m --snippet fast.py
+      redline tune resnet50 --batch 32 --objective energy --price 2.50/h
       redline tune my_model.py:build --task train --without graphs
       redline tune resnet50 --batch 32 --launch ray --address auto
       redline tune hf:gpt2 --task generate --prompt 512 --objective tpot
@@ -120,7 +123,9 @@ def tune(
             allow_quantized=allow_quantized,
             replicates=replicates,
             resume=resume,
-            **only_set(slo_p95=slo_p95, tolerance=tolerance, check=check, recipes=recipe, name=name, jobs=jobs),
+            **only_set(
+                slo_p95=slo_p95, tolerance=tolerance, check=check, recipes=recipe, name=name, jobs=jobs, price=price
+            ),
             **listed,
             **given,
             workspace=workspace,

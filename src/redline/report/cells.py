@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from rich.table import Table
 from rich.text import Text
@@ -190,18 +190,33 @@ def _overview_cells(row: RunSummary, words: Mapping[str, str], apart: Sequence[s
 TOO_SHORT = "too short"
 
 
-def energy_columns(rows: Sequence[RunSummary], item: str) -> dict[str, str]:
+class Metered(Protocol):
+    """A row that may tell what its items cost."""
+
+    @property
+    def energy_per_item_j(self) -> float | None: ...
+    @property
+    def energy_too_short(self) -> bool: ...
+    @property
+    def power_w(self) -> float | None: ...
+    @property
+    def utilisation(self) -> float | None: ...
+    @property
+    def cost_per_million(self) -> float | None: ...
+
+
+def energy_columns(rows: Sequence[Metered], item: str, *, on_gpu: bool) -> dict[str, str]:
     """Energy, power, utilisation and cost, each where any row can tell it."""
     has = {
         "energy": (any(row.energy_per_item_j is not None or row.energy_too_short for row in rows), f"mJ/{item}"),
         "power": (any(row.power_w is not None for row in rows), "W"),
-        "utilisation": (any(row.utilisation is not None and row.device != "cpu" for row in rows), "GPU busy"),
+        "utilisation": (on_gpu and any(row.utilisation is not None for row in rows), "GPU busy"),
         "cost": (any(row.cost_per_million is not None for row in rows), f"per million {item}"),
     }
     return {name: header for name, (is_told, header) in has.items() if is_told}
 
 
-def energy_cells(row: RunSummary) -> dict[str, str]:
+def energy_cells(row: Metered) -> dict[str, str]:
     energy = row.energy_per_item_j
     unknown = TOO_SHORT if row.energy_too_short else "?"
     return {

@@ -244,7 +244,10 @@ COLUMNS: dict[str, _Column] = {
     ),
     "items_per_j": _at("items_per_j"),
     "power_w": _at("power_w"),
-    "cost_per_million": _at("cost_per_million"),
+    "cost_per_million": lambda row: (
+        _at("training", "cost_per_million")(row) if row.get("training") else row.get("cost_per_million")
+    ),
+    "energy_too_short": lambda row: row.get("energy_too_short") or None,
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -15,6 +15,7 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.identity import Benchmark, Subject, across_devices, benchmark_of
 from redline.record import RunRecord
+from redline.report.cells import energy_cells, energy_columns
 from redline.report.contents import METHOD, Contents, places_of
 from redline.report.terminal import cell, escaped, table
 from redline.report.train import epoch_cells, epoch_headers, title_of
@@ -157,8 +158,14 @@ def _results(contents: Contents) -> Iterator[str]:
         yield f"### {escaped(str(subject), 200)}"
         yield ""
         repeated = any(len(line.rates) > 1 for line in lines)
-        rows = [[*_result(line), *([line.told] if repeated else [])] for line in _in_order(lines)]
-        yield from table([*_headers(lines), *(["processes"] if repeated else [])], rows)
+        measured = [line.row for line in lines if line.row.failure is None]
+        item = next((line.row.item for line in lines if line.row.item), "items")
+        metered = energy_columns(measured, cell(item), on_gpu=any(row.device != "cpu" for row in measured))
+        rows = [
+            [*_result(line), *_metered(line.row, metered), *([line.told] if repeated else [])]
+            for line in _in_order(lines)
+        ]
+        yield from table([*_headers(item), *metered.values(), *(["processes"] if repeated else [])], rows)
         yield from _remarks([line.row for line in lines])
     if len(every) > MOST_ROWS:
         yield f"\n{len(every) - MOST_ROWS} older ones are in `results.csv`."
@@ -170,8 +177,13 @@ def _results(contents: Contents) -> Iterator[str]:
     )
 
 
-def _headers(lines: Sequence[Line]) -> list[str]:
-    item = next((line.row.item for line in lines if line.row.item), "items")
+def _metered(row: RunSummary, columns: Iterable[str]) -> list[str]:
+    """Energy, power, utilisation and cost, where any row of the table has them."""
+    cells = energy_cells(row) if row.failure is None else {}
+    return [cells.get(name, "–") for name in columns]
+
+
+def _headers(item: str) -> list[str]:
     return [
         "recipe",
         "batch",
@@ -287,6 +299,7 @@ def _searches(contents: Contents) -> Iterator[str]:
         yield from (f"- {escaped(line, 400)}" for line in [*_about_the_step(found), *reasons(found)])
         yield f"- {escaped(spent_told(found), 400)}"
         yield ""
+        metered = energy_columns(found.ranking, "item", on_gpu=not found.device.startswith("cpu"))
         rows = [
             [
                 cell(row.recipe),
@@ -295,10 +308,12 @@ def _searches(contents: Contents) -> Iterator[str]:
                 row.verdict,
                 error_text(row.numerics, with_steps=True),
                 compile_told(row).replace("<", "&lt;"),
+                *(energy_cells(row)[name] for name in metered),
             ]
             for row in found.ranking[:MOST_ROWS]
         ]
-        yield from table(["recipe", "", "vs baseline", "verdict", "rel. error", "compile s"], rows, left=2)
+        headers = ["recipe", "", "vs baseline", "verdict", "rel. error", "compile s", *metered.values()]
+        yield from table(headers, rows, left=2)
         if found.snippet is not None:
             yield ""
             yield "The winner without Redline:"

@@ -185,7 +185,7 @@ def _columns(rows: Sequence[RunSummary]) -> dict[str, str]:
         "versus": f"vs {first.vs_first.recipe if first.vs_first else first.recipe}"[:24],
         "error": "rel. error",
         **({"of peak": "of peak", "left": "left"} if any(row.roofline for row in rows) else {}),
-        **energy_columns(rows, item),
+        **energy_columns(rows, item, on_gpu=any(row.device != "cpu" for row in rows)),
         "bound": "bound",
         "trust": "trust",
     }

@@ -120,7 +120,7 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
         for axis in axes:
             table.add_column(axis, justify="left" if axis == "recipe" else "right", overflow="fold", min_width=5)
         told = [row for cell in cells if (row := by_record.get(cell.record_id or "")) is not None]
-        energy = energy_columns(told, "item")
+        energy = energy_columns(told, "item", on_gpu=any(row.device != "cpu" for row in told))
         last = ("TTFT", "TPOT") if task == "generate" else ("p50 ms", "p95 ms")
         for header in ("items/s", "±", *last, "memory MB", *energy.values()):
             table.add_column(header, justify="right", no_wrap=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.report.cells import error_cell
+from redline.report.cells import energy_cells, energy_columns, error_cell
 from redline.report.race import VERDICT_STYLE
 from redline.report.terminal import Fitted, make_table
 from redline.search.tune.record import Spent
@@ -56,15 +56,22 @@ def answer(found: TuneSummary) -> str:
         return told + (f"; {found.headroom:.1f}× left to the roofline" if found.headroom is not None else "")
     if leader.recipe == BASELINE:
         if found.trials > 1:
-            return "no winner: nothing that was tried is faster than the baseline"
+            return f"no winner: nothing that was tried {_beats(found)} the baseline"
         why = "there is nothing else to try here" if found.has_answer else "there was no time for anything else"
         return f"no answer: only the baseline was tried; {why}"
     so_far = "" if found.has_answer else "best so far, but not certain: "
-    return f"{so_far or 'no winner: '}nothing is surely faster than the baseline; the fastest seen is {_told(found, leader)}"
+    return (
+        f"{so_far or 'no winner: '}nothing surely {_beats(found)} the baseline; the best seen is {_told(found, leader)}"
+    )
+
+
+def _beats(found: TuneSummary) -> str:
+    return "needs less energy than" if found.objective == "energy" else "is faster than"
 
 
 def _told(found: TuneSummary, leader: Winner) -> str:
-    told = f"{leader.recipe}, {leader.ratio:.2f}× the baseline"
+    by = "the items per joule of the baseline" if found.objective == "energy" else "the baseline"
+    told = f"{leader.recipe}, {leader.ratio:.2f}× {by}"
     told += f" ({leader.low:.2f}–{leader.high:.2f})" if leader.low and leader.high else ", seen in one process only"
     rate = leader.throughput_per_s
     if rate is not None:
@@ -75,6 +82,10 @@ def _told(found: TuneSummary, leader: Winner) -> str:
         told += f", then {format_seconds(leader.tpot_s)} per token"
     if leader.bandwidth_share is not None:
         told += f" ({format_share(leader.bandwidth_share)} of the copy bandwidth)"
+    if leader.energy_per_item_j is not None:
+        told += f", {significant(leader.energy_per_item_j * 1e3, 3)} mJ/{leader.item or 'item'}"
+    if leader.cost_per_million is not None:
+        told += f", {significant(leader.cost_per_million, 3)} per million"
     return told + (f" at batch {leader.batch}" if leader.batch else "")
 
 
@@ -93,10 +104,13 @@ def _ranking(found: TuneSummary) -> Fitted:
     title = " · ".join(part for part in (found.model, found.task, batch, where, found.objective) if part)
     table = make_table(Text(title, style="bold"))
     table.add_column("recipe", overflow="fold", min_width=12)
-    for header in ("vs baseline", "verdict", "rel. error", "compile s"):
+    item = found.leader.item if found.leader is not None and found.leader.item else "item"
+    metered = energy_columns(found.ranking, item, on_gpu=not found.device.startswith("cpu"))
+    for header in ("vs baseline", "verdict", "rel. error", "compile s", *metered.values()):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for row in found.ranking[:SHOWN]:
+        cells = energy_cells(row)
         is_winner = found.winner is not None and row.recipe == found.winner.recipe
         table.add_row(
             Text(row.recipe, style="bold" if is_winner else ""),
@@ -104,9 +118,10 @@ def _ranking(found: TuneSummary) -> Fitted:
             Text(row.verdict, style=VERDICT_STYLE[row.verdict]),
             error_cell(row.numerics, with_steps=True),
             compile_told(row),
+            *(cells[name] for name in metered),
             Text(remark(found, row), style="green" if is_winner else "dim"),
         )
-    return Fitted(table)
+    return Fitted(table, tuple(metered.values()))
 
 
 def remark(found: TuneSummary, row: Ranked) -> str:
@@ -127,7 +142,8 @@ def compile_told(row: Ranked) -> str:
 
 
 def _gains(found: TuneSummary) -> Fitted:
-    table = make_table(Text("what each switch brings (time without it over time with it)", style="dim"))
+    what = "energy" if found.objective == "energy" else "time"
+    table = make_table(Text(f"what each switch brings ({what} without it over {what} with it)", style="dim"))
     table.add_column("switch", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
     for gain in found.switches:

@@ -76,7 +76,7 @@ class Entry:
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
         """A GPU's latency needs blocks of its own; elsewhere one kind of block says both."""
-        if self.is_accelerator and self.spec.workload.task == "infer":
+        if self.is_accelerator and self.spec.workload.task == "infer" and self.only != "energy":
             return (self.only,) if self.only in ("throughput", "latency") else ("throughput", "latency")
         return ("throughput",)
 

@@ -264,7 +264,7 @@ class FakeBench:
                 started_at=started_s,
                 round=request.round,
                 memory=self._memory(),
-                energy_j=None if truth.power_w is None else truth.power_w * wall_s,
+                energy_j=None if truth.power_w is None else look_up(truth.power_w, spec) * wall_s,
                 telemetry=(self._look(),),
             )
         )
@@ -300,7 +300,8 @@ class FakeBench:
 
     def _look(self) -> record.TelemetrySample:
         truth = self.truth
-        return record.TelemetrySample(at_s=0.0, power_w=truth.power_w, throttle=truth.throttle, foreign=truth.foreign)
+        power_w = None if truth.power_w is None or self._spec is None else look_up(truth.power_w, self._spec)
+        return record.TelemetrySample(at_s=0.0, power_w=power_w, throttle=truth.throttle, foreign=truth.foreign)
 
     def _memory(self) -> Memory:
         if self._spec is None:

@@ -81,7 +81,7 @@ class Landscape:
     """What `auto` means here."""
     throttle: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
-    power_w: float | None = None
+    power_w: PerSpec[float] | None = None
     default_batch: int = 32
     models: Collection[str] = ()
     """Names `AskModels` tells; any other name is accepted as well."""

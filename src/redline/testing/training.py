@@ -64,7 +64,7 @@ def epoch_of(spec: RunSpec, truth: Landscape, number: int, step_s: float, memory
         phases_s={name: most * seconds for name, seconds in phases.items()},
         peak_bytes=memory.peak_rss_bytes if memory.peak_reserved_bytes is None else memory.peak_reserved_bytes,
         utilisation=step_s / (step_s + wait_s),
-        energy_j=None if truth.power_w is None else truth.power_w * train_s,
+        energy_j=None if truth.power_w is None else look_up(truth.power_w, spec) * train_s,
         is_cut=most < steps,
     )
     block = Block(

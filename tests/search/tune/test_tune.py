@@ -114,6 +114,31 @@ class TestFindings:
         assert winner.batch == 32
         assert winner.throughput_per_s == pytest.approx(32 / 0.01 * truth, rel=0.06)
 
+    def test_the_fewest_joules_per_item(self, tune: Callable[..., TuneResult]) -> None:
+        """fp16 is the fastest and draws far more power: bf16, a little slower, needs less energy."""
+        watts = {"fp16": 700.0, "bf16": 400.0}
+        power = landscape(
+            step_s=device_s,
+            issue_share=0.05,
+            power_w=lambda spec: next((watts[one] for one in switches_of(spec) if one in watts), 500.0),
+        )
+        found = tune(power, objective="energy", price="2.50/h", switches=["fp16", "bf16", "channels-last"])
+        winner = found.winner
+        assert winner is not None
+        assert "bf16" in winner.recipe.split("+")
+        truth = 500 / 400 * math.exp(0.85 + 0.2)
+        assert winner.ratio == pytest.approx(truth, rel=0.05)
+        assert winner.energy_per_item_j == pytest.approx(500 * 0.01 / 32 / truth, rel=0.05)
+        assert winner.cost_per_million == pytest.approx(2.5 / 3600 / (winner.throughput_per_s or 0.0) * 1e6)
+        shown = str(found)
+        assert "the items per joule of the baseline" in shown
+        assert "mJ/img" in shown
+
+    def test_energy_that_nobody_can_read_is_no_objective(self, tune: Callable[..., TuneResult]) -> None:
+        found = tune(objective="energy").summary
+        assert found.winner is None
+        assert [each.code for each in found.notes] == ["no-energy"]
+
     def test_what_each_step_brings(self, tune: Callable[..., TuneResult]) -> None:
         gains = {each.switch: each for each in tune().summary.switches}
         assert set(gains) == {"fp16", "channels-last", "compile", "graphs", "cudnn-benchmark"}

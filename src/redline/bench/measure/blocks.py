@@ -49,8 +49,9 @@ class Sampling:
         self._thread.join()
         self._samples.append(self._device.look(time.perf_counter() - self._started, neighbours=True))
         after = self._device.energy_j()
-        if after is not None and self._energy_before is not None and after > self._energy_before:
-            self.energy_j = after - self._energy_before  # a window shorter than the counter's period reads 0
+        if after is not None and self._energy_before is not None and after >= self._energy_before:
+            # A window shorter than the counter's period reads 0, and the next one what both used: together they are right.
+            self.energy_j = after - self._energy_before
 
     def _watch(self) -> None:
         while not self._stop.wait(PERIOD_S):

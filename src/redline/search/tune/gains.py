@@ -159,6 +159,8 @@ def _doubts(finding: TuneSummary, winner: Winner) -> list[str]:
 
 
 def _step_s(row: RunSummary, objective: str) -> float | None:
+    if objective == "energy":
+        return None  # its path is drawn in seconds
     if objective == "latency":
         return row.latency_s.p50 if row.latency_s is not None else None
     if objective == "ttft":
@@ -310,7 +312,10 @@ def _headline(finding: TuneSummary, winner: Winner, where: str) -> str:
         )
     device = finding.device_name or finding.device
     by = "" if finding.objective == "throughput" else f" by {finding.objective}"
-    faster = f"{winner.ratio:.2f}×{_between(winner.low, winner.high)} as fast{by} as {BASELINE} on {device}{where}"
+    times = f"{winner.ratio:.2f}×{_between(winner.low, winner.high)}"
+    faster = f"{times} as fast{by} as {BASELINE} on {device}{where}"
+    if finding.objective == "energy":
+        faster = f"with {times} the items per joule of {BASELINE} on {device}{where}"
     if certainty_of(winner) == "one process":
         did = "trained" if finding.task == "train" else "ran"
         return f"{winner.recipe} {did} {finding.model} {faster} in one process: whether it does in others is not known"
@@ -322,7 +327,9 @@ def _details(finding: TuneSummary, winner: Winner, rows: Mapping[str, RunSummary
     lines = [_proof(finding, winner, rows)]
     for switch in finding.switches:
         between = f" ({switch.low:.2f}–{switch.high:.2f})" if switch.low is not None and switch.high is not None else ""
-        lines.append(f"without {switch.switch} it takes {switch.gain:.2f}×{between} as long")
+        lines.append(
+            f"without {switch.switch} it takes {switch.gain:.2f}×{between} {'the energy' if finding.objective == 'energy' else 'as long'}"
+        )
     return lines
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import median
 
-from redline.analyze.blocks import timed_blocks
-from redline.analyze.race import kind_measured
+from redline.analyze.blocks import latency_blocks
 from redline.analyze.statistics import percentile
 from redline.note import Note, note
 from redline.record import FailureScope, Numerics, RunRecord
@@ -73,8 +72,7 @@ def too_late(record: RunRecord, slo_p95_s: float | None) -> Note | None:
     """Why it misses the latency target; with too few samples for a p95, the median must miss it."""
     if slo_p95_s is None or not record.blocks:
         return None
-    kind = kind_measured(record, "latency")
-    samples = [sample for block in timed_blocks(record, kind) for sample in block.samples]
+    samples = [sample for block in latency_blocks(record) for sample in block.samples]
     if not samples:
         return None
     p95_s = percentile(samples, 0.95)

@@ -19,6 +19,9 @@ from redline.search.tune.winner import winner_of
 
 HOST_SEEN = ("throughput", "tpot")
 """Objectives for which the time to issue a step is known."""
+NO_ENERGY = note(
+    "no-energy", "the energy of this device cannot be read (NVML, amdsmi or RAPL), so recipes cannot be compared by it"
+)
 NOTHING_RUNS = note("nothing-runs", "nothing could be timed: the baseline itself does not run here")
 
 
@@ -32,7 +35,7 @@ def search(tuner: Tuner) -> None:
         tuner.observer.stage("trying recipes")
         explore(tuner)
         if tuner.baseline() is None:
-            tuner.keep(state="done", notes=(*tuner.tune.notes, NOTHING_RUNS))
+            tuner.keep(state="done", notes=(*tuner.tune.notes, NO_ENERGY if _is_unmetered(tuner) else NOTHING_RUNS))
             return
         tuner.kept_back_s = batch_share_s(tuner)
         with tuner.spending("other"):
@@ -48,6 +51,12 @@ def search(tuner: Tuner) -> None:
     except KeyboardInterrupt:
         tuner.charge("other")
         tuner.keep(state="interrupted")
+
+
+def _is_unmetered(tuner: Tuner) -> bool:
+    """The baseline ran, and the device did not tell its energy."""
+    ran = any(record.blocks for record in tuner.records.values())
+    return tuner.asked.objective == "energy" and ran
 
 
 def _take_apart(tuner: Tuner) -> None:

@@ -62,7 +62,7 @@ SMALLEST_ERROR = 0.002
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One recipe. Logarithms of seconds per step."""
+    """One recipe. Logarithms of seconds per step, or of joules where those are the objective."""
 
     recipe: str
     record_id: str
@@ -86,6 +86,8 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
         record = records.get(trial.record_id)
         if record is None or record.failure is not None or not record.blocks:
             continue
+        if kind == "energy" and not round_medians_s(record, kind):
+            continue  # the device did not tell
         known = found.get(trial.recipe)
         time = _time_of(record, records.get(trial.anchor_id or ""), on_scale, kind)
         if known is not None and trial.anchor_id is None:
@@ -93,7 +95,8 @@ def estimates(tune: TuneRecord, records: Records) -> dict[str, Estimate]:
         on_scale[record.id] = time
         why = rejection(record, tune)
         if why is None or why.code == "too-late":
-            found[trial.recipe] = _estimate(trial.recipe, record, time, trial.cost_s, why)
+            share = None if kind == "energy" else _issue_share(record)
+            found[trial.recipe] = _estimate(trial.recipe, record, time, trial.cost_s, why, share)
     return found
 
 
@@ -109,10 +112,15 @@ def _time_of(
     return fmean(times), 0.0
 
 
-def _estimate(recipe: str, record: RunRecord, time: tuple[float, float], cost_s: float, late: Note | None) -> Estimate:
-    share = host_share(record)
-    if share is not None and record.prepared is not None and record.prepared.step_synchronises:
-        share = None  # issuing then includes the device's own time
+def _issue_share(record: RunRecord) -> float | None:
+    """Of a step, the time to issue it; None where that is not known, or includes the device's own time."""
+    synchronises = record.prepared is not None and record.prepared.step_synchronises
+    return None if synchronises else host_share(record)
+
+
+def _estimate(
+    recipe: str, record: RunRecord, time: tuple[float, float], cost_s: float, late: Note | None, share: float | None
+) -> Estimate:
     return Estimate(
         recipe=recipe,
         record_id=record.id,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from redline.analyze.command_line import command_line
 from redline.analyze.race import Pair, RaceVerdict, pair_of, verdict_of
-from redline.analyze.summary import CeilingsOf, RunSummary, summarize
+from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, summarize
 from redline.analyze.trust import farthest
 from redline.note import Note, note
 from redline.record import FailureScope, Numerics, RunRecord
@@ -32,7 +35,7 @@ ONE_PROCESS_DOUBT = 0.04
 
 
 class Winner(Frozen):
-    """A recipe against the baseline: `ratio` is the baseline's time over its own, at its batch."""
+    """A recipe against the baseline: `ratio` is the baseline's time, or energy where that is the objective, over its own."""
 
     recipe: str
     batch: int | None
@@ -42,6 +45,9 @@ class Winner(Frozen):
     high: float | None
     throughput_per_s: float | None = None
     item: str | None = None
+    energy_per_item_j: float | None = None
+    cost_per_million: float | None = None
+    """Of a million items, at the price per hour that was given."""
     ttft_s: float | None = None
     """Generation: the time to the first token."""
     tpot_s: float | None = None
@@ -71,6 +77,12 @@ class Ranked(Frozen):
     compile_s: float | None = None
     compile_is_contended: bool = False
     bound: str = "unknown"
+    throughput_per_s: float | None = None
+    energy_per_item_j: float | None = None
+    energy_too_short: bool = False
+    power_w: float | None = None
+    utilisation: float | None = None
+    cost_per_million: float | None = None
     note: Note | None = None
     """Why it was not recommended, though it was timed."""
 
@@ -178,6 +190,18 @@ def summary_of(tune: TuneRecord, records: Records, ceilings_of: CeilingsOf | Non
     )
 
 
+def with_price(found: TuneSummary, per_hour: float) -> TuneSummary:
+    """With what a million items cost under each recipe, at this price of the machine."""
+
+    def priced(row: Any) -> Any:
+        cost = None if row is None else cost_per_million(row.throughput_per_s, per_hour)
+        return row if row is None else msgspec.structs.replace(row, cost_per_million=cost)
+
+    return msgspec.structs.replace(
+        found, winner=priced(found.winner), leader=priced(found.leader), ranking=tuple(map(priced, found.ranking))
+    )
+
+
 def _contention_notes(winner: Winner | None, rows: dict[str, RunSummary]) -> list[Note]:
     if winner is None:
         return []
@@ -266,6 +290,7 @@ def _against(
         high=pair.high,
         throughput_per_s=sorted(rates)[len(rates) // 2] if rates else None,
         item=row.item,
+        energy_per_item_j=row.energy_per_item_j,
         ttft_s=row.ttft_s,
         tpot_s=row.tpot_s.p50 if row.tpot_s is not None else None,
         bandwidth_share=row.bandwidth_share,
@@ -352,6 +377,11 @@ def _ranking(
                 compile_s=compile_s,
                 compile_is_contended=is_contended,
                 bound=row.bound.label,
+                throughput_per_s=row.throughput_per_s,
+                energy_per_item_j=row.energy_per_item_j,
+                energy_too_short=row.energy_too_short,
+                power_w=row.power_w,
+                utilisation=row.utilisation,
                 note=late or _why_not_recommended(recipe, pair.ratio, tune, winner) or lost,
             )
         )

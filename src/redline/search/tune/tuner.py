@@ -36,6 +36,8 @@ PROCESSORS_PER_CPU_JOB = 4
 MOST_JOBS = 8
 MEMORY_MARGIN = 1.5
 """A recipe may need this many times the memory of the baseline."""
+METERED_BLOCK_S = 0.5
+"""A counter of joules moves every 20 to 100 ms: blocks must be long enough for it."""
 FAILED_SHARE = 0.1
 """Of the budget: what finding out why recipes break, and trying suspects, may take."""
 
@@ -257,6 +259,8 @@ class Tuner:
         )
         workload = spec.workload if batch is None else msgspec.structs.replace(spec.workload, batch=batch)
         recipe = Recipe.parse(self.space.text(switches))
+        if self.asked.objective == "energy":
+            measure = msgspec.structs.replace(measure, block_seconds=max(measure.block_seconds, METERED_BLOCK_S))
         return msgspec.structs.replace(spec, recipe=recipe, measure=measure, launch=launch, workload=workload)
 
 
