@@ -54,10 +54,32 @@ def test_a_signal_sent_to_us_goes_on_to_the_script(tmp_path: Path) -> None:
     assert watching.wait(60) == 23
 
 
+def test_a_signal_that_another_thread_gets_goes_on_to_the_script_too(tmp_path: Path) -> None:
+    """While the main thread is busy with a look at the machine, the kernel gives it to any other."""
+    ready, looking = tmp_path / "ready", tmp_path / "looking"
+    script = f"trap 'exit 23' USR1; touch {ready}; while :; do sleep 0.05; done"
+    program = f"""
+import os, pathlib, sys, threading, time
+from redline.launch.watch import run_watched
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+def look(pid):
+    if pathlib.Path({str(ready)!r}).exists():
+        pathlib.Path({str(looking)!r}).touch()
+        time.sleep(1)
+sys.exit(run_watched({[*SHELL, script]!r}, dict(os.environ), look))
+"""
+    watching = subprocess.Popen([sys.executable, "-c", program])
+    while not looking.exists():
+        assert watching.poll() is None
+        time.sleep(0.01)
+    watching.send_signal(signal.SIGUSR1)
+    assert watching.wait(60) == 23
+
+
 def test_our_own_signals_are_as_before_afterwards() -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGTERM)
     run_watched([*SHELL, "exit 0"], dict(os.environ), quietly)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert (signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_a_script_gets_an_interpreter(tmp_path: Path) -> None:

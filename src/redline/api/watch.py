@@ -16,12 +16,12 @@ from typing import Any, Self
 import msgspec
 
 from redline.analyze.watch import Rates, rates_of
-from redline.api.watch_record import Seen, keep
+from redline.api.watch_record import Seen, card_uuids, keep
 from redline.api.workspace import Workspace, use
 from redline.errors import MissingExtra, RedlineError, StoreError
 from redline.launch.meters import Meters
 from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
-from redline.record import RunRecord
+from redline.record import RunRecord, TelemetrySample
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import as_text
 from redline.report.watch import status_line, watch_report
@@ -66,11 +66,11 @@ def watch_command(
     *,
     plan: WindowPlan | None = None,
     name: str | None = None,
-    on_rates: Callable[[Rates], None] | None = None,
+    on_rates: Callable[[Rates, TelemetrySample | None], None] | None = None,
     rates_every_s: float = 5.0,
     workspace: Workspace | None = None,
 ) -> WatchResult:
-    """Run a training command unchanged and watch its steps; `on_rates` hears of them every few seconds."""
+    """Run a training command unchanged and watch its steps; `on_rates` hears every few seconds of them and of the GPU."""
     command = script_command(words)
     with use(workspace) as opened, tempfile.TemporaryDirectory(prefix="redline-watch-") as folder:
         spool = Path(folder)
@@ -83,13 +83,14 @@ def watch_command(
             meters.look(pid)
             if time.monotonic() >= due:
                 due = time.monotonic() + rates_every_s
-                rates = rates_of(reader.refresh())
+                logs = reader.refresh()
+                rates, card = rates_of(logs), meters.latest(card_uuids(logs))
                 if on_rates is not None:
-                    on_rates(rates)
+                    on_rates(rates, card)
                 if announcer is not None:
-                    announcer.tell(rates.steps, None, status_line(rates))
-                    if meters.latest is not None:
-                        announcer.observe(meters.latest)
+                    announcer.tell(rates.steps, None, status_line(rates, card))
+                    if card is not None:
+                        announcer.observe(card)
 
         started_at = time.time()
         try:

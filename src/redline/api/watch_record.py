@@ -128,7 +128,7 @@ def _ending(exit_code: int | None) -> tuple[StopReason, tuple[Any, ...]]:
 
 def _watched(seen: Seen, rates: Rates, findings: Sequence[Advice], windows: Sequence[Window]) -> Watched:
     logs = main_logs(seen.logs)
-    uuids = _uuids(seen.logs)
+    uuids = card_uuids(seen.logs)
     lead: Log | None = logs[0] if logs else None
     steps = Steps(lead) if lead is not None else None
     evidence = Evidence(rates=rates)
@@ -177,7 +177,8 @@ def _watched(seen: Seen, rates: Rates, findings: Sequence[Advice], windows: Sequ
     )
 
 
-def _uuids(logs: Sequence[Any]) -> set[str]:
+def card_uuids(logs: Sequence[Any]) -> set[str]:
+    """Of the GPUs that the watched processes compute on."""
     found = {str(log.process.get("device", {}).get("uuid") or "") for log in logs}
     return {uuid.removeprefix("GPU-") for uuid in found if uuid}
 
@@ -223,7 +224,7 @@ def _environment(seen: Seen, process: dict[str, Any]) -> Environment:
     told = process.get("device", {"kind": "cpu"})
     device = {"name": cpu_name(), **told} if told.get("kind") == "cpu" else told
     return Environment(
-        device=DeviceInfo(**{**device, **seen.meters.facts(_uuids(seen.logs))}),
+        device=DeviceInfo(**{**device, **seen.meters.facts(card_uuids(seen.logs))}),
         hostname=socket.gethostname(),
         platform=platform.platform(),
         python=str(process.get("python", "")),
@@ -242,7 +243,7 @@ def _blocks(seen: Seen, steps: Steps) -> tuple[Block, ...]:
     kept = np.flatnonzero(steps.counted)
     pieces = np.array_split(kept, max(1, -(-len(kept) // BLOCK_STEPS)))
     chosen = [pieces[number] for number in sorted({round(x) for x in np.linspace(0, len(pieces) - 1, MOST_BLOCKS)})]
-    uuids = _uuids(seen.logs)
+    uuids = card_uuids(seen.logs)
     blocks = []
     for number, piece in enumerate(chosen):
         is_last = number == len(chosen) - 1

@@ -53,6 +53,7 @@ def watch(
     from redline.analyze.watch import Rates
     from redline.api.watch import watch_command
     from redline.launch.watch import WindowPlan, end_like
+    from redline.record import TelemetrySample
     from redline.report.terminal import make_console
     from redline.report.watch import status_line, watch_report
     from redline.search.alert import Alarm, parse_share
@@ -66,9 +67,9 @@ def watch(
     if summary is not None and not summary.parent.is_dir():
         raise UsageError(f"cannot write {summary}: there is no folder {summary.parent}")
 
-    def told(rates: Rates) -> None:
+    def told(rates: Rates, card: TelemetrySample | None) -> None:
         if not quiet and sys.stderr.isatty():
-            tell(f"redline: {status_line(rates)}")
+            tell(f"redline: {status_line(rates, card)}")
         if alarm is not None:
             alarm.hear(rates)
 

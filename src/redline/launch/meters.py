@@ -69,15 +69,14 @@ class Meters:
             return {name: value for name, value in self._cards[number].facts().items() if value is not None}
         return {}
 
-    @property
-    def latest(self) -> TelemetrySample | None:
-        """The last reading of the busiest card."""
-        last = [readings[-1] for readings in self._readings if readings]
-        return max(last, key=lambda sample: sample.utilisation or 0.0, default=None)
-
     def telemetry(self, uuids: set[str]) -> tuple[TelemetrySample, ...]:
         numbers = self.used(uuids)
         return tuple(self._readings[numbers[0]]) if numbers else ()
+
+    def latest(self, uuids: set[str]) -> TelemetrySample | None:
+        """What the first card in use said last."""
+        seen = self.telemetry(uuids)
+        return seen[-1] if seen else None
 
     def utilisation(self, uuids: set[str]) -> float | None:
         seen = [

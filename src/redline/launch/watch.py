@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ START = Path(redline.__file__).parent / "bench" / "watch" / "start"
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 FROM_THE_KERNEL = 0x80
 """si_code of a signal that a terminal sends: the script, which is in the same group, has received it too."""
+FROM_A_TERMINAL = tuple(getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name))
 TICK_S = 0.2
 
 
@@ -67,9 +69,15 @@ def plan_text(plan: WindowPlan | None) -> str:
 def run_watched(command: Sequence[str], environment: Mapping[str, str], on_tick: Callable[[int], None]) -> int:
     """Run the command in the foreground; its exit code, or minus the number of the signal that ended it.
 
-    `on_tick` is called with its process id a few times per second. Signals that are sent to us go on to it.
+    `on_tick` is called with its process id a few times per second. Signals that are sent to us go on to it, whichever
+    thread of ours gets them; only the main thread can see to that, so that in another one they have their usual effect.
     """
-    wanted = {getattr(signal, name) for name in PASSED_ON if hasattr(signal, name)}
+    is_main = threading.current_thread() is threading.main_thread()
+    wanted = {getattr(signal, name) for name in PASSED_ON if hasattr(signal, name)} if is_main else set()
+    caught: list[int] = []
+    # This thread waits for them, which also tells where they come from. While it is busy, a thread of some library may
+    # get them instead: then Python calls the handler.
+    handlers = {each: signal.signal(each, lambda number, _: caught.append(number)) for each in wanted}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGCHLD})
     try:
         try:
@@ -84,10 +92,24 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str], on_tick:
             received = _wait_for_signal(wanted | {signal.SIGCHLD})
             if received is not None and received[0] != signal.SIGCHLD and received[1] != FROM_THE_KERNEL:
                 script.send_signal(received[0])
+            while caught:
+                number = caught.pop(0)
+                if not (number in FROM_A_TERMINAL and _is_in_foreground()):
+                    script.send_signal(number)
             on_tick(script.pid)
         return script.returncode
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+
+
+def _is_in_foreground() -> bool:
+    """Whether a terminal's Ctrl-C and Ctrl-\\ reach us, and the script, which is in the same group, by themselves."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
 
 
 def _wait_for_signal(wanted: set[signal.Signals]) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.watch import Rates
-from redline.record import RunRecord
+from redline.record import RunRecord, TelemetrySample
 from redline.report.terminal import plain_table
 from redline.units import format_bytes, format_seconds, format_share, significant
 from redline.watching import PHASES, Watched
@@ -14,8 +14,8 @@ from redline.watching import PHASES, Watched
 NAMES = {"data": "waiting for data", "copy": "copy to the GPU", "other": "everything else"}
 
 
-def status_line(rates: Rates) -> str:
-    """How it goes, on one line."""
+def status_line(rates: Rates, card: TelemetrySample | None = None) -> str:
+    """How it goes, on one line; with what the GPU says of itself, `?` where it does not tell."""
     if not rates.steps:
         return "no step yet"
     parts = [
@@ -28,6 +28,11 @@ def status_line(rates: Rates) -> str:
     ]
     parts += [f"loss {rates.loss:.4g}"] if rates.loss is not None else []
     parts += [f"{rates.outliers} slow steps"] if rates.outliers else []
+    if card is not None:
+        busy = "?" if card.utilisation is None else format_share(card.utilisation)
+        held = "?" if card.memory_used_bytes is None else format_bytes(card.memory_used_bytes)
+        power = "?" if card.power_w is None else f"{card.power_w:.0f} W"
+        parts.append(f"GPU {busy} {held} {power}")
     return " · ".join(part for part in parts if part)
 
 

@@ -708,7 +708,7 @@ class TestWishes:
             ({"batch": "some"}, "batch must be a number or 'auto'"),
             ({"budget": 0}, "budget must be above 0"),
             ({"budget": "soon"}, "10m"),
-            ({"objective": "beauty"}, "objective must be throughput or latency"),
+            ({"objective": "beauty"}, "objective must be throughput, latency or energy"),
             ({"tolerance": "loose"}, "2x"),
             ({"tolerance": "-1"}, "2x"),
             ({"slo_p95": 0.0}, "slo_p95 must be above 0"),
