@@ -1,9 +1,9 @@
 """A benchmark over time: at which record did it change, by how much, and how sure is that?
 
-A *step* is abrupt: the records right before and right after it lie apart by most of what the stretches on both sides
-are apart by. What changes little by little is *drift*, and is told as such. A step is looked for by the split that
-explains most; whether that is more than chance is asked of the same records in random orders, which assumes nothing
-about how they are distributed: two modes of processes or outliers are then chance too.
+A *change* is abrupt: the records right before and right after it differ by most of the difference between the stretches
+on both sides. What changes little by little is *drift*, and is reported as such. A change is looked for by the split that
+explains most; whether that is more than chance is tested on the same records in random orders. That assumes nothing about
+how they are distributed: two modes of processes, or outliers, then count as chance too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redline.analyze.statistics import student_t
 from redline.spec import Frozen
 
 FEWEST_A_SIDE = 5
-"""Records before and after a step: what fewer share may be one session's."""
+"""Records before and after a change: with fewer, one session may be the cause."""
 SHUFFLES = 399
 HOPELESS = 9.0
 """A square of Student's t that the best of many splits exceeds by chance: not worth the shuffles."""
@@ -29,13 +29,13 @@ REACH = 3
 """Neighbours on each side that a single record is set against."""
 CHANCE = 0.005
 """Of a split as good as this in records without any change."""
-SMALLEST_STEP = 0.01
+SMALLEST_CHANGE = 0.01
 """Of the time: smaller ones do not matter, however sure."""
 ABRUPT = 0.6
-"""Share of a step that its nearest records must show."""
+"""Share of a change that its nearest records must show."""
 NEAR = 10
 STANDS_OUT = 2.5
-"""So many times what neighbouring records are usually apart by."""
+"""This many times the usual difference between neighbouring records."""
 MOST_POINTS = 5000
 """How many of the latest records of a series are analysed."""
 DRIFT_CONFIDENCE = 0.99
@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 
 class Change(Frozen):
-    """A step. `ratio` is time before over time after: below 1 it got slower."""
+    """An abrupt one. `ratio` is time before over time after: below 1 it got slower."""
 
     index: int
     """Of the first record after it."""
@@ -67,7 +67,7 @@ class Trend(Frozen):
 
 
 def trend_of(seconds: Sequence[float], *, seed: int = 0) -> Trend:
-    """Steps and drift of times in the order in which they were measured."""
+    """Changes and drift of times in the order in which they were measured."""
     start = max(0, len(seconds) - MOST_POINTS)
     logs = np.log(np.asarray(seconds[start:], dtype=np.float64))
     random = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ def trend_of(seconds: Sequence[float], *, seed: int = 0) -> Trend:
     changes = []
     for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
         low, middle, high = _apart(logs[before:at], logs[at:after])
-        if abs(middle) >= SMALLEST_STEP:
+        if abs(middle) >= SMALLEST_CHANGE:
             changes.append(Change(index=start + at, ratio=math.exp(middle), low=math.exp(low), high=math.exp(high)))
     return Trend(changes=tuple(changes), drift=_drift(logs, bounds))
 
@@ -101,9 +101,9 @@ def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]
 
 
 def _settled(logs: Floats) -> Floats:
-    """With single outliers drawn to their neighbours: what lasts for one record is no step.
+    """With single outliers drawn to their neighbours: what lasts for one record is no change.
 
-    An outlier lies apart from those before it and from those after it; at a step a record is like one of the two.
+    An outlier lies apart from those before it and from those after it; at a change a record is like one of the two.
     """
     scatter = 1.4826 * median(np.abs(np.diff(logs)).tolist()) / math.sqrt(2)
     padded, count = np.pad(logs, REACH, mode="edge"), logs.size
@@ -134,7 +134,7 @@ def _best_split(logs: Floats) -> tuple[int, float]:
 
 
 def _is_abrupt(logs: Floats, at: int) -> bool:
-    """Whether its neighbours are as far apart as all on both sides, and rather a step than a slope or a walk."""
+    """Whether its neighbours are as far apart as all on both sides, and rather a change than a slope or a walk."""
     whole, nearest = float(logs[at:].mean() - logs[:at].mean()), _jump(logs, at)
     if whole * nearest <= 0 or abs(nearest) < ABRUPT * abs(whole):
         return False
@@ -165,7 +165,7 @@ def _apart(before: Floats, after: Floats) -> tuple[float, float, float]:
 
 
 def _drift(logs: Floats, bounds: Sequence[int]) -> Drift | None:
-    """The slope that is left when the steps are taken out: by medians of pairs, told where it is sure and matters."""
+    """The slope that is left when the changes are taken out: by medians of pairs, reported where it is certain and matters."""
     if logs.size < 4 * FEWEST_A_SIDE:
         return None
     level = np.concatenate([logs[a:b] - logs[a:b].mean() for a, b in itertools.pairwise(bounds)])
@@ -180,7 +180,7 @@ def _drift(logs: Floats, bounds: Sequence[int]) -> Drift | None:
     error = math.sqrt(float(np.square(left).sum()) / degrees / spread * inflation)
     half = student_t(degrees, DRIFT_CONFIDENCE) * error
     whole = slope * (logs.size - 1)
-    if abs(slope) <= half or abs(whole) < SMALLEST_STEP:
+    if abs(slope) <= half or abs(whole) < SMALLEST_CHANGE:
         return None
     reach = half * (logs.size - 1)
     return Drift(ratio=math.exp(-whole), low=math.exp(-whole - reach), high=math.exp(-whole + reach))
@@ -205,6 +205,6 @@ def sparkline(seconds: Sequence[float], width: int = 24) -> str:
     edges = [round(index * len(seconds) / count) for index in range(count + 1)]
     speeds = [1 / median(seconds[a:b]) for a, b in itertools.pairwise(edges)]
     low, high = min(speeds), max(speeds)
-    if high / low < 1 + SMALLEST_STEP:
+    if high / low < 1 + SMALLEST_CHANGE:
         return SPARKS[len(SPARKS) // 2] * count
     return "".join(SPARKS[min(int((each - low) / (high - low) * len(SPARKS)), len(SPARKS) - 1)] for each in speeds)
