@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -243,15 +246,19 @@ class StepModule(nn.Module):
 
 _REFUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 _HOOKS = (
-    "on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_before_zero_grad",
+    "setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_train_batch_end",
+    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_before_backward",
+    "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad", "lr_scheduler_step",
 )  # fmt: skip
 _LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric", "torch")
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Whether it is built as Lightning's modules are: with a training step and optimizers of its own."""
-    return callable(getattr(model, "training_step", None)) and callable(getattr(model, "configure_optimizers", None))
+    """Whether it is built as Lightning's modules are: with a training step and optimizers of its own.
+
+    Lightning's own class has both by name, and neither does anything.
+    """
+    return all(_overrides(model, name) for name in ("training_step", "configure_optimizers"))
 
 
 class TrainsItself(nn.Module):
@@ -268,13 +275,16 @@ class TrainsItself(nn.Module):
         arguments = required_positional(module.training_step)  # type: ignore[arg-type]
         if arguments not in (1, 2):
             raise BenchError("user", f"training_step of {name} takes {arguments} arguments, not a batch and its index")
+        if _overrides(module, "configure_model"):
+            module.configure_model()  # type: ignore[operator]  (layers that are made late)
         self.module = module
         self._takes_index = arguments == 2
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         batch = kwargs or (args[0] if len(args) == 1 else args)
         step: Callable[..., Any] = self.module.training_step  # type: ignore[assignment]
-        output = step(batch, 0) if self._takes_index else step(batch)
+        with _missing_trainer(self.module):
+            output = step(batch, 0) if self._takes_index else step(batch)
         if output is None:
             raise BenchError("user", f"training_step of {type(self.module).__name__} returned no loss")
         return output
@@ -282,11 +292,35 @@ class TrainsItself(nn.Module):
     def optimizer(self) -> torch.optim.Optimizer:
         """A fresh one each time, as the module makes it."""
         configure: Callable[[], Any] = self.module.configure_optimizers  # type: ignore[assignment]
-        return one_optimizer(configure(), type(self.module).__name__)
+        with _missing_trainer(self.module):
+            configured = configure()
+        return one_optimizer(configured, type(self.module).__name__)
 
     def unused_hooks(self) -> list[str]:
         """Those of its hooks that a bare step does not call."""
         return [hook for hook in _HOOKS if _overrides(self.module, hook)]
+
+
+@contextmanager
+def _missing_trainer(module: nn.Module) -> Iterator[None]:
+    """Say in one line what a module needs a Trainer for, which a bare step has not."""
+    try:
+        yield
+    except RuntimeError as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        is_lightnings = frames[-1].f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES[:-1]
+        if not is_lightnings or frames[-1].f_code.co_name != "trainer":
+            raise
+        asker = next((each.f_code.co_name for each in reversed(frames[:-1]) if _is_users(each, module)), "it")
+        name = type(module).__name__
+        raise BenchError(
+            "user",
+            f"{asker} of {name} asks for its Trainer, and a bare step has none: measure its loop as a function (--task step)",
+        ) from error
+
+
+def _is_users(frame: FrameType, module: nn.Module) -> bool:
+    return frame.f_globals.get("__name__") == type(module).__module__
 
 
 def _overrides(module: nn.Module, name: str) -> bool:
