@@ -482,6 +482,42 @@ def scalar_out(batch: int) -> Any:
     return Energy(), torch.randn(batch, WIDTH)
 
 
+class Overwriting(nn.Module):
+    """Scales its input in place: the same tensor would grow with every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.mul_(1.5).add_(1))
+
+
+def overwriting(batch: int) -> Any:
+    return Overwriting(), torch.randn(batch, WIDTH)
+
+
+class Sampled(nn.Module):
+    """Draws random numbers in its forward pass, as a variational autoencoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(WIDTH, 8), nn.Linear(4, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, spread = self.encode(x).chunk(2, dim=-1)
+        return self.decode(mean + 3 * torch.randn_like(mean) * spread.exp())
+
+
+def sampled(batch: int) -> Any:
+    return Sampled(), torch.randn(batch, WIDTH)
+
+
+def in_half(batch: int) -> Any:
+    layers = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 3))
+    return layers.bfloat16(), torch.randn(batch, WIDTH, dtype=torch.bfloat16)
+
+
 class Popping(nn.Module):
     """Takes entries out of the dict it is given, and puts others in."""
 

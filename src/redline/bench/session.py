@@ -339,7 +339,7 @@ class BenchSession:
         if not spec.measure.check_numerics or workload.step is not None:
             return None
         self._enter("reference", "strict fp32")
-        number_format = number_format_of(spec.recipe, workload.task)
+        number_format = number_format_of(spec.recipe, workload.task, workload.model)
         if workload.task == "generate":
             return GreedyReference.of(workload, device, number_format)
         if workload.task == "infer":

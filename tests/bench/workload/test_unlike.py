@@ -13,7 +13,7 @@ from redline.bench.count.ask import answer_count
 from redline.bench.session import BenchSession
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply
 from redline.record import Failure, Prepared
-from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
+from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 PLACE = Path(__file__).parents[2] / "models" / "unlike.py"
 
@@ -70,6 +70,9 @@ MODELS: dict[str, Known] = {
     "with_text": TOLD,
     "own_loss": TOLD,
     "scalar_out": TOLD,
+    "overwriting": TOLD,
+    "sampled": TOLD,
+    "in_half": TOLD,
     "popping": TOLD,
     "forces": TOLD,
     "forces_of_the_caller": TOLD,
@@ -219,3 +222,29 @@ def test_the_backward_pass_is_counted_with_targets_of_ones_own() -> None:
     assert not work.notes
     # One linear layer of 6 to 30 on 14 tokens: gradients of its inputs and of its weights.
     assert work.backward_flops == 2 * (2 * 14 * 6 * 30)
+
+
+@pytest.mark.parametrize(("task", "recipe"), [("infer", "torchscript"), ("train", "amp-bf16")])
+def test_inputs_that_a_model_writes_into_are_the_same_for_every_recipe(task: Any, recipe: str) -> None:
+    spec = spec_of("overwriting", batch=4, task=task)
+    found = sound(msgspec.structs.replace(spec, recipe=Recipe.parse(recipe)))
+    assert found.numerics.passed, found.numerics
+    assert [note.code for note in found.workload.notes] == ["input"]
+    plain = sound(spec_of("scalar_first", batch=4)).workload.notes
+    assert not plain
+
+
+def test_what_only_a_switch_breaks_is_not_the_users_fault() -> None:
+    """Its mask is made in fp32, and meets weights in bf16."""
+    found = measured(msgspec.structs.replace(spec_of("graphs", batch=2), recipe=Recipe.parse("amp-bf16")))
+    assert isinstance(found, Failure)
+    assert (found.kind, found.switches) == ("unsupported", ("amp-bf16",)), found.message
+
+
+@pytest.mark.parametrize("name", ["sampled", "in_half"])
+def test_a_recipe_that_changes_nothing_passes_whatever_the_model_draws_or_holds(name: str) -> None:
+    """The same random numbers for both, and for a model in bf16 the tolerance of bf16."""
+    found = sound(msgspec.structs.replace(spec_of(name, batch=4), recipe=Recipe.parse("torchscript")))
+    assert found.numerics.passed, found.numerics
+    other = sound(msgspec.structs.replace(spec_of(name, batch=4), recipe=Recipe.parse("bf16"))).numerics
+    assert other.passed or other.reason.code == "unresolved", other

@@ -16,6 +16,7 @@ from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, UsageError
 from redline.note import Note, note
 from redline.protocol import SwitchChoice, SwitchNeed
+from redline.record import FailureKind
 from redline.spec import Recipe, Switch, Task
 from redline.work import Facts
 
@@ -39,9 +40,14 @@ def switches_of(recipe: Recipe, task: Task) -> list[RecipeSwitch]:
     return sorted(switches, key=lambda switch: switch.stage)
 
 
-def number_format_of(recipe: Recipe, task: Task) -> str:
-    """The coarsest number format any switch computes in."""
+_HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def number_format_of(recipe: Recipe, task: Task, model: nn.Module | None = None) -> str:
+    """The coarsest number format any switch computes in, or the model itself."""
     formats = [switch.computes_in() for switch in switches_of(recipe, task)]
+    held = {parameter.dtype for parameter in model.parameters()} if model is not None else set()
+    formats += [name for dtype, name in _HALVES.items() if dtype in held]
     return max((name for name in formats if name), key=_COARSENESS.index, default="fp32")
 
 
@@ -80,6 +86,7 @@ def apply_recipe(
     for switch in switches[len(early) :]:
         with blaming(str(switch.switch), setup, "recipe"):
             switch.apply(setup)
+    setup.begin_with_originals()
     return setup
 
 
@@ -94,12 +101,18 @@ def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
     except Exception as error:
         if switch is None or isinstance(error, UsageError) or is_out_of_memory(error):
             raise
-        broken = error if isinstance(error, BenchError) else BenchError(kind_of(error, stage), one_line(error))
+        kind = kind_of(error, stage)
+        # Without the switch the model has run: its code is not what is wrong.
+        broken = error if isinstance(error, BenchError) else BenchError(_not_users(kind), one_line(error))
         if not broken.switches:
             broken.switches, broken.scope = (switch,), "switch" if len(setup.switches) == 1 else "recipe"
         if broken is error:
             raise
         raise broken from error
+
+
+def _not_users(kind: FailureKind) -> FailureKind:
+    return "unsupported" if kind == "user" else kind
 
 
 def switch_choices(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.outputs import SMALLEST_SIGNAL, Answer, Difference, answer_of, difference, ratio
 from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, unchanged_afterwards, unchanged_buffers
-from redline.bench.workload.inputs import Inputs, copied
+from redline.bench.workload.inputs import Inputs, copied, input_tensors
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Second, Workload
 from redline.note import Note, note
@@ -37,6 +38,7 @@ LARGEST_TOLERANCE = 0.8
 """Beyond this a recipe that ignores its input (error 1 and more) would come close to passing."""
 UNRESOLVED_FLOOR = 0.5
 """Above this the number format cannot resolve the signal of this model, and nothing can be judged."""
+ANSWER_SEED = 0
 REFERENCE = note("reference", "the strict fp32 reference itself")
 NOTHING_TO_COMPARE = Numerics(
     method="unchecked",
@@ -56,7 +58,9 @@ class OutputReference:
     second: SecondInputs | None
     """Where the second set came from; None where there is one set alone."""
     mover: str = "rounding"
-    """What sets the floor: rounding, or asking twice where a model keeps state or draws random numbers."""
+    """What sets the floor: rounding, or asking twice where a model keeps state."""
+    seed_floor: float | None = None
+    """How far another seed moves the outputs of a model that draws random numbers; None where it draws none."""
 
     @classmethod
     def of(
@@ -64,17 +68,24 @@ class OutputReference:
     ) -> OutputReference:
         """`given`: the user's own second inputs, for which nothing else is put in."""
         step = InferenceStep(_strict(workload, device))
-        inputs: list[Inputs] = [(workload.args, workload.kwargs)]
+        keep_if_written(workload, step.context)
+        inputs: list[Inputs] = [workload.originals or (workload.args, workload.kwargs)]
+        torch.manual_seed(ANSWER_SEED)
+        fresh = device.random_state()
         outputs = [_answers(step, inputs[0])]
+        draws_random_numbers = not torch.equal(fresh, device.random_state())
         second = Second(given, "given") if given is not None else workload.second_inputs(seed + 1)
         answers = None if second is None else _second_answers(step, second, outputs[0], workload)
         if second is not None and answers is not None:
             inputs, outputs = [*inputs, second.inputs], [*outputs, answers]
         how = second.how if second is not None and answers is not None else None
-        floor = _floor(step, inputs, outputs, number_format)
+        floor = max(_floor(step, inputs, outputs, number_format), _own_unit(workload.model))
         repeated = difference([_answers(step, each) for each in inputs], outputs).rel_l2
         mover = "asking twice" if repeated > floor else "rounding"
-        return cls(inputs, outputs, max(floor, repeated), number_format, how, mover)
+        seed_floor = None
+        if draws_random_numbers:
+            seed_floor = difference([_answers(step, each, ANSWER_SEED + 1) for each in inputs], outputs).rel_l2
+        return cls(inputs, outputs, max(floor, repeated), number_format, how, mover, seed_floor)
 
     def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
         found = [_answers(step, setup.prepared_inputs(*given)) for given in self.inputs]
@@ -83,7 +94,11 @@ class OutputReference:
             return Numerics(number_format=self.number_format, reason=why, second_inputs=self.second)
         if self.outputs[0].is_empty:
             return NOTHING_TO_COMPARE
-        verdict = judged(difference(found, self.outputs), self.floor, self.number_format, mover=self.mover)
+        apart = difference(found, self.outputs)
+        verdict = judged(apart, self.floor, self.number_format, mover=self.mover)
+        if not verdict.passed and apart.finite and self.seed_floor is not None and self.seed_floor > self.floor:
+            # A compiler or another number format draws other numbers from the same seed.
+            verdict = judged(apart, self.seed_floor, self.number_format, mover="another seed")
         return msgspec.structs.replace(verdict, second_inputs=self.second)
 
     def as_numerics(self) -> Numerics:
@@ -125,8 +140,15 @@ def _floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], num
     return max(floors)
 
 
-def _answers(step: InferenceStep, inputs: Inputs) -> Answer:
-    """On copies: a model may write into its inputs, and into its buffers."""
+def _own_unit(model: torch.nn.Module) -> float:
+    """Of a model in half precision: rounding its weights again moves nothing, but every sum in another order does."""
+    halves = {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}
+    return max((torch.finfo(dtype).eps for dtype in halves), default=0.0)
+
+
+def _answers(step: InferenceStep, inputs: Inputs, seed: int = ANSWER_SEED) -> Answer:
+    """On copies, because a model may write into its inputs and buffers, and with the same random numbers each time."""
+    torch.manual_seed(seed)
     with unchanged_buffers(step.workload.model):
         return answer_of(step.on(*copied(inputs)))
 
@@ -196,6 +218,7 @@ class LossReference:
             distribute(setup)
             return TrainingStep(setup, optimizer)
 
+        keep_if_written(workload, torch.enable_grad)
         torch.manual_seed(seed)
         fresh = device.random_state()
         with unchanged_afterwards(workload.model):
@@ -321,7 +344,20 @@ def forward(workload: Workload, device: Device) -> Answer:
 def _strict(workload: Workload, device: Device) -> Setup:
     """The workload as it is: fp32, eager."""
     device.allow_tf32(False)
-    return Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
+    setup = Setup(workload=workload, device=device, model=workload.model, args=workload.args, kwargs=workload.kwargs)
+    setup.begin_with_originals()
+    return setup
+
+
+def keep_if_written(workload: Workload, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Look whether the model writes into its inputs; a second step would then see others than the first."""
+    args, kwargs = copied((workload.args, workload.kwargs))
+    tensors = [tensor for _, tensor in input_tensors((args, kwargs)) if not tensor.is_leaf or not tensor.requires_grad]
+    before = [tensor._version for tensor in tensors]
+    with unchanged_buffers(workload.model), context():
+        workload.model(*args, **kwargs)
+    if [tensor._version for tensor in tensors] != before:
+        workload.keep_originals()
 
 
 def _told(value: float | None) -> float | None:

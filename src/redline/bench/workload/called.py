@@ -275,8 +275,9 @@ class TrainsItself(nn.Module):
         arguments = required_positional(module.training_step)  # type: ignore[arg-type]
         if arguments not in (1, 2):
             raise BenchError("user", f"training_step of {name} takes {arguments} arguments, not a batch and its index")
-        if _overrides(module, "configure_model"):
-            module.configure_model()  # type: ignore[operator]  (layers that are made late)
+        if _overrides(module, "configure_model"):  # layers that are made late
+            configure: Callable[[], None] = module.configure_model  # type: ignore[assignment]
+            configure()
         self.module = module
         self._takes_index = arguments == 2
 

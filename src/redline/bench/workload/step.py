@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from redline.bench.device.base import Device
 from redline.bench.workload.called import TrainsItself
+from redline.bench.workload.inputs import input_tensors
 from redline.bench.workload.structure import Untouched
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
@@ -86,6 +87,20 @@ class Setup:
         for change in self.input_changes:
             args, kwargs = pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
         return args, kwargs
+
+    def begin_with_originals(self) -> None:
+        """Restore the inputs before every step, where the model writes into them."""
+        if self.workload.originals is None:
+            return
+        own = [tensor for _, tensor in input_tensors((self.args, self.kwargs))]
+        kept = [tensor.clone() for _, tensor in input_tensors(self.prepared_inputs(*self.workload.originals))]
+
+        def restore() -> None:
+            with torch.no_grad():
+                for tensor, original in zip(own, kept, strict=True):
+                    tensor.copy_(original)
+
+        self.before_step.append(restore)
 
     def let_originals_go(self) -> None:
         """Keep only the inputs this recipe works on: the fp32 ones beside them would count as the recipe's memory."""

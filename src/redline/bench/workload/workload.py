@@ -17,6 +17,7 @@ from redline.bench.workload.fingerprint import input_hash, model_hash
 from redline.bench.workload.inputs import (
     Inputs,
     changed_slightly,
+    copied,
     input_shapes,
     input_tensors,
     redraw,
@@ -69,6 +70,8 @@ class Workload:
     """Other inputs of the same kind on the CPU, from the user's factory: of a seed and a batch, where it takes one."""
     gradients: Gradients = "inference"
     """What inference runs under: a model that differentiates inside its forward pass cannot do so in inference mode."""
+    originals: Inputs | None = None
+    """The inputs as they were, where the model writes into them: every step then begins with these."""
     device: torch.device | str = "cpu"
     is_cpu_only: bool = False
     """Torch has its operators for no other device."""
@@ -107,6 +110,11 @@ class Workload:
         """To be held around forward passes of inference."""
         modes = {"inference": torch.inference_mode, "off": torch.no_grad, "on": torch.enable_grad}
         return modes[self.gradients]()
+
+    def keep_originals(self) -> None:
+        """Of inputs that the model was seen writing into."""
+        self.originals = copied((self.args, self.kwargs))
+        self.notes.append(note("input", "the model writes into its inputs: they are restored before every step"))
 
     def differentiates(self, call: Callable[[], Any]) -> bool:
         """Whether `call`, which failed in inference mode, does not with gradients possible; they then are from now on."""

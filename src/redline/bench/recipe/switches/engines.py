@@ -183,4 +183,4 @@ def _torchscript_reason(error: Exception) -> str:
         told.append(line)
         if not line.endswith(","):
             break
-    return " ".join(told) or type(error).__name__
+    return " ".join(told)[:300] or type(error).__name__  # it may print whole tensors

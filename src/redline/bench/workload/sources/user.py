@@ -32,7 +32,7 @@ from redline.bench.workload.handed import (
 )
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
-from redline.bench.workload.structure import describe, map_leaves
+from redline.bench.workload.structure import children, describe
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note
@@ -132,12 +132,13 @@ def _require_scaling(make: _Factory, inputs: Inputs, batch: int, seed: int) -> N
         )
 
 
-def _hides_something(inputs: Inputs) -> bool:
+def _hides_something(inputs: Any) -> bool:
     """Whether an object among the inputs, such as a batch of graphs, may hold what is not seen from outside."""
     known = Tensor | bool | int | float | complex | str | bytes | None
-    found: list[Any] = []
-    map_leaves(inputs, lambda _, leaf: found.append(leaf))
-    return any(not isinstance(leaf, known) for leaf in found)
+    parts = children(inputs)
+    if parts is None:
+        return not isinstance(inputs, known)
+    return any(_hides_something(part) for _, part in parts)
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
