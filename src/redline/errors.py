@@ -24,11 +24,11 @@ class RedlineError(Exception):
 
 
 class UsageError(RedlineError):
-    """A mistake of the person in front of the terminal, told in one line."""
+    """A mistake in what was asked, reported in one line."""
 
 
 class SpecError(UsageError):
-    """A field holds what it must not; the message names the field, the rule and the value."""
+    """A field has a value that is not allowed; the message names the field, the rule and the value."""
 
 
 class UnknownName(UsageError):

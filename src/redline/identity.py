@@ -324,7 +324,7 @@ ACROSS = frozenset({"device", "driver", "threads", "data"})
 
 
 def across_devices(benchmark: Benchmark) -> Benchmark:
-    """The same wherever it ran."""
+    """The benchmark without its device."""
     settings = tuple((name, value) for name, value in benchmark.settings if name not in ACROSS)
     return msgspec.structs.replace(benchmark, device="", settings=settings)
 

@@ -50,7 +50,7 @@ def is_gone(name: str) -> bool:
 
 
 def _started(process: psutil.Process) -> str:
-    """Since the machine's start, which does not move when somebody sets its clock."""
+    """When a process started, counted from boot: setting the clock does not change it."""
     booted = psutil.boot_time()
     return f"{process.create_time() - booted:.2f}"
 
@@ -86,7 +86,7 @@ def adopt_orphans() -> bool:
 
 
 def kill_group(leader: int) -> None:
-    """End a process group, if there is still anybody in it."""
+    """End a process group, if it still has processes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Named plug-ins: those in the house register themselves, others come in through entry points."""
+"""Named plug-ins: our own register themselves, others come through entry points."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def serve(
 
 
 class VirtualClock:
-    """A clock that only moves when it is told to."""
+    """A clock that moves only when it is set forward."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -146,7 +146,7 @@ def rate_of(arrivals_s: Sequence[float]) -> float:
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
-    """The smallest of the sorted sizes in which so many requests fit."""
+    """The smallest of the sorted sizes that holds this many requests."""
     return next(bucket for bucket in buckets if bucket >= size)
 
 

@@ -75,12 +75,12 @@ class Epoch(Frozen):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of training alone."""
+        """Samples per second of training, without validation."""
         return self.samples / self.train_s if self.train_s > 0 else None
 
     @property
     def samples_per_s_whole(self) -> float | None:
-        """With the time of the validation."""
+        """Samples per second, with the time of validation."""
         return self.samples / self.seconds if self.seconds > 0 else None
 
     @property
@@ -97,7 +97,7 @@ def steady_epochs(epochs: Sequence[Epoch]) -> list[Epoch]:
 
 
 def wait_share(epochs: Sequence[Epoch]) -> float | None:
-    """Of the training time of all of them."""
+    """Share of the training time of all epochs."""
     whole = sum(sum(epoch.phases_s.values()) for epoch in epochs)
     return sum(epoch.phases_s.get(DATA_PHASE, 0.0) for epoch in epochs) / whole if whole > 0 else None
 

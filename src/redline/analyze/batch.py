@@ -281,7 +281,7 @@ def supported_knee(trials: Sequence[BatchTrial]) -> Knee | Note:
 
 
 def _surely_reached(trial: BatchTrial) -> float:
-    """The lower end of its interval: the highest of several noisy rates is too high. Nothing where there is none."""
+    """The lower end of the rate's interval, because the highest of several noisy rates is too high; None without one."""
     return trial.throughput_interval.low if trial.throughput_interval else 0.0
 
 

@@ -1,4 +1,4 @@
-"""A finding, the arithmetic of what mending it can bring, and advice that fits what was profiled."""
+"""A finding, how much fixing it can gain, and advice that fits what was profiled."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _welch(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def _since(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> float:
-    """What may have changed since the baseline was measured, by how it changed while it was; 0 where it kept its pace.
+    """How much the machine may have changed since the baseline was measured, from its drift meanwhile; 0 where it was steady.
 
     Between sessions, where there are several; and within them, where neighbours in time are more alike than others.
     """

@@ -187,7 +187,7 @@ def _drift(logs: Floats, bounds: Sequence[int]) -> Drift | None:
 
 
 def _inflation(left: Floats) -> float:
-    """Of a variance, by the correlation of neighbours."""
+    """By how much the correlation of neighbours inflates a variance."""
     energy = float(np.square(left).sum())
     correlation = float((left[1:] * left[:-1]).sum()) / energy if energy > 0 else 0.0
     correlation = min(max(correlation, 0.0), 0.95)

@@ -193,7 +193,7 @@ def _outlier_notes(record: RunRecord) -> Iterator[Note]:
 
 
 def _load_notes(record: RunRecord) -> Iterator[Note]:
-    """Others were at work, and did not slow it by much: the reader may want to know all the same."""
+    """Notes about other processes that used the machine but did not slow the run by much."""
     blocks = [block for block in record.blocks if block.others_cpu_s is not None and block.wall_s > 0]
     if not blocks or any(_shared_cpu(record)):
         return

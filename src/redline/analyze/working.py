@@ -198,7 +198,7 @@ def decoding(profile: Profile) -> list[Finding]:
 
 
 def _timed_finding(code: str, evidence: str, todo: Advice, saves_s: float, most_s: float, whole_s: float) -> Finding:
-    """Its seconds are of steps without the profiler."""
+    """A finding whose seconds are those of steps without the profiler."""
     left_s = whole_s - most_s
     gain = min(whole_s / left_s, LARGEST_GAIN) if left_s > 0 else LARGEST_GAIN
     return Finding(code=code, evidence=evidence, next=todo.text, recipe=todo.recipe, gain_bound=gain, saves_s=saves_s)

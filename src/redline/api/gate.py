@@ -335,7 +335,7 @@ class _Gate:
         return count_check("kernels", *(self._kernels_of(each) for each in (baseline, spec)))
 
     def _kernels_of(self, spec: RunSpec) -> float | None:
-        """Launched on the device in a step, by a short profile; None on a CPU."""
+        """How many kernels a step launches, from a short profile; None on a CPU."""
         try:
             found = profile_spec(spec, ProfileRequest(path="", active=2), self._workspace).profile
         except BenchError as error:

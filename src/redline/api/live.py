@@ -68,7 +68,7 @@ def _held(path: Path) -> IO[bytes] | None:
 
 
 def _written(live: Any, path: Path) -> IO[bytes] | None:
-    """Whole or not at all; locked before it has its name."""
+    """Write the file whole or not at all; it is locked before it gets its name."""
     try:
         body = cloudpickle.dumps(live)
     except Exception:

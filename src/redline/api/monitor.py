@@ -238,7 +238,7 @@ def _series(machine: Machine, seconds: float | None, interval_s: float) -> Itera
 
 
 def total_of(looks: Sequence[DeviceLook]) -> DeviceTotal:
-    """Each figure over the looks that have it; where no look has it, it is unknown."""
+    """Each figure over the samples that have it; unknown where no sample has it."""
 
     def known(name: str) -> list[float]:
         return [value for look in looks if (value := getattr(look, name)) is not None]

@@ -137,7 +137,7 @@ class Workspace:
 
     @contextmanager
     def lock(self, device: str, ranks: int = 1) -> Iterator[None]:
-        """Hold the device while it is measured, of several ranks each one's; the observer hears of any wait."""
+        """Hold the device, or that of each rank, while it is measured; the observer is told of any wait."""
         kind = device.partition(":")[0]
         devices = [device] if ranks == 1 else [f"{kind}:{index}" for index in range(ranks if kind != "cpu" else 0)]
         with ExitStack() as held:

@@ -364,7 +364,7 @@ class LiveTune(LiveObserver):
         self._replicate = f"replicate {number} of {planned}"
 
     def standing(self, pairs: Sequence[Pair]) -> None:
-        """The report tells it."""
+        """Nothing: the report shows it."""
 
     def name_of(self, record: RunRecord) -> str:
         recipe = str(record.spec.recipe)

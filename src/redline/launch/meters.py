@@ -64,7 +64,7 @@ class Meters:
         return [number for number, uuid in enumerate(self._uuids) if uuid.removeprefix("GPU-") in uuids]
 
     def facts(self, uuids: set[str]) -> dict[str, Any]:
-        """Of the first card in use, what is known of it."""
+        """What is known of the first GPU in use."""
         for number in self.used(uuids)[:1]:
             return {name: value for name, value in self._cards[number].facts().items() if value is not None}
         return {}

@@ -216,7 +216,7 @@ class RanksSession:
             line.ended_at = time.monotonic() if isinstance(reply, FailureReply) else math.inf
 
     def _hang_up(self, line: RankLine) -> None:
-        """A rank whose line is dead has died, and says no more how."""
+        """Note how a rank ended whose connection broke."""
         line.is_gone = True
         who = f"rank {line.rank} of {len(self._lines)}" + (f" (process {line.pid})" if line.pid else "")
         if line.process is not None:

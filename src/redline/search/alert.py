@@ -29,7 +29,7 @@ def parse_share(text: str) -> float:
 
 
 class Alarm:
-    """Compares the pace of the newest steps with the best pace so far; tells once per fall, again after a recovery."""
+    """Compares the pace of the newest steps with the best pace so far; alerts once per drop, and again after a recovery."""
 
     def __init__(self, target: str, drop: float, deliver: Callable[[str, bytes], None] | None = None) -> None:
         self._target = target

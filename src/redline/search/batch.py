@@ -69,7 +69,7 @@ class BatchSearch:
 
     @property
     def tried(self) -> list[Tried]:
-        """As the search for the largest sees it. Latency trials are not squeezed: their figure is of another kind."""
+        """Trials that the search for the largest batch goes by; those of latency have another figure of memory."""
         told = [trial for trial in self.trials if trial.purpose != "slo"]
         return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in told]
 

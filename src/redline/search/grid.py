@@ -242,7 +242,7 @@ def grid_from_table(table: Mapping[str, Any], where: str = "sweep") -> Grid:
 
 
 def in_informative_order(answers: Sequence[Checked]) -> list[Checked]:
-    """Early cells should tell most: does it run at all, does the largest fit, then what lies between.
+    """Cells in the order of what they tell: whether it runs at all, whether the largest fits, then those between.
 
     Smallest batch first, then the largest, then halves of halves; at each, recipes that compile come last, because the
     others answer within seconds. Cells that compile the same graph stand next to each other.

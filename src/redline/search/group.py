@@ -245,7 +245,7 @@ class Group:
         return None
 
     def _entry(self, pending: Pending) -> Entry:
-        """What is ready to be timed is in the journal before it is."""
+        """The entry of a prepared session; its record goes to the journal before it is timed."""
         record, reply = pending.record, pending.reply
         if isinstance(reply, PreparedReply):
             prepared = reply.prepared

@@ -1,4 +1,4 @@
-"""A few timed blocks without the profiler, then a few steps under it: what it costs is known, and nothing else suffers."""
+"""A few timed blocks without the profiler, then a few steps under it, so that the cost of profiling is known."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ SCRIPT_TIMEOUT_S = 3600.0
 
 
 def find_tool(tool: VendorTool) -> str:
-    """Its command; raises with how to get it where it is not there."""
+    """The path of the tool; where it is missing, the error says how to install it."""
     folders = [os.environ.get("PATH", os.defpath)]
     folders += [folder for pattern in tool.also_in for folder in sorted(glob.glob(pattern), reverse=True)]
     found = shutil.which(tool.name, path=os.pathsep.join(folders))

@@ -196,7 +196,7 @@ class CellJournal:
         """Nothing yet."""
 
     def append(self, record_id: str, block: Block) -> None:
-        """Only what those who look on are shown."""
+        """Show the latest telemetry; the block itself is written with the whole record."""
         if block.telemetry:
             self._ledger.observe(block.telemetry[-1])
 

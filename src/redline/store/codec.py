@@ -183,7 +183,7 @@ def series_body(record: RunRecord) -> str:
 
 
 def row_from(columns: RowMapping) -> Row:
-    """A row as it is stored. A time that no calendar has, in a damaged or foreign history, becomes the nearest that has."""
+    """A row as it is stored. A time outside the calendar, in a damaged or foreign history, becomes the nearest valid one."""
     row = Row(**columns)
     sane = 0 <= row.created_at <= LAST_MOMENT  # false for NaN, too
     return row if sane else msgspec.structs.replace(row, created_at=LAST_MOMENT if row.created_at > 0 else 0.0)

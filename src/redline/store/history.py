@@ -240,7 +240,7 @@ class History:
             connection.execute(queries.INSERT_MARK, values)
 
     def unmark(self, record_id: str, kind: MarkKind, words: str) -> bool:
-        """Whether there was such a tag or note to take away."""
+        """Remove a tag or note; says whether it was there."""
         with self._database.writing(durable=True) as connection:
             found = {"this_id": record_id, "this_kind": kind, "these": column_text(words)}
             return connection.execute(queries.DELETE_MARK, found).rowcount > 0
@@ -260,7 +260,7 @@ class History:
             return list(connection.execute(queries.TAGGED, {"words": column_text(tag)}).scalars())
 
     def id_of(self, prefix: str) -> str:
-        """The whole id of the one record whose id begins so."""
+        """The full id of the one record whose id starts with this."""
         with self._database.reading() as connection:
             return self._the_id(connection, prefix)
 

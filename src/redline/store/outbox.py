@@ -27,7 +27,7 @@ class Outbox:
         self.folder = Path(platformdirs.user_data_path("redline")) / "unsent" / digest
 
     def put(self, write: Write) -> None:
-        """On the disk when it returns."""
+        """Write it; it is on disk when this returns."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{new_id()}{SUFFIX}"

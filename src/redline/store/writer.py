@@ -188,7 +188,7 @@ def _note_writer(connection: Connection, record_id: str, writer: str | None) -> 
 
 
 class Holder(Frozen):
-    """Who works on a sweep or a search on a server, and until when that holds without another word."""
+    """Who works on a sweep or a search on a server, and until when that holds unless renewed."""
 
     token: str
     process: str

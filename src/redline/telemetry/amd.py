@@ -75,7 +75,7 @@ class RocmSmiCard:
         said = rocm_smi().get(self._name, {})
 
         def figure(*words: str) -> float | None:
-            """Of the first line that has all these words."""
+            """The figure of the first line that has all these words."""
             for line, value in said.items():
                 if all(word in line.lower() for word in words):
                     return number(str(value).strip("()").lower().removesuffix("mhz"))

@@ -66,7 +66,7 @@ def package_energy_j(folder: Path = _RAPL) -> float | None:
 
 
 class EnergyMeter:
-    """Adds up what a counter of joules counts; a step back is a counter that wrapped, or another card: not counted."""
+    """Adds up what a counter of joules counts; a decrease means the counter wrapped or the card changed, and is not counted."""
 
     def __init__(self) -> None:
         self._last: float | None = None

@@ -21,7 +21,7 @@ COPIES = 8
 
 
 def measure_generations(step: GenerateStep, device: Device, request: Measure, estimate_s: float) -> Block:
-    """Whole generations, each begun on an idle device, as a request finds it."""
+    """Time whole generations, each started on an idle device."""
     planned = max(1, round(request.seconds / max(estimate_s, 1e-7)))
     timed = min(planned, request.max_steps) if request.max_steps else planned
     device.synchronize()

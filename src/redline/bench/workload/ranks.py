@@ -116,7 +116,7 @@ def processors() -> int:
 
 
 def is_ranked() -> bool:
-    """Whether this process is a rank, if only the one of a world of one."""
+    """Whether this process is a rank, even the only one."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -168,7 +168,7 @@ class Ranks:
         return bool(told.item())
 
     def meet(self) -> None:
-        """Go on together."""
+        """Wait until all ranks are here."""
         if self.several:
             dist.barrier(group=self._meeting)
 

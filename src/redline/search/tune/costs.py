@@ -87,7 +87,7 @@ class Costs:
         return self.compiles(one) and self._program(one) == self._program(other)
 
     def again_s(self, switches: Switches) -> float:
-        """To open this recipe again once it has been tried."""
+        """Seconds to open this recipe again once it has been tried."""
         return self._warm_s(switches)
 
     def anew_s(self, switches: Switches) -> float:

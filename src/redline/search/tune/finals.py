@@ -200,7 +200,7 @@ def _race(tuner: Tuner) -> Race:
 
 
 def _run_final(tuner: Tuner, race: Race, racers: Sequence[Switches]) -> bool:
-    """One more replicate, kept; False where the budget does not hold it. The one that gives an interval may exceed it a little."""
+    """Run and keep one more replicate; False where the budget is too short. The one that gives an interval may exceed it a little."""
     gives_interval = len(tuner.tune.finals) == FEWEST_REPLICATES - 1 and len(racers) == 2
     grace_s = GRACE * tuner.budget_s if gives_interval else 0.0
     if len(_affordable(tuner, racers, grace_s)) < len(racers):

@@ -175,7 +175,7 @@ class Lessons:
         return chance
 
     def _is_explained(self, recipe: Switches) -> bool:
-        """A smaller part of it is known to break: the rest of the recipe is under no suspicion for it."""
+        """Whether a smaller part of the recipe is known to break, which explains its failure."""
         return any(part < recipe for part, exactly in self._ruled_out if not exactly)
 
     def _with(self, switches: Switches) -> Switches:

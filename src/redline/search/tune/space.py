@@ -230,7 +230,7 @@ class Space:
         return switches
 
     def completed(self, switches: Switches) -> Switches:
-        """With what its switches need beside each other, where one more switch of the space is enough."""
+        """The recipe with a switch that its others need, where one more switch of the space is enough."""
         if self._lacking(switches) is None:
             return switches
         larger = (switches | {choice.switch} for choice in self.choices)
