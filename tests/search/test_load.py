@@ -122,6 +122,37 @@ def test_latency_counts_from_the_intended_arrival_of_those_who_were_never_served
     assert point.p50_s > 5.0  # half of them waited half of the fifteen seconds and longer
 
 
+def test_long_answers_are_not_taken_for_falling_behind() -> None:
+    """A device that takes 0.4 s for any batch keeps up with any rate, although its last answers come late."""
+    (point,) = served_by(0.4, 100.0, 750, max_batch=1000).points
+    assert not point.is_saturated
+    assert point.mean_batch == pytest.approx(40.0, rel=0.15)
+    assert 0.4 < point.p50_s < 0.8
+    # Of batches of at most 30 the same device falls behind: 75 a second.
+    (point,) = served_by(0.4, 100.0, 750, max_batch=30).points
+    assert point.is_saturated
+
+
+def test_bursts_wait_for_each_other(tmp_path: Path) -> None:
+    """Twenty requests at once, every second, in batches of five: the k-th batch ends k steps after the burst."""
+    file = tmp_path / "bursts.txt"
+    file.write_text("".join(f"{second}\n" * 20 for second in range(50)))
+    door = FakeDoor(Landscape(step_s=0.1, noise_sigma=0.0))
+    with Workspace(door=door, keep=False) as workspace:
+        (row,) = load("resnet18", arrivals=file, max_batch=5, max_wait=0.0, workspace=workspace)
+    (point,) = row.points
+    assert point.mean_s == pytest.approx(0.25)
+    assert (point.queue_s, point.compute_s, point.mean_batch) == (pytest.approx(0.15), pytest.approx(0.1), 5.0)
+    assert not point.is_saturated
+
+
+def test_rates_at_which_nothing_comes_are_refused() -> None:
+    with Workspace(door=FakeDoor(Landscape(step_s=0.01)), keep=False) as workspace:
+        with pytest.raises(SpecError, match=r"rate 0.01 is too low to be measured in 12 s: give 0.417 or more"):
+            load("resnet18", rate="0.01,10", seconds=2.0, workspace=workspace)
+        assert load("resnet18", rate=0.01, seconds=100.0, workspace=workspace)[0].is_sound
+
+
 def tail_of_one_server(use: float, steps: float) -> float:
     """The chance of waiting longer than so many service times in M/D/1, by its exponential tail."""
     low, high = 1e-9, 50.0

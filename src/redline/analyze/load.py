@@ -142,7 +142,7 @@ def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
     unfinished = int(arrivals.size - done)
     kept = latency[first:]
     p99 = percentile(kept.tolist(), 0.99)
-    is_saturated = unfinished > 0 or achieved < KEEPS_UP * min(offered, served.rate)
+    is_saturated = unfinished > 0 or max(achieved, _pace(sizes, finished)) < KEEPS_UP * min(offered, served.rate)
     tail = float(kept.max()) if p99 is None else p99
     return LoadPoint(
         rate=served.rate,
@@ -165,6 +165,15 @@ def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
         is_saturated=is_saturated,
         keeps_target=not is_saturated and (slo_p99_s is None or tail <= slo_p99_s),
     )
+
+
+def _pace(sizes: NDArray[np.int64], finished: Floats) -> float:
+    """Requests completed per second from the first completion to the last.
+
+    What the last requests take after their arrival is latency, and no sign that the server falls behind.
+    """
+    span_s = float(finished[-1] - finished[0]) if finished.size > 1 else 0.0
+    return float(sizes[1:].sum()) / span_s if span_s > 0 else 0.0
 
 
 def sustained(points: Sequence[LoadPoint]) -> float | None:

@@ -18,7 +18,7 @@ from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.load import load_report, plot_loads
 from redline.report.notebook import Shown
-from redline.search.load import SECONDS, LoadQuestion, serve_rates
+from redline.search.load import SECONDS, LoadQuestion, require_measurable, serve_rates
 from redline.serving import rate_of, read_arrivals
 from redline.spec import MOST_ROWS, LoadSpec, RunSpec, require_seconds
 from redline.spec_table import layered
@@ -104,6 +104,7 @@ def load(
             arrivals_s=recorded,
             refine=len(rates) > 1,
         )
+        require_measurable(question)
         return LoadResult(load_specs(specs, question, working))
 
 

@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from redline.analyze.load import LoadPoint, load_point
+from redline.errors import SpecError
 from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.protocol import Prepare, PreparedReply, Progress, Reply, Request, Serve, ServedReply
@@ -23,6 +24,8 @@ LONGEST = 6.0
 """At low rates a point may take up to this many times as long, so that p99 exists."""
 FEWEST_REQUESTS = 750
 """With those that settle left out, enough for p99."""
+LEAST_REQUESTS = 5
+"""That a rate brings within the longest time of a point: below it there is nothing to measure."""
 OVERTIME = 1.5
 """A server that takes this many times as long as the requests took to arrive is over capacity."""
 REFINED = 1.04
@@ -39,6 +42,16 @@ class LoadQuestion(Frozen):
     arrivals_s: tuple[float, ...] | None = None
     """Recorded arrivals, stretched to each rate; None: Poisson."""
     refine: bool = True
+
+
+def require_measurable(question: LoadQuestion) -> None:
+    """Refuse rates at which hardly any request would come; recorded arrivals take as long as they take."""
+    longest_s = LONGEST * question.seconds
+    if question.arrivals_s is None and question.rates[0] * longest_s < LEAST_REQUESTS:
+        raise SpecError(
+            f"rate {question.rates[0]:g} is too low to be measured in {longest_s:g} s: give {LEAST_REQUESTS / longest_s:.3g} "
+            f"or more, or --seconds {LEAST_REQUESTS / question.rates[0] / LONGEST:.3g}"
+        )
 
 
 def serve_rates(
