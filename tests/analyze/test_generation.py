@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 
 import msgspec
 import pytest
 from kineto import GEMM, TraceMaker
 
+import redline
 from redline.analyze.batch import BatchTrial, SloTargets
 from redline.analyze.bound import bound
 from redline.analyze.diagnose import diagnose
@@ -15,10 +18,14 @@ from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
 from redline.analyze.profile import Capture, profile_of
 from redline.analyze.race import pair_of
+from redline.api.workspace import Workspace
 from redline.errors import SpecError
 from redline.record import Block, Capabilities, GenerationInfo, RunRecord
+from redline.report.export import export_csv
 from redline.report.profile_facts import facts
 from redline.spec import Recipe, RunSpec, WorkloadSpec
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 from redline.trace.decode import read_trace
 from redline.trace.window import Steps
 
@@ -165,3 +172,33 @@ def test_a_batch_keeps_its_targets_where_all_are_kept() -> None:
     assert SloTargets(ttft_s=0.2, tpot_s=0.01).excess(trial) == pytest.approx(2.0)
     with pytest.raises(SpecError, match="slo_tpot must be above 0"):
         SloTargets(tpot_s=0.0)
+
+
+def test_a_sweep_tells_its_curve_and_its_best_under_targets() -> None:
+    """1 ms and 0.1 ms for each of the batch per token: by hand, 10 sequences at 2 ms are 5 000 tokens a second."""
+
+    def first_s(spec: RunSpec) -> float:
+        return 0.001 * (spec.workload.prompt or 0)
+
+    def step_s(spec: RunSpec) -> float:
+        return first_s(spec) + 15 * (0.001 + 0.0001 * (spec.workload.batch or 1))
+
+    door = FakeDoor(Landscape(step_s=step_s, ttft_s=first_s, noise_sigma=0.0))
+    with Workspace(door=door, history="sqlite://") as workspace:
+        result = redline.sweep(
+            "m", task="generate", batch=[10, 30], prompt=[8, 16], new_tokens=16, launch={"door": "fake"},
+            slo_tpot="3ms", slo_ttft="10ms", workspace=workspace,
+        )  # fmt: skip
+        table = list(csv.DictReader(io.StringIO(export_csv(list(result.records.values())))))
+    told = " ".join(str(result).split())
+    line = (
+        "time per token, baseline, prompt 8, 16 new tokens: 2.00 ms at 5 000 tok/s (batch 10), 4.00 ms at 7 500 tok/s"
+    )
+    assert line in told
+    best = "fastest with first token within 10.0 ms and each token within 3.00 ms: baseline at batch 10, prompt 8"
+    assert best in told
+    cell = next(row for row in table if (row["batch"], row["prompt"]) == ("30", "16"))
+    assert float(cell["ttft_s"]) == pytest.approx(0.016)
+    assert float(cell["tpot_s"]) == pytest.approx(0.004)
+    assert float(cell["decode_tokens_per_s"]) == pytest.approx(7500)
+    assert float(cell["prefill_tokens_per_s"]) == pytest.approx(30 * 16 / 0.016)

@@ -248,6 +248,18 @@ COLUMNS: dict[str, _Column] = {
         _at("training", "cost_per_million")(row) if row.get("training") else row.get("cost_per_million")
     ),
     "energy_too_short": lambda row: row.get("energy_too_short") or None,
+    "prompt": _at("conditions", "prompt"),
+    "new_tokens": _at("conditions", "new_tokens"),
+    "ttft_s": _at("ttft_s"),
+    "tpot_s": _at("tpot_s", "p50"),
+    "tpot_p95_s": _at("tpot_s", "p95"),
+    "tpot_p99_s": _at("tpot_s", "p99"),
+    "prefill_tokens_per_s": _at("prefill_tokens_per_s"),
+    "decode_tokens_per_s": _at("decode_tokens_per_s"),
+    "weight_bytes": _at("weight_bytes"),
+    "cache_bytes": _at("cache_bytes"),
+    "bandwidth_share": _at("bandwidth_share"),
+    "energy_per_token_j": _at("energy_per_token_j"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

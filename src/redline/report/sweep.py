@@ -122,7 +122,7 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
         told = [row for cell in cells if (row := by_record.get(cell.record_id or "")) is not None]
         energy = energy_columns(told, "item", on_gpu=any(row.device != "cpu" for row in told))
         last = ("TTFT", "TPOT") if task == "generate" else ("p50 ms", "p95 ms")
-        for header in ("items/s", "±", *last, "memory MB", *energy.values()):
+        for header in ("tok/s" if task == "generate" else "items/s", "±", *last, "memory MB", *energy.values()):
             table.add_column(header, justify="right", no_wrap=True)
         table.add_column("status", overflow="fold", min_width=9)
         for cell in _combinations(cells):
@@ -131,8 +131,28 @@ def _tables(summary: SweepSummary, by_record: dict[str, RunSummary]) -> list[Ren
             metered = energy_cells(row) if row is not None and row.failure is None else {}
             table.add_row(*where, *_measured(row), *(metered.get(name, "–") for name in energy), _status(cell, row))
         hideable = (*list(energy.values())[1:3], "memory MB", "p95 ms", "threads", "p50 ms", "±")
-        parts += [Fitted(table, hideable), *cheapest(told)]
+        parts += [Fitted(table, hideable), *map(Text, _curves(told)), *cheapest(told)]
     return parts
+
+
+def _curves(rows: Sequence[RunSummary]) -> list[str]:
+    """Time per token against tokens per second as the batch grows, one line per recipe and lengths."""
+    curves: dict[tuple[Any, ...], dict[int, RunSummary]] = {}
+    for row in rows:
+        if row.tpot_s is not None and row.decode_tokens_per_s is not None and row.batch is not None:
+            key = row.recipe, row.conditions.threads, row.conditions.prompt, row.conditions.new_tokens
+            curves.setdefault(key, {})[row.batch] = row
+    told = []
+    for (recipe, _, prompt, new_tokens), points in curves.items():
+        if len(points) < 2:
+            continue
+        line = ", ".join(
+            f"{format_seconds(row.tpot_s.p50)} at {significant(row.decode_tokens_per_s, 3)} tok/s (batch {batch})"
+            for batch, row in sorted(points.items())
+            if row.tpot_s is not None and row.decode_tokens_per_s is not None
+        )
+        told.append(f"time per token, {recipe}, prompt {prompt}, {new_tokens} new tokens: {line}")
+    return told
 
 
 def _combinations(cells: Iterable[SweepCell]) -> list[SweepCell]:
