@@ -26,6 +26,23 @@ NSYS_STATS = (
     "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
     '75.0,"3,000",3,1000.0,1000.0,900,1100,100.0,"void gemm<float, int>(T1)"\n25.0,1000,1,1000.0,1000.0,1000,1000,0.0,copy\n'
 )
+NSYS_ALL = (
+    "Time (%),Total Time (ms),Instances,Avg (ms),Med (ms),Min (ms),Max (ms),StdDev (ms),Name\n"
+    "100.0,2.5,5,0.5,0.5,0.4,0.6,0.0,gemm\n\n"
+    "Time (%),Total Time (ms),Count,Avg (ms),Med (ms),Min (ms),Max (ms),StdDev (ms),Operation\n"
+    "100.0,7.0,9,0.5,0.5,0.4,0.6,0.0,[CUDA memcpy Host-to-Device]\n"
+)
+NCU_DETAILS = (
+    '"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"\n'
+    '"0","9","gemm","GPU Speed Of Light Throughput","DRAM Throughput","%","40.5",""\n'
+    '"0","9","gemm","GPU Speed Of Light Throughput","Duration","us","12.5",""\n'
+    '"0","9","gemm","Occupancy","Achieved Occupancy","%","25",""\n'
+    '"1","9","relu","GPU Speed Of Light Throughput","Duration","ns","900",""\n'
+)
+NCU_RAW = (
+    '"ID","Kernel Name","gpu__time_duration.sum","lts__t_sector_hit_rate.pct"\n"","","us","%"\n'
+    '"0","gemm","1,250.5","60"\n"1","gemm","1","40"\n'
+)
 NCU = (
     '==PROF== Connected\n"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
     '"0","9","gemm","gpu__time_duration.sum","usecond","1,234.5"\n'
@@ -61,10 +78,26 @@ def kernels_of(path: Path) -> tuple[str, dict[str, tuple[int, int]]]:
         (ROCPROFV3_STATS, "rocprof", {"gemm": (3, 900)}),
         (ROCPROFV3_COUNTERS, "rocprof", {"gemm": (2, 400)}),
         (NSYS_STATS, "nsys", {"void gemm<float, int>(T1)": (3, 3000), "copy": (1, 1000)}),
+        (NSYS_ALL, "nsys", {"gemm": (5, 2_500_000)}),
+        ("\ufeff" + ROCPROF_STATS, "rocprof", {"Cijk_A(x, y)": (4, 4000), "relu": (2, 1000)}),
         (NCU, "ncu", {"gemm": (1, 1_234_500)}),
+        (NCU_DETAILS, "ncu", {"gemm": (1, 12_500), "relu": (1, 900)}),
+        (NCU_RAW, "ncu", {"gemm": (2, 1_251_500)}),
         (ROCPROFV3_JSON, "rocprofv3", {"gemm": (1, 30), "kernel 8": (1, 10)}),
     ],
-    ids=["rocprof stats", "rocprofv2", "rocprofv3 stats", "rocprofv3 counters", "nsys stats", "ncu", "rocprofv3 json"],
+    ids=[
+        "rocprof stats",
+        "rocprofv2",
+        "rocprofv3 stats",
+        "rocprofv3 counters",
+        "nsys stats",
+        "nsys, all reports in ms",
+        "with a byte order mark",
+        "ncu",
+        "ncu details",
+        "ncu raw",
+        "rocprofv3 json",
+    ],
 )
 def test_the_tool_is_known_by_its_file(
     tmp_path: Path, text: str, tool: str, kernels: dict[str, tuple[int, int]]
@@ -76,8 +109,8 @@ def test_the_tool_is_known_by_its_file(
 
 @pytest.mark.parametrize(
     "text",
-    [ROCPROF_STATS, ROCPROFV2_TRACE, ROCPROFV3_STATS, ROCPROFV3_COUNTERS, NSYS_STATS, NCU],
-    ids=["rocprof", "rocprofv2", "rocprofv3 stats", "rocprofv3 counters", "nsys", "ncu"],
+    [ROCPROF_STATS, ROCPROFV2_TRACE, ROCPROFV3_STATS, ROCPROFV3_COUNTERS, NSYS_STATS, NCU, NCU_RAW],
+    ids=["rocprof", "rocprofv2", "rocprofv3 stats", "rocprofv3 counters", "nsys", "ncu", "ncu raw"],
 )
 def test_renamed_columns_an_empty_file_and_a_header_alone_are_one_clear_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file.csv"
@@ -112,6 +145,13 @@ def test_counters_of_rocm_are_shares_weighted_by_time(tmp_path: Path) -> None:
     assert found["lds_conflicts"].verdict == "fine"
     path.write_text(ROCPROFV3_COUNTERS.replace('"LDSBankConflict",0.0', '"LDSBankConflict",20.0'))
     assert counters_of(read_file(path)[1].readings, [])[-1].verdict == "poor"
+
+
+def test_counters_in_ncus_own_words(tmp_path: Path) -> None:
+    path = tmp_path / "details.csv"
+    path.write_text(NCU_DETAILS, encoding="utf-16")
+    found = {one.name: one.value for one in counters_of(read_file(path)[1].readings, [])}
+    assert found == {"bandwidth": pytest.approx(0.405), "occupancy": pytest.approx(0.25)}
 
 
 def test_databases_of_nsys_and_of_rocm_7(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ ROCM_COUNTERS: dict[str, CounterName] = {
     "L2CacheHit": "l2_hits",
     "MemUnitBusy": "bandwidth",
 }
+NSYS_UNITS = {"ns": 1.0, "us": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
+"""What `nsys stats --timeunit` may have been told."""
 _STAMPS = (("Start_Timestamp", "End_Timestamp"), ("Begin_Timestamp", "End_Timestamp"), ("BeginNs", "EndNs"))
 _KERNEL_NAMES = ("Kernel_Name", "KernelName")
 
@@ -42,7 +44,8 @@ def read_file(path: Path) -> tuple[str, VendorTable]:
         return _database(path)
     if head.lstrip()[:1] in (b"{", b"["):
         return _json(path)
-    if head[:1] == b"\n" or b"\x00" in head:
+    is_wide_text = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if not is_wide_text and (head[:1] == b"\n" or b"\x00" in head):
         raise TraceError(
             f"{path} looks like a Perfetto protobuf trace, which Redline does not read: "
             "write CSV or JSON instead (rocprofv3 --output-format csv json)"
@@ -65,8 +68,10 @@ def _csv(path: Path, text: str) -> tuple[str, VendorTable]:
         raise TraceError(f"{path} is empty")
     if (found := read_ncu(text)) is not None:
         return "ncu", found
-    if kernels := statistics(text, NSYS_COLUMNS):
-        return "nsys", VendorTable(kernels=kernels)
+    for unit, unit_ns in NSYS_UNITS.items():
+        columns = {key: column.replace("(ns)", f"({unit})") for key, column in NSYS_COLUMNS.items()}
+        if kernels := statistics(text, columns, unit_ns):
+            return "nsys", VendorTable(kernels=kernels)
     if kernels := statistics(text, STATISTICS_COLUMNS):
         return "rocprof", VendorTable(kernels=kernels)
     readings = [*_counter_rows(text), *_counter_columns(text)]

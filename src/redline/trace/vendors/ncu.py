@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from redline.errors import TraceError
 from redline.note import note
-from redline.trace.vendors.tables import added_up, nanoseconds, number, rows_under, size_in_bytes, text_of
+from redline.trace.vendors.tables import added_up, nanoseconds, number, rows_under, safe_lines, size_in_bytes, text_of
 from redline.trace.vendors.tool import TOOLS, CounterName, Reading, VendorTable, VendorTool
 
 DURATION = "gpu__time_duration.sum"
@@ -21,7 +22,17 @@ SHARES: dict[str, CounterName] = {
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute",
 }
 
+IN_WORDS = {
+    "Duration": DURATION,
+    "DRAM Throughput": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "Achieved Occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "L1/TEX Hit Rate": "l1tex__t_sector_hit_rate.pct",
+    "L2 Hit Rate": "lts__t_sector_hit_rate.pct",
+    "Compute (SM) Throughput": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+}
+"""Metrics as the sections of ncu's own report call them, where no metric was asked for by name."""
 _NEEDED = ("ID", "Kernel Name", "Metric Name", "Metric Value")
+_NEEDED_RAW = ("ID", "Kernel Name", DURATION)
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 
 
@@ -73,12 +84,30 @@ def _calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Each call of a kernel with its metrics: times in nanoseconds, sizes in bytes, shares between 0 and 1."""
     calls: dict[tuple[str, str], tuple[str, dict[str, float]]] = {}
     for row in rows_under(text, _NEEDED):
-        value = _value(row["Metric Name"], number(row["Metric Value"]), row.get("Metric Unit", ""))
+        metric, unit = IN_WORDS.get(row["Metric Name"], row["Metric Name"]), row.get("Metric Unit", "")
+        value = _value(metric, number(row["Metric Value"]), unit)
         key = (row.get("Process ID", ""), row["ID"])
         _, metrics = calls.setdefault(key, (row["Kernel Name"], {}))
         if value is not None:
-            metrics[row["Metric Name"]] = value
+            metrics[metric] = value
     yield from calls.values()
+    yield from _raw_calls(text)
+
+
+def _raw_calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """`ncu --csv --page raw`: one row per call, a column per metric, and a row of units below the header."""
+    units: dict[str, str] | None = None
+    for cells in csv.reader(safe_lines(text)):
+        if units is None and all(name in cells for name in _NEEDED_RAW):
+            header, units = cells, {}
+        elif units == {} and len(cells) == len(header):
+            units = dict(zip(header, cells, strict=True))
+        elif units and len(cells) == len(header):
+            row = dict(zip(header, cells, strict=True))
+            read = {
+                name: _value(name, number(row.get(name)), units.get(name, "")) for name in (DURATION, TRAFFIC, *SHARES)
+            }
+            yield row["Kernel Name"], {name: value for name, value in read.items() if value is not None}
 
 
 def _value(metric: str, value: float | None, unit: str) -> float | None:

@@ -26,7 +26,9 @@ def text_of(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise TraceError(f"{path} is larger than {LARGEST_FILE_BYTES >> 20} MiB: profile fewer steps")
-        return path.read_text(encoding="utf-8", errors="replace")
+        body = path.read_bytes()
+        wide = body.startswith((b"\xff\xfe", b"\xfe\xff"))  # as some shells redirect
+        return body.decode("utf-16" if wide else "utf-8-sig", errors="replace")
     except FileNotFoundError:
         raise TraceError(f"no such file: {path}") from None
     except OSError as error:
@@ -34,18 +36,20 @@ def text_of(path: Path) -> str:
 
 
 def rows_under(text: str, needed: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The rows below the first line that names all of `needed`; lines with another number of cells are chatter."""
+    """The rows below lines that name all of `needed`; lines with another number of cells are chatter.
+
+    A line without any number begins another table, whose rows belong to these only where it names all of them too.
+    """
     header: list[str] | None = None
-    for cells in csv.reader(_safe_lines(text)):
-        if header is None:
-            stripped = [cell.strip() for cell in cells]
-            if all(name in stripped for name in needed):
-                header = stripped
+    for cells in csv.reader(safe_lines(text)):
+        stripped = [cell.strip() for cell in cells]
+        if header is None or (len(cells) == len(header) and all(number(cell) is None for cell in stripped)):
+            header = stripped if all(name in stripped for name in needed) else None
         elif len(cells) == len(header):
-            yield dict(zip(header, (cell.strip() for cell in cells), strict=True))
+            yield dict(zip(header, stripped, strict=True))
 
 
-def _safe_lines(text: str) -> Iterator[str]:
+def safe_lines(text: str) -> Iterator[str]:
     # A NUL, or a cell larger than csv allows, would end the reading with an error.
     limit = csv.field_size_limit()
     return (line for line in io.StringIO(text.replace("\0", "")) if len(line) < limit)
@@ -106,8 +110,11 @@ def dispatches(text: str) -> list[NamedTime]:
     return []
 
 
-def statistics(text: str, columns: Mapping[str, str]) -> list[NamedTime]:
-    """One row per kernel with its sums; `columns` maps name, calls, total, min and max to the tool's words."""
+def statistics(text: str, columns: Mapping[str, str], unit_ns: float = 1.0) -> list[NamedTime]:
+    """One row per kernel with its sums; `columns` maps name, calls, total, min and max to the tool's words.
+
+    `unit_ns`: the nanoseconds of what its times count.
+    """
     rows = []
     for row in rows_under(text, (columns["name"], columns["calls"], columns["total"])):
         calls, total = number(row[columns["calls"]]), number(row[columns["total"]])
@@ -118,9 +125,9 @@ def statistics(text: str, columns: Mapping[str, str]) -> list[NamedTime]:
             NamedTime(
                 name=row[columns["name"]],
                 calls=int(calls),
-                total_ns=round(total),
-                min_ns=None if low is None else round(low),
-                max_ns=None if high is None else round(high),
+                total_ns=round(total * unit_ns),
+                min_ns=None if low is None else round(low * unit_ns),
+                max_ns=None if high is None else round(high * unit_ns),
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
