@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from reported import race_records
 
-from redline.api.checklist import checklist
+from redline.analyze.summary import summarize
+from redline.analyze.trust import Verdict
+from redline.api.checklist import _optimised, checklist
 from redline.api.workspace import Workspace
 from redline.store import History
 
@@ -29,10 +32,26 @@ def test_what_was_measured_is_ticked_with_its_gain() -> None:
     done = {line.text: line.done for line in found.lines}
     assert done["a baseline was measured"]
     assert done["other recipes were compared with the baseline"]
+    assert done["a recipe is surely faster"]
     assert not done["a step was profiled"]
+    assert not done["several ranks were measured"]
     (technique,) = found.techniques
     assert (technique.switch, technique.low <= technique.ratio) == ("fp16", True)
     assert not any(line.done for line in other.lines)
     document = json.loads(found.to_json())
     assert (document["kind"], document["model"]) == ("checklist", model)
     assert "[x] a baseline was measured" in str(found)
+
+
+def test_a_gain_counts_as_it_was_measured_last_and_only_where_it_may_be_trusted() -> None:
+    first, faster = summarize(race_records(recipes=("baseline", "fp16")))
+    assert faster.vs_first is not None
+    undecided = msgspec.structs.replace(faster, vs_first=msgspec.structs.replace(faster.vs_first, low=0.9))
+    doubtful = msgspec.structs.replace(faster, verdict=Verdict(labels=("noisy",)))
+
+    def is_ticked(*rows: object) -> bool:
+        return {line.text: line.done for line in _optimised("m", [first, *rows], [])}["a recipe is surely faster"]
+
+    assert is_ticked(undecided, faster)
+    assert not is_ticked(faster, undecided)
+    assert not is_ticked(doubtful)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from redline.analyze.ranks import oversubscription
 from redline.analyze.summary import RunSummary, summarize
 from redline.api.tune import kept_searches
 from redline.api.workspace import Workspace, use
@@ -46,7 +47,7 @@ def checklist(model: str, *, workspace: Workspace | None = None) -> Checklist:
             *_analysed(model, records, ceilings_known),
             *_optimised(model, rows, [search.name for search in searches]),
             *_validated(model, rows, records),
-            *_scaled(model, len(batches)),
+            *_scaled(model, len(batches), records),
         ]
     return Checklist(model=model, records=len(records), lines=tuple(lines), techniques=tuple(_techniques(rows)))
 
@@ -75,7 +76,9 @@ def _analysed(model: str, records: Sequence[RunRecord], ceilings_known: bool) ->
 def _optimised(model: str, rows: Sequence[RunSummary], searches: Sequence[str]) -> list[Line]:
     name = shlex.quote(model)
     compared = [row for row in rows if row.vs_first is not None]
-    faster = [row for row in compared if row.vs_first and (row.vs_first.low or 0) > 1]
+    # Rows come oldest first: what was measured last counts.
+    newest = {(row.task, row.batch, row.recipe): row for row in compared}.values()
+    faster = [row for row in newest if row.vs_first and (row.vs_first.low or 0) > 1 and row.verdict.trusted]
     return [
         Line("optimise", "other recipes were compared with the baseline", bool(compared),
              f"redline run {name} -r baseline -r channels-last+compile"),
@@ -95,7 +98,7 @@ def _validated(model: str, rows: Sequence[RunSummary], records: Sequence[RunReco
     return [
         Line(
             "validate",
-            "a faster recipe's numerics were checked",
+            "the numerics of another recipe were checked",
             bool(checked),
             f"redline run {name} -r baseline -r amp",
         ),
@@ -108,9 +111,17 @@ def _validated(model: str, rows: Sequence[RunSummary], records: Sequence[RunReco
     ]
 
 
-def _scaled(model: str, batches: int) -> list[Line]:
+def _scaled(model: str, batches: int, records: Sequence[RunRecord]) -> list[Line]:
     name = shlex.quote(model)
-    return [Line("scale", "several batches were measured", batches >= 3, f"redline batch {name}")]
+    ranked = [
+        record
+        for record in records
+        if record.spec.ranks > 1 and record.failure is None and oversubscription(record) is None
+    ]
+    return [
+        Line("scale", "several batches were measured", batches >= 3, f"redline batch {name}"),
+        Line("scale", "several ranks were measured", bool(ranked), f"redline scale {name} --task train --ranks 1,2"),
+    ]
 
 
 def _techniques(rows: Sequence[RunSummary]) -> list[Technique]:
