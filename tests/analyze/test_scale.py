@@ -151,6 +151,18 @@ def test_exposed_communication_over_a_fast_link_is_the_batch() -> None:
     assert "--batch-per-rank 48" in finding.next, "0.06 s of computing must become 0.36 s beside 0.04 s"
 
 
+def test_waiting_for_a_rank_is_not_called_communication() -> None:
+    told = Communication(total_s=0.002, exposed_s=0.001, waited_s=0.05, span_s=0.1, probe_s=1.0, probe_bytes=10**8)
+    late = points_of([trial(1, 0.05, batch=8), trial(2, 0.1, batch=16, told=told, forward={1: 0.09})], "weak")
+    assert late[1].communication_share == pytest.approx(0.01)
+    assert late[1].waiting_share == pytest.approx(0.5)
+    assert [each.code for each in diagnose_scale(late, [UNKNOWN] * 2, ["cpu"] * 2)] == ["straggler"]
+    by_turns = points_of([trial(1, 0.05, batch=8), trial(2, 0.1, batch=16, told=told)], "weak")
+    (finding,) = diagnose_scale(by_turns, [UNKNOWN] * 2, ["cpu"] * 2)
+    assert (finding.code, by_turns[1].straggler) == ("straggler", None)
+    assert "not always for the same one" in finding.evidence
+
+
 def test_a_straggler_is_named_by_its_forward_pass() -> None:
     late = trial(3, 0.1, batch=24, forward={1: 0.05})
     found = late_rank(late.record)

@@ -9,12 +9,12 @@ from statistics import median
 from redline.note import Note, note
 from redline.record import Block, RankBlock, RankInfo, RunRecord
 from redline.spec import Frozen
-from redline.units import format_seconds, format_share
+from redline.units import format_seconds
 
 STRAGGLER = 1.1
 """A rank this much slower than the middle one, in most blocks, is named."""
-NOTED_WAITING = 0.05
-"""Of the time, more than the other ranks: a rank that has no processor for so long is slow because of that."""
+EXPLAINS = 0.5
+"""Of what a rank takes longer: a figure that differs by less does not explain it."""
 
 
 class LateRank(Frozen):
@@ -46,7 +46,7 @@ def late_rank(record: RunRecord) -> LateRank | None:
     items = {rank: info.items_per_step for rank, info in infos.items()}
     late: Counter[int] = Counter()
     for block in timed:
-        seconds = {each.rank: median(each.phases.get("forward") or each.samples) for each in block.ranks}
+        seconds = {each.rank: _seconds(each) for each in block.ranks}
         slowest = max(seconds, key=lambda rank: seconds[rank])
         per_item = {rank: value / (items.get(rank) or 1) for rank, value in seconds.items()}
         if all(_exceeds(values, slowest) for values in (seconds, per_item)):
@@ -69,43 +69,42 @@ def _why(rank: int, blocks: Sequence[Block], infos: dict[int, RankInfo]) -> Note
         return note(
             "slow-device", "the same device takes longer there: its clocks, its temperature, or others that use it"
         )
-    waited, others_waited = _compared(rank, blocks, _waited)
-    if waited is not None and others_waited is not None and waited - others_waited > NOTED_WAITING:
+    took, others_took = _compared(rank, blocks, _seconds)
+    assert took is not None
+    assert others_took is not None
+    enough = EXPLAINS * (took - others_took)
+    waited, others_waited = _compared(rank, blocks, lambda each: _per_step(each, each.waited_s))
+    if waited is not None and others_waited is not None and waited - others_waited > enough:
         text = (
-            f"it has no processor for {format_share(waited)} of the time, the others for {format_share(others_waited)}"
+            f"it has no processor for {format_seconds(waited)} a step, the others for {format_seconds(others_waited)}"
         )
         return note("no-processor", f"{text}: something else runs on its processors")
-    busy, others_busy = _compared(rank, blocks, _computed)
+    busy, others_busy = _compared(rank, blocks, lambda each: _per_step(each, each.cpu_s))
     if busy is None or others_busy is None:
         return note("cause-unknown", "the system does not tell what its processors did")
-    if busy > STRAGGLER * others_busy:
+    if busy - others_busy > enough:
         text = f"it computes {format_seconds(busy)} a step, the others {format_seconds(others_busy)}"
         return note("computes-longer", f"{text}: more work, or slower processors")
-    text = (
-        f"it computes no longer than the others ({format_seconds(busy)} a step): it waits for data, a lock or a device"
-    )
-    return note("waits-for-something", text)
+    text = f"it computes {format_seconds(busy)} a step and the others {format_seconds(others_busy)}, which does not explain it"
+    return note("waits-for-something", f"{text}: it waits for data, a lock or a device")
 
 
 def _compared(
     rank: int, blocks: Sequence[Block], figure: Callable[[RankBlock], float | None]
 ) -> tuple[float | None, float | None]:
     """The median over blocks, of this rank and of the others."""
-    own = [
-        value for block in blocks for each in block.ranks if each.rank == rank and (value := figure(each)) is not None
-    ]
-    others = [
-        value for block in blocks for each in block.ranks if each.rank != rank and (value := figure(each)) is not None
-    ]
+    read = [(each.rank == rank, figure(each)) for block in blocks for each in block.ranks]
+    own = [value for is_own, value in read if is_own and value is not None]
+    others = [value for is_own, value in read if not is_own and value is not None]
     return (median(own), median(others)) if own and others else (None, None)
 
 
-def _waited(block: RankBlock) -> float | None:
-    return None if block.waited_s is None or not block.wall_s else block.waited_s / block.wall_s
+def _seconds(block: RankBlock) -> float:
+    return median(block.phases.get("forward") or block.samples)
 
 
-def _computed(block: RankBlock) -> float | None:
-    return None if block.cpu_s is None or not block.samples else block.cpu_s / len(block.samples)
+def _per_step(block: RankBlock, figure: float | None) -> float | None:
+    return None if figure is None or not block.samples else figure / len(block.samples)
 
 
 def oversubscription(record: RunRecord) -> Note | None:

@@ -36,9 +36,11 @@ class Communication(Frozen):
     """What the ranks said to each other in a profiled step, and how fast they can."""
 
     total_s: float | None = None
-    """Of one step, on the rank that communicates the most; None where nothing was profiled."""
+    """Of one step, on the rank that waits least for others; None where nothing was profiled."""
     exposed_s: float | None = None
     """While nothing is computed."""
+    waited_s: float | None = None
+    """How much longer the rank that waits most is in collectives: it waits there for the last to arrive."""
     span_s: float | None = None
     """Of the profiled step."""
     probe_s: float | None = None
@@ -70,6 +72,8 @@ class ScalePoint(Frozen):
     """Exposed communication, of a step."""
     overlap: float | None = None
     """The share of the communication that computing hides."""
+    waiting_share: float | None = None
+    """Of a step: in collectives, for the rank that arrives last."""
     gradient_bytes: int | None = None
     bus_bytes_per_s: float | None = None
     """By an all-reduce of as many bytes as a step sends, counted as NCCL's own tests count it."""
@@ -149,7 +153,11 @@ def _point(trial: Trial, row: RunSummary) -> ScalePoint:
         exposed = told.exposed_s or 0.0
         hidden = 1 - exposed / told.total_s if told.total_s > 0 else None
         point = msgspec.structs.replace(
-            point, communication_s=told.total_s, communication_share=exposed / told.span_s, overlap=hidden
+            point,
+            communication_s=told.total_s,
+            communication_share=exposed / told.span_s,
+            overlap=hidden,
+            waiting_share=None if told.waited_s is None else told.waited_s / told.span_s,
         )
     return _with_processors(point, record)
 
@@ -219,6 +227,11 @@ def _findings(point: ScalePoint, bound: Bound, kind: str) -> list[ScaleFinding]:
         found.append(finding("straggler", evidence, step))
     if not is_slow:
         return found
+    waiting = point.waiting_share
+    if point.straggler is None and waiting is not None and waiting > NOTED_COMMUNICATION:
+        evidence = f"ranks wait for each other {format_share(waiting)} of a step, and not always for the same one"
+        step = "redline profile with --ranks says who is late where; on shared machines, measure again with --effort strict"
+        found.append(finding("straggler", evidence, step))
     share = point.communication_share
     if share is not None and share > NOTED_COMMUNICATION:
         found.append(_about_communication(point, share, kind, finding))

@@ -79,22 +79,23 @@ def _expendable(table: Table) -> list[str]:
 def _ranks(profile: Profile) -> Table:
     table = plain_table("devices")
     table.add_column("rank")
-    table.add_column("device", justify="right")
-    for header in ("span", "busy", "idle", "communicating", "exposed", "waiting for ranks", "host wait"):
+    for header in ("busy", "idle", "communicating", "rank wait", "exposed", "span", "host wait", "device"):
         table.add_column(header, justify="right", no_wrap=True)
     for rank in profile.ranks:
         timeline = rank.timeline
         table.add_row(
             _rank_label(rank),
-            str(rank.device),
-            told_time(timeline.span_s),
             told_part(timeline.busy_s, timeline.span_s),
             told_part(timeline.idle_s, timeline.span_s),
             told_time(timeline.communication_s),
-            told_time(timeline.exposed_communication_s),
             told_time(rank.waiting_s),
+            told_time(timeline.exposed_communication_s),
+            told_time(timeline.span_s),
             told_time(rank.idle.host_wait_s),
+            str(rank.device),
         )
+    if any(rank.waiting_s for rank in profile.ranks):
+        table.caption = "rank wait: in collectives, until the last rank arrived"
     return table
 
 
