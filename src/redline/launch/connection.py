@@ -21,6 +21,7 @@ from typing import IO, Protocol
 import msgspec
 
 from redline.errors import DoorError
+from redline.launch.door import Session
 from redline.protocol import (
     AllReduce,
     Ask,
@@ -103,7 +104,7 @@ class WorkerProcess(Protocol):
         """The exit status as `os.waitpid` tells it, or None when it still runs."""
 
 
-class WorkerSession:
+class WorkerSession(Session):
     """The desk's end of one isolated worker."""
 
     def __init__(self, connection: socket.socket, process: WorkerProcess, log: IO[bytes], launch: LaunchSpec) -> None:
@@ -123,12 +124,6 @@ class WorkerSession:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
-        self.begin(request)
-        reply = self.wait(on_progress)
-        assert reply is not None  # without a limit of its own it waits for a reply or a failure
-        return reply
 
     def begin(self, request: Request) -> None:
         if self._dead is not None:

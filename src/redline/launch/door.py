@@ -13,7 +13,11 @@ class Session(Protocol):
     """A bench to talk to. A failure is a reply, never an exception."""
 
     def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
-        """The reply to `begin`, waited for."""
+        """Send a request and wait for its reply."""
+        self.begin(request)
+        reply = self.wait(on_progress)
+        assert reply is not None  # without a limit of its own it waits for a reply or a failure
+        return reply
 
     def begin(self, request: Request) -> None:
         """Send a request without waiting: several sessions can prepare at the same time. `wait` has the reply."""

@@ -34,6 +34,7 @@ from redline.launch.connection import (
     timeout_of,
     trim_log,
 )
+from redline.launch.door import Session
 from redline.protocol import (
     AllReduced,
     BlockReply,
@@ -90,7 +91,7 @@ class RankLine:
         return found is not None and any(each.code == "broken-collective" for each in found.notes)
 
 
-class RanksSession:
+class RanksSession(Session):
     """Several ranks that answer as one bench."""
 
     def __init__(
@@ -115,12 +116,6 @@ class RanksSession:
         session._end()
         session._dead = msgspec.structs.replace(failure, traceback=log_tail(log))
         return session
-
-    def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
-        self.begin(request)
-        reply = self.wait(on_progress)
-        assert reply is not None  # without a limit of its own it waits for a reply or a failure
-        return reply
 
     def begin(self, request: Request) -> None:
         if self._dead is not None:
