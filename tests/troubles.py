@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,12 @@ CODES: dict[str, tuple[str, ...]] = {
     "recompute": ("recompute",),
     "warm-up": ("warm-up",),
     "cold caches": ("cold-start",),
+    "result copy": ("blocking-copy", "copy-bound"),
+    "input copy": ("copy-bound",),
+    "logging sync": ("sync-bound", "host-stall"),
+    "optimizer loop": ("host-bound", "launch-bound"),
+    "late graph": ("host-bound", "host-stall"),
+    "partly hidden communication": ("communication-bound",),
 }
 """Each trouble, and the findings that name it."""
 
@@ -51,17 +57,17 @@ class Program:
     seed: int = 0
     troubles: dict[str, float] = field(default_factory=dict)
     ranks: int = 1
-    fused: bool = False
-    """The small kernels follow each other at once: their work has to be done, their gaps have not."""
+    mended: frozenset[str] = frozenset()
+    """Troubles whose work has to be done all the same: small kernels without gaps, one kernel for all parameters, a
+    graph that is launched at once."""
 
     def size(self, trouble: str) -> float:
         return self.troubles.get(trouble, 0.0)
 
     def without(self, trouble: str) -> Program:
-        left = {name: size for name, size in self.troubles.items() if name != trouble}
-        if trouble == "small kernels":
-            return Program(self.seed, self.troubles, self.ranks, fused=True)
-        return Program(self.seed, left, self.ranks, self.fused)
+        if trouble in ("small kernels", "optimizer loop", "late graph"):
+            return replace(self, mended=self.mended | {trouble})
+        return replace(self, troubles={name: size for name, size in self.troubles.items() if name != trouble})
 
 
 class Rank:
@@ -73,7 +79,7 @@ class Rank:
         self.maker = TraceMaker(process=1000 + rank, device=rank)
         self.maker.header["distributedInfo"] = {"rank": rank, "world_size": program.ranks}
         self.now = 0
-        self.free = {"compute": 0, "communication": 0}
+        self.free = {"compute": 0, "communication": 0, "copy": 0}
         self.ends: list[tuple[int, int]] = []
         self.seen: set[str] = set()
         self.sequence = 0
@@ -93,15 +99,28 @@ class Rank:
                 self._loader()
             if program.size("sync copy"):
                 self._blocking_copy()
+            if program.size("input copy"):
+                self._input_copy()
+            if program.size("late graph"):
+                self._late_graph()
             for layer in range(LAYERS):
                 self._forward(layer)
             for layer in reversed(range(LAYERS)):
                 self._backward(layer)
                 if layer in (LAYERS // 2, 0):
                     yield from self._all_reduce(layer)
+                if layer == 1 and program.size("partly hidden communication"):
+                    self._partly_hidden()
             if program.size("small kernels"):
                 self._small_kernels()
+            self.free["compute"] = max(self.free["compute"], self.free["communication"])
             self._work("Optimizer.step#AdamW.step", ADAM, 150 * US, "adam")
+            if program.size("optimizer loop"):
+                self._optimizer_loop()
+            if program.size("result copy"):
+                self._result_copy()
+            if program.size("logging sync"):
+                self._logging_sync()
             if program.size("late launch"):
                 self.now += self.about(program.size("late launch") * 12_000 * US, self.step, "logging")
             self.maker.annotation(f"ProfilerStep#{self.step}", begin, self.now - begin)
@@ -163,6 +182,72 @@ class Rank:
             operator=number, caller="cudaMemcpyAsync", size=lasts * 6,
         )  # fmt: skip
         self.now += self.about(30 * US, self.step, "after the copy")
+
+    def _input_copy(self) -> None:
+        """From pinned memory on a stream of its own; the forward waits for it, and nothing is left to run beside it."""
+        begin, lasts = self.now, self.about(self.program.size("input copy") * 3000 * US, self.step, "input")
+        self.now += 12 * US
+        number = self.maker.operator("aten::copy_", begin, 12 * US)
+        start = max(self.now + LATENCY_NS, self.free["copy"] + GAP_NS, self.free["compute"] + GAP_NS)
+        self.free["copy"] = self.free["compute"] = start + lasts
+        self.maker.copy(
+            "Memcpy HtoD (Pinned -> Device)", start, lasts, launched=begin + 2 * US, call_ns=8 * US, stream=13,
+            operator=number, caller="cudaMemcpyAsync", size=lasts * 20,
+        )  # fmt: skip
+
+    def _result_copy(self) -> None:
+        """`.cpu()` of what the step returned, into pageable memory: the host waits for all that it launched."""
+        begin, lasts = self.now, self.about(self.program.size("result copy") * 2000 * US, self.step, "result")
+        start = max(begin + LATENCY_NS, self.free["compute"] + GAP_NS)
+        self.free["compute"] = start + lasts
+        self.now = start + lasts + 10 * US
+        number = self.maker.operator("aten::_to_copy", begin - 1, self.now - begin + 2)
+        self.maker.copy(
+            "Memcpy DtoH (Device -> Pageable)", start, lasts, launched=begin, call_ns=self.now - begin,
+            operator=number, caller="cudaMemcpyAsync", size=lasts * 3,
+        )  # fmt: skip
+
+    def _logging_sync(self) -> None:
+        """A logger that waits for the device, and then writes for a while; no operator is around it."""
+        begin = self.now
+        self.now = max(self.now + 5 * US, *self.free.values()) + 5 * US
+        self.maker.call("cudaDeviceSynchronize", begin, self.now - begin)
+        self.now += self.about(self.program.size("logging sync") * 3000 * US, self.step, "logging")
+
+    def _optimizer_loop(self) -> None:
+        """One small kernel for each of many parameters, each by an operator of its own."""
+        count, kernel = round(self.program.size("optimizer loop") * 400), ADD.replace("float", "c10::Half")
+        if "optimizer loop" in self.program.mended:
+            self._work("aten::_foreach_add_", kernel, 2 * US * count, "parameters")
+            return
+        for index in range(count):
+            self._work("aten::add_", kernel, 2 * US, index, "parameter")
+
+    def _late_graph(self) -> None:
+        """Python takes its time to prepare the inputs of a graph."""
+        if "late graph" not in self.program.mended:
+            self.now += self.about(self.program.size("late graph") * 8000 * US, self.step, "prepare")
+        begin, number = self.now, self.maker.next_number() + 700_000
+        self.now += 40 * US
+        self.maker.call("cudaGraphLaunch", begin, self.now - begin, correlation=number)
+        at = max(self.now + LATENCY_NS, self.free["compute"] + GAP_NS)
+        for index in range(10):
+            lasts = self.about(40 * US, self.step, index, "replayed")
+            self.maker.kernel(GEMM, at, lasts, correlation=number)
+            at += lasts + GAP_NS
+        self.free["compute"] = at
+
+    def _partly_hidden(self) -> None:
+        """A collective that begins beside the backward and goes on after it; the optimizer waits for it."""
+        begin = self.now
+        self.now += 8 * US
+        launched, self.now = self.now, self.now + CALL_NS
+        start = max(self.now + LATENCY_NS, self.free["communication"] + GAP_NS, self.free["compute"])
+        lasts = self.about((600 + self.program.size("partly hidden communication") * 4000) * US, self.step, "partly")
+        self.free["communication"] = start + lasts
+        self.now += 2 * US
+        number = self.maker.operator("c10d::allreduce_", begin, self.now - begin, thread=AUTOGRAD)
+        self.maker.kernel(REDUCE, start, lasts, launched=launched, operator=number, stream=20, thread=AUTOGRAD)
 
     def _item(self, *key: Any) -> None:
         """`.item()`: a tiny copy back, and a wait for everything before it."""
@@ -258,7 +343,7 @@ class Rank:
         self.now += 60 * US
         self.maker.call("cudaGraphLaunch", begin, self.now - begin, correlation=number)
         at = max(self.now + LATENCY_NS, self.free["compute"] + GAP_NS)
-        gap = 0 if self.program.fused else 4 * US
+        gap = 0 if "small kernels" in self.program.mended else 4 * US
         for index in range(count):
             lasts = self.about(3 * US, self.step, index, "small")
             self.maker.kernel(ADD.replace("float", "double"), at, lasts, correlation=number)

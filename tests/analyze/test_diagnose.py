@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from dresses import DRESSES
 from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 from troubles import CODES, Program, run
 
@@ -445,10 +446,12 @@ def test_a_busy_device_is_the_limit_even_where_its_kind_is_not_known(made: Made)
 class TestTroublesOfKnownSize:
     """Simulated programs with a trouble and without it: `benchmarks/trace_diagnosis.py` has many more of them."""
 
-    def judged(self, tmp_path: Path, troubles: dict[str, float], larger: str) -> None:
+    def judged(self, tmp_path: Path, troubles: dict[str, float], larger: str, dress: str = "as it is") -> None:
         program = Program(0, troubles, 2 if "straggler" in troubles else 1)
         whole = run(program)
         gain = whole.wall_ns / run(program.without(larger)).wall_ns
+        for rank in whole.ranks:
+            DRESSES[dress](rank)
         first = profile_of(read_traces(whole.write(tmp_path))).findings[0]
         assert first.code in CODES[larger]
         assert first.gain_bound >= gain * (1 - 1e-9)
@@ -462,7 +465,11 @@ class TestTroublesOfKnownSize:
     @pytest.mark.parametrize(
         ("larger", "smaller"),
         [("late launch", "sync copy"), ("unfused attention", "sync copy"), ("launch overhead", "straggler"),
-         ("item", "recompute")],
+         ("item", "recompute"), ("late launch", "result copy")],
     )  # fmt: skip
     def test_the_larger_of_two(self, tmp_path: Path, larger: str, smaller: str) -> None:
         self.judged(tmp_path, {larger: 0.8, smaller: 0.3}, larger)
+
+    @pytest.mark.parametrize("dress", DRESSES)
+    def test_as_traces_of_others_show_it(self, tmp_path: Path, dress: str) -> None:
+        self.judged(tmp_path, {"item": 0.8}, "item", dress)

@@ -67,7 +67,21 @@ def test_work_whose_launch_is_missing_in_the_middle_still_counts(tmp_path: Path)
     assert any(row.source == "no-launch" for row in profile.operators)
 
 
-def test_work_launched_between_steps_is_told_apart(tmp_path: Path) -> None:
+def test_work_launched_between_two_steps_keeps_the_device_busy(tmp_path: Path) -> None:
+    """Marks may leave time between them: a device that works for an evaluation there is not idle."""
+    maker = TraceMaker()
+    for step in range(3):
+        begin = 1000 * US * step
+        maker.annotation(f"ProfilerStep#{step}", begin, 498 * US)
+        maker.kernel(GEMM, begin + 20 * US, 480 * US, launched=begin + 5 * US)
+        maker.kernel(ADD, begin + 501 * US, 500 * US, launched=begin + (490 if step == 2 else 499) * US + 500)
+    profile = profile_of([read_trace(maker.write(tmp_path / "a.json"))])
+    assert {row.name: row.calls for row in profile.kernels} == {GEMM: 3, ADD: 3}
+    assert profile.timeline.idle_s < 100e-6
+    assert profile.idle.other_s < 10e-6, "launched in time"
+
+
+def test_work_launched_after_the_last_step_is_told_apart(tmp_path: Path) -> None:
     maker = TraceMaker()
     maker.annotation("ProfilerStep#1", 0, 100 * US)
     maker.kernel(GEMM, 20 * US, 50 * US, launched=10 * US)

@@ -61,7 +61,7 @@ def explained(profile: Profile) -> Explained | None:
         ("launch-bound",): idle.launch_gap_s,
         ("dependency",): idle.dependency_s,
         ("communication-bound", "straggler"): timeline.exposed_communication_s,
-        ("copy-bound",): timeline.exposed_copy_s,
+        ("copy-bound", "blocking-copy"): timeline.exposed_copy_s,
     }
     codes = {finding.code for finding in profile.findings}
     whole = max(timeline.span_s - timeline.compute_s, 0.0)

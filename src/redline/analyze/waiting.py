@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 HOST_SHARE = 0.05
 """Recording slows the host down, so that a smaller share says little about the program without the profiler."""
+LAUNCHES_MISSING = 0.5
+"""Of the device's work: with fewer launches in the trace, nothing can be said of the host."""
 LAUNCH_SHARE = 0.05
 """A microsecond or two between kernels is what every program pays."""
 
@@ -212,6 +214,17 @@ def dependency(profile: Profile, loss: Loss) -> Finding | None:
     if is_small(profile, loss):
         return None
     idle = profile.idle
+    unlaunched = sum(row.device_share for row in profile.operators if row.source == "no-launch")
+    if unlaunched > LAUNCHES_MISSING and not idle.dependency_s:
+        return Finding(
+            code="dependency",
+            evidence=f"the device is idle {_time(profile, loss)}, and the trace does not say why: for "
+            f"{unlaunched:.0%} of the device's work it holds no launch, so that nobody can tell whether the host was late",
+            next="record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of "
+            "category cuda_runtime and the argument 'correlation' when a trace is cut or rewritten",
+            gain_bound=waiting_gain(profile, loss),
+            saves_s=loss.saves_s,
+        )
     known = f"{format_seconds(idle.dependency_s)} for an event of another stream" if idle.dependency_s else ""
     unknown = f"{format_seconds(idle.unknown_s)} for reasons that are not in the trace" if idle.unknown_s else ""
     return Finding(

@@ -170,7 +170,7 @@ def _outside(profile: Profile) -> str:
         f"{told_time(outside.before_s)} of device work launched before the first step ({outside.before_work:,} pieces)"
         if outside.before_work
         else "",
-        f"{told_time(outside.between_s)} launched outside the steps ({outside.between_work:,} pieces)"
+        f"{told_time(outside.between_s)} launched after the last step ({outside.between_work:,} pieces)"
         if outside.between_work
         else "",
     ]

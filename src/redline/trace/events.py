@@ -127,7 +127,7 @@ def nanoseconds_of(text: bytes, largest_us: float = LARGEST_US) -> int | None:
         value = Decimal(text.strip(b'"').decode("ascii", "replace"))
     except InvalidOperation:
         return None
-    if not value.is_finite() or abs(value) > largest_us:
+    if not value.is_finite() or value.copy_abs() > largest_us:  # `abs` would round, and overflow on 1e9999999
         return None
     return int((value * 1000).to_integral_value())
 

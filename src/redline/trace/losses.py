@@ -19,8 +19,8 @@ from redline.spec import Frozen
 from redline.trace.collectives import Calls, Waiting, calls_of, waiting_of
 from redline.trace.columns import HostRanges, Ints, Mask, Work
 from redline.trace.host import HostView, picked
-from redline.trace.idle import IdleTime, idle_time
-from redline.trace.intervals import NEVER, Intervals, both, joined, seconds, union, without
+from redline.trace.idle import LAUNCH_GAP_NS, IdleTime, idle_time
+from redline.trace.intervals import NEVER, Intervals, both, gaps, joined, seconds, union, without
 from redline.trace.names import short_name
 from redline.trace.patterns import cold_kernels, launching, recomputed, unfused_attention
 from redline.trace.replay import Replay, host_time_without
@@ -116,7 +116,7 @@ def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiti
         _of_copies(run, sums)
         _of_work(run, sums)
     if waiting.late:
-        _of_stragglers(runs, each, waiting.late)
+        _of_stragglers(runs, each, waiting.late, _share_saved(runs, calls, waiting.waits))
     total = Sums(_Sum)
     for sums in each:
         for code, one in sums.items():
@@ -148,7 +148,14 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
     loading, warming = when(host.loader), when(host.warming_up)
     blocked, allocating = when(picked(calls, host.blocking)), when(picked(calls, host.allocating))
     plain = host_time_without(host, run.bounds, loading, warming, blocked, allocating)
-    stalls = without(both(plain, _stalls(host, run.bounds)), idle.when["sync"])
+    every_wait = np.ones(len(replay.waits), np.bool_)
+    stalls, drained = both(plain, _stalls(host, run.bounds)), idle.when["sync"]
+    stalled = both(joined(idle.when["host"], drained), stalls)
+    # A device that ran dry while the host waited for it stays so while the host does something else. That is the
+    # wait's doing, unless the host would be as late without it.
+    if replay.saved(without_host=both(stalls, drained)) <= replay.saved(without_waits=every_wait):
+        stalls = without(stalls, drained)
+        stalled = both(idle.when["host"], stalls)
     steady = without(plain, stalls)
     if len(loading):
         sums["data"].add(idle.ns("data"), replay.saved(without_host=loading), count=len(host.loader))
@@ -157,12 +164,10 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
         sums["allocator"].add(idle.ns("allocator"), saved, count=len(host.allocating))
     if len(warming):
         sums["warm-up"].add(idle.ns("warm-up"), replay.saved(without_host=warming), count=len(host.warming_up))
-    stalled = both(idle.when["host"], stalls).total
-    if stalled:
-        sums["stall"].add(stalled, replay.saved(without_host=stalls), count=len(stalls))
-    late = idle.ns("host") + idle.ns("latency") - stalled
+    if len(stalled):
+        sums["stall"].add(stalled.total, replay.saved(without_host=stalls), count=len(stalls))
+    late = idle.ns("host") + idle.ns("latency") - both(idle.when["host"], stalls).total
     if late > 0:
-        every_wait = np.ones(len(replay.waits), np.bool_)
         # What the host could make good without its waits is theirs.
         with_waits = replay.saved(without_host=steady)
         beyond = replay.saved(without_host=steady, without_waits=every_wait) - replay.saved(without_waits=every_wait)
@@ -170,10 +175,20 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
         saved = min(max(beyond, 0), with_waits, late)
         sums["host"].add(late, saved, max(with_waits, late), count=len(replay.start))
     if idle.ns("launch"):
-        sums["launch"].add(idle.ns("launch"), replay.saved(without_gaps=True), count=len(replay.start))
+        saved = replay.saved(without_gaps=True)
+        sums["launch"].add(idle.ns("launch"), saved, max(saved, _short_gaps(run)), len(replay.start))
     other = idle.ns("dependency") + idle.ns("unknown")
     if other:
         sums["dependency"].add(other, other)
+
+
+def _short_gaps(run: DeviceRun) -> int:
+    """Between one kernel and the next: other work that runs beside such a gap may only be waiting for the kernels."""
+    work, rows = run.recorded.trace.work, run.view.rows
+    rows = rows[(work.kind[rows] == Work.KERNEL) & ~run.recorded.links.is_class("communication")[rows]]
+    between = gaps(union(work.start[rows], work.end[rows]))
+    length = between.end - between.start
+    return int(length[length <= LAUNCH_GAP_NS].sum())
 
 
 def _of_waits(run: DeviceRun, sums: Sums) -> None:
@@ -237,7 +252,19 @@ _WAITED_FOR: tuple[LossCode, ...] = (
 )  # fmt: skip
 
 
-def _of_stragglers(runs: Sequence[DeviceRun], each: Sequence[Sums], late: int) -> None:
+def _share_saved(runs: Sequence[DeviceRun], calls: Sequence[Calls], waits: Sequence[NDArray[np.float64]]) -> float:
+    """How much of the ranks' waiting for each other they would save: where their hosts are late anyway, little."""
+    waited = saved = 0
+    for run, own, wait in zip(runs, calls, waits, strict=True):
+        amount = np.zeros(len(run.recorded.trace.work), np.int64)
+        amount[own.rows] = np.maximum(np.nan_to_num(wait) - own.hidden, 0).astype(np.int64)
+        if amount.any():
+            waited += int(amount.sum())
+            saved += run.replay.saved(without_work=run.replay.shorter_by(run.view, amount))
+    return min(saved / waited, 1.0) if waited else 1.0
+
+
+def _of_stragglers(runs: Sequence[DeviceRun], each: Sequence[Sums], late: int, share_saved: float) -> None:
     """What all ranks lose when one is late: to its work where it has more of it, else to what made it late.
 
     A rank whose loader stalls is late because of its loader: there the others' waiting belongs.
@@ -255,12 +282,12 @@ def _of_stragglers(runs: Sequence[DeviceRun], each: Sequence[Sums], late: int) -
         by_work = late
     for index, sums in enumerate(each):
         talking = sums["communication"].most
-        sums["straggler"].saved += by_work
+        sums["straggler"].saved += int(by_work * share_saved)
         sums["straggler"].most += late + talking
         sums["straggler"].count += 1
         for code, more in extra.items():
             if more and index != latest:
-                sums[code].saved += int((late - by_work) * more / whole)
+                sums[code].saved += int((late - by_work) * share_saved * more / whole)
             if sums[code].ns or more:
                 sums[code].most = max(sums[code].most, sums[code].saved) + late
 
@@ -273,7 +300,8 @@ def _of_copies(run: DeviceRun, sums: Sums) -> None:
     shorter = run.replay.shorter(run.view, moving)
     exposed = min(int(shorter.sum()), run.time.exposed_copy)
     saved = run.replay.saved(without_work=shorter)
-    sums["copies"].add(exposed, saved, count=int(moving.sum()), what=_longest(run, moving))
+    most = run.replay.saved(without_work=shorter, without_host=launching(run.recorded.links, moving))
+    sums["copies"].add(exposed, saved, max(most, exposed), int(moving.sum()), _longest(run, moving))
 
 
 def _exposed_waiting(calls: Calls, waits: NDArray[np.float64]) -> int:
@@ -311,8 +339,10 @@ def _of_work(run: DeviceRun, sums: Sums) -> None:
     cold = cold_kernels(run.recorded)
     excess = cold.excess[run.view.rows]
     if excess.any():
-        saved = run.replay.saved(without_work=run.replay.shorter_by(run.view, cold.excess))
-        sums["cold"].add(int(excess.sum()), saved, count=cold.steps, what=_longest(run, cold.excess > 0))
+        saved, most = (
+            run.replay.saved(without_work=run.replay.shorter_by(run.view, more)) for more in (cold.excess, cold.most)
+        )
+        sums["cold"].add(int(excess.sum()), saved, max(most, saved), cold.steps, _longest(run, cold.excess > 0))
 
 
 def _add_work(run: DeviceRun, total: _Sum, rows: Mask, share: float) -> None:

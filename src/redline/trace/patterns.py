@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from redline.trace.columns import Ids, Ints, Mask, Work
 from redline.trace.intervals import Intervals, distinct, union
@@ -110,13 +111,16 @@ class Cold:
 
     steps: int
     excess: Ints
-    """For each row of device work, how much longer it took; 0 for all others."""
+    """For each row of device work, how much longer it took than usual; 0 for all others."""
+    most: Ints
+    """How much longer than in the fastest of the later steps."""
 
 
 def cold_kernels(recorded: Recorded) -> Cold:
     """Compared name by name, and only where a name is called equally often: one kernel serves many shapes."""
     borders, work = step_borders(recorded), recorded.trace.work
-    nothing = Cold(0, np.zeros(len(work), np.int64))
+    none = np.zeros(len(work), np.int64)
+    nothing = Cold(0, none, none)
     if borders is None or len(borders) < 4:
         return nothing  # of two steps nobody can say which is the usual one
     count = len(borders) - 1
@@ -134,11 +138,17 @@ def cold_kernels(recorded: Recorded) -> Cold:
         cold += 1
     if not cold:
         return nothing
-    share = np.where(total > 0, np.maximum(excess, 0) / np.maximum(total, 1), 0.0)
-    share[:, cold:] = 0.0
-    found = np.zeros(len(work), np.int64)
-    found[kernels] = (share[name, step[kernels]] * work.duration[kernels]).astype(np.int64)
-    return Cold(cold, found)
+
+    def spread(more: NDArray[np.float64]) -> Ints:
+        """Over the calls of each kernel in each of the cold steps."""
+        share = np.where(total > 0, np.maximum(more, 0) / np.maximum(total, 1), 0.0)
+        share[:, cold:] = 0.0
+        found = np.zeros(len(work), np.int64)
+        found[kernels] = (share[name, step[kernels]] * work.duration[kernels]).astype(np.int64)
+        return found
+
+    fastest = total[:, count // 2 :].min(axis=1)
+    return Cold(cold, spread(excess), spread(np.where(alike, total - fastest[:, None], 0.0)))
 
 
 def launching(links: Links, rows: Mask) -> Intervals:

@@ -29,7 +29,7 @@ class Outside(Frozen):
     """Launched before the first recorded step, or before recording began."""
     before_s: float = 0.0
     between_work: int = 0
-    """Launched while recording, but outside the steps."""
+    """Launched while recording, but after the last step."""
     between_s: float = 0.0
 
     def __bool__(self) -> bool:
@@ -71,7 +71,9 @@ def recorded(trace: Trace) -> Recorded:
     before = _before_recording(links)
     inside = ~before
     if len(steps):
-        launched = links.is_launched & steps.holds(links.launched_at)
+        # What is launched between two steps keeps the device busy there: without it the device would seem idle.
+        within = (links.launched_at >= steps.start[0]) & (links.launched_at < steps.end[-1])
+        launched = links.is_launched & within
         early = links.is_launched & (links.launched_at < steps.start[0])
         if launched.any():
             inside, before = launched | ~(links.is_launched | before), before | early
