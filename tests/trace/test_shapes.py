@@ -120,6 +120,46 @@ def test_work_of_one_call(name: str, given: Shape, flops: int, moved: int) -> No
     assert (found.flops, found.bytes) == (flops, moved)
 
 
+MIB = 2**20
+TRACELENS: dict[str, tuple[str, Shape, float, float]] = {
+    "mm": ("aten::mm", shape([[8944, 1024], [1024, 2816]], [BF16] * 2), 51.581550592, 71.0078125),
+    "addmm": (
+        "aten::addmm", shape([[1024], [8944, 1024], [1024, 1024], [], []], [BF16] * 3 + ["Scalar"] * 2),
+        18.766086144, 36.939453125,
+    ),
+    "bmm": ("aten::bmm", shape([[1, 32, 1], [1, 1, 559]], [FP32] * 2), 3.5776e-05, 0.07049179077148438),
+    "attention": (
+        "aten::_scaled_dot_product_flash_attention",
+        shape([[16, 16, 559, 64]] * 3 + [[]] * 4, [BF16] * 3 + ["Scalar"] * 4, ["", "", "", "0.", "True", "False", "0.125"]),
+        10.239377408, 69.875,
+    ),
+    "mul that widens": ("aten::mul", shape([[16, 16, 559, 64], [1, 1, 559, 64]], [BF16] * 2), 0, 35.0057373046875),
+    "add": ("aten::add", shape([[16, 559, 1024]] * 2 + [[]], [BF16] * 2 + ["Scalar"]), 0, 52.40625),
+}  # fmt: skip
+"""GFLOP and MiB of one call, as TraceLens' own tests expect them for a trace of Qwen1.5-0.5B on an H100. It also gives
+elementwise operators a FLOP per element, which Redline does not count: memory limits them."""
+
+
+@pytest.mark.parametrize(("name", "given", "gflop", "mib"), TRACELENS.values(), ids=TRACELENS.keys())
+def test_the_same_figures_as_tracelens(name: str, given: Shape, gflop: float, mib: float) -> None:
+    found = work_of(name, given)
+    assert found is not None
+    assert found.flops == pytest.approx(gflop * 1e9, rel=1e-9)
+    assert found.bytes == pytest.approx(mib * MIB, rel=1e-9)
+
+
+def test_both_gradients_of_a_convolution_read_what_comes_in_once() -> None:
+    """TraceLens counts two passes, which read the incoming gradient twice: 15.453125 MiB. The FLOPs are the same."""
+    values = ["", "", "", "[0]", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"]
+    given = shape(
+        [[10, 64, 56, 56], [10, 64, 56, 56], [64, 64, 3, 3]] + [[]] * 8, [BF16] * 3 + ["ScalarList"] * 8, values
+    )
+    found = work_of("aten::convolution_backward", given)
+    assert found is not None
+    assert found.flops == 4_624_220_160
+    assert found.bytes + 2 * 10 * 64 * 56 * 56 == 15.453125 * MIB
+
+
 def test_an_operator_against_the_gpu_in_the_header(tmp_path: Path) -> None:
     """8192 × 8192 × 8192 in bf16 within 2 ms is 550 of an H100's 989 TFLOP/s."""
     maker = TraceMaker()
