@@ -470,6 +470,10 @@ class TestTroublesOfKnownSize:
     def test_the_larger_of_two(self, tmp_path: Path, larger: str, smaller: str) -> None:
         self.judged(tmp_path, {larger: 0.8, smaller: 0.3}, larger)
 
+    def test_waits_that_follow_each_other_at_once(self, tmp_path: Path) -> None:
+        """A copy back at the end of a step and a copy in at the beginning of the next: the host may be early in between."""
+        self.judged(tmp_path, {"input copy": 0.8, "sync copy": 0.3, "result copy": 0.3}, "input copy")
+
     @pytest.mark.parametrize("dress", DRESSES)
     def test_as_traces_of_others_show_it(self, tmp_path: Path, dress: str) -> None:
         self.judged(tmp_path, {"item": 0.8}, "item", dress)

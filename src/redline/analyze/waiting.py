@@ -30,6 +30,8 @@ HOST_SHARE = 0.05
 """Recording slows the host down, so that a smaller share says little about the program without the profiler."""
 LAUNCHES_MISSING = 0.5
 """Of the device's work: with fewer launches in the trace, nothing can be said of the host."""
+WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
+"""Of messages, as collectives name them; where none is named, it may be any."""
 LAUNCH_SHARE = 0.05
 """A microsecond or two between kernels is what every program pays."""
 
@@ -274,10 +276,14 @@ def communication(profile: Profile, loss: Loss) -> Finding | None:
 
 def _overlap_advice(profile: Profile) -> str:
     kinds = {row.name for row in profile.collectives[:3]}
-    more = "a larger batch per device, gradient accumulation, or bf16 gradients"
+    wide = any(row.dtype.lower() in WIDE_TYPES for row in profile.collectives[:3])
+    more = "a larger batch per device, " + (
+        "gradient accumulation, or bf16 gradients" if wide else "or gradient accumulation"
+    )
     if kinds and not kinds & {"allreduce", "reducescatter", "other"}:
         return (
-            f"start it earlier on a stream of its own and compute beside it; smaller messages (lower precision); {more}"
+            "start it earlier on a stream of its own and compute beside it; "
+            f"{'smaller messages (lower precision); ' if wide else ''}{more}"
         )
     return f"overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), {more}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -19,6 +20,8 @@ from redline.trace.operators import OperatorRow
 from redline.units import format_bytes, format_seconds, format_share
 
 DEFAULT_ROWS = 12
+_NOTHING_MORE = re.compile(r"(,\[\])+\]$")
+"""Inputs behind the last tensor, which have no shape."""
 Sort = Literal["device", "host", "memory", "calls"]
 SORTS: dict[Sort, str] = {"device": "device time", "host": "host time", "memory": "memory taken", "calls": "calls"}
 
@@ -69,11 +72,27 @@ class ProfileReport:
         yield from (Text(hint, style="dim") for hint in hints(profile))
 
 
+_DETAILS = (
+    "min",
+    "max",
+    "FLOP/B",
+    "format",
+    "alg. GB/s",
+    "mean",
+    "host self",
+    "device self",
+    "of it backward",
+    "calls",
+)
+"""What a narrow terminal can do without, before shares and limits go."""
+
+
 def _expendable(table: Table) -> list[str]:
-    """All but what it is, and how long it takes: from the right."""
+    """All but what it is, and how long it takes: details first, then from the right."""
     names = [str(column.header) for column in table.columns]
     kept = {names[0], "total", "device total", "host total", "measured", "value"}
-    return [name for name in reversed(names) if name not in kept]
+    details = [name for name in _DETAILS if name in names]
+    return details + [name for name in reversed(names) if name not in kept and name not in details]
 
 
 def _ranks(profile: Profile) -> Table:
@@ -195,7 +214,7 @@ def _limits(profile: Profile, rows: int) -> Table:
     for row in profile.limits[:rows]:
         reached = "in cache" if row.in_cache else format_share(row.efficiency) if row.efficiency is not None else "n/a"
         table.add_row(
-            Text(label_of(f"{row.name} {row.dims}")),
+            Text(label_of(f"{row.name} {_NOTHING_MORE.sub(']', row.dims)}")),
             row.number_format,
             f"{row.calls:,}",
             told_time(row.device_s),

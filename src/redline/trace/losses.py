@@ -117,6 +117,12 @@ def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiti
         _of_work(run, sums)
     if waiting.late:
         _of_stragglers(runs, each, waiting.late, _share_saved(runs, calls, waiting.waits))
+    if waiting.from_ranks:
+        # Ranks go on together: what makes one of them faster may do as much for those that wait for it.
+        for code in {code for sums in each for code in sums}:
+            most = max(sums[code].most for sums in each)
+            for sums in each:
+                sums[code].most = most
     total = Sums(_Sum)
     for sums in each:
         for code, one in sums.items():

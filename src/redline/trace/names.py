@@ -118,7 +118,7 @@ def parts_of(name: str) -> Parts:
     if angle < 0 and paren < 1:
         return Parts(plain)
     if 0 < paren < angle or angle < 0:
-        return Parts(plain[:paren].rpartition(" ")[2])
+        return Parts(plain[:paren].rstrip().rpartition(" ")[2] or plain)
     head = plain[:angle]
     if head.endswith("enable_if"):  # the type that the function returns; its name comes later
         return _after_return_type(plain)

@@ -54,8 +54,9 @@ class Replay:
         queued &= (began <= before) & (device.busy.start - before <= LAUNCH_GAP_NS)
         launched = np.where(queued, began, launched)
         waits = host.waits
-        # Nested waits, and those of several threads at once, are one.
-        merged = union(calls.start[waits], calls.end[waits])
+        # Nested waits, and those of several threads at once, are one; two that follow each other are two.
+        inner = union(calls.start[waits], np.maximum(calls.end[waits] - 1, calls.start[waits]))
+        merged = Intervals(inner.start, inner.end + 1, inner.first)
         mine = device.rows[links.is_launched[device.rows]]
         return cls(
             start=device.busy.start,
@@ -92,7 +93,8 @@ class Replay:
             gap = np.where(gap <= LAUNCH_GAP_NS, 0, gap)
         # What lay between a late launch and its work stays; of work launched in time, that was the queue.
         asked = np.where(self.late, self.start, self.launched) - taken(np.maximum(self.launched, self.bounds[0]))
-        asked = np.where(self.launched > _LONG_AGO, asked, _LONG_AGO)
+        # Work that is gone is not waited for.
+        asked = np.where((self.launched > _LONG_AGO) & (length > 0), asked, _LONG_AGO)
         # Were each block asked for in time, it would end so long after the beginning; a late one moves all behind it.
         along = np.cumsum(gap + length)
         pushed = asked + length - along
