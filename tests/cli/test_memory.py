@@ -11,8 +11,12 @@ import msgspec
 import pytest
 from invoking import document, invoke
 from reported import race_records
+from rich.console import Console
 
+import redline
+from redline.analyze.trend import sparkline
 from redline.record import Block, Environment, RunRecord, TraceRef
+from redline.report.trend import history_report
 from redline.store import History
 
 DAY_S = 86400.0
@@ -111,6 +115,41 @@ def test_a_mistake_is_one_line(kept: list[RunRecord], words: list[str], says: st
     result = invoke(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_trends_fit_the_terminal_and_keep_their_line(kept: list[RunRecord], width: int) -> None:
+    text = io.StringIO()
+    found = redline.history()
+    Console(file=text, width=width, highlight=False).print(history_report(found.series, left_out=0))
+    lines = text.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert sparkline([point.step_s for point in found[0].points]) in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("order", "trends"),
+    [
+        ("2.7 2.7 2.7 2.8 2.8", {"": 5}),  # an update
+        ("2.7 2.8 2.7 2.8 2.7", {", torch 2.7": 3, ", torch 2.8": 2}),
+        ("2.7 2.8 2.8 2.7", {", torch 2.7": 2, ", torch 2.8": 2}),  # taken back
+    ],
+)
+def test_versions_of_torch_that_alternate_are_trends_of_their_own(order: str, trends: dict[str, int]) -> None:
+    with History.open() as history:
+        for number, version in enumerate(order.split()):
+            record = made(number)
+            assert record.prepared is not None
+            environment = msgspec.structs.replace(record.prepared.environment, versions={"torch": version})
+            prepared = msgspec.structs.replace(record.prepared, environment=environment)
+            history.finish(msgspec.structs.replace(record, prepared=prepared))
+    series = document(invoke("history", "--json"))["series"]
+    own = {each["benchmark"]: len(each["points"]) for each in series}
+    assert own == {f"{name_of(series)}{words}": number for words, number in trends.items()}
+
+
+def name_of(series: list[dict[str, Any]]) -> str:
+    return str(series[0]["benchmark"]).partition(", torch")[0]
 
 
 def test_tags_and_notes_are_set_shown_and_taken_away(kept: list[RunRecord]) -> None:

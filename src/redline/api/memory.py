@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -103,14 +104,33 @@ def history(
         shown: list[SeriesTrend] = []
         left_out = 0
         for number, seen in enumerate(wanted):
-            if len(shown) == limit:
+            if len(shown) >= limit:
                 left_out = len(wanted) - number
                 break
             points = [point for point in kept.points([seen.key]).get(seen.key, []) if filters.fits_point(point)]
             points = [point for point in points if tagged is None or point.record_id in tagged]
-            if points:
-                shown.append(_trend(seen, points, kept.marks(series=[seen.key])))
+            marks = kept.marks(series=[seen.key]) if points else []
+            shown += [_trend(seen, strand, marks, words) for words, strand in _strands(points)]
         return HistoryResult(shown, left_out)
+
+
+def _strands(points: Sequence[Point]) -> Iterator[tuple[str, Sequence[Point]]]:
+    """Points that make one trend, and what tells them from the others of their series.
+
+    An update of torch or the driver is part of a trend, and may be a step in it. Versions that alternate, as when CI
+    measures with two of them, are trends of their own.
+    """
+    versions = [(point.torch, point.driver) for point in points]
+    in_a_row = [version for version, _ in groupby(versions)]
+    if len(in_a_row) == len(set(in_a_row)):
+        if points:
+            yield "", points
+        return
+    same_driver = len({driver for _, driver in in_a_row}) == 1
+    for version in dict.fromkeys(in_a_row):
+        torch, driver = version
+        words = f"torch {torch or 'unknown'}" + ("" if same_driver else f", driver {driver or 'unknown'}")
+        yield words, [point for point, own in zip(points, versions, strict=True) if own == version]
 
 
 def _check_model(filters: HistoryFilters, kept: History) -> None:
@@ -121,13 +141,13 @@ def _check_model(filters: HistoryFilters, kept: History) -> None:
         raise UsageError(f"nothing of {filters.model!r} was measured yet in {kept.location}")
 
 
-def _trend(seen: SeriesSeen, points: Sequence[Point], marks: Sequence[Mark]) -> SeriesTrend:
+def _trend(seen: SeriesSeen, points: Sequence[Point], marks: Sequence[Mark], versions: str) -> SeriesTrend:
     words: dict[tuple[str, str], list[str]] = {}
     for mark in marks:
         words.setdefault((mark.record_id, mark.kind), []).append(mark.words)
     found = trend_of([point.step_s for point in points])
     return SeriesTrend(
-        benchmark=str(seen.series.benchmark),
+        benchmark=", ".join(part for part in (str(seen.series.benchmark), versions) if part),
         key=seen.key,
         device_name=seen.series.device_name,
         identity=seen.series.benchmark,

@@ -135,7 +135,7 @@ def make_app(workspace: Workspace, access: Access) -> Any:
         found = history(HistoryFilters(key=key), workspace=workspace)
         if not found:
             return plain("no such series", 404)
-        return html(page("serve_series", series=found[0], picture=picture_of(found[0])))
+        return html(page("serve_series", all_series=[(each, picture_of(each)) for each in found]))
 
     def record(request: Request) -> Response:
         known, row, is_cut_off = record_and_row(request.path_params["id"], workspace=workspace)

@@ -162,5 +162,5 @@ def picture_of(series: SeriesTrend, width: int = WIDTH, height: int = HEIGHT) ->
 
 
 def start_page(series: Sequence[SeriesTrend], left_out: int, latest: Sequence[Listed], live: LiveState) -> str:
-    pictures = {each.key: picture_of(each, 160, 28) for each in series}
-    return page("serve_start", series=series, left_out=left_out, latest=latest, live=live, pictures=pictures)
+    shown = [(each, picture_of(each, 160, 28)) for each in series]
+    return page("serve_start", series=shown, left_out=left_out, latest=latest, live=live)

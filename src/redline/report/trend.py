@@ -13,7 +13,7 @@ from rich.text import Text
 from redline.analyze.trend import Drift, sparkline
 from redline.identity import Benchmark
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import make_table, one_line
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.spec import Frozen
 from redline.units import format_seconds
 
@@ -74,9 +74,10 @@ def history_report(series: Sequence[SeriesTrend], *, left_out: int) -> Renderabl
         table.add_column(header, justify="left" if is_text else "right", overflow="fold", no_wrap=header == "trend")
     for each in series:
         table.add_row(*(Text(one_line(cell)) for cell in _cells(each)))
+    shown = Fitted(table, ("first", "device", "records", "latest", "step", "last change"))
     told = [Text(f"  {one_line(line)}", style="dim") for each in series for line in _change_lines(each)]
     more = [Text(f"  {left_out} more series: name a model, or raise --limit", style="dim")] if left_out else []
-    return Group(table, *told, *more)
+    return Group(shown, *told, *more)
 
 
 def _cells(each: SeriesTrend) -> list[str]:
