@@ -4,9 +4,10 @@
     python scripts/check_gate.py --device cuda --runs 10 --slow-runs 3 --slowdown 0.03 --budget 110
 
 A small git project is committed and changed: one of its two models gets more layers, the other stays. One `redline gate`
-then measures every run against the commit, in fresh processes of both sides that take turns. With a budget of less than
-75 s per run a GPU's processes are prepared side by side: about 10 s per run. Exits with 1 where a slowdown was missed, or
-more than one run of twenty without any was called slower.
+then measures every run against the commit, in fresh processes of both sides that take turns; of the last run of each
+model kernels are counted too (on a CPU, operators). With a budget of less than
+75 s per run a GPU's processes are prepared side by side: about 10 s per run. Exits with 1 where a slowdown or an
+added kernel was missed, or more than one run of twenty without any was called slower.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main() -> None:
     for row in rows:
         change = "" if row["change"] is None else f"{row['change']:+.2%}"
         told = " ".join(each["text"] for each in row["reasons"])
+        told += " ".join(f"{each['name']} {each['baseline']} → {each['candidate']}" for each in row["checks"])
         print(f"{row['name']:<12}{row['verdict']:<14}{change:>8}  {row['candidate_processes']} processes  {told}")
     found = {
         kind: Counter(row["verdict"] for row in rows if row["name"].startswith(kind)) for kind in ("same", "slowed")
@@ -69,7 +71,9 @@ def main() -> None:
     print(f"same code: {dict(found['same'])}; {arguments.slowdown:.0%} slower: {dict(found['slowed'])}")
     print(f"{time.monotonic() - started:.0f} s")
     missed = slow_runs - found["slowed"]["slower"]
-    sys.exit(found["same"]["slower"] > arguments.runs // 20 or missed > slow_runs // 20)
+    more_kernels = {row["name"].startswith("slowed") for row in rows for each in row["checks"] if each["failed"]}
+    wrong = found["same"]["slower"] > arguments.runs // 20 or missed > slow_runs // 20
+    sys.exit(wrong or more_kernels != ({True} if slow_runs else set()))
 
 
 def gate(names: list[str], slowdown: float, device: str, budget_s: float) -> list[dict[str, Any]]:
@@ -104,8 +108,10 @@ def bench_file(names: list[str], slowdown: float, device: str) -> str:
     # Short blocks: what differs between processes is learned from processes.
     lines.append("measure = { block_seconds = 0.1, check_numerics = false }")
     lines += ["threads = 1"] if device == "cpu" else []
+    last = {name: number for number, name in enumerate(names)}
     for number, name in enumerate(names):
         lines += ["[[run]]", f'name = "{name} {number}"', f'model = "model.py:{name}"']
+        lines += ['fail_on = ["kernels"]'] if number == last[name] else []
     return "\n".join(lines) + "\n"
 
 

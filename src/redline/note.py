@@ -107,6 +107,8 @@ Code = Literal[
     "random-labels",
     "last-batch",
     "no-trace",
+    "kernels-not-counted",
+    "operators-counted",
     "given-twice",
     "unknown-events",
     # what a search left out, rejected or did not finish

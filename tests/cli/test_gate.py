@@ -10,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 import yaml
 from invoking import document
 from typer.testing import Result
 
+from redline.protocol import Checked
 from redline.record import Failure
 from redline.spec import RunSpec
 from redline.store import History
+from redline.testing import bench
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
@@ -132,6 +135,62 @@ def test_a_baseline_that_breaks_is_incomparable_unless_it_is_stored(
     codes = [reason["code"] for reason in document(result)["benchmarks"][0]["reasons"]]
     assert codes == ["no-baseline"]
     assert redline("gate", "bench.toml", "--baseline", "main", "--undecided", "ok").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("unknown", "code", "verdict"), [({"candidate"}, 1, "failed"), ({"baseline"}, 3, "incomparable")]
+)
+def test_a_benchmark_that_one_side_does_not_have(
+    redline: Redline, project: Path, monkeypatch: pytest.MonkeyPatch, unknown: set[str], code: int, verdict: str
+) -> None:
+    know_models(monkeypatch, unknown)
+    result = redline("gate", "bench.toml", "--baseline", "main", "--json")
+    assert result.exit_code == code
+    rows = document(result)["benchmarks"]
+    assert [row["verdict"] for row in rows] == [verdict, "same"]
+    assert "no function" in str(rows[0]["reasons"] + rows[0]["notes"])
+
+
+def test_a_benchmark_that_neither_side_has_is_a_mistake(
+    redline: Redline, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_models(monkeypatch, {"candidate", "baseline"})
+    result = redline("gate", "bench.toml", "--baseline", "main")
+    assert (result.exit_code, "no function" in result.stderr) == (2, True)
+
+
+def know_models(monkeypatch: pytest.MonkeyPatch, unknown: set[str]) -> None:
+    """One of the two models is not there on some sides."""
+    check = bench._check
+
+    def answer(spec: RunSpec, truth: Landscape) -> Checked:
+        side = "baseline" if spec.launch.folder else "candidate"
+        found = check(spec, truth)
+        return replace_usage(found) if spec.workload.model == "m" and side in unknown else found
+
+    monkeypatch.setattr(bench, "_check", answer)
+
+
+def replace_usage(found: Checked) -> Checked:
+    return msgspec.structs.replace(found, usage="model.py has no function 'm'")
+
+
+def test_a_clone_of_ci_finds_the_branches_of_its_origin(
+    redline: Redline, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is shallow, stands on no branch, and has none of its own."""
+    clone = tmp_path / "clone"
+    for words in (
+        ["git", "clone", "-q", "--depth=1", f"file://{project}", str(clone)],
+        ["git", "-C", str(clone), "checkout", "-q", "--detach"],
+        ["git", "-C", str(clone), "branch", "-q", "-D", "main"],
+    ):
+        subprocess.run(words, check=True)
+    monkeypatch.chdir(clone)
+    assert redline("gate", "bench.toml", "--baseline", "main").exit_code == 0
+    result = redline("gate", "bench.toml", "--baseline", "v1")
+    assert result.exit_code == 2
+    assert "'git fetch --depth=1 origin v1'" in result.stderr
 
 
 def test_stored_records_are_a_baseline(redline: Redline, project: Path, world: World) -> None:

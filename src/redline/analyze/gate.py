@@ -52,6 +52,8 @@ OUTLYING = 4.0
 SMALLEST_OUTLIER = 0.003
 FEWEST_FOR_OUTLIERS = 8
 """Of fewer values one cannot say what is usual."""
+USUAL = 0.75
+"""At least this share lies near the middle, or those that do not are another mode: of two, one is often drawn more."""
 DRIFTING = 0.5
 """Neighbours in time vary by less than this share of what all vary by: the machine's pace has been changing."""
 NEW_SESSION_S = 1800.0
@@ -85,6 +87,8 @@ class GateRow(Frozen):
     high: float | None
     threshold: float
     basis: GateBasis
+    confidence: float | None = None
+    """Of the interval from `low` to `high`."""
     change: float | None = None
     """Of the time of a step: +0.05 is 5 % slower."""
     baseline_s: float | None = None
@@ -113,6 +117,8 @@ class Judged(Frozen):
     ratio: float
     low: float | None
     high: float | None
+    confidence: float = CONFIDENCE
+    """Of the interval."""
     is_firm: bool = True
     """False: more processes might still say otherwise, where there is time for them."""
 
@@ -132,7 +138,8 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
     within = student_t(max(sum(log.rounds - 1 for log in logs), 1), confidence) * error
     middle, half = fmean(kept), max(between, within)
     found = _judged(middle - half, middle, middle + half, threshold, enough=len(logs) >= fewest)
-    return msgspec.structs.replace(found, is_firm=not is_wide or found.verdict != "same" or half < FIRM * band)
+    is_firm = not is_wide or found.verdict != "same" or half < FIRM * band
+    return msgspec.structs.replace(found, confidence=confidence, is_firm=is_firm)
 
 
 def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Judged | None:
@@ -216,7 +223,7 @@ def without_outliers(values: Sequence[float]) -> list[float]:
     middle = median(values)
     scatter = 1.4826 * median(abs(value - middle) for value in values)
     kept = [value for value in values if abs(value - middle) <= max(OUTLYING * scatter, SMALLEST_OUTLIER)]
-    return kept if len(kept) >= 2 * len(values) / 3 else list(values)
+    return kept if len(kept) >= USUAL * len(values) else list(values)
 
 
 def _judged(low: float, middle: float, high: float, threshold: float, *, enough: bool) -> Judged:
@@ -281,21 +288,22 @@ def _larger(name: CheckName, ours: Sequence[float], theirs: Sequence[float], thr
 
 
 def _compile_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Check:
-    """Only with the compiler's cache in the same state: filled, it takes a fraction of the time."""
-    for state in ("cold", "warm", "mixed"):
-        sides = [
-            [
-                record.prepared.cold_start.compile_s
-                for record in side
-                if record.prepared and record.prepared.cold_start.compile_cache == state
-            ]
-            for side in (baseline, candidate)
-        ]
-        known = [[each for each in side if each is not None] for side in sides]
-        if all(known):
-            return _larger("compile", known[0], known[1], threshold)
+    """Only with the compiler's cache in the same state: filled, it takes a fraction of the time.
+
+    The state that both sides were in most often: the first process fills the cache for those that follow.
+    """
+    states = {record.prepared.cold_start.compile_cache for record in (*baseline, *candidate) if record.prepared}
+    sides = [[_compile_times(side, state) for side in (baseline, candidate)] for state in sorted(states, key=str)]
+    ours, theirs = max(sides, key=lambda each: min(map(len, each)), default=([], []))
+    if ours and theirs:
+        return _larger("compile", ours, theirs, threshold)
     text = "no two processes of the two sides compiled with the cache in the same state"
     return _check("compile", None, None, threshold, failed=False, said=note("unknown", text))
+
+
+def _compile_times(records: Sequence[RunRecord], state: str | None) -> list[float]:
+    starts = [record.prepared.cold_start for record in records if record.prepared is not None]
+    return [start.compile_s for start in starts if start.compile_cache == state and start.compile_s is not None]
 
 
 def _numerics_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> Check:

@@ -1,19 +1,27 @@
-"""The file of a gate: benchmarks as `redline run --file` reads them, with a name, thresholds and checks for each."""
+"""What a gate is asked: the benchmarks of its file, and the baseline that they are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
 from redline.analyze.gate import COMPILE_THRESHOLD, MEMORY_THRESHOLD, THRESHOLD, CheckName
-from redline.errors import SpecError
-from redline.launch.checkout import Setup
+from redline.api.report import is_file
+from redline.api.workspace import Workspace
+from redline.errors import SpecError, UsageError
+from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
+from redline.record import RunRecord
 from redline.spec import Frozen, Recipe, RunSpec, require_choice
 from redline.spec_table import layered, read_toml, specs_from_table
+from redline.store import History
+from redline.store.codec import read_exported
 
+LOOK_BACK = 200
+"""How many of the latest stored records of a benchmark are its baseline."""
 OWN_SETTINGS = ("name", "threshold", "fail_on", "memory_threshold", "compile_threshold", "baseline_recipe")
 
 
@@ -95,3 +103,72 @@ def checked_benchmark(benchmark: GateBenchmark) -> GateBenchmark:
         require_choice("fail-on", name, CheckName)
     in_order = tuple(name for name in get_args(CheckName) if name in benchmark.fail_on)
     return msgspec.structs.replace(benchmark, fail_on=in_order)
+
+
+class Baseline:
+    """Where the other side comes from: a checkout that can be measured, stored records, or another recipe."""
+
+    def __init__(
+        self,
+        told: str,
+        *,
+        checkout: Checkout | None = None,
+        records: Sequence[RunRecord] | None = None,
+        history: bool = False,
+        tag: str | None = None,
+        recipe: Recipe | None = None,
+    ) -> None:
+        self.told = told
+        self.checkout = checkout
+        self.records = records
+        self.history = history
+        self.tag = tag
+        self.recipe = recipe
+
+    def stored(self, spec: RunSpec, workspace: Workspace) -> list[RunRecord]:
+        """What is kept of this benchmark, whatever its settings; of a commit, what was measured at it."""
+        if self.records is not None:
+            return list(self.records)
+        with workspace.reading() as history:
+            ids = set(history.tagged(self.tag)) if self.tag else None
+            found = history.find(model=spec.workload.model, task=spec.workload.task, status="done", limit=LOOK_BACK * 5)
+        if ids is not None:
+            return [record for record in found if record.id in ids]
+        if self.checkout is not None:
+            return [record for record in found if _measured_at(record, self.checkout.commit)]
+        return found
+
+
+def _measured_at(record: RunRecord, commit: str) -> bool:
+    environment = record.prepared.environment if record.prepared else None
+    return environment is not None and environment.git_commit == commit and not environment.git_dirty
+
+
+def open_baseline(word: str, environment: Setup, workspace: Workspace, stack: ExitStack) -> Baseline:
+    kind, _, name = word.partition(":")
+    if word == "history":
+        return Baseline("the history", history=True)
+    if kind == "recipe" and name:
+        return Baseline(f"recipe {name}", recipe=Recipe.parse(name))
+    if kind == "tag" and name:
+        with workspace.reading() as history:
+            if not history.tagged(name):
+                raise UsageError(
+                    f"no record in {history.location} has the tag {name!r}: 'redline tag ID {name}' sets it"
+                )
+        return Baseline(f"records tagged {name}", tag=name)
+    if is_file(word):
+        return Baseline(word, records=read_records(Path(word)))
+    commit = resolve_commit(word)
+    told = word if commit.startswith(word) else f"{word} ({commit[:12]})"
+    return Baseline(told, checkout=stack.enter_context(checked_out(word, environment)))
+
+
+def read_records(path: Path) -> list[RunRecord]:
+    """Of an exported document or another history."""
+    with path.open("rb") as file:
+        is_history = file.read(16) == b"SQLite format 3\0"
+    if not is_history:
+        return read_exported(path)
+    with History.open(path, only_to_read=True) as history:
+        return history.find(status="done")

@@ -25,15 +25,21 @@ from redline.analyze.gate import (
     middle_s,
     sessions_of,
 )
-from redline.api.benchmarks import GateBenchmark, checked_benchmark, load_benchmarks
+from redline.api.benchmarks import (
+    LOOK_BACK,
+    Baseline,
+    GateBenchmark,
+    checked_benchmark,
+    load_benchmarks,
+    open_baseline,
+)
 from redline.api.profile import profile_spec
-from redline.api.report import is_file
 from redline.api.run import measure_specs
 from redline.api.settings import one_spec
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, SpecError, UsageError
 from redline.identity import benchmark_of, differences
-from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
+from redline.launch.checkout import Setup
 from redline.note import Note, note
 from redline.protocol import Profile as ProfileRequest
 from redline.record import RunRecord
@@ -41,16 +47,14 @@ from redline.report.export import JsonDocument
 from redline.report.gate import gate_json, gate_junit, gate_markdown, gate_report
 from redline.report.terminal import as_text
 from redline.search.gate import Clock, GateRun
-from redline.spec import Recipe, RunSpec
+from redline.spec import RunSpec
 from redline.spec_table import layered
-from redline.store import History
-from redline.store.codec import read_exported
 
 BUDGET_S = 900.0
 """For all benchmarks together."""
 LONGEST_BUDGET_S = 7 * 86400.0
-LOOK_BACK = 200
-"""So many of the latest stored records of a benchmark are its baseline."""
+PROFILED_STEPS = 8
+"""To count kernels: more than are called once per profile, on a CPU."""
 
 
 class GateResult(Sequence[GateRow]):
@@ -112,7 +116,7 @@ def gate(
         raise SpecError(f"budget must be between 1 and {LONGEST_BUDGET_S:g} seconds, got {budget_s:g}")
     benchmarks, environment = load_benchmarks(file, settings, threshold=threshold, fail_on=fail_on, trust=trust)
     with use(workspace) as opened, ExitStack() as stack:
-        source = _source(baseline, environment, opened, stack)
+        source = open_baseline(baseline, environment, opened, stack)
         rows = []
         deadline = clock() + budget_s
         for number, benchmark in enumerate(benchmarks):
@@ -142,87 +146,18 @@ def against_history(
             workload = msgspec.structs.replace(spec.workload, model=f"live:{name}")
             spec = msgspec.structs.replace(spec, workload=workload)
         benchmark = checked_benchmark(GateBenchmark(name=name, spec=spec, threshold=threshold, fail_on=tuple(fail_on)))
-        source = _source(baseline, Setup(), working, stack)
+        source = open_baseline(baseline, Setup(), working, stack)
         row = _Gate(benchmark, source, working, budget_s, time.monotonic).row()
         if any(reason.code == "no-baseline" for reason in row.reasons):
             measure_specs([spec], working, FEWEST_PROCESSES)
         return row
 
 
-class _Source:
-    """Where the other side comes from: a checkout that can be measured, stored records, or another recipe."""
-
-    def __init__(
-        self,
-        told: str,
-        *,
-        checkout: Checkout | None = None,
-        records: Sequence[RunRecord] | None = None,
-        history: bool = False,
-        tag: str | None = None,
-        recipe: Recipe | None = None,
-    ) -> None:
-        self.told = told
-        self.checkout = checkout
-        self.records = records
-        self.history = history
-        self.tag = tag
-        self.recipe = recipe
-
-    def stored(self, spec: RunSpec, workspace: Workspace) -> list[RunRecord]:
-        """What is kept of this benchmark, whatever its settings; of a commit, what was measured at it."""
-        if self.records is not None:
-            return list(self.records)
-        with workspace.reading() as history:
-            ids = set(history.tagged(self.tag)) if self.tag else None
-            found = history.find(model=spec.workload.model, task=spec.workload.task, status="done", limit=LOOK_BACK * 5)
-        if ids is not None:
-            return [record for record in found if record.id in ids]
-        if self.checkout is not None:
-            return [record for record in found if _measured_at(record, self.checkout.commit)]
-        return found
-
-
-def _measured_at(record: RunRecord, commit: str) -> bool:
-    environment = record.prepared.environment if record.prepared else None
-    return environment is not None and environment.git_commit == commit and not environment.git_dirty
-
-
-def _source(word: str, environment: Setup, workspace: Workspace, stack: ExitStack) -> _Source:
-    kind, _, name = word.partition(":")
-    if word == "history":
-        return _Source("the history", history=True)
-    if kind == "recipe" and name:
-        return _Source(f"recipe {name}", recipe=Recipe.parse(name))
-    if kind == "tag" and name:
-        with workspace.reading() as history:
-            if not history.tagged(name):
-                raise UsageError(
-                    f"no record in {history.location} has the tag {name!r}: 'redline tag ID {name}' sets it"
-                )
-        return _Source(f"records tagged {name}", tag=name)
-    if is_file(word):
-        return _Source(word, records=read_records(Path(word)))
-    commit = resolve_commit(word)
-    told = word if commit.startswith(word) else f"{word} ({commit[:12]})"
-    return _Source(told, checkout=stack.enter_context(checked_out(word, environment)))
-
-
-def read_records(path: Path) -> list[RunRecord]:
-    """Of an exported document or another history."""
-    with path.open("rb") as file:
-        is_history = file.read(16) == b"SQLite format 3\0"
-    if not is_history:
-        return read_exported(path)
-    with History.open(path, only_to_read=True) as history:
-        return history.find(status="done")
-
-
 class _Gate:
     """One benchmark before the gate."""
 
     def __init__(
-        self, benchmark: GateBenchmark, source: _Source, workspace: Workspace, budget_s: float, clock: Clock
+        self, benchmark: GateBenchmark, source: Baseline, workspace: Workspace, budget_s: float, clock: Clock
     ) -> None:
         self.benchmark = benchmark
         self._source = source
@@ -234,7 +169,14 @@ class _Gate:
         self._basis: GateBasis = "none"
 
     def row(self) -> GateRow:
-        (spec,) = self._workspace.checked([self._launched(self.benchmark.spec)])
+        asked = self._launched(self.benchmark.spec)
+        try:
+            (spec,) = self._workspace.checked([asked])
+        except (UsageError, SpecError) as error:
+            # What only the other commit can run was broken since; what neither can is a mistake in what was asked.
+            if self._source.checkout is None or self._runnable(asked) is None:
+                raise
+            return self._unmeasured("failed", note("not-runnable", f"it cannot be measured any more: {error}"))
         baseline = self._runnable(spec)
         with self._workspace.lock(spec.device):
             running = self._run()
@@ -248,7 +190,7 @@ class _Gate:
                 self._basis = "interleaved"
             else:
                 self._against_stored(running, spec)
-            kernels = self._kernels(baseline, spec)
+            kernels = None if running.broken else self._kernels(baseline, spec)
         return self._told(running, kernels)
 
     def _run(self) -> GateRun:
@@ -331,17 +273,27 @@ class _Gate:
         if "kernels" not in self.benchmark.fail_on:
             return None
         if baseline is None:
+            self._notes.append(
+                note("kernels-not-counted", "kernels are counted only where the baseline can be measured")
+            )
             return count_check("kernels", None, None)
         return count_check("kernels", *(self._kernels_of(each) for each in (baseline, spec)))
 
     def _kernels_of(self, spec: RunSpec) -> float | None:
-        """How many kernels a step launches, from a short profile; None on a CPU."""
+        """How many kernels a step launches, from a short profile; on a CPU, which launches none, how many operators it calls."""
         try:
-            found = profile_spec(spec, ProfileRequest(path="", active=2), self._workspace).profile
+            found = profile_spec(spec, ProfileRequest(path="", active=PROFILED_STEPS), self._workspace).profile
         except BenchError as error:
             self._notes.append(note("no-trace", f"kernels could not be counted: {error}"))
             return None
-        return found.launches.work / found.steps_seen if found.steps_seen and found.has_device else None
+        if not found.steps_seen:
+            return None
+        if found.has_device:
+            return found.launches.work / found.steps_seen
+        self._note_once(note("operators-counted", "a CPU launches no kernels: calls of operators were counted instead"))
+        # What is called once, before the first step or after the last, is no part of a step.
+        calls = sum(row.calls for row in found.operators if row.source == "operator")
+        return float(calls // found.steps_seen)
 
     def _told(self, running: GateRun, kernels: Check | None) -> GateRow:
         judged, broken = running.judged, running.broken
@@ -363,6 +315,7 @@ class _Gate:
             ratio=judged.ratio if judged else None,
             low=judged.low if judged else None,
             high=judged.high if judged else None,
+            confidence=judged.confidence if judged else None,
             threshold=self.benchmark.threshold,
             basis=self._basis,
             change=1 / judged.ratio - 1 if judged else None,
@@ -374,6 +327,18 @@ class _Gate:
             reasons=tuple(self._reasons),
             notes=tuple(self._notes),
             record_ids=tuple(record.id for record in running.candidate),
+        )
+
+    def _unmeasured(self, verdict: GateVerdict, why: Note) -> GateRow:
+        return GateRow(
+            name=self.benchmark.name,
+            verdict=verdict,
+            ratio=None,
+            low=None,
+            high=None,
+            threshold=self.benchmark.threshold,
+            basis="none",
+            reasons=(why,),
         )
 
     def _doubt(self, running: GateRun) -> None:

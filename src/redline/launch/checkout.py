@@ -63,10 +63,14 @@ def resolve_commit(ref: str, folder: str | None = None) -> str:
         raise UsageError(f"{ref!r} is not a git ref")
     if not _is_checkout(where):
         raise UsageError(f"no git checkout at {where}: a baseline {ref!r} must be a file of records, or a ref of one")
-    found = _git(where, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    if found.returncode != 0:
-        raise UsageError(f"{ref!r} is neither a file nor a git ref of {checkout_of(where)}")
-    return found.stdout.strip()
+    # A clone of CI has no branches of its own, only those of its origin.
+    for name in (ref, f"refs/remotes/origin/{ref}"):
+        found = _git(where, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        if found.returncode == 0:
+            return found.stdout.strip()
+    is_shallow = _git(where, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
+    advice = f"; this clone is shallow: 'git fetch --depth=1 origin {ref}' brings a branch" if is_shallow else ""
+    raise UsageError(f"{ref!r} is neither a file nor a git ref of {checkout_of(where)}{advice}")
 
 
 def commits_between(good: str, bad: str) -> list[str]:

@@ -10,9 +10,9 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.gate import CONFIDENCE, Check, GateRow
+from redline.analyze.gate import Check, GateRow
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import cell, escaped, make_table, one_line, table
+from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, table
 from redline.units import format_bytes, format_seconds
 
 STYLES = {
@@ -30,7 +30,7 @@ HEADERS = (
     "baseline",
     "now",
     "time",
-    f"{CONFIDENCE:.1%} interval",
+    "interval",
     "threshold",
     "processes",
     "basis",
@@ -53,7 +53,8 @@ def gate_report(rows: Sequence[GateRow], baseline: str) -> RenderableType:
         cells[-1].style = STYLES[row.verdict]
         grid.add_row(*cells)
     told = [Text(f"  {one_line(line)}", style=style) for line, style in _remarks(rows)]
-    return Group(grid, *told, Text(conclusion(rows), style="bold"))
+    shown = Fitted(grid, ("processes", "basis", "threshold", "baseline", "now", "interval"))
+    return Group(shown, *told, Text(conclusion(rows), style="bold"))
 
 
 def gate_markdown(rows: Sequence[GateRow], baseline: str) -> str:
