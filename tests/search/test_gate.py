@@ -15,7 +15,7 @@ from redline.search.gate import MOST_PROCESSES, GateRun
 from redline.search.observer import NoJournal, Observer
 from redline.testing.fake import FakeDoor
 
-RUNS = 12
+RUNS = 8
 MACHINES = ["quiet", "noisy", "drifting", "two modes", "outliers"]
 
 

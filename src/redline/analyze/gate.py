@@ -19,6 +19,7 @@ from statistics import fmean, median, stdev, variance
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from redline.analyze.blocks import needed_bytes
 from redline.analyze.compare import allowance, between_processes, median_step_s
@@ -40,6 +41,9 @@ WIDE = 0.5
 FEWEST_OF_WIDE = 12
 WIDE_CONFIDENCE = 0.99
 """Of such, five often happen to agree, and there are more looks until the end."""
+WIDE_CHANCE = 0.005
+SIGN_DRAWS = 4000
+"""And a mean so far from 0 must be rare among the same values with signs at random."""
 FIRM = 0.45
 """Of such, `same` could still be a slowdown of two thirds of the threshold unless half the interval is below this share
 of it: as long as there is time, more processes are measured."""
@@ -129,9 +133,10 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
         return None
     if len(logs) < 2:
         return Judged(verdict="inconclusive", ratio=math.exp(logs[0].mean), low=None, high=None)
-    kept = without_outliers([log.mean for log in logs])
-    scatter, band = max(stdev(kept), SMALLEST_SPREAD), math.log1p(threshold)
-    is_wide = scatter > WIDE * band
+    means = [log.mean for log in logs]
+    kept, band = without_outliers(means), math.log1p(threshold)
+    scatter = max(stdev(kept), SMALLEST_SPREAD)
+    is_wide = stdev(means) > WIDE * band
     confidence, fewest = (WIDE_CONFIDENCE, FEWEST_OF_WIDE) if is_wide else (CONFIDENCE, FEWEST_PROCESSES)
     between = student_t(len(kept) - 1, confidence) * scatter / math.sqrt(len(kept))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
@@ -139,7 +144,19 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
     middle, half = fmean(kept), max(between, within)
     found = _judged(middle - half, middle, middle + half, threshold, enough=len(logs) >= fewest)
     is_firm = not is_wide or found.verdict != "same" or half < FIRM * band
+    if is_wide and found.verdict in ("slower", "faster") and chance_by_signs(kept) > WIDE_CHANCE:
+        found = msgspec.structs.replace(found, verdict="inconclusive")
     return msgspec.structs.replace(found, confidence=confidence, is_firm=is_firm)
+
+
+def chance_by_signs(values: Sequence[float]) -> float:
+    """Of a mean as far from 0, had each value fallen on the other side as well.
+
+    Two sides that are the same differ by as much in either direction, whatever the distribution: two modes too.
+    """
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (SIGN_DRAWS, len(values)))
+    means = np.abs(signs @ np.asarray(values))
+    return float(np.mean(means >= abs(sum(values)) * (1 - 1e-9)))
 
 
 def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Judged | None:
