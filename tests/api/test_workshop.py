@@ -93,6 +93,11 @@ def test_a_format_is_faster_only_where_the_interval_says_so(ratio: float, low: f
 def test_an_answer_says_when_the_result_is_doubtful() -> None:
     doubtful = msgspec.structs.replace(row("fp16", 3.8, 1.3, 11.0), verdict=Verdict(labels=("noisy", "shared-cpu")))
     assert faster(doubtful).endswith("doubtful, as the result is noisy, shared-cpu")
+    sound = row("fp16", 3.8, 1.3, 11.0)
+    assert sound.vs_first is not None
+    against = msgspec.structs.replace(sound, vs_first=msgspec.structs.replace(sound.vs_first, first_doubted=True))
+    assert faster(against).startswith("not certain")
+    assert break_even(row(), against).startswith("not certain")
 
 
 @pytest.mark.parametrize(("half", "passed"), [(1.001, True), (1.2, False), (math.nan, False)])

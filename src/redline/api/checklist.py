@@ -78,7 +78,8 @@ def _optimised(model: str, rows: Sequence[RunSummary], searches: Sequence[str]) 
     compared = [row for row in rows if row.vs_first is not None]
     # Rows come oldest first: what was measured last counts.
     newest = {(row.task, row.batch, row.recipe): row for row in compared}.values()
-    faster = [row for row in newest if row.vs_first and (row.vs_first.low or 0) > 1 and row.verdict.trusted]
+    decided = [row for row in newest if row.vs_first and not row.vs_first.first_doubted and row.verdict.trusted]
+    faster = [row for row in decided if row.vs_first and (row.vs_first.low or 0) > 1]
     return [
         Line("optimise", "other recipes were compared with the baseline", bool(compared),
              f"redline run {name} -r baseline -r channels-last+compile"),

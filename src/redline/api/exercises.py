@@ -250,6 +250,10 @@ def faster(best: RunSummary | None) -> str:
         return "nothing to compare"
     versus = best.vs_first
     doubt = "" if best.verdict.trusted else f"; doubtful, as the result is {', '.join(best.verdict.labels)}"
+    if versus.first_doubted:
+        return (
+            f"not certain: {best.recipe} measured {versus.ratio:.2f}×, but the baseline itself is not to be relied on"
+        )
     if versus.low is not None and versus.low > 1:
         return f"yes: {best.recipe} is {versus.ratio:.2f}× as fast ({versus.low:.2f}–{versus.high:.2f}){doubt}"
     if versus.high is not None and versus.high < 1:
@@ -504,6 +508,8 @@ def break_even(first: RunSummary, compiled: RunSummary | None) -> str:
     versus = compiled.vs_first
     if first.latency_s is None or versus is None:
         return "not measured"
+    if versus.first_doubted:
+        return "not certain: the baseline itself is not to be relied on"
     if versus.high is not None and versus.high <= 1:
         return f"never here: the compiled step is not faster ({versus.ratio:.2f}×)"
     if versus.low is not None and versus.low <= 1:
