@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -110,6 +111,18 @@ def test_answers_come_with_their_numbers_and_what_is_lost_is_told(one_machine: O
     assert isinstance(found[1], DoorError)
     assert "the node died" in str(found[1])
     assert one_machine.needs == {"num_cpus": 2.0, "max_retries": 3}, "a machine to itself"
+
+
+@pytest.mark.parametrize(("address", "kind"), [(None, DoorError), ("auto", UsageError)])
+def test_a_cluster_that_is_not_there_is_one_line(
+    address: str | None, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(**_: Any) -> None:
+        raise Exception("the node timed out\nduring startup")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=start))
+    with pytest.raises(kind, match="the node timed out during startup; start"):
+        list(on_cluster(echo, [b""], ["cpu"], address))
 
 
 def test_mistakes_and_failures_there_are_told_here(one_machine: OneMachine) -> None:

@@ -50,8 +50,11 @@ def cluster(address: str | None) -> Iterator[Any]:
             logging_level="ERROR",
             include_dashboard=False if address is None else None,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UsageError(f"no Ray cluster at {address}: {error}; start one with 'ray start --head'") from None
+    except Exception as error:  # Ray raises plain ones too
+        told = " ".join(str(error).split())
+        if address is None:
+            raise DoorError(f"Ray did not start on this machine: {told}; start it with 'ray start --head'") from None
+        raise UsageError(f"no Ray cluster at {address}: {told}; start one with 'ray start --head'") from None
     try:
         yield ray
     finally:
