@@ -272,6 +272,14 @@ def test_each_fault_is_found_and_its_mended_twin_is_not(
     assert code not in seen(**mended)
 
 
+def test_running_out_of_memory_is_told_with_who_held_it() -> None:
+    told = {"phase": "backward", "step": 3, "where": "train.py:9", "held": {"weights": 2**20, "optimizer state": 2**30}}
+    (found,) = advice_of(Evidence(rates=rates_of([]), out_of_memory=told))
+    assert found.code == "out-of-memory"
+    assert "backward pass after step 3, at train.py:9: optimizer state 1.00 GiB" in found.text
+    assert "less state" in found.change
+
+
 def test_gpu_advice_is_not_given_on_a_cpu() -> None:
     codes = seen(forward=0.9, models={**FP32, "flags": {"matmul_precision": "highest"}}, usage={"copies": COPIES})
     assert not codes & {"autocast-off", "tf32-off", "not-compiled", "pageable-copies", "sync-in-loop"}

@@ -93,6 +93,30 @@ for _ in range(9):
     assert "9 steps" in capsys.readouterr().out
 
 
+def test_running_out_of_memory_in_the_loop(workspace: Workspace) -> None:
+    """The script gets its own error, and the record says where and who held what."""
+
+    class Greedy(nn.Linear):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return super().forward(features) + torch.empty(2**50 if len(features) > 4 else 1)
+
+    model = Greedy(8, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    watch = redline.watch(workspace=workspace)
+
+    def train() -> None:
+        with watch:
+            for size in (4, 4, 16):
+                model(torch.randn(size, 8)).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        train()
+    (found,) = [each for each in summary(watch)["findings"] if each["code"] == "out-of-memory"]
+    assert "in the forward pass after step 2, at test_watch.py:" in found["text"]
+    assert "optimizer state" in found["text"]
+
+
 def test_a_profile_is_captured_and_kept(workspace: Workspace) -> None:
     model = nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_training_by_kind_and_module(tmp_path: Path) -> None:
     lines = {holder.line for holder in use.holders if holder.module in ("act", "first")}
     assert "wide.py:12" in lines
     assert {point.phase for point in use.timeline} == {"forward", "backward", "optimizer"}
+
+
+def test_running_out_names_who_asked_and_who_held_the_rest(tmp_path: Path) -> None:
+    greedy = (
+        MODEL.replace("self.last(self.act(self.first(x)))", "self.greedy(self.act(self.first(x)))")
+        .replace(
+            "def build",
+            "class Greedy(nn.Module):\n    def forward(self, x):\n        return x.new_empty(2**50)\n\ndef build",
+        )
+        .replace("        self.act =", "        self.greedy = Greedy()\n        self.act =")
+    )
+    (tmp_path / "wide.py").write_text(greedy)
+    workload = WorkloadSpec(model=f"{tmp_path / 'wide.py'}:build", task="infer", batch=256)
+    with pytest.raises(BenchError) as caught:
+        answer_memory(RunSpec(workload=workload, device="cpu"), str(tmp_path / "held"))
+    assert caught.value.kind == "oom"
+    assert "out of memory in greedy (wide.py:" in str(caught.value)
+    assert "held: activations" in str(caught.value)
+    held = json.loads((tmp_path / "held.json").read_text())
+    assert held["categories"]["weights"] == WEIGHTS
+    assert held["holders"][0]["bytes"] >= HIDDEN
 
 
 def test_gradients_are_held_until_the_optimizer_is_through(tmp_path: Path) -> None:

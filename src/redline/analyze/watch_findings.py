@@ -44,6 +44,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     usage: Mapping[str, Any] = {}
     drift: Drift | None = None
     growth: tuple[float, float] | None = None
+    out_of_memory: Mapping[str, Any] = {}
 
     def share(self, *phases: str) -> float:
         return sum(self.rates.shares.get(phase, 0.0) for phase in phases)
@@ -101,9 +102,8 @@ def sync_gain(share: float) -> float:
 
 def advice_of(evidence: Evidence) -> tuple[Advice, ...]:
     """Whatever is worth changing, what can bring most first."""
-    if not evidence.rates.shares:
-        return ()
-    found = [advice for rule in RULES for advice in rule(evidence)]
+    broke = [out_of_memory(evidence.out_of_memory)] if evidence.out_of_memory else []
+    found = [*broke, *(advice for rule in RULES if evidence.rates.shares for advice in rule(evidence))]
     return tuple(sorted(found, key=lambda advice: (-advice.gain_bound, advice.code)))
 
 
@@ -299,6 +299,29 @@ def _scaler(seen: Evidence) -> Iterator[Advice]:
             "or bf16",
             gain_bound=1.0,
         )
+
+
+def out_of_memory(told: Mapping[str, Any]) -> Advice:
+    held = sorted(told["held"].items(), key=lambda part: -part[1])
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held if size)
+    largest = held[0][0] if held and held[0][1] else "unknown"
+    change = {
+        "weights": "fewer bytes per weight (bf16), or shard the model (FSDP)",
+        "gradients": "a smaller model per device: shard it (FSDP)",
+        "optimizer state": "an optimizer with less state, or shard it (ZeroRedundancyOptimizer, FSDP)",
+    }.get(largest, "a smaller batch with gradient accumulation, autocast, or torch.utils.checkpoint around the blocks")
+    kept = (
+        f"; the allocator's snapshot is {told['snapshot']} (https://pytorch.org/memory_viz)"
+        if told.get("snapshot")
+        else ""
+    )
+    return Advice(
+        code="out-of-memory",
+        text=f"memory ran out in the {told['phase']} pass after step {told['step']}, at {told['where']}: "
+        f"{parts or 'nothing of it is known'}{kept}",
+        change=change,
+        gain_bound=1.0,
+    )
 
 
 def _other(seen: Evidence) -> Iterator[Advice]:

@@ -10,6 +10,7 @@ import msgspec
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.protocol import AskMemory, MemoryAnswer
+from redline.record import new_id
 from redline.report.export import JsonDocument, json_document
 from redline.report.memory import memory_report
 from redline.report.terminal import as_text
@@ -58,13 +59,17 @@ def memory(
     workspace: Workspace | None = None,
     **settings: Unpack[Settings],
 ) -> MemoryResult:
-    """Run two steps of a model under each recipe and tell whose memory the second one's peak is."""
+    """Run two steps of a model under each recipe and tell whose memory the second one's peak is.
+
+    Where memory runs out, the error names who asked for it and who held the rest, and a snapshot lies beside the history.
+    """
     with use(workspace) as opened:
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **settings)
         rows: list[MemoryRow] = []
         for spec in working.checked(specs):
             with working.lock(spec.device):
-                answer = working.ask(AskMemory(spec=spec), MemoryAnswer, spec.launch)
+                question = AskMemory(spec=spec, snapshot=str(working.traces / f"memory-{new_id()}"))
+                answer = working.ask(question, MemoryAnswer, spec.launch)
             rows.append(
                 MemoryRow(
                     model=spec.workload.model,

@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,7 @@ import psutil
 from redline import __version__
 from redline.analyze.profile import profile_of
 from redline.analyze.watch import Log, Rates, Steps, drift_of, growth_of, main_logs, rates_of
-from redline.analyze.watch_findings import Evidence, advice_of
+from redline.analyze.watch_findings import Evidence, advice_of, out_of_memory
 from redline.api.workspace import Workspace
 from redline.errors import RedlineError
 from redline.identity import record_key
@@ -65,6 +66,7 @@ class Seen(msgspec.Struct, frozen=True):
 def keep(seen: Seen, workspace: Workspace) -> RunRecord:
     """Make the record of what was seen, and write it into the history."""
     record_id = new_id()
+    _keep_snapshots(seen, workspace, record_id)
     profiles, windows, trace = _profiles(seen, workspace, record_id)
     record = record_of(seen, record_id, findings=profiles, windows=windows, trace=trace)
     workspace.journal.begin(msgspec.structs.replace(record, blocks=()))
@@ -88,6 +90,8 @@ def record_of(
         why = "no optimizer step was seen: the command trains nothing with torch, or its interpreter ignores PYTHONPATH"
         broken = [log.facts["broken"]["error"] for log in seen.logs if "broken" in log.facts]
         failure = Failure(stage="watch", kind="user", message=f"{why}{f' ({broken[0]})' if broken else ''}")
+        if told := out_of_memory_of(seen):
+            failure = Failure(stage="watch", kind="oom", message=out_of_memory(told).text)
         return RunRecord(
             id=record_id, spec=spec, created_at=seen.started_at, watched=watched, failure=failure, stopped="failed"
         )
@@ -117,6 +121,22 @@ def record_of(
     )
 
 
+def out_of_memory_of(seen: Seen) -> dict[str, Any]:
+    """What the first process that ran out of memory wrote about it; empty where none did."""
+    return next((log.facts["oom"] for log in seen.logs if "oom" in log.facts), {})
+
+
+def _keep_snapshots(seen: Seen, workspace: Workspace, record_id: str) -> None:
+    """The allocator's snapshots, beside the history: the folder they lie in goes away."""
+    for number, log in enumerate(seen.logs):
+        told = log.facts.get("oom", {})
+        if told.get("snapshot") and Path(told["snapshot"]).is_file():
+            workspace.traces.mkdir(parents=True, exist_ok=True)
+            kept = workspace.traces / f"watch-{record_id}-oom-{number}.pickle"
+            shutil.move(told["snapshot"], kept)
+            told["snapshot"] = str(kept)
+
+
 def _ending(exit_code: int | None) -> tuple[StopReason, tuple[Any, ...]]:
     if not exit_code:
         return "target", ()
@@ -131,7 +151,8 @@ def _watched(seen: Seen, rates: Rates, findings: Sequence[Advice], windows: Sequ
     uuids = card_uuids(seen.logs)
     lead: Log | None = logs[0] if logs else None
     steps = Steps(lead) if lead is not None else None
-    evidence = Evidence(rates=rates)
+    broke = out_of_memory_of(seen)
+    evidence = Evidence(rates=rates, out_of_memory=broke)
     if lead is not None and steps is not None:
         evidence = Evidence(
             rates=rates,
@@ -140,6 +161,7 @@ def _watched(seen: Seen, rates: Rates, findings: Sequence[Advice], windows: Sequ
             usage=lead.facts.get("usage", {}),
             drift=drift_of(steps),
             growth=growth_of(lead.pulses, seen.meters.resident),
+            out_of_memory=broke,
         )
     energy = seen.meters.energy_j(uuids)
     seconds = (

@@ -8,8 +8,10 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -17,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.count.counter import watching
 from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.environment import describe
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
@@ -25,6 +28,7 @@ from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make
 from redline.errors import BenchError
 from redline.protocol import MemoryAnswer
 from redline.spec import RunSpec
+from redline.units import format_bytes
 from redline.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse
 
 MOST_HOLDERS = 30
@@ -35,7 +39,8 @@ _OURS = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 
 
-def answer_memory(spec: RunSpec) -> MemoryAnswer:
+def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
+    """`snapshot`: where to write what was held when memory ran out, without a suffix."""
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     device = open_device(resolve_device(spec.device))
@@ -51,7 +56,7 @@ def answer_memory(spec: RunSpec) -> MemoryAnswer:
                 "unsupported", f"no memory by module under {spec.recipe}: its modules no longer run one by one"
             )
         setup.let_originals_go()
-        use = memory_of(make_step(setup, spec.workload.optimizer), setup, device)
+        use = memory_of(make_step(setup, spec.workload.optimizer), setup, device, snapshot)
         return MemoryAnswer(use=use, workload=workload.info(), environment=describe(device))
     finally:
         give_back()
@@ -68,20 +73,49 @@ class Held:
     line: str = ""
 
 
-def memory_of(step: InferenceStep | TrainingStep, setup: Setup, device: Device) -> MemoryUse:
+def memory_of(
+    step: InferenceStep | TrainingStep, setup: Setup, device: Device, snapshot: str | None = None
+) -> MemoryUse:
+    if snapshot is not None:
+        device.record_allocations()
     with step.context():
-        step()  # the optimizer's state and the libraries' handles come with the first
+        _run(step, setup, device, snapshot)  # the optimizer's state and the libraries' handles come with the first
         device.synchronize()
         device.release_cache()
         device.reset_peaks()
-        ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1)
-        for category, module, tensor in _resident(step, setup):
-            ledger.hold(tensor, category, module)
-        with ledger, watching(setup.workload.model, ledger.enter, ledger.leave):
-            step(lambda: ledger.mark(setup.workload.model))
+        ledger = _run(step, setup, device, snapshot)
         device.synchronize()
     memory = device.memory()
     return ledger.told(memory.peak_allocated_bytes, memory.peak_reserved_bytes)
+
+
+def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snapshot: str | None) -> Ledger:
+    """One step with all that it holds written down; where memory runs out, who asked and who held it is told."""
+    ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1)
+    for category, module, tensor in _resident(step, setup):
+        ledger.hold(tensor, category, module)
+    try:
+        with ledger, watching(setup.workload.model, ledger.enter, ledger.leave):
+            step(lambda: ledger.mark(setup.workload.model))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        written = _write_snapshot(ledger, device, snapshot) if snapshot is not None else ""
+        raise BenchError("oom", f"{ledger.culprit()}{written}; {one_line(error)}") from error
+    return ledger
+
+
+def _write_snapshot(ledger: Ledger, device: Device, snapshot: str) -> str:
+    """What was held, and on a GPU the allocator's own snapshot, which https://pytorch.org/memory_viz draws."""
+    use = ledger.told(None, None)
+    try:
+        Path(snapshot).parent.mkdir(parents=True, exist_ok=True)
+        told = {"culprit": ledger.culprit(), **msgspec.to_builtins(use)}
+        Path(f"{snapshot}.json").write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2))
+        drawn = device.write_allocations(f"{snapshot}.pickle")
+    except OSError as error:
+        return f" (the snapshot cannot be written: {error.strerror})"
+    return f" (snapshot: {snapshot}.json{' and .pickle' if drawn else ''})"
 
 
 def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tuple[MemoryCategory, str, Tensor]]:
@@ -112,9 +146,16 @@ class Ledger(TorchDispatchMode):
         self._live: dict[int, Held] = {}
         self._events: list[tuple[Held, int, str]] = []
         self._is_over = False
+        self._broke_at: tuple[str, str, str, str] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception:
+            if not self._broke_at:
+                module = self._stack[-1] if self._stack else ""
+                self._broke_at = (module, self._phase, str(func).rpartition(".")[0].removeprefix("aten."), _line())
+            raise
         for tensor in _tensors(result):
             self.hold(tensor, "temporaries", self._stack[-1] if self._stack else "")
         return result
@@ -184,6 +225,17 @@ class Ledger(TorchDispatchMode):
             reserved_bytes=reserved,
             fragments_bytes=reserved - allocated if reserved is not None and allocated is not None else None,
         )
+
+    def culprit(self) -> str:
+        """Who asked for more than there was, and who held most of what was given out."""
+        use = self.told(None, None)
+        module, phase, operator, line = self._broke_at or ("", self._phase, "an operator", "")
+        where = f"{module or 'no module'}{f' ({line})' if line else ''}"
+        kinds = sorted(use.categories.items(), key=lambda kind: -kind[1])
+        held = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds[:4])
+        most = use.holders[0] if use.holders else None
+        by = f"; most by {most.module or 'no module'}, {format_bytes(most.bytes)} of {most.category}" if most else ""
+        return f"out of memory in {where}, {phase} pass, {operator}; {format_bytes(use.peak_bytes)} held: {held}{by}"
 
     def _category(self, held: Held) -> MemoryCategory:
         is_inference = len(self._phases) == 1

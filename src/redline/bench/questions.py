@@ -75,7 +75,7 @@ def answer(question: Question) -> Reply:
     if isinstance(question, AskMemory):
         from redline.bench.memory import answer_memory
 
-        return answer_memory(question.spec)
+        return answer_memory(question.spec, question.snapshot)
     if isinstance(question, AskCeilings):
         return answer_ceilings(question.device, question.threads)
     if isinstance(question, AskOperators):

@@ -88,6 +88,14 @@ class Device(ABC):
         """A counter of joules spent, where there is one."""
         return None
 
+    def record_allocations(self) -> None:
+        """Remember where each allocation is made, for `write_allocations`; where there is nothing to ask, nothing happens."""
+        return
+
+    def write_allocations(self, path: str) -> bool:
+        """Write the allocator's own snapshot; False where it has none."""
+        return False
+
     def release_cache(self) -> None:
         """Give cached memory back, so that what follows is counted afresh."""
         return

@@ -43,6 +43,10 @@ def unavailable_because() -> str | None:
     return said[0] if said else "torch sees no GPU"
 
 
+RECORDED_ALLOCATIONS = 100_000
+"""The latest so many are told with their lines."""
+
+
 class CudaLane(Lane):
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,6 +117,13 @@ class CudaDevice(Device):
 
     def wait_for(self, mark: torch.cuda.Event) -> None:
         mark.synchronize()
+
+    def record_allocations(self) -> None:
+        torch.cuda.memory._record_memory_history(max_entries=RECORDED_ALLOCATIONS)
+
+    def write_allocations(self, path: str) -> bool:
+        torch.cuda.memory._dump_snapshot(path)
+        return True
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)

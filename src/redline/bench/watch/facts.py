@@ -11,14 +11,16 @@ import os
 import platform
 import sys
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .clock import Spool
 
+OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
 """Places in the script that made the host wait."""
 LOSS_PERIOD_S = 0.5
@@ -31,6 +33,7 @@ class Facts:
         self._device = torch.device("cpu")
         self._loaders: dict[int, dict[str, Any]] = {}
         self._optimizers: dict[int, dict[str, Any]] = {}
+        self._optimizer_refs: list[weakref.ref[Any]] = []
         self._waits: Counter[str] = Counter()
         self._wait_s: dict[str, float] = {}
         self._optimizer_wait_s = 0.0
@@ -63,6 +66,7 @@ class Facts:
 
     def saw_optimizer(self, optimizer: Any) -> None:
         if id(optimizer) not in self._optimizers:
+            self._optimizer_refs.append(weakref.ref(optimizer))
             defaults = getattr(optimizer, "defaults", {})
             tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             self._optimizers[id(optimizer)] = {
@@ -112,6 +116,27 @@ class Facts:
         if f"{how} {line}" in self._waits or len(self._waits) < MOST_LINES:
             self._waits[f"{how} {line}"] += 1
             self._wait_s[f"{how} {line}"] = self._wait_s.get(f"{how} {line}", 0.0) + seconds
+
+    def saw_out_of_memory(self, phase: str, error: BaseException, step: int, roots: list[torch.nn.Module]) -> None:
+        """Where memory ran out and who held it; on a GPU also the allocator's snapshot."""
+        parameters = [parameter for root in roots for parameter in root.parameters()]
+        optimizers = [one for reference in self._optimizer_refs if (one := reference()) is not None]
+        states = [state for one in optimizers for state in one.state.values() if isinstance(state, dict)]
+        held = {
+            "weights": _bytes(parameters),
+            "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
+            "optimizer state": _bytes(
+                each for state in states for each in state.values() if isinstance(each, torch.Tensor)
+            ),
+        }
+        snapshot = None
+        if torch.cuda.is_initialized():
+            held["activations and the rest"] = max(torch.cuda.memory_allocated() - sum(held.values()), 0)
+            snapshot = self._spool.path("-oom.pickle")
+            torch.cuda.memory._dump_snapshot(snapshot)
+        where = line_of_error(error)
+        said = str(error).partition("\n")[0][:300]
+        self._spool.fact("oom", phase=phase, step=step, held=held, where=where, error=said, snapshot=snapshot)
 
     def loss(self, tensor: torch.Tensor) -> float:
         """The loss of this step where it can be had without waiting, else the last one that came, else NaN."""
@@ -244,16 +269,40 @@ def _flags() -> dict[str, Any]:
 
 def user_line() -> str:
     """The innermost line that is neither torch's nor ours nor an installed package's."""
-    ours = os.path.dirname(os.path.abspath(__file__))
     frame = sys._getframe(2)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((ours, "<frozen")) and "site-packages" not in file and "/torch/" not in file:
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        if _is_scripts(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         if frame.f_back is None:
             break
         frame = frame.f_back
     return "an installed package"
+
+
+def line_of_error(error: BaseException) -> str:
+    """The innermost line of the script on the way to the error."""
+    found, trace = "an installed package", error.__traceback__
+    while trace is not None:
+        if _is_scripts(trace.tb_frame.f_code.co_filename):
+            found = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _is_scripts(file: str) -> bool:
+    """Neither torch's nor ours nor an installed package's."""
+    return not file.startswith((OURS, "<frozen")) and "site-packages" not in file and "/torch/" not in file
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    told = str(error).lower()
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in told
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of all of them, each once."""
+    known = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    return sum(known.values())
 
 
 def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:

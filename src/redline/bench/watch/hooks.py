@@ -22,7 +22,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader as loaders
 
 from .clock import BACKWARD, COPY, DATA, FORWARD, OPTIMIZER, PULSE_S, Clock, Spool
-from .facts import Facts, batch_samples, leading_size
+from .facts import Facts, batch_samples, is_out_of_memory, leading_size
 from .profile import Windows
 
 is_compiling = torch.compiler.is_compiling
@@ -242,6 +242,9 @@ class Watch:
             self.failed(error)
         try:
             return original(module, *args, **kwargs)
+        except Exception as error:
+            self._broke("forward", error, clock)
+            raise
         finally:
             evaluates = not with_gradients and not is_training and any(module is one() for one in self._found)
             self._try(clock.leave_forward, with_gradients, evaluates)
@@ -258,11 +261,19 @@ class Watch:
             self.failed(error)
         try:
             return original(tensors, *args, **kwargs)
+        except Exception as error:
+            self._broke("backward", error, clock)
+            raise
         finally:
             self._try(clock.leave)
             if not self._found and not self._has_searched:  # no optimizer was made: whoever got gradients is trained
                 self._has_searched = True
                 self._try(clock.skipping, self._find_models_with_gradients)
+
+    def _broke(self, phase: str, error: BaseException, clock: Clock) -> None:
+        """The script's own error, which goes on its way; who held the memory is only known now."""
+        if self.facts is not None and is_out_of_memory(error):
+            self._try(self.facts.saw_out_of_memory, phase, error, clock.steps, self._roots())
 
     def _loss_of(self, tensors: Any) -> float:
         """On a CPU it is there; of a GPU it is asked for once in a while, and read when it has come."""
