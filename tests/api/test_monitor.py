@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,11 +141,11 @@ def test_an_amd_card_by_recorded_answers() -> None:
 ROCM_SMI = """{"card0": {"GPU use (%)": "97", "Current Socket Graphics Package Power (W)": "301.0",
 "Temperature (Sensor junction) (C)": "61.0", "sclk clock speed:": "(1700Mhz)", "sclk clock level:": "1",
 "VRAM Total Memory (B)": "68702699520", "VRAM Total Used Memory (B)": "1073741824"},
-"card1": {"GPU use (%)": "N/A", "Temperature (Sensor edge) (C)": "35.0"}, "system": {"Driver version": "6.2"}}"""
+"card1": {"GPU use (%)": "N/A", "Temperature (Sensor edge) (C)": "35.0", "sclk clock speed:": "(N/A)"}, "system": {"Driver version": "6.2"}}"""
 
 
 def test_cards_by_recorded_output_of_rocm_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [ROCM_SMI.encode()]
+    said = [b"WARNING: AMD GPU device(s) is/are in a low-power state.\n" + ROCM_SMI.encode()]
     monkeypatch.setattr(amd.shutil, "which", lambda name: f"/opt/rocm/bin/{name}")
     monkeypatch.setattr(amd.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said[0]))
     machine = Machine(cards=[RocmSmiCard(name) for name in rocm_smi()])
@@ -150,6 +153,7 @@ def test_cards_by_recorded_output_of_rocm_smi(monkeypatch: pytest.MonkeyPatch) -
     assert (first.utilisation, first.power_w, first.temperature_c, first.clock_hz) == (0.97, 301.0, 61.0, 1.7e9)
     assert (first.memory_used_bytes, first.memory_bytes) == (2**30, 68_702_699_520)
     assert (second.utilisation, second.power_w, second.memory_used_bytes, second.energy_j) == (None,) * 4
+    assert (second.temperature_c, second.clock_hz) == (35.0, None)
     said[0] = b"ERROR: no devices"
     assert all(look.utilisation is None for look in machine.look()[1:])
 
@@ -195,6 +199,37 @@ def test_the_monitor_ends_with_its_time_and_has_the_cpu() -> None:
     assert isinstance(result, MonitorResult)
     assert [total.device for total in result.totals] == ["cpu"]
     assert '"kind": "monitor"' in result.to_json()
+
+
+def test_a_library_of_amd_that_cannot_be_loaded_is_no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """As without ROCm below it."""
+    (tmp_path / "amdsmi.py").write_text("raise OSError('libamd_smi.so: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    monkeypatch.setattr(amd.shutil, "which", lambda name: None)
+    assert (amd.open_amd_cards(), amd.open_amd_card(None)) == ([], None)
+
+
+def test_attached_to_a_process_only_its_cards_are_shown() -> None:
+    def card(*pids: int) -> NvmlCard:
+        fake = h200()
+        fake._answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=p, usedGpuMemory=1) for p in pids]
+        return NvmlCard(fake, object())
+
+    mine, others, hidden = card(os.getpid()), card(os.getppid()), card(999_999_999)
+    machine = Machine(cards=[mine, others, hidden], attach=os.getpid())
+    # The third one's process has a number that is unknown here, as in a container: it may be ours.
+    assert [look.device for look in machine.look()] == ["cpu", "gpu0", "gpu2"]
+    assert not machine.is_over
+
+
+def test_the_attached_process_may_end_at_any_moment() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    machine = Machine(cards=[], attach=child.pid)
+    assert not machine.is_over
+    child.communicate(b"\n")
+    assert machine.is_over
+    assert machine.look()[0].processes == {}
 
 
 def test_there_must_be_something_to_attach_to() -> None:

@@ -107,15 +107,18 @@ class Machine:
         gpus = [self._gpu(number, at_s) for number in range(len(self._cards))]
         if self._family is not None:
             members = {one.pid for one in (self._family, *_children(self._family))}
-            gpus = [look for look in gpus if look.processes is None or members & look.processes.keys()]
+            gpus = [look for look in gpus if _may_use(members, look.processes)]
         return [self._cpu(at_s), *gpus]
 
     @property
     def is_over(self) -> bool:
         """The process that was attached to has ended."""
-        return self._family is not None and not (
-            self._family.is_running() and self._family.status() != psutil.STATUS_ZOMBIE
-        )
+        if self._family is None:
+            return False
+        try:
+            return not self._family.is_running() or self._family.status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:  # it ended while it was asked
+            return True
 
     def _cpu(self, at_s: float) -> DeviceLook:
         self._package.read(package_energy_j())
@@ -176,6 +179,13 @@ class Machine:
         pairs = ((before[1], received), (before[2], sent))
         rates = [(new - old) / passed if old is not None and new is not None else None for old, new in pairs]
         return rates[0], rates[1]
+
+
+def _may_use(members: set[int], processes: dict[int, int | None] | None) -> bool:
+    """Whether one of these computes on a card. In a container the driver may speak of the host's numbers: who knows."""
+    if processes is None or members & processes.keys():
+        return True
+    return any(not psutil.pid_exists(pid) for pid in processes)
 
 
 def _ask(card: Card, what: str) -> Any:

@@ -10,11 +10,14 @@ import shutil
 import subprocess
 from typing import Any
 
+UNUSABLE = (ImportError, OSError, AttributeError, KeyError)
+"""What importing amdsmi raises where it is missing, or the library below it is, or does not fit."""
+
 
 def open_amd_card(pci_address: str | None) -> AmdCard | None:
     try:
         import amdsmi
-    except ImportError:
+    except UNUSABLE:
         return None
     try:
         amdsmi.amdsmi_init()
@@ -30,7 +33,7 @@ def open_amd_cards() -> list[AmdCard | RocmSmiCard]:
     """Every AMD card: by amdsmi, else by the program rocm-smi."""
     try:
         import amdsmi
-    except ImportError:
+    except UNUSABLE:
         return [RocmSmiCard(name) for name in rocm_smi()]
     try:
         amdsmi.amdsmi_init()
@@ -49,7 +52,7 @@ def rocm_smi() -> dict[str, dict[str, Any]]:
         return {}
     try:
         said = subprocess.run(ROCM_SMI, capture_output=True, timeout=ROCM_SMI_S).stdout
-        found = json.loads(said)
+        found = json.loads(said[max(said.find(b"{"), 0) :])  # warnings about sleeping cards come first
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
     cards = found.items() if isinstance(found, dict) else ()
@@ -87,7 +90,7 @@ class RocmSmiCard:
             "utilisation": busy / 100 if busy is not None else None,
             "memory_used_bytes": int(used) if used is not None else None,
             "power_w": figure("package power"),
-            "temperature_c": figure("temperature", "junction"),
+            "temperature_c": figure("temperature", "junction") or figure("temperature", "edge"),
             "clock_hz": clock * 1e6 if clock is not None else None,
         }
 
