@@ -9,7 +9,18 @@ import msgspec
 import pytest
 from reported import fake_door, race_records, sweep_records
 
-from redline.analyze.compare import Comparison, Comparisons, between_processes, compare_records
+from redline.analyze.compare import (
+    Comparison,
+    Comparisons,
+    _band,
+    _interval,
+    _metrics,
+    _two_ratios,
+    _wrong_answers,
+    between_processes,
+    compare_records,
+)
+from redline.analyze.statistics import Ratio
 from redline.errors import UsageError
 from redline.record import RunRecord
 
@@ -254,3 +265,89 @@ def test_memory_and_tail_are_told_beside_the_time() -> None:
     assert metrics["memory"].verdict == "less"
     assert metrics["memory"].change < -0.8
     assert metrics["p95"].verdict == "inconclusive"  # one process each
+
+
+def ratio(low: float, high: float) -> Ratio:
+    return Ratio(ratio=(low * high) ** 0.5, low=low, high=high, rounds=5)
+
+
+class TestEdges:
+    @pytest.mark.parametrize(
+        ("low", "high", "told"),
+        [
+            (1.03, 1.5, "inconclusive"),  # exactly at the band is not beyond it
+            (1.0301, 1.5, "faster"),
+            (0.5, 1 / 1.03, "inconclusive"),
+            (0.5, 0.97, "slower"),
+            (1 / 1.03, 1.03, "same"),
+            (0.97, 1.03, "inconclusive"),
+            (1 / 1.03, 1.0301, "inconclusive"),
+        ],
+    )
+    def test_of_the_band(self, low: float, high: float, told: str) -> None:
+        assert _band(ratio(low, high)) == told
+
+    @pytest.mark.parametrize(
+        ("pooled", "noted"), [(1.0, False), (1.99, False), (2.2, True), (0.505, False), (0.45, True)]
+    )
+    def test_medians_are_noted_where_they_lie_beyond_the_interval(self, pooled: float, noted: bool) -> None:
+        """By more than the share that is worth telling, on either side."""
+        assert bool(list(_two_ratios(ratio(0.53, 1.9), pooled))) == noted
+        assert not list(_two_ratios(None, pooled))
+
+    @pytest.mark.parametrize(
+        ("factor", "told"),
+        [(1.0, "same"), (1.04, "same"), (1.2, "more"), (1 / 1.2, "less"), (1 / 1.04, "same")],
+    )
+    def test_of_the_tail(self, factor: float, told: str) -> None:
+        """Of three processes a side, all of which agree."""
+        (record,) = replicates(1)
+
+        def timed(step_s: float) -> list[RunRecord]:
+            blocks = [
+                msgspec.structs.replace(
+                    record.blocks[0], kind="throughput", samples=(step_s * (1 + number * 1e-6),) * 200
+                )
+                for number in range(3)
+            ]
+            return [msgspec.structs.replace(record, blocks=(block,)) for block in blocks]
+
+        first, other = timed(0.010), timed(0.010 * factor)
+        found = {each.name: each.verdict for each in _metrics(first, other)}
+        assert found["p95"] == told
+        fewer = {each.name: each.verdict for each in _metrics(first[:2], other[:2])}
+        assert fewer["p95"] == "inconclusive", "two processes a side say nothing"
+
+    @pytest.mark.parametrize(("held", "told"), [(1009, "same"), (1011, "more"), (991, "same"), (989, "less")])
+    def test_of_memory(self, held: int, told: str) -> None:
+        (record,) = replicates(1)
+
+        def holding(size: int) -> RunRecord:
+            blocks = tuple(
+                msgspec.structs.replace(block, memory=msgspec.structs.replace(block.memory, peak_reserved_bytes=size))
+                for block in record.blocks
+            )
+            return msgspec.structs.replace(record, blocks=blocks)
+
+        found = {each.name: each.verdict for each in _metrics([holding(1000)], [holding(held)])}
+        assert found["memory"] == told
+
+    def test_of_how_many_make_replicates(self) -> None:
+        one, two, three, four = (replicates(count) for count in (1, 2, 3, 4))
+        assert [_interval(first, other)[0] for first, other in ((one, three), (three, two), (three, four))] == [
+            "single runs", "single runs", "replicates",
+        ]  # fmt: skip
+
+    def test_one_against_several_in_turns_is_not_taken_for_a_pair(self) -> None:
+        first, other = race_records(["baseline", "fp16"])
+        assert _interval([first], [other])[0] == "turns"
+        assert _interval([first], [other, other])[0] == "single runs"
+
+    def test_of_wrong_answers(self) -> None:
+        (record,) = replicates(1)
+        assert not _wrong_answers(msgspec.structs.replace(record, prepared=None))
+        assert record.prepared is not None
+        for method, passed, wrong in (("outputs", False, True), ("outputs", True, False), ("unchecked", False, False)):
+            numerics = msgspec.structs.replace(record.prepared.numerics, method=method, passed=passed)
+            prepared = msgspec.structs.replace(record.prepared, numerics=numerics)
+            assert _wrong_answers(msgspec.structs.replace(record, prepared=prepared)) is wrong

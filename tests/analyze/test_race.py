@@ -7,8 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from redline.analyze.race import half_width, pair_of, pair_with_spread, pairs_of, process_spread, verdict_of
-from redline.analyze.statistics import PairedLog
+from redline.analyze.race import (
+    half_width,
+    kind_measured,
+    log_ratio,
+    pair_of,
+    pair_with_spread,
+    pairs_of,
+    process_spread,
+    verdict_of,
+)
+from redline.analyze.statistics import PairedLog, student_t
 from redline.record import Block, Failure, RunRecord
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 
@@ -35,6 +44,11 @@ class TestVerdict:
             (1.001, 1.02, "same"),  # a difference, but none worth having
             (0.99, 1.05, "inconclusive"),
             (1.02, 1.2, "inconclusive"),
+            (1.03, 1.2, "inconclusive"),  # exactly at the band is not beyond it
+            (0.8, 1 / 1.03, "inconclusive"),
+            (1 / 1.03, 1.03, "same"),
+            (1 / 1.03, 1.0301, "inconclusive"),
+            (0.97, 1.03, "inconclusive"),
         ],
     )
     def test_is_by_the_band(self, low: float, high: float, verdict: str) -> None:
@@ -109,3 +123,52 @@ class TestSpread:
 
     def test_is_unknown_with_one_replicate(self) -> None:
         assert process_spread([replicate(0, baseline=[2.0], fp16=[1.0])]) is None
+
+
+class TestSpreadByHand:
+    def pair(self, spread: tuple[float, int], times: list[float]) -> tuple[float, float]:
+        replicates = [replicate(n, baseline=times, fp16=[1.0] * len(times)) for n in range(2)]
+        found = pair_with_spread(replicates, "baseline", "fp16", spread)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        return math.log(found.ratio / found.low), math.log(found.high / found.ratio)
+
+    def test_two_processes_a_side_each_bring_their_own(self) -> None:
+        """The variance of a difference is twice that of one; the mean of two replicates halves it."""
+        expected = student_t(9) * math.sqrt(2 * 0.01**2 / 2)
+        assert self.pair((0.01**2, 9), [2.0] * 5) == (pytest.approx(expected), pytest.approx(expected))
+
+    def test_what_rounds_leave_open_counts_where_it_is_more(self) -> None:
+        times = [1.0, 2.0, 1.0, 2.0]
+        logs = [math.log(each) for each in times]
+        error = float(np.std(logs, ddof=1)) / math.sqrt(4)  # of each replicate; they alternate, so nothing widens it
+        expected = student_t(2 * 3) * math.sqrt(2 * error**2) / 2
+        assert self.pair((1e-12, 9), times)[0] == pytest.approx(expected)
+
+    def test_a_single_round_a_replicate_leaves_one_degree(self) -> None:
+        first, other = (record(name, [2.0, 2.0], None) for name in ("baseline", "fp16"))
+        found = pair_with_spread([[first, other]], "baseline", "fp16", (0.001**2, 9))
+        assert found is not None
+        assert found.verdict == "same"
+
+
+class TestLogs:
+    def test_of_records_that_followed_each_other(self) -> None:
+        first, other = record("baseline", [2.0, 4.0], None), record("fp16", [1.0, 1.0, 1.0], None)
+        found = log_ratio(first, other)
+        assert found is not None
+        assert (found.mean, found.rounds) == (pytest.approx(1.5 * math.log(2)), 2)
+        assert found.error == pytest.approx(math.log(2) / 2)  # the spread of two values half their distance apart
+        single = log_ratio(record("baseline", [2.0], None), record("fp16", [1.0], None))
+        assert single is not None
+        assert single.error == 0.0
+        assert log_ratio(first, record("fp16", [], None)) is None
+
+    def test_a_kind_that_was_not_measured_is_told_by_throughput(self) -> None:
+        only_throughput = record("baseline", [1.0])
+        assert kind_measured(only_throughput, "latency") == "throughput"
+        latency = Block(kind="latency", clock="host", samples=(1.0,))
+        only_latency = RunRecord(id="l", spec=only_throughput.spec, blocks=(latency,))
+        assert kind_measured(only_latency, "latency") == "latency"
+        assert kind_measured(only_latency, "throughput") == "throughput"

@@ -247,7 +247,7 @@ def _device_is_the_limit(share: float, by_work: Bound) -> Bound:
 def _by_shapes(trace: TraceEvidence, share: float) -> Bound | None:
     """From operators held against the device's limits, where they make up most of its time."""
     told = trace.compute_limited_s + trace.memory_limited_s
-    if told < SHAPES_SHARE * trace.busy_s:
+    if not told or told < SHAPES_SHARE * trace.busy_s:
         return None
     label: BoundLabel = "compute" if trace.compute_limited_s >= trace.memory_limited_s else "memory"
     most = max(trace.compute_limited_s, trace.memory_limited_s) / told
