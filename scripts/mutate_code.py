@@ -44,7 +44,7 @@ ROOMS: dict[str, Any] = {
     "forkserver": (["bench/forkserver.py", "processes.py"], ["test_processes.py", "launch/test_doors.py"]),
     "store": (
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
-        ["store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_writers.py"],
+        ["store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "report/test_export.py", "store/test_writers.py"],
         "postgres",
     ),
 }  # fmt: skip
@@ -57,7 +57,14 @@ TURNED = {
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 EQUIVALENT = {
     "@lru_cache": "how many answers are kept changes none of them",
-    "LOG_TAIL_CHARACTERS": "how much of a log is quoted",
+    "LOG_": "how much of a log is kept or quoted",
+    "BUSY_SECONDS": "how long a hung disk is waited for",
+    "connection.execute(f'PRAGMA busy_timeout": "the same",
+    "while time.monotonic() <": "two clocks never read the same",
+    "elif time.monotonic() >= until": "the same",
+    "return bool(poll.poll(1000": "a thousandth of a look",
+    "def __init__(self, backlog": "one worker calls",
+    "while not self._over.wait(LEASE_S": "how often a lease on a server is renewed: test_postgres.py, with a real one",
 }
 """Lines that begin so are left as they are, and why."""
 TIMEOUT_S = 300

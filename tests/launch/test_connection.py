@@ -37,12 +37,14 @@ from redline.protocol import (
     Progress,
     Reply,
     Request,
+    Serve,
     Squeeze,
     receive_request,
     send,
 )
 from redline.record import Block, Closed, Failure, Memory
 from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
+from redline.training import TrainingProgress
 
 LAUNCH = LaunchSpec(prepare_timeout_s=21.0, measure_timeout_s=22.0, close_timeout_s=23.0)
 ASK = Ask(question=AskHealth())
@@ -163,6 +165,7 @@ class TestAsking:
             (Profile(path="x"), 21.0),
             (Measure(kind="latency", seconds=0.5), 22.5),
             (Squeeze(), 22.0),
+            (Serve(arrivals_s=(), rate=1.0, deadline_s=3.0), 25.0),
             (Close(), 23.0),
             (ASK, connection.ASK_TIMEOUT_S),
         ],
@@ -423,3 +426,118 @@ def test_a_block_that_comes_late_is_still_read_whole(desk: Desk) -> None:
 
     threading.Thread(target=drip, daemon=True).start()
     assert desk.session.ask(ASK) == block
+
+
+class Stubborn:
+    """A process that is never seen to end, and remembers how long it was waited for."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def wait(self, timeout_s: float) -> int | None:
+        self.waits.append(timeout_s)
+        return None
+
+
+class TestWaiting:
+    @pytest.fixture
+    def sent(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        sent: list[int] = []
+        monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(number))
+        return sent
+
+    def test_whoever_is_killed_is_waited_for(self, sent: list[int]) -> None:
+        """Or it would stay as a zombie, and its memory be counted with the next one's."""
+        end_s, kill_s = connection.END_TIMEOUT_S, connection.KILL_TIMEOUT_S
+        ways: list[tuple[Callable[[WorkerSession], Any], list[float]]] = [
+            (lambda session: session._died(), [end_s, 0.0, end_s]),
+            (lambda session: session._timed_out(1.0), [0.0, end_s]),
+            (lambda session: session.kill(), [0.0, kill_s]),
+        ]
+        for end, waits in ways:
+            process = Stubborn()
+            desk = Desk(process)
+            end(desk.session)
+            assert process.waits == waits
+        assert sent == [signal.SIGKILL] * 3
+
+    def test_one_that_does_not_close_is_killed_and_waited_for(self, sent: list[int]) -> None:
+        process = Stubborn()
+        desk = Desk(process)
+        desk.answer(ClosedReply(closed=Closed()))
+        desk.session.close()
+        assert process.waits == [23.0, 0.0, connection.KILL_TIMEOUT_S]
+        assert sent == [signal.SIGKILL]
+
+    def test_a_look_of_some_seconds_sees_what_comes_meanwhile(self, desk: Desk) -> None:
+        desk.session.begin(ASK)
+        threading.Timer(0.2, lambda: send(desk.worker, NAMES)).start()
+        assert desk.session.wait(timeout_s=60.0) == NAMES
+
+    def test_an_epoch_that_goes_on_has_time_again(self, desk: Desk) -> None:
+        where = TrainingProgress(epoch=1, epochs=2, step=3, steps=4)
+        for progress, has_more in ((Progress(stage="epoch", training=where), True), (Progress(stage="epoch"), False)):
+            desk.session.begin(ASK)
+            desk.session._deadline = soon = time.monotonic() + 30.0
+            desk.answer(progress, NAMES)
+            assert desk.session.wait() == NAMES
+            assert (desk.session._deadline > soon + 60.0) is has_more
+
+    def test_the_rest_of_a_message_may_take_what_is_left_of_the_time(self, desk: Desk) -> None:
+        limits: list[float] = []
+
+        class Spied:
+            def __init__(self, inner: socket.socket) -> None:
+                self._inner = inner
+
+            def settimeout(self, seconds: float) -> None:
+                limits.append(seconds)
+                self._inner.settimeout(seconds)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._inner, name)
+
+        desk.session.begin(ASK)
+        desk.session._connection = Spied(desk.session._connection)  # type: ignore[assignment]
+        desk.session._deadline = time.monotonic() + 30.0
+        desk.answer(NAMES)
+        assert desk.session.wait() == NAMES
+        assert len(limits) == 1
+        assert 0 < limits[0] <= 30.0
+
+
+class TestTrimming:
+    @pytest.mark.parametrize(("written", "left"), [(100, 100), (101, 10)])
+    def test_only_the_end_of_a_log_beyond_the_limit_stays(
+        self, written: int, left: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connection, "LOG_LIMIT_BYTES", 100)
+        monkeypatch.setattr(connection, "LOG_KEPT_BYTES", 10)
+        text = bytes(33 + number % 90 for number in range(written))
+        with worker_log() as log:
+            os.write(log.fileno(), text)
+            connection.trim_log(log)
+            assert os.pread(log.fileno(), 1000, 0) == text[-left:]
+
+
+class TestPaths:
+    def test_the_working_folder_comes_last_where_its_files_must_hide_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.path", ["/a", "", "/b"])
+        here = os.getcwd()
+        assert connection.paths_of(LaunchSpec(), folder_last=True) == ["/a", "/b", here]
+        assert connection.paths_of(LaunchSpec()) == ["/a", here, "/b"]
+        assert connection.paths_of(LaunchSpec(door="spawn", python="/usr/bin/python3")) == []
+
+    def test_an_entry_of_this_checkout_leads_to_its_counterpart(self, tmp_path: Path) -> None:
+        here, there = tmp_path / "here", tmp_path / "there"
+        for folder in (here / "src", there / "src", here / "only", tmp_path / "src"):
+            folder.mkdir(parents=True)
+        moved = lambda entry: connection._moved(str(entry), str(here), str(there))  # noqa: E731
+        assert moved(here / "src") == str(there / "src")
+        assert moved(here / "only") == str(here / "only"), "there is none"
+        assert moved(tmp_path / "src") == str(tmp_path / "src"), "not of this checkout"

@@ -15,13 +15,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from redline.analyze.statistics import median_interval, paired_ratio
+from redline.analyze.statistics import Interval, median_interval, paired_ratio
 from redline.analyze.summary import RunSummary, summarize
 from redline.errors import StoreError
-from redline.protocol import FailureReply, Measure, OnProgress, Prepare, Progress, Reply, Request
+from redline.protocol import (
+    FailureReply,
+    Measure,
+    OnProgress,
+    Prepare,
+    Progress,
+    Reply,
+    Request,
+    Squeeze,
+    SqueezeReply,
+)
 from redline.record import Block, Closed, Failure, RunRecord
+from redline.record import Memory as BlockMemory
 from redline.report.run import run_table_text
-from redline.search.group import Group, UntilPrecise, measure_together
+from redline.search import group
+from redline.search.group import SOLO_BLOCKS, Entry, Group, UntilPrecise, measure_together
 from redline.search.observer import Observer
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
@@ -836,3 +848,91 @@ class TestTheObserver:
         assert {event[4] for event in told} == {BRIEF.cpu_target_half_width}
         assert told[-1][3] is not None
         assert math.isclose(told[-1][3].median, 0.02, rel_tol=0.02)
+
+
+class TestTheRule:
+    """`UntilPrecise` at its edges: a target of 5 %, a ceiling of 60 s."""
+
+    def entry(self, width: float, timed_s: float, monkeypatch: pytest.MonkeyPatch) -> Entry:
+        interval = Interval(low=1 - width, median=1.0, high=1 + width, n=99, n_effective=99.0)
+        monkeypatch.setattr(Entry, "interval", lambda entry, kind: interval)
+        monkeypatch.setattr(group, "_has_enough_samples", lambda entry: True)
+        spec = spec_of(measure=MeasureSpec(max_seconds=60.0, cpu_target_half_width=0.125))
+        return Entry(
+            record=RunRecord(id="r", spec=spec), session=FakeDoor(Landscape(step_s=0.01)).open(spec), timed_s=timed_s
+        )
+
+    @pytest.mark.parametrize(
+        ("width", "timed_s", "reason"),
+        [
+            (0.125, 1.0, "target"),  # exactly
+            (0.126, 1.0, None),
+            (0.126, 60.0, "ceiling"),  # exactly
+            (0.126, 59.9, None),
+            (0.125, 60.0, "target"),
+            (0.5, 15.0, None),  # a quarter is over, and four times the ceiling is needed: not more
+            (0.51, 15.0, "unreachable"),
+            (0.51, 14.9, None),  # too early to tell
+            (0.43, 15.0, None),  # in proportion to the square: 178 s
+        ],
+    )
+    def test_says_why_it_is_over(
+        self, width: float, timed_s: float, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert UntilPrecise()._reason(self.entry(width, timed_s, monkeypatch)) == reason
+
+    def test_the_first_goes_on_until_its_time_is_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        first, other = (self.entry(0.1, timed_s, monkeypatch) for timed_s in (59.9, 1.0))
+        first.stopped = "target"
+        assert UntilPrecise().visited([first, other]) == [other, first]
+        first.timed_s = 60.0
+        assert UntilPrecise().visited([first, other]) == [other]
+
+    def test_without_enough_samples_only_the_ceiling_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entry = self.entry(0.1, 59.9, monkeypatch)
+        monkeypatch.setattr(group, "_has_enough_samples", lambda entry: False)
+        assert UntilPrecise()._reason(entry) is None
+        entry.timed_s = 60.0
+        assert UntilPrecise()._reason(entry) == "ceiling"
+
+
+def test_what_is_given_up_is_killed_and_no_longer_pending() -> None:
+    with Group(FakeDoor(Landscape(step_s=0.01)), Notebook(), Observer(), random.Random(0)) as opened:
+        pending = opened.start(spec_of(), 0)
+        assert opened.pending == [pending]
+        opened.cancel(pending)
+        assert opened.pending == []
+    assert not opened.done
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_after_others_a_block_passes_that_is_not_kept(follows: bool) -> None:
+    door = WatchedDoor(Landscape(step_s=0.01))
+    with Group(door, Notebook(), Observer(), random.Random(0)) as opened:
+        entry = opened.open(spec_of(), 0)
+        assert entry is not None
+        opened.measure_solo(entry, "throughput", follows_others=follows)
+        asked = sum(isinstance(request, Measure) for _, request in door.seen)
+        assert asked == len(entry.record.blocks) + follows
+        assert len(entry.record.blocks) == SOLO_BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("asked", "stopped", "needed"), [(True, "target", 7), (False, "target", None), (True, "interrupted", None)]
+)
+def test_the_least_memory_is_asked_for_after_a_whole_run(asked: bool, stopped: Any, needed: int | None) -> None:
+    spec = spec_of(squeeze_memory=asked)
+
+    class Session(FakeSession):
+        def ask(self, request: Request, on_progress: OnProgress | None = None) -> Reply:
+            return SqueezeReply(needed_bytes=7) if isinstance(request, Squeeze) else super().ask(request, on_progress)
+
+        def close(self) -> Closed:
+            return Closed(memory=BlockMemory(allocator_retries=3))
+
+    session = FakeDoor(Landscape(step_s=0.01)).open(spec)
+    session.__class__ = Session
+    with Group(FakeDoor(Landscape(step_s=0.01)), Notebook(), Observer(), random.Random(0)) as opened:
+        record = opened.close(Entry(record=RunRecord(id="r", spec=spec), session=session, stopped=stopped))
+    assert record.closed is not None
+    assert (record.closed.memory.needed_bytes, record.closed.memory.allocator_retries) == (needed, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -10,11 +12,15 @@ import pytest
 from redline.errors import UsageError
 from redline.identity import plan_key
 from redline.protocol import Checked
-from redline.record import Block, DeviceInfo, Environment, RunRecord, new_id
+from redline.record import Block, DeviceInfo, Environment, Failure, RunRecord, new_id
 from redline.search.grid import cells_from_table
-from redline.search.sweep import Cell, estimate, make_plan
+from redline.search.observer import Observer
+from redline.search.sweep import Cell, Plan, estimate, make_plan, measured_elsewhere, standing, sweep_plan
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
+from redline.store.codec import SettledCell
+from redline.testing.fake import FakeDoor
+from redline.testing.landscape import Landscape
 
 PLACE = Environment(device=DeviceInfo(kind="cuda", name="Some GPU", driver="1"), versions={"torch": "2"})
 SPEC = RunSpec(workload=WorkloadSpec(model="m", batch=8), recipe=Recipe.parse("fp16+compile"), device="cuda:0")
@@ -122,3 +128,122 @@ def test_an_estimate_knows_what_the_history_knows() -> None:
     # The recipe's own time where it is known, else that of the model's newest.
     assert found.seconds == pytest.approx(2 * 10 + 2 * 60 + 2 * 60)
     assert (found.known, found.unknown, found.unknown_models) == (6, 6, ("stranger",))
+
+
+def test_an_estimate_does_not_count_what_failed() -> None:
+    cells = [Cell(spec=spec, key="k") for spec in cells_from_table({"model": "known", "batch": 1})]
+    broken = record("known", "baseline", 10.0)
+    failure = Failure(stage="measure", kind="oom", message="no room")
+    with History.open(":memory:") as history:
+        history.finish(msgspec.structs.replace(broken, failure=failure, stopped="failed"))
+        assert estimate(cells, history).known == 0
+
+
+class Memory:
+    """A ledger that keeps what it is told."""
+
+    def __init__(self, **others: SettledCell) -> None:
+        self.kept: dict[str, SettledCell] = {}
+        self.others = others
+        self.asked: list[str] = []
+        self.announced: list[tuple[int, int, str, int]] = []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        yield
+
+    def cells(self) -> dict[str, SettledCell]:
+        return dict(self.kept)
+
+    def elsewhere(self, keys: Sequence[str], is_welcome: Callable[[str], bool]) -> dict[str, SettledCell]:
+        self.asked = list(keys)
+        return {key: cell for key, cell in self.others.items() if key in keys}
+
+    def adopt(self, cells: Iterable[SettledCell]) -> None:
+        self.kept |= {cell.key: cell for cell in cells}
+
+    def settle(self, key: str, record: RunRecord) -> None:
+        self.kept[key] = settled(key, record.id)
+
+    def forget(self) -> None:
+        self.kept.clear()
+
+    def announce(self, done: int, total: int, now: str, *, done_before: int) -> None:
+        self.announced.append((done, total, now, done_before))
+
+    def observe(self, telemetry: Any) -> None: ...
+
+
+def settled(key: str, record_id: str = "r", **failure: Any) -> SettledCell:
+    kept: dict[str, Any] = {"failure_kind": None, "failure_stage": None, "failure_message": None, **failure}
+    return SettledCell(key=key, status="failed" if failure else "done", record_id=record_id, **kept)
+
+
+class Told(Observer):
+    def __init__(self) -> None:
+        self.cells: list[tuple[str, int, int]] = []
+        self.done: list[str] = []
+
+    def cell(self, cell: Cell, number: int, of: int) -> None:
+        self.cells.append((cell.key, number, of))
+
+    def settled(self, cell: Cell, record: RunRecord) -> None:
+        self.done.append(cell.key)
+
+
+def plan_of(*keys: str, **changes: Any) -> Plan:
+    measure = MeasureSpec.for_effort("quick")
+    spec = RunSpec(workload=WorkloadSpec(model="m", batch=1), measure=measure, device="cpu")
+    return Plan(**{"name": "p", "cells": tuple(Cell(spec=spec, key=key) for key in keys), "shares": True, **changes})
+
+
+class TestSweeping:
+    def test_cells_are_counted_from_those_that_are_settled(self) -> None:
+        ledger, told = Memory(), Told()
+        ledger.kept = {"a": settled("a")}
+        sweep_plan(plan_of("a", "b", "c"), FakeDoor(Landscape(step_s=0.01)), ledger, told)
+        assert told.cells == [("b", 2, 3), ("c", 3, 3)]
+        assert told.done == ["b", "c"]
+        assert ledger.announced == [(1, 3, "m infer baseline batch 1", 1), (2, 3, "m infer baseline batch 1", 1)]
+
+    def test_cells_that_are_spread_are_counted_as_they_come_in(self) -> None:
+        ledger, told = Memory(), Told()
+        ledger.kept = {"a": settled("a")}
+
+        def spread(specs: Sequence[RunSpec]) -> Iterator[tuple[int, RunRecord]]:
+            yield from ((index, RunRecord(id=f"r{index}", spec=specs[index])) for index in (1, 0))
+
+        found = sweep_plan(plan_of("a", "b", "c"), FakeDoor(Landscape(step_s=0.01)), ledger, told, spread=spread)
+        assert told.cells == [("c", 2, 3), ("b", 3, 3)]
+        assert told.done == ["c", "b"]
+        assert [done for done, *_ in ledger.announced] == [1, 2, 3]
+        assert {key: cell.record_id for key, cell in ledger.kept.items()} == {"a": "r", "b": "r0", "c": "r1"}
+        assert (found.planned, found.done) == (3, 3)
+
+    def test_what_another_grid_has_measured_is_taken_over(self) -> None:
+        ledger, told = Memory(b=settled("b", "theirs")), Told()
+        ledger.kept = {"a": settled("a")}
+        sweep_plan(plan_of("a", "b", "c"), FakeDoor(Landscape(step_s=0.01)), ledger, told)
+        assert ledger.asked == ["b", "c"], "not for what it has itself"
+        assert [key for key, *_ in told.cells] == ["c"]
+        assert ledger.kept["b"].record_id == "theirs"
+
+    def test_a_sweep_with_a_name_keeps_to_itself(self) -> None:
+        assert measured_elsewhere(plan_of("b", shares=False), Memory(b=settled("b"))) == {}
+        assert measured_elsewhere(plan_of("b"), Memory(b=settled("b"))) == {"b": settled("b")}
+
+    def test_starting_over_measures_all_again(self) -> None:
+        ledger, told = Memory(b=settled("b")), Told()
+        ledger.kept = {"a": settled("a")}
+        sweep_plan(plan_of("a", "b"), FakeDoor(Landscape(step_s=0.01)), ledger, told, fresh=True)
+        assert [key for key, *_ in told.cells] == ["a", "b"]
+
+    def test_how_a_failed_cell_stands(self) -> None:
+        known = {
+            "a": settled("a", failure_kind="oom", failure_stage="build", failure_message="no room"),
+            "b": settled("b", failure_kind=None, failure_stage=None, failure_message=None),
+        }
+        first, second, third = standing(plan_of("a", "b", "c"), known).cells
+        assert first.failure == Failure(stage="build", kind="oom", message="no room")
+        assert second.failure == Failure(stage="", kind="crash", message="")
+        assert (first.status, third.status) == ("failed", "pending")
