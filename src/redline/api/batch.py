@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import msgspec
 from rich.console import RenderableType
 
-from redline.analyze.batch import BatchFinding, SloTargets
+from redline.analyze.batch import SLO_TESTS, BatchFinding, SloTargets
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import DoorError, SpecError, UsageError
@@ -17,7 +17,7 @@ from redline.record import decode, encode
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
-from redline.search.batch import require_batches, search_batch
+from redline.search.batch import MAX_TRIALS, require_batches, search_batch
 from redline.search.spread import Collected, on_cluster, require_cluster
 from redline.spec import Frozen, RunSpec
 from redline.spec_table import layered
@@ -101,10 +101,15 @@ def find_batch_specs(
     """One search per spec, in their order. The batch in a spec is ignored."""
     _require_sound(specs, slo, max_batch)
     findings = []
-    for spec in workspace.checked(specs):
+    checked = workspace.checked(specs)
+    most = MAX_TRIALS + (SLO_TESTS if slo is not None else 0)
+    workspace.observer.planned(most * len(checked))
+    for spec in checked:
         with workspace.lock(spec.device):
             door = workspace.door(spec.launch)
-            findings.append(search_batch(spec, door, workspace.journal, workspace.observer, most=max_batch, slo=slo))
+            found = search_batch(spec, door, workspace.journal, workspace.observer, most=max_batch, slo=slo)
+        findings.append(found)
+        workspace.observer.planned(len(found.trials) - most)  # what it did not need
     return BatchResult(findings)
 
 

@@ -113,6 +113,7 @@ def demo(device: str = "auto", *, workspace: Workspace | None = None) -> RunResu
 def measure_specs(specs: Sequence[RunSpec], workspace: Workspace, replicates: int = 1) -> list[RunRecord]:
     """Check all specs first, then measure those of one workload together. Any mistake is raised before the first."""
     specs = workspace.checked(specs)
+    workspace.observer.planned(len(specs) * replicates)
     records: list[RunRecord] = []
     for _, together in groupby(specs, key=lambda spec: msgspec.structs.replace(spec, recipe=Recipe())):
         group = list(together)

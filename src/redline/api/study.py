@@ -67,11 +67,11 @@ def study(
         checked = [msgspec.structs.replace(spec, measure=study_measure(spec.measure)) for spec in opened.checked(specs)]
         first = checked[0]
         if opened.keeps:
-            opened.observer.noted("measuring the device's ceilings, once for each device")
             ceilings(first.device, workspace=opened)
         groups = [
             list(each) for _, each in groupby(checked, lambda spec: msgspec.structs.replace(spec, recipe=Recipe()))
         ]
+        opened.observer.planned(len(checked))
         with opened.lock(first.device):
             door = opened.door(first.launch)
             records = measure_groups(groups, door, opened.journal, opened.observer, _workers(first))

@@ -24,6 +24,7 @@ from redline.protocol import (
     CheckedSpecs,
     EnvironmentAnswer,
     FailureReply,
+    Progress,
     Question,
     Reply,
 )
@@ -104,16 +105,20 @@ class Workspace:
         return self._doors[launch]
 
     def ask(self, question: Question, answer: type[R], launch: LaunchSpec | None = None) -> R:
-        """Ask a bench of its own. A failure raises `BenchError`."""
+        """Ask a bench of its own; the observer hears where it is. A failure raises `BenchError`."""
         session = self.door(launch).open()
         try:
-            reply = session.ask(Ask(question=question))
+            reply = session.ask(Ask(question=question), self._tell_asked)
         finally:
             session.close()
         if isinstance(reply, FailureReply):
             raise BenchError(reply.failure.kind, reply.failure.told, reply.failure.traceback)
         assert isinstance(reply, answer)
         return reply
+
+    def _tell_asked(self, progress: Progress) -> None:
+        if progress.stage != "ask":
+            self.observer.asked(progress)
 
     def answers(self, specs: Sequence[RunSpec]) -> tuple[Checked, ...]:
         """What the bench says of each spec: resolved, or refused."""

@@ -44,6 +44,7 @@ from redline.protocol import (
     CheckedSpecs,
     EnvironmentAnswer,
     ModelNames,
+    OnProgress,
     Question,
     Reply,
     Snippet,
@@ -54,7 +55,7 @@ from redline.spec import RunSpec, WorkloadSpec
 from redline.work import Facts
 
 
-def answer(question: Question) -> Reply:
+def answer(question: Question, on_progress: OnProgress = lambda progress: None) -> Reply:
     if isinstance(question, AskEnvironment):
         if question.threads is not None:
             torch.set_num_threads(question.threads)
@@ -77,7 +78,7 @@ def answer(question: Question) -> Reply:
 
         return answer_memory(question.spec, question.snapshot)
     if isinstance(question, AskCeilings):
-        return answer_ceilings(question.device, question.threads)
+        return answer_ceilings(question.device, question.threads, on_progress)
     if isinstance(question, AskOperators):
         from redline.bench.measure.operators import answer_operators
 

@@ -141,7 +141,7 @@ class BenchSession:
     def _answer(self, request: Request) -> Reply:
         if isinstance(request, Ask):
             self._enter("ask")
-            return answer(request.question)
+            return answer(request.question, self._on_progress)
         if isinstance(request, Prepare):
             if request.spec.train is not None:
                 return self._prepare_training(request)

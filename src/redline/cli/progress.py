@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,15 +15,14 @@ from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from redline.analyze.batch import BatchTrial, Purpose
-from redline.analyze.bound import step_s
 from redline.analyze.load import LoadPoint
 from redline.analyze.race import Pair
-from redline.analyze.recommend.evidence import rate_text
 from redline.analyze.statistics import Interval
 from redline.analyze.sweep import Estimate
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import search_title, trial_header, trial_line
+from redline.report.course import Course, ended_words, stage_words
 from redline.report.folder import ReportFiles
 from redline.report.race import pair_line
 from redline.report.sweep import estimate_text
@@ -35,28 +33,6 @@ from redline.search.sweep import Cell, Plan
 from redline.training import Epoch, TrainingProgress
 from redline.units import format_seconds, format_share
 
-WORDS = {
-    "device": "opening the device",
-    "ranks": "waiting for all ranks",
-    "build": "building",
-    "batch": "searching for the batch",
-    "calibrate": "calibrating batch-norm",
-    "reference": "computing the fp32 reference",
-    "recipe": "applying the recipe",
-    "first-call": "first call",
-    "compile": "compiling",
-    "numerics": "checking the numerics",
-    "count": "counting the work",
-    "warm-up": "warming up",
-    "ready": "ready",
-    "timing": "timing without the profiler",
-    "profile": "capturing",
-    "reading": "reading what the profiler wrote",
-    "data": "reading the data",
-    "epoch": "training",
-    "feed": "loader and model",
-    "serve": "serving",
-}
 QUIET_LINE_PERIOD_S = 5.0
 """Without a terminal, rounds are printed this often."""
 
@@ -75,8 +51,9 @@ class LiveObserver(Observer):
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
-        self._speeds: dict[str, float] = {}
-        """Items per second of what is being measured, by record: the fastest leads."""
+        self.course = Course()
+        self._names: dict[str, str] = {}
+        self._overall: TaskID | None = None
         self._last_line_at = 0.0
         self._last_line = ""
         self._start: TaskID | None = None
@@ -109,17 +86,25 @@ class LiveObserver(Observer):
         if self._start is not None:
             self._progress.remove_task(self._start)
             self._start = None
+        self.course.opened(record)
         self._tell(record, "opening a worker")
 
+    def planned(self, records: int) -> None:
+        self.course.planned(records)
+
+    def asked(self, progress: Progress) -> None:
+        words = stage_words(progress)
+        if not self._live:
+            print(one_line(words), file=sys.stderr, flush=True)  # noqa: T201  (the CLI is the printer)
+        elif self._start is not None:
+            self._progress.update(self._start, description=words)
+
     def progress(self, record: RunRecord, progress: Progress) -> None:
-        words = WORDS.get(progress.stage, progress.stage)
-        show_detail = progress.stage in ("warm-up", "build", "data", "feed", "serve")
-        self._tell(record, f"{words} ({progress.detail})" if progress.detail and show_detail else words)
+        self.course.entered(record, progress.stage)
+        self._tell(record, stage_words(progress))
 
     def measured(self, record: RunRecord, rounds: int, interval: Interval | None, target: float) -> None:
-        width = f"±{format_share(interval.half_width)}" if interval else "too few samples yet"
-        speed = self._speed(record, interval.low, interval.high) if interval else ""
-        words = f"{speed}{width} (target {format_share(target)}), block {rounds} of at least {record.spec.measure.min_rounds}"
+        words = self.course.measured(record, self.short_name(record), rounds, interval, target)
         now = time.monotonic()
         if self._live or now - self._last_line_at > QUIET_LINE_PERIOD_S:
             self._last_line_at = now
@@ -129,24 +114,31 @@ class LiveObserver(Observer):
         self.say(Text(f"replicate {number} of {planned}", style="dim"), on_stdout=False)
 
     def closed(self, record: RunRecord) -> None:
-        ended = "interrupted" if record.stopped == "interrupted" else "measured"
-        told = f"failed: {record.failure.told}" if record.failure else f"{speed_told(record) or ended}"
-        self._tell(record, told)
-        if (task := self._tasks.get(record.id)) is not None:
-            self._progress.update(task, total=1, completed=1)
-            self._progress.stop_task(task)
-
-    def _speed(self, record: RunRecord, low_s: float, high_s: float) -> str:
-        """Items per second so far, and whether that leads."""
-        if record.prepared is None or low_s <= 0 or not record.prepared.workload.items_per_step:
-            return ""
-        workload = record.prepared.workload
-        self._speeds[record.id] = workload.items_per_step / math.sqrt(low_s * high_s)
-        leads = len(self._speeds) > 1 and self._speeds[record.id] == max(self._speeds.values())
-        return f"{rate_text(self._speeds[record.id], workload.item)}{', leading' if leads else ''}, "
+        """Its line stops moving and stays, with the result."""
+        self.course.closed(record)
+        if not self._live:
+            self._tell(record, ended_words(record))
+            return
+        self.forget(record)
+        name = " ".join(self.name_of(record).splitlines())
+        self.say(
+            Text(f"{'✗' if record.failure else '✓'} {one_line(f'{name}: {ended_words(record)}')}"), on_stdout=False
+        )
+        self._show_overall()
 
     def name_of(self, record: RunRecord) -> str:
         return f"{record.spec.workload.model} {record.spec.recipe}"
+
+    def short_name(self, record: RunRecord) -> str:
+        """As a leader is called: beside its siblings the recipe says enough."""
+        batch = record.spec.workload.batch
+        several = len({each.split(" ")[0] for each in self._names.values()}) > 1
+        parts = (
+            record.spec.workload.model if several else "",
+            str(record.spec.recipe),
+            f"batch {batch}" if several and batch else "",
+        )
+        return " ".join(part for part in parts if part)
 
     def forget(self, record: RunRecord) -> None:
         """Take its line off the display."""
@@ -155,30 +147,51 @@ class LiveObserver(Observer):
 
     def say(self, line: RenderableType, *, on_stdout: bool) -> None:
         """A line that stays, above what moves."""
-        console = make_console(stderr=not on_stdout)
+        if not on_stdout:
+            self._console.print(line)  # a live display moves below it
+            return
         if self._live:
             self._progress.stop()
-        console.print(line)
+        make_console().print(line)
         if self._live:
             self._progress.start()
 
     def _tell(self, record: RunRecord, words: str) -> None:
         name = " ".join(self.name_of(record).splitlines())
+        self._names[record.id] = name
         if not self._live:
-            print(one_line(f"{name}: {words}"), file=sys.stderr, flush=True)  # noqa: T201  (the CLI is the printer)
+            overall = self.course.told
+            standing = f" [{overall}]" if overall else ""
+            print(one_line(f"{name}: {words}{standing}"), file=sys.stderr, flush=True)  # noqa: T201  (the CLI is the printer)
             return
-        text = f"{name:<44.70} {words}"
         if record.id not in self._tasks:
-            self._tasks[record.id] = self._progress.add_task(text)
-        self._progress.update(self._tasks[record.id], description=text)
+            self._tasks[record.id] = self._progress.add_task("")
+        self._progress.update(self._tasks[record.id], description=in_columns(name, words, self._console.width - ROOM))
+        self._show_overall()
+
+    def _show_overall(self) -> None:
+        """The last line of the display: how much is done, how long the rest may take, who leads."""
+        told = self.course.told
+        if not told:
+            return
+        if self._overall is not None:  # once more at the end: tasks stand in the order in which they were added
+            self._progress.remove_task(self._overall)
+        self._overall = self._progress.add_task(shortened(told, self._console.width - ROOM))
 
 
-def speed_told(record: RunRecord) -> str:
-    """What a finished record measured, in a few words; empty where nothing was timed."""
-    seconds, prepared = step_s(record), record.prepared
-    if not seconds or prepared is None or not prepared.workload.items_per_step:
-        return ""
-    return rate_text(prepared.workload.items_per_step / seconds, prepared.workload.item)
+ROOM = 14
+"""Columns of the spinner and the clock."""
+
+
+def in_columns(name: str, words: str, width: int) -> str:
+    """A name and what it is doing on one line: the words are cut last, since they have the numbers."""
+    room = max(12, min(44, width - len(words) - 1))
+    return shortened(f"{shortened(name, room):<{min(room, 44)}} {words}", width)
+
+
+def shortened(text: str, width: int) -> str:
+    line = one_line(text)
+    return line if len(line) <= width else f"{line[: max(width - 1, 1)]}…"
 
 
 class LiveSweep(LiveObserver):
@@ -189,6 +202,7 @@ class LiveSweep(LiveObserver):
         self._index = ""
         self._began = time.monotonic()
         self._settled = 0
+        self._leader = ""
 
     def sweep_planned(self, plan: Plan, waiting: int, estimate: Estimate) -> None:
         settled = len(plan.cells) - waiting
@@ -213,9 +227,13 @@ class LiveSweep(LiveObserver):
     def settled(self, cell: Cell, record: RunRecord) -> None:
         self._settled += 1
         self.forget(record)
-        if self._live:  # a pipe has had its line already
-            told = f"failed: {record.failure.told}" if record.failure else speed_told(record)
-            self.say(Text(one_line(f"{self.name_of(record)}: {told}"), style="dim"), on_stdout=False)
+        leader = self.course.leader
+        if leader != self._leader:
+            self._leader = leader
+            self.say(Text(one_line(f"leader: {leader}"), style="dim"), on_stdout=False)
+
+    def short_name(self, record: RunRecord) -> str:
+        return self.name_of(record).removeprefix(f"{self._index} ")
 
 
 PURPOSES = {"largest": "the largest batch", "knee": "the knee", "slo": "the latency target"}
@@ -229,6 +247,13 @@ class LiveBatches(LiveObserver):
         self._on_stdout = on_stdout
         self._title = ""
         self._purpose: Purpose = "largest"
+        self._began = time.monotonic()
+        self._most = self._done = 0
+        self._best: BatchTrial | None = None
+
+    def planned(self, records: int) -> None:
+        """Trials at most, of all searches; a search that ends early takes back what it did not need."""
+        self._most += records
 
     def trying(self, batch: int, purpose: Purpose) -> None:
         self._purpose = purpose
@@ -237,19 +262,27 @@ class LiveBatches(LiveObserver):
         workload = record.spec.workload
         title = search_title(workload.model, workload.task, str(record.spec.recipe))
         if title != self._title:
-            self._title = title
+            self._title, self._best = title, None
             self.say(Text(title, style="bold"), on_stdout=self._on_stdout)
             self.say(Text(trial_header()), on_stdout=self._on_stdout)
         super().opened(record)
 
     def name_of(self, record: RunRecord) -> str:
-        return f"batch {record.spec.workload.batch} for {PURPOSES[self._purpose]}"
+        done, per_trial_s = self._done, (time.monotonic() - self._began) / max(self._done, 1)
+        left = f", at most {format_seconds(per_trial_s * (self._most - done), 2)} left" if done else ""
+        return f"[trial {done + 1} of at most {self._most}{left}] batch {record.spec.workload.batch} for {PURPOSES[self._purpose]}"
 
     def closed(self, record: RunRecord) -> None:
         self.forget(record)
 
     def tried(self, trial: BatchTrial) -> None:
+        self._done += 1
         self.say(trial_line(trial), on_stdout=self._on_stdout)
+        best = self._best.throughput_per_s if self._best is not None else None
+        if trial.throughput_per_s is not None and trial.throughput_per_s > (best or 0.0):
+            self._best = trial
+            if best is not None and self._live:
+                self.say(Text(f"best so far: batch {trial.batch}", style="dim"), on_stdout=False)
 
 
 class LiveRace(LiveObserver):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from redline import __version__
 from redline.analyze.profile import Profile
@@ -285,6 +286,7 @@ def dashboard(contents: Contents) -> str:
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["unbroken"] = _unbroken
     return environment.get_template("dashboard.html.j2").render(
         contents=contents,
         sections=sections_of(payload),
@@ -301,6 +303,14 @@ def dashboard(contents: Contents) -> str:
         packed=Markup(packed),
         data=Markup(as_json(payload)),
     )
+
+
+_INTERVAL = re.compile(r"\([^()\s]{1,12}–[^()\s]{1,12}\)")
+
+
+def _unbroken(text: str) -> Markup:
+    """Escaped, with intervals that no line ends inside of."""
+    return Markup(_INTERVAL.sub(lambda found: f'<span class="nb">{found.group()}</span>', str(escape(text))))
 
 
 def dashboard_policy() -> str:

@@ -27,6 +27,12 @@ class Observer:
     def noted(self, line: str) -> None:
         """Something a person should know: a server is waited for, a lock that other users do not see."""
 
+    def planned(self, records: int) -> None:
+        """So many more records are to be measured; fewer than 0 where a search needed less than it might have."""
+
+    def asked(self, progress: Progress) -> None:
+        """Where a bench is that answers a question and measures no record."""
+
     def opened(self, record: RunRecord) -> None: ...
 
     def progress(self, record: RunRecord, progress: Progress) -> None: ...

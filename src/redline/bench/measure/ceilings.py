@@ -23,7 +23,7 @@ from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
 from redline.note import Note, note
-from redline.protocol import CeilingsAnswer
+from redline.protocol import CeilingsAnswer, OnProgress, Progress
 from redline.work import Ceilings
 
 Call = Callable[[], Any]
@@ -58,20 +58,25 @@ FEWEST_REPEATS = 2
 """A best that fewer bursts come this close to was luck, or all others were held up."""
 
 
-def answer_ceilings(device: str, threads: int | None) -> CeilingsAnswer:
+def answer_ceilings(device: str, threads: int | None, on_progress: OnProgress) -> CeilingsAnswer:
     if threads is not None:
         torch.set_num_threads(threads)
-    return CeilingsAnswer(ceilings=measure_ceilings(open_device(resolve_device(device))))
+    return CeilingsAnswer(ceilings=measure_ceilings(open_device(resolve_device(device)), on_progress))
 
 
-def measure_ceilings(device: Device) -> Ceilings:
+def measure_ceilings(device: Device, on_progress: OnProgress = lambda progress: None) -> Ceilings:
     """Again while the machine is busy, a few times at most."""
-    best = _measured(device)
-    for _ in range(ATTEMPTS - 1):
+
+    def tell(what: str) -> None:
+        on_progress(Progress(stage="ceilings", detail=what))
+
+    best = _measured(device, tell)
+    for attempt in range(1, ATTEMPTS):
         if best.is_trusted:
             break
+        tell(f"the machine is busy: once more in {PAUSE_S:.0f} s, attempt {attempt + 1} of {ATTEMPTS}")
         time.sleep(PAUSE_S)
-        again = _measured(device)
+        again = _measured(device, tell)
         best = again.with_best_of(best)
     return best
 
@@ -86,15 +91,22 @@ class Timing:
     """Bursts next to the fastest."""
 
 
-def _measured(device: Device) -> Ceilings:
+def _measured(device: Device, tell: Callable[[str], None]) -> Ceilings:
     started = time.perf_counter()
     info = device.info()
     notes: list[Note] = []
     before = ProcessorUse.now()
     with torch.inference_mode():
+        tell("warming up the device")
         _warm(device)
-        best = {form: found for form in _formats(device) if (found := _best_product(device, form, notes))}
+        best: dict[str, tuple[float, str, Timing]] = {}
+        for form in _formats(device):
+            tell(f"{form} matrix products")
+            if (found := _best_product(device, form, notes)) is not None:
+                best[form] = found
+        tell("copy bandwidth")
         copied, copying = _copy_bytes_per_s(device)
+        tell("launch time")
         launching = _launch(device)
     wall_s = time.perf_counter() - started
     use = ProcessorUse.now().since(before, wall_s)

@@ -1,0 +1,105 @@
+"""How far a measurement has come: done, left and leader, with a clock of its own."""
+
+from __future__ import annotations
+
+import msgspec
+from reported import race_records, sweep_records
+
+from redline.analyze.statistics import Interval
+from redline.cli.progress import LiveBatches, LiveObserver, in_columns
+from redline.protocol import Progress
+from redline.report.course import Course, stage_words
+
+FIRST, SECOND, _ = race_records()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def interval(seconds: float, half_width: float = 0.01) -> Interval:
+    return Interval(
+        low=seconds * (1 - half_width), high=seconds * (1 + half_width), median=seconds, n=30, n_effective=30
+    )
+
+
+def test_the_rest_is_told_from_what_has_passed() -> None:
+    clock = Clock()
+    course = Course(clock)
+    assert course.told == ""
+    course.planned(2)
+    course.opened(FIRST)
+    assert course.told == "0 of 2 done"
+    course.entered(FIRST, "ready")  # half of the first of two
+    clock.now += 10.0
+    assert course.left_s == 30.0
+    course.closed(FIRST)
+    clock.now += 10.0
+    assert course.told == "1 of 2 done, about 20 s left"
+    course.planned(-1)
+    assert course.told == "1 of 1 done"
+
+
+def test_the_leader_is_the_fastest_of_those_measured_together() -> None:
+    course = Course(Clock())
+    course.planned(2)
+    assert course.measured(FIRST, "baseline", 2, interval(0.01), 0.03).startswith("3\u2009200 img/s, ±1\u2009%")
+    assert course.leader == ""
+    assert ", leading, " in course.measured(SECOND, "fp16", 2, interval(0.005), 0.03)
+    assert course.leader == "fp16, 6\u2009400 img/s"
+    (other,) = sweep_records(model="vit_b_16", recipe="baseline", batches=[8])
+    course.measured(other, "vit_b_16", 2, interval(0.01), 0.03)
+    assert course.leader == "", "another model does not lead this one"
+
+
+def test_rounds_move_it_by_how_many_are_still_needed() -> None:
+    clock = Clock()
+    course = Course(clock)
+    course.planned(1)
+    clock.now += 10.0
+    course.measured(FIRST, "baseline", 4, interval(0.01, half_width=0.06), 0.03)  # four times as many are needed
+    assert course.left_s is not None
+    assert 5.0 < course.left_s < 10.0
+
+
+def test_what_is_asked_names_what_it_measures() -> None:
+    assert stage_words(Progress(stage="ceilings", detail="fp16 matrix products")) == "measuring (fp16 matrix products)"
+
+
+def test_a_line_keeps_its_numbers_at_80_columns() -> None:
+    name = "timm:vit_base_patch16_224 fp16+channels-last+compile:reduce-overhead"
+    words = "3\u2009200 img/s, leading, ±12\u2009% (target 3\u2009%), block 12 of at least 8"
+    line = in_columns(name, words, 66)
+    assert len(line) <= 66
+    assert line.endswith(("block 12 of at least 8", "…"))
+    assert "3 200 img/s, leading, ±12 %" in line
+    assert line.startswith("timm:vit_b")
+
+
+def test_in_a_pipe_each_event_is_one_line(capsys) -> None:  # type: ignore[no-untyped-def]
+    with LiveObserver() as observer:
+        observer.planned(2)
+        observer.opened(FIRST)
+        observer.progress(FIRST, Progress(stage="compile"))
+        observer.asked(Progress(stage="ceilings", detail="copy bandwidth"))
+        observer.closed(FIRST)
+        observer.closed(msgspec.structs.replace(SECOND, blocks=(), stopped="interrupted"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "resnet50 baseline: opening a worker [0 of 2 done]"
+    assert lines[1].startswith("resnet50 baseline: compiling [0 of 2 done")
+    assert lines[2] == "measuring (copy bandwidth)"
+    assert lines[3].startswith("resnet50 baseline: 2 759 img/s [1 of 2 done")
+    assert lines[4] == "resnet50 fp16: interrupted [2 of 2 done]"
+    assert len(lines) == 5
+
+
+def test_a_search_for_the_batch_says_how_many_trials_are_left_at_most(capsys) -> None:  # type: ignore[no-untyped-def]
+    with LiveBatches(on_stdout=False) as observer:
+        observer.planned(8)
+        observer.trying(32, "knee")
+        observer.opened(FIRST)
+    assert "[trial 1 of at most 8] batch 32 for the knee: opening a worker" in capsys.readouterr().err
