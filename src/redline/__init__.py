@@ -21,7 +21,10 @@ _HOMES = {
         "ceilings",
     ),
     "checklist": ("checklist",),
-    "compare": ("compare",),
+    "compare": (
+        "CompareResult",
+        "compare",
+    ),
     "doctor": (
         "doctor",
         "models",
@@ -132,7 +135,7 @@ if TYPE_CHECKING:
     from redline.api.bisect import BisectResult, bisect
     from redline.api.ceilings import CeilingsResult, ceilings
     from redline.api.checklist import checklist
-    from redline.api.compare import compare
+    from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
     from redline.api.footprint import MemoryResult, memory
@@ -164,6 +167,7 @@ __all__ = [
     "BatchResult",
     "BisectResult",
     "CeilingsResult",
+    "CompareResult",
     "FlopsResult",
     "GateResult",
     "HistoryFilters",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.gate import GateVerdict, Judged
 from redline.api.benchmarks import GateBenchmark, load_benchmarks
@@ -17,7 +18,7 @@ from redline.errors import UsageError
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.report.bisect import BisectStep, bisect_json, bisect_report
 from redline.report.export import JsonDocument
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.search.gate import Clock, GateRun
 from redline.spec import Recipe, RunSpec
 
@@ -39,7 +40,7 @@ class Place:
         self.opened = opened
 
 
-class BisectResult:
+class BisectResult(Shown):
     """The first position at which it was slower, and the gates that found it."""
 
     def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], culprit: Place | None) -> None:
@@ -50,8 +51,15 @@ class BisectResult:
         self.culprit = None if culprit is None else culprit.name
         self.about = "" if culprit is None else culprit.about
 
-    def __str__(self) -> str:
-        return as_text(bisect_report(self.benchmark, self.what, self.steps, self.culprit, self.about))
+    def report(self) -> RenderableType:
+        return bisect_report(self.benchmark, self.what, self.steps, self.culprit, self.about)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.steps
+
+    def bars(self) -> Bars | None:
+        bars = [(step.name, step.ratio, step.low, step.high) for step in self.steps if step.ratio is not None]
+        return Bars(self.benchmark, "time of the first over time of this one", bars)
 
     def to_json(self) -> JsonDocument:
         return bisect_json(self.benchmark, self.what, self.steps, self.culprit, self.about)

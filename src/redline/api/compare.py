@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
-from redline.analyze.compare import Comparisons, compare_records
+from rich.console import RenderableType
+
+from redline.analyze.compare import Comparison, Comparisons, ComparisonVerdict, compare_records
 from redline.api.profile import compare_profiles
 from redline.api.report import Chosen, choose, is_file
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
+from redline.report.compare import compare_json, compare_report
 from redline.report.compare_page import compare_page
+from redline.report.export import JsonDocument
+from redline.report.notebook import Bars, Shown
 
 
-def compare(first: str, other: str, *, across: bool = False, workspace: Workspace | None = None) -> Comparisons:
+class CompareResult(Shown, Sequence[Comparison]):
+    """One comparison per benchmark, with the words that named the two sides."""
+
+    def __init__(self, found: Comparisons, first: str, other: str) -> None:
+        self.found = found
+        self.first = first
+        self.other = other
+
+    def __len__(self) -> int:
+        return len(self.found.comparisons)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.found.comparisons[index]
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        return self.found.comparisons
+
+    @property
+    def verdict(self) -> ComparisonVerdict:
+        """The worst of all verdicts."""
+        return self.found.verdict
+
+    def report(self) -> RenderableType:
+        return compare_report(self.found, self.first, self.other)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.comparisons
+
+    def bars(self) -> Bars | None:
+        known = [(each, each.ratio) for each in self.comparisons if each.ratio is not None]
+        bars = [(str(each.benchmark), ratio, each.low, each.high) for each, ratio in known]
+        return Bars(f"A {self.first} against B {self.other}", "time of A over time of B", bars)
+
+    def to_json(self) -> JsonDocument:
+        return compare_json(self.found)
+
+
+def compare(first: str, other: str, *, across: bool = False, workspace: Workspace | None = None) -> CompareResult:
     """Compare two records, sweeps or exported files, benchmark by benchmark.
 
     Several joined by commas are one side: three or more records of a benchmark, each its own process, give an interval.
     `across` also sets different devices and thread counts side by side, which is otherwise refused.
     """
     with use(workspace) as opened:
-        return compare_records(*(_side(words, opened) for words in (first, other)), across=across)
+        found = compare_records(*(_side(words, opened) for words in (first, other)), across=across)
+    return CompareResult(found, first, other)
 
 
 def compared_page(found: Comparisons, first: str, other: str, *, workspace: Workspace | None = None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
@@ -13,7 +14,7 @@ from redline.protocol import AskMemory, MemoryAnswer
 from redline.record import new_id
 from redline.report.export import JsonDocument, json_document
 from redline.report.memory import memory_report
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.spec import Frozen
 from redline.work import MemoryUse
 
@@ -31,7 +32,7 @@ class MemoryRow(Frozen):
     """Of the peak, against the first row."""
 
 
-class MemoryResult(Sequence[MemoryRow]):
+class MemoryResult(Shown, Sequence[MemoryRow]):
     def __init__(self, rows: Sequence[MemoryRow]) -> None:
         self.rows = list(rows)
 
@@ -41,8 +42,15 @@ class MemoryResult(Sequence[MemoryRow]):
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
 
-    def __str__(self) -> str:
-        return as_text(memory_report(self.rows))
+    def report(self) -> RenderableType:
+        return memory_report(self.rows)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rows
+
+    def bars(self) -> Bars | None:
+        bars = [(f"{row.model} {row.recipe}", row.use.peak_bytes / 2**20, None, None) for row in self.rows]
+        return Bars("peak of a step", "MiB", bars)
 
     def to_json(self) -> JsonDocument:
         """The first row's figures, and every row under `results`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.compare import why_broken
 from redline.analyze.gate import (
@@ -45,7 +46,7 @@ from redline.protocol import Profile as ProfileRequest
 from redline.record import RunRecord
 from redline.report.export import JsonDocument
 from redline.report.gate import gate_json, gate_junit, gate_markdown, gate_report
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.search.gate import Clock, GateRun
 from redline.spec import RunSpec
 from redline.spec_table import layered
@@ -57,7 +58,7 @@ PROFILED_STEPS = 8
 """To count kernels: more than are called once per profile, on a CPU."""
 
 
-class GateResult(Sequence[GateRow]):
+class GateResult(Shown, Sequence[GateRow]):
     """One row per benchmark."""
 
     def __init__(self, baseline: str, rows: Sequence[GateRow]) -> None:
@@ -80,8 +81,15 @@ class GateResult(Sequence[GateRow]):
     def undecided(self) -> bool:
         return any(row.undecided for row in self.rows)
 
-    def __str__(self) -> str:
-        return as_text(gate_report(self.rows, self.baseline))
+    def report(self) -> RenderableType:
+        return gate_report(self.rows, self.baseline)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.rows
+
+    def bars(self) -> Bars | None:
+        bars = [(row.name, row.ratio, row.low, row.high) for row in self.rows if row.ratio is not None]
+        return Bars(f"against {self.baseline}", "time of the baseline over time now", bars)
 
     def to_json(self) -> JsonDocument:
         return gate_json(self.rows, self.baseline, failed=self.failed)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.trend import trend_of
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.report.export import JsonDocument
-from redline.report.terminal import as_text
+from redline.report.notebook import Shown
 from redline.report.trend import SeriesTrend, TrendChange, TrendPoint, history_json, history_report
 from redline.spec import MOST_ROWS, Frozen, require_range
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
@@ -70,7 +71,7 @@ class HistoryFilters(Frozen):
         )
 
 
-class HistoryResult(Sequence[SeriesTrend]):
+class HistoryResult(Shown, Sequence[SeriesTrend]):
     """The series that fit, the latest measured first."""
 
     def __init__(self, series: Sequence[SeriesTrend], left_out: int) -> None:
@@ -84,8 +85,16 @@ class HistoryResult(Sequence[SeriesTrend]):
     def __getitem__(self, index: Any) -> Any:
         return self.series[index]
 
-    def __str__(self) -> str:
-        return as_text(history_report(self.series, left_out=self.left_out))
+    def report(self) -> RenderableType:
+        return history_report(self.series, left_out=self.left_out)
+
+    def frame_rows(self) -> Sequence[Any]:
+        """One for each point of each series."""
+        return [
+            {"benchmark": trend.benchmark, "device": trend.device_name, **msgspec.to_builtins(point)}
+            for trend in self.series
+            for point in trend.points
+        ]
 
     def to_json(self) -> JsonDocument:
         return history_json(self.series, left_out=self.left_out)

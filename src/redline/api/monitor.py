@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import psutil
+from rich.console import RenderableType
 
 from redline.errors import UsageError
 from redline.record import TelemetrySample
 from redline.report.export import JsonDocument, json_document
 from redline.report.monitor import monitor_report
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.spec import Frozen
 from redline.telemetry.machine import (
     Card,
@@ -76,14 +77,22 @@ SATURATED = 0.95
 LOOKS_KEPT = 100_000
 
 
-class MonitorResult:
+class MonitorResult(Shown):
     def __init__(self, looks: Sequence[DeviceLook]) -> None:
         self.looks = list(looks)
         names = dict.fromkeys(look.device for look in looks)
         self.totals = [total_of([look for look in looks if look.device == name]) for name in names]
 
-    def __str__(self) -> str:
-        return as_text(monitor_report(self.totals))
+    def report(self) -> RenderableType:
+        return monitor_report(self.totals)
+
+    def frame_rows(self) -> Sequence[Any]:
+        """One for each look at each device."""
+        return self.looks
+
+    def bars(self) -> Bars | None:
+        used = [(total, total.mean_utilisation) for total in self.totals if total.mean_utilisation is not None]
+        return Bars("utilisation", "% on average", [(total.device, 100 * share, None, None) for total, share in used])
 
     def to_json(self) -> JsonDocument:
         return json_document("monitor", {"totals": self.totals, "looks": self.looks})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 from rich.text import Text
 
 from redline.analyze.batch import BatchFinding, BatchTrial, Purpose
@@ -30,6 +31,7 @@ from redline.report.contents import Contents, contents_of
 from redline.report.dashboard import dashboard
 from redline.report.export import JsonDocument, json_document
 from redline.report.folder import ReportFiles, write_folder
+from redline.report.notebook import Bars, Shown
 from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
 from redline.report.terminal import as_text, make_console, one_line
 from redline.report.train import epoch_line, figure, rate
@@ -108,7 +110,7 @@ class QuickResults(Frozen):
         return self.after.samples_per_s
 
 
-class QuickProfile:
+class QuickProfile(Shown):
     """What `run_quick_profile` found; shows itself in a notebook."""
 
     def __init__(
@@ -171,6 +173,19 @@ class QuickProfile:
 
     def to_json(self) -> JsonDocument:
         return json_document("quick", self.results)
+
+    def report(self) -> RenderableType:
+        return Text(str(self))
+
+    def frame_rows(self) -> Sequence[Any]:
+        """One for each epoch."""
+        return self.training.epochs
+
+    def bars(self) -> Bars | None:
+        sides = (("before", self.results.before), ("after", self.results.after))
+        timed = [(name, side.batch, side.samples_per_s) for name, side in sides if side.samples_per_s is not None]
+        bars = [(f"{name}, batch {batch}", speed, None, None) for name, batch, speed in timed]
+        return Bars(self.results.model, "samples per second", bars)
 
     def __str__(self) -> str:
         lines = [self.headline, *(f"- {name}: {value}" for name, value in self._facts())]

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.bound import bound
 from redline.analyze.scale import Mode, ScaleFinding, ScalePoint, Trial, diagnose_scale, points_of
@@ -18,14 +19,14 @@ from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
 from redline.report.export import JsonDocument, json_document
+from redline.report.notebook import Bars, Shown
 from redline.report.scale import plot_scale, scale_report
-from redline.report.terminal import as_text
 from redline.search.grid import parse_batches
 from redline.search.scale import measure_scale
 from redline.spec import MOST_RANKS, RunSpec, require_range
 
 
-class ScaleResult(Sequence[ScalePoint]):
+class ScaleResult(Shown, Sequence[ScalePoint]):
     """The points, with the records they were derived from."""
 
     def __init__(self, trials: Sequence[Trial], mode: Mode) -> None:
@@ -41,8 +42,16 @@ class ScaleResult(Sequence[ScalePoint]):
     def __getitem__(self, index: Any) -> Any:
         return self.points[index]
 
-    def __str__(self) -> str:
-        return as_text(scale_report(self.points, self.findings, self.mode))
+    def report(self) -> RenderableType:
+        return scale_report(self.points, self.findings, self.mode)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return self.points
+
+    def bars(self) -> Bars | None:
+        timed = [(point, point.throughput_per_s) for point in self.points if point.throughput_per_s is not None]
+        bars = [(f"{point.model} on {point.ranks} ranks", speed, None, None) for point, speed in timed]
+        return Bars(f"{self.mode} scaling", "items per second", bars)
 
     @property
     def failed(self) -> bool:
@@ -51,9 +60,9 @@ class ScaleResult(Sequence[ScalePoint]):
     def to_json(self) -> JsonDocument:
         return json_document("scale", {"mode": self.mode, "points": self.points, "findings": self.findings})
 
-    def plot(self, path: str | Path) -> Path:
-        """Throughput and efficiency against ranks, beside the ideal."""
-        return plot_scale(self.points, Path(path))
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Throughput and efficiency against ranks, beside the ideal, in a file; without one, the bars as a figure."""
+        return super().plot() if path is None else plot_scale(self.points, Path(path))
 
 
 @takes_settings

@@ -22,7 +22,6 @@ from redline.api.memory import HistoryFilters, history
 from redline.api.serve_state import Live, live_state
 from redline.api.workspace import Workspace
 from redline.errors import MissingExtra, RedlineError, UsageError
-from redline.report.compare import compare_report
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, dashboard_policy
 from redline.report.history import detail
@@ -148,7 +147,7 @@ def make_app(workspace: Workspace, access: Access) -> Any:
         if first and other:
             if not all(part.strip().isalnum() for side in (first, other) for part in side.split(",")):
                 raise UsageError("give ids of records, or several joined by commas")
-            text = as_text(compare_report(compare(first, other, workspace=workspace), first, other))
+            text = str(compare(first, other, workspace=workspace))
         return html(page("serve_text", title="compare", text=text, asks=True, first=first, other=other))
 
     def report(request: Request) -> Response:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from rich.console import RenderableType
 
 from redline.analyze.watch import Rates, rates_of
 from redline.api.watch_record import Seen, card_uuids, keep
@@ -23,13 +24,13 @@ from redline.launch.meters import Meters
 from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
 from redline.record import RunRecord, TelemetrySample
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import as_text
+from redline.report.notebook import Bars, Shown
 from redline.report.watch import status_line, watch_report
 from redline.store.ledgers import Announcer
 from redline.watching import PHASES, Watched
 
 
-class WatchResult:
+class WatchResult(Shown):
     """What was seen of a script, and the record of it."""
 
     def __init__(self, record: RunRecord) -> None:
@@ -37,8 +38,15 @@ class WatchResult:
         self.record = record
         self.watched: Watched = record.watched
 
-    def __str__(self) -> str:
-        return as_text(watch_report(self.record))
+    def report(self) -> RenderableType:
+        return watch_report(self.record)
+
+    def frame_rows(self) -> Sequence[Any]:
+        return [self.summary]
+
+    def bars(self) -> Bars | None:
+        shares = [(phase, 100 * self.watched.shares.get(phase, 0.0), None, None) for phase in PHASES]
+        return Bars("where the time goes", "% of the time", [bar for bar in shares if bar[1]])
 
     @property
     def summary(self) -> dict[str, Any]:

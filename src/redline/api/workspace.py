@@ -29,6 +29,7 @@ from redline.protocol import (
     Reply,
 )
 from redline.record import Environment, RunRecord
+from redline.report.notebook_progress import NotebookProgress, in_notebook
 from redline.search.observer import Journal, NoJournal, Observer
 from redline.spec import LaunchSpec, RunSpec
 from redline.store import History
@@ -58,7 +59,7 @@ class Workspace:
         keep: bool = True,
         observer: Observer | None = None,
     ) -> None:
-        self.observer = observer or Observer()
+        self.observer = observer or (NotebookProgress() if in_notebook() else Observer())
         self.keeps = keep and journal is None
         self._journal = journal
         self._door = door
@@ -80,6 +81,7 @@ class Workspace:
 
     def close(self) -> None:
         """Close what was opened here; a door or history that was handed in stays open."""
+        self.observer.ended()
         self._stack.close()
         self._doors.clear()
 

@@ -47,21 +47,22 @@ def compare(
     """
     from redline.api.compare import compare as compare_sides
     from redline.api.compare import compared_page
-    from redline.report.compare import compare_json, compare_markdown, compare_report
+    from redline.report.compare import compare_markdown
     from redline.report.folder import write_text
     from redline.report.terminal import make_console
 
     if markdown and json:
         raise UsageError("give --markdown or --json, not both")
-    found = compare_sides(first, other, across=across)
+    result = compare_sides(first, other, across=across)
+    found = result.found
     if html is not None:
         write_text(html, compared_page(found, first, other))
     if json:
-        print_json(compare_json(found))
+        print_json(result.to_json())
     elif markdown:
         sys.stdout.write(compare_markdown(found, first, other))
     else:
-        make_console().print(compare_report(found, first, other))
+        make_console().print(result.report())
     codes = {"slower": Exit.SLOWER, "incomparable": Exit.INCOMPARABLE, "invalid": Exit.FAILED_ROW}
     if found.verdict == "inconclusive" and fail_inconclusive:
         return Exit.INCONCLUSIVE

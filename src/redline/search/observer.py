@@ -41,6 +41,9 @@ class Observer:
 
     def closed(self, record: RunRecord) -> None: ...
 
+    def ended(self) -> None:
+        """Nothing more is measured: its workspace was closed."""
+
     # train
 
     def epoch(self, record: RunRecord, epoch: Epoch) -> None:
