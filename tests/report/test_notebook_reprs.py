@@ -9,27 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import CEILINGS, captured, race_records
+from reported import CEILINGS, captured, ceilings_of, race_records
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from redline.analyze.ceilings import ceilings_summary, roofline_row
 from redline.analyze.compare import compare_records
+from redline.analyze.gate import GateRow
 from redline.analyze.profile import profile_of
 from redline.analyze.summary import summarize
 from redline.api.ceilings import CeilingsResult
+from redline.api.footprint import MemoryRow
+from redline.api.monitor import DeviceTotal
 from redline.api.profile import ProfileResult
 from redline.api.race import RaceResult
 from redline.api.roofline import RooflineResult
 from redline.api.run import RunResult
 from redline.errors import UsageError
 from redline.identity import conditions_of
+from redline.protocol import HealthItem
+from redline.report.bisect import BisectStep, bisect_report
 from redline.report.compare import compare_report
+from redline.report.doctor import health_report
+from redline.report.gate import gate_report
 from redline.report.history import Listed, listing
+from redline.report.memory import memory_report
+from redline.report.monitor import monitor_report
 from redline.report.notebook import Shown, html_of
+from redline.report.study import study_report
 from redline.report.terminal import Fitted, make_table
 from redline.store import Row
 from redline.trace.decode import read_trace
+from redline.work import MemoryHolder, MemoryUse
 
 LONG = "fp16+channels-last+compile:reduce-overhead"
 RECORDS = race_records(("baseline", LONG, "fp16"))
@@ -85,7 +96,56 @@ def reports() -> dict[str, RenderableType]:
     rows = summarize(RECORDS)
     listed = [Listed(row_of(record), conditions_of(record), row) for record, row in zip(RECORDS, rows, strict=True)]
     compared = compare_report(compare_records(RECORDS[:1], race_records(("baseline", LONG))[:1]), "one", "other")
-    return {**{name: each.report() for name, each in RESULTS.items()}, "show": listing(listed), "compare": compared}
+    return {
+        **{name: each.report() for name, each in RESULTS.items()},
+        "show": listing(listed),
+        "compare": compared,
+        "study": study_report(summarize(RECORDS, ceilings_of)),
+        **others(),
+    }
+
+
+def others() -> dict[str, RenderableType]:
+    """What no record is needed for."""
+    row = GateRow(
+        name="resnet50 · infer · fp16+channels-last+compile:reduce-overhead · batch 32",
+        verdict="slower",
+        ratio=0.93,
+        low=0.91,
+        high=0.95,
+        threshold=0.03,
+        basis="interleaved",
+        baseline_s=0.01234,
+        candidate_s=0.01327,
+        baseline_processes=5,
+        candidate_processes=5,
+    )
+    step = BisectStep(
+        name="a3f9c2d41b7e", about="Use one lock for all queues", verdict="slower", ratio=0.93, low=0.91, high=0.95
+    )
+    use = MemoryUse(
+        peak_bytes=3 * 2**30,
+        peak_phase="backward",
+        categories={"parameters": 2**28, "gradients": 2**28, "optimizer state": 2**29, "activations": 2**31},
+        holders=(MemoryHolder(module="layer4.2.conv3", bytes=2**29, category="activations", line="resnet.py:154"),),
+        fragments_bytes=2**27,
+    )
+    held = MemoryRow(
+        model="resnet50", task="train", recipe=LONG, batch=32, device="NVIDIA H200", use=use, saved_bytes=2**20
+    )
+    total = DeviceTotal(
+        device="cuda:0", name="NVIDIA H200", seconds=61.0, looks=610, mean_utilisation=0.98, saturated_share=0.9,
+        mean_power_w=512.0, peak_power_w=688.0, peak_memory_bytes=2**36, peak_temperature_c=61.0, mean_clock_hz=1.9e9,
+        energy_j=31232.0, throttled_s=0.2,
+    )  # fmt: skip
+    item = HealthItem(name="compiler", ok=False, seen="no C++ compiler was found on this machine", mend="install g++")
+    return {
+        "gate": gate_report([row], "main"),
+        "bisect": bisect_report("resnet50", "commit", [step], "a3f9c2d41b7e", "Use one lock for all queues"),
+        "memory": memory_report([held]),
+        "monitor": monitor_report([total]),
+        "doctor": health_report([item]),
+    }
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

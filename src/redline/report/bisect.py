@@ -10,7 +10,7 @@ from rich.text import Text
 
 from redline.analyze.gate import GateVerdict
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import make_table, one_line
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.spec import Frozen
 
 
@@ -44,14 +44,17 @@ def bisect_report(
 ) -> RenderableType:
     table = make_table(Text(one_line(f"{benchmark}: each {what} against the first"), style="bold"))
     for header in (what, "about", "time", "interval", "verdict"):
-        table.add_column(header, overflow="fold", justify="right" if header in ("time", "interval") else "left")
+        number = header in ("time", "interval")
+        table.add_column(header, overflow="fold", justify="right" if number else "left", no_wrap=number)
     for step in steps:
         bounds = "–" if step.low is None or step.high is None else f"{1 / step.high - 1:+.1%} … {1 / step.low - 1:+.1%}"
         time = "–" if step.ratio is None else f"{1 / step.ratio - 1:+.1%}"
         name = step.name[:12] if what == "commit" else step.name
         cells = (name, step.about or step.said, time, bounds, step.verdict)
         table.add_row(*(Text(one_line(cell)) for cell in cells))
-    return Group(table, Text(one_line(_conclusion(what, steps, culprit, about)), style="bold"))
+    return Group(
+        Fitted(table, ("about", "interval")), Text(one_line(_conclusion(what, steps, culprit, about)), style="bold")
+    )
 
 
 def _conclusion(what: str, steps: Sequence[BisectStep], culprit: str | None, about: str) -> str:

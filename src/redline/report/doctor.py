@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from redline.protocol import HealthItem, ModelNames
-from redline.report.terminal import make_table
+from redline.report.terminal import Fitted, make_table
 
 
 def model_listing(names: ModelNames) -> RenderableType:
@@ -18,10 +17,14 @@ def model_listing(names: ModelNames) -> RenderableType:
         table.add_column(header)
     for model in names.models:
         table.add_row(Text(model.name), model.source, model.kind)
-    return Group(table, f"{len(names.models)} models", *(Text(line, style="dim") for line in names.missing))
+    return Group(
+        Fitted(table, ("kind", "source")),
+        f"{len(names.models)} models",
+        *(Text(line, style="dim") for line in names.missing),
+    )
 
 
-def health_report(items: Sequence[HealthItem]) -> Table:
+def health_report(items: Sequence[HealthItem]) -> RenderableType:
     table = make_table(None)
     table.add_column("")
     table.add_column("what", no_wrap=True)
@@ -30,4 +33,4 @@ def health_report(items: Sequence[HealthItem]) -> Table:
     signs = {True: Text("ok", style="green"), False: Text("✗", style="red"), None: Text("–", style="dim")}
     for item in items:
         table.add_row(signs[item.ok], Text(item.name), Text(item.seen), Text(item.mend))
-    return table
+    return Fitted(table, ())

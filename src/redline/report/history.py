@@ -59,6 +59,9 @@ class Listed(NamedTuple):
         }
 
 
+SHORT_ID = 13
+"""So much of an id tells records apart, and every command takes it."""
+
 LISTED = (
     "id", "when", "model", "task", "batch", "recipe", "speed", "±", "vs first", "trust", "conditions", "device", "status",
 )  # fmt: skip
@@ -86,7 +89,7 @@ def _listed_cells(each: Listed) -> list[str]:
     half_width = interval.half_width if interval else None
     has_speed = found is not None and found.throughput_per_s is not None
     return [
-        row.id,
+        row.id[:SHORT_ID],
         when,
         row.model,
         row.task,

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
-from redline.report.terminal import make_table, one_line
+from redline.report.terminal import Fitted, make_table, one_line
 from redline.units import format_bytes, format_share
 from redline.work import MemoryCategory
 
@@ -35,12 +35,15 @@ def memory_report(rows: Sequence[Any]) -> RenderableType:
         )
     holders = make_table(Text(f"who holds the peak, which is in the {first.use.peak_phase} pass", style="dim"))
     for header in ("module", "bytes", "share", "mostly", "made at"):
-        holders.add_column(header, justify="right" if header in ("bytes", "share") else "left", overflow="fold")
+        number = header in ("bytes", "share")
+        holders.add_column(header, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for holder in first.use.holders[:SHOWN]:
         share = format_share(holder.bytes / first.use.peak_bytes)
         name = one_line(holder.module) or "(no module)"
         holders.add_row(name, format_bytes(holder.bytes), share, holder.category, holder.line or "–")
-    return Group(table, holders, Text(_next(rows), style="bold"))
+    hidden = ("fragments", *reversed(kinds), "saved")
+    shown = Fitted(holders, ("made at", "mostly", "share"))
+    return Group(Fitted(table, hidden), shown, Text(_next(rows), style="bold"))
 
 
 def _next(rows: Sequence[Any]) -> str:

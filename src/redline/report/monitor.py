@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from rich.console import RenderableType
 
-from redline.report.terminal import plain_table
+from redline.report.terminal import Fitted, plain_table
 from redline.units import format_bytes, format_seconds, format_share
 
 UNKNOWN = "?"
@@ -44,7 +44,8 @@ def looks_table(looks: Sequence[Any]) -> RenderableType:
         "PCIe in / out",
         "processes",
     ):
-        table.add_column(name, justify="left" if name in ("device", "throttled by") else "right")
+        text = name in ("device", "throttled by")
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text)
     for look in looks:
         throttle = UNKNOWN if look.throttle is None else ", ".join(look.throttle) or "–"
         table.add_row(
@@ -60,7 +61,7 @@ def looks_table(looks: Sequence[Any]) -> RenderableType:
             else "–",
             UNKNOWN if look.processes is None else str(len(look.processes)),
         )
-    return table
+    return Fitted(table, ("processes", "PCIe in / out", "clock", "throttled by", "temperature", "power", "memory"))
 
 
 def monitor_report(totals: Sequence[Any]) -> RenderableType:
@@ -79,7 +80,7 @@ def monitor_report(totals: Sequence[Any]) -> RenderableType:
         "clock",
         "throttled",
     ):
-        table.add_column(name, justify="left" if name == "device" else "right")
+        table.add_column(name, justify="left" if name == "device" else "right", no_wrap=name != "device")
     for total in totals:
         table.add_row(
             f"{total.device} {total.name}",
@@ -94,7 +95,8 @@ def monitor_report(totals: Sequence[Any]) -> RenderableType:
             _cell(total.mean_clock_hz, _megahertz),
             _cell(total.throttled_s, format_seconds),
         )
-    return table
+    hidden = ("looks", "clock", "hottest", "saturated", "peak", "throttled", "memory", "power", "energy")
+    return Fitted(table, hidden)
 
 
 def write_looks(file: IO[str], looks: Sequence[Any], *, with_header: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,7 +15,7 @@ from rich.text import Text
 from redline.units import printable
 
 PIPE_WIDTH = 160
-"""Where there is no terminal to measure: wide enough for every column."""
+"""Where there is no terminal to measure and COLUMNS says nothing: wide enough for every column."""
 
 
 class SafeConsole(Console):
@@ -32,8 +33,13 @@ class SafeConsole(Console):
 def make_console(*, stderr: bool = False) -> Console:
     console = SafeConsole(stderr=stderr, highlight=False)
     if not console.is_terminal:
-        console = SafeConsole(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+        console = SafeConsole(stderr=stderr, highlight=False, width=_asked_width() or PIPE_WIDTH)
     return console
+
+
+def _asked_width() -> int | None:
+    asked = os.environ.get("COLUMNS", "")
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else None
 
 
 def as_text(report: RenderableType) -> str:

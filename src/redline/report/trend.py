@@ -67,11 +67,14 @@ def history_json(series: Sequence[SeriesTrend], *, left_out: int) -> JsonDocumen
     return json_document("history", {"series": msgspec.to_builtins(series), "left_out": left_out})
 
 
+TEXTS = ("benchmark", "device", "last change")
+
+
 def history_report(series: Sequence[SeriesTrend], *, left_out: int) -> RenderableType:
     table = make_table(Text("benchmarks over time; the line shows speed, higher is faster", style="bold"))
     for header in ("benchmark", "device", "records", "first", "latest", "step", "trend", "last change"):
-        is_text = header in ("benchmark", "device", "trend", "last change")
-        table.add_column(header, justify="left" if is_text else "right", overflow="fold", no_wrap=header == "trend")
+        is_text = header in (*TEXTS, "trend")
+        table.add_column(header, justify="left" if is_text else "right", overflow="fold", no_wrap=header not in TEXTS)
     for each in series:
         table.add_row(*(Text(one_line(cell)) for cell in _cells(each)))
     shown = Fitted(table, ("first", "device", "records", "latest", "step", "last change"))
