@@ -134,6 +134,9 @@ def test_a_row_tells_first_token_further_tokens_and_what_they_read(model: str) -
         ("hf:bert?hidden_size=32", {}, "writes no text|causal"),
         ("hf:llama?hiden_size=32", {}, "did you mean hidden_size"),
         ("hf:llama?hidden_size", {}, "write config fields as"),
+        ("hf:llama?hidden_size=abc", {}, "'hidden_size': .*int"),
+        ("hf:vit", {}, "writes no text"),
+        ("resnet18", {}, "resnet18 writes no text: --task generate takes hf:NAME"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(model: str, more: dict[str, int], told: str) -> None:
@@ -144,6 +147,8 @@ def test_what_cannot_be_written_is_one_line(model: str, more: dict[str, int], to
 
 
 def test_a_model_without_a_cache_is_one_line() -> None:
+    with pytest.raises(SpecError, match=r"cannot be built from its config: .*negative dimension"):
+        build_workload(workload_spec("hf:gpt2?n_embd=32,n_head=4,n_layer=1,vocab_size=-3"), 0)
     with pytest.raises(SpecError, match="has no cache: give it forward"):
         build_workload(workload_spec(f"{WRITERS}:cacheless"), 0)
 

@@ -72,7 +72,12 @@ def _resize(workload: Workload, spec: WorkloadSpec, why: str) -> None:
 
 def check_model(spec: WorkloadSpec) -> None:
     """Raise a `UsageError` for an unknown name, a missing package or file, or options that cannot be honoured."""
-    source_of(spec).check(spec)
+    source = source_of(spec)
+    if spec.task == "generate" and not source.writes_text:
+        raise SpecError(
+            f"{spec.model} writes no text: --task generate takes hf:NAME, or a model of yours with forward(tokens, cache)"
+        )
+    source.check(spec)
 
 
 def understood(spec: WorkloadSpec) -> WorkloadSpec:

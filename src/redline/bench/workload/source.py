@@ -38,6 +38,9 @@ class Source(ABC):
     is_built_elsewhere: ClassVar[bool] = False
     """Somebody else decides on the image size and the classes: data are taken as they are."""
 
+    writes_text: ClassVar[bool] = False
+    """Whether its models can be asked to generate."""
+
     def claims(self, model: str) -> bool:
         """Whether a name without a source in front is this one's."""
         return any(known.name == model for known in self.models())

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
+from redline.bench.device.failure import is_out_of_memory
 from redline.bench.workload.decoder import (
     DEFAULT_NEW_TOKENS,
     DEFAULT_PROMPT,
@@ -93,6 +94,7 @@ HEADS = (
 
 class HfSource(Source):
     needs_prefix = True
+    writes_text = True
 
     def check(self, spec: WorkloadSpec) -> None:
         refuse_options(spec, "stem", why="it is built from its config")
@@ -303,8 +305,13 @@ def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: li
     for part in (config, _text_config(config)):
         if hasattr(part, "use_cache"):
             part.use_cache = True
-    with _without_first_weights():
-        model: nn.Module = getattr(_transformers(), head.auto).from_config(config).float()
+    try:
+        with _without_first_weights():
+            model: nn.Module = getattr(_transformers(), head.auto).from_config(config).float()
+    except Exception as error:  # fields that do not fit together are found out in many ways
+        if is_out_of_memory(error):
+            raise
+        raise SpecError(f"{spec.model} cannot be built from its config: {_first_line(error)}") from error
     _fill(model, getattr(_text_config(config), "initializer_range", None) or 0.02)
     vocabulary = int(_text_config(config).vocab_size)
     decoder = HfDecoder(model, drawn_prompt(spec, batch, vocabulary, seed), spec.new_tokens or DEFAULT_NEW_TOKENS)
@@ -512,8 +519,10 @@ def _require_hub(name: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__  # some list every architecture there is
+    """With the next where it ends in a colon; some list every architecture there is."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return told[:160] or type(error).__name__
 
 
 def _text_config(config: Any) -> Any:

@@ -26,6 +26,7 @@ HANDED_OVER: dict[str, Any] = {}
 
 class LiveSource(Source):
     is_built_elsewhere = True
+    writes_text = True
 
     def claims(self, model: str) -> bool:
         return False  # a live model is known by its artifact, never by a name

@@ -43,6 +43,7 @@ _loaded: dict[Path, tuple[str, ModuleType]] = {}
 
 class UserSource(Source):
     is_built_elsewhere = True
+    writes_text = True
 
     def claims(self, model: str) -> bool:
         return ":" in model or model.endswith(".py")
