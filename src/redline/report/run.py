@@ -413,7 +413,8 @@ def _try(row: RunSummary) -> str:
     """The command that compares this row with what may help, ready to be typed."""
     recipes = [row.recipe, *row.worth_trying]
     if row.arguments is None:
-        return f"redline.run(model, inputs, recipes={recipes!r}) compares it with what may help here"
+        given = "task='generate'" if row.task == "generate" else "inputs"
+        return f"redline.run(model, {given}, recipes={recipes!r}) compares it with what may help here"
     chosen = " ".join(f"-r {shlex.quote(recipe)}" for recipe in recipes)
     return f"'redline run {row.arguments} {chosen}' compares it with what may help here"
 
