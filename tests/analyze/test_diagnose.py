@@ -239,6 +239,15 @@ def test_advice_builds_on_the_recipe_at_hand(made: Made) -> None:
     )
 
 
+def test_a_trace_of_a_compiled_program_is_not_told_to_compile(made: Made) -> None:
+    small = made(row(TraceMaker(), *[("triton_poi_fused_add_mul_3", 5)] * 50, gap_ns=2 * US))
+    assert "reduce-overhead" in finding(small, "launch-bound").next
+    assert "-r " not in finding(small, "launch-bound").next
+    rest = made(row(TraceMaker(), ("triton_poi_fused_add_mul_3", 40), *[(ADD, 60)] * 3))
+    assert "graph_breaks" in finding(rest, "elementwise").next
+    assert finding(made(row(TraceMaker(), *[(ADD, 60)] * 3)), "elementwise").next.startswith("torch.compile(model)")
+
+
 def test_a_finding_carries_the_recipe_that_it_names(made: Made) -> None:
     late = made(row(TraceMaker(), *[(GEMM, 50)] * 10, gap_ns=50 * US, late=True))
     assert finding(late, "host-bound").recipe is None, "nobody's recipe"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,10 @@ LARGEST_GAIN = 100.0
 
 LEAST_SHARE = 0.02
 """Of the time: what costs less is not worth a line."""
+
+
+_COMPILED_REGION = re.compile(r"(## )?Call CompiledFxGraph\b|Torch-Compiled Region\b|CompiledFunction\b")
+_FUSED_KERNEL = re.compile(r"triton_(poi|red|per|for)_fused_")
 
 
 class Finding(Frozen):
@@ -83,8 +88,14 @@ def recipe_of(profile: Profile) -> tuple[Switch, ...]:
 
 def does(profile: Profile) -> Capabilities:
     """What the profiled recipe does to the program, and what the trace shows of it."""
-    told = profile.capture.capabilities if profile.capture is not None else Capabilities()
+    told = profile.capture.capabilities if profile.capture is not None else Capabilities(compiles=_is_compiled(profile))
     return Capabilities.together((told, Capabilities(records_graph=profile.launches.graphs > 0)))
+
+
+def _is_compiled(profile: Profile) -> bool:
+    """Whether a trace from elsewhere shows a compiler's work: its regions, or kernels that it fused."""
+    regions = any(_COMPILED_REGION.match(row.name) for row in profile.operators)
+    return regions or any(_FUSED_KERNEL.match(row.name) for row in profile.kernels)
 
 
 def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) -> str:

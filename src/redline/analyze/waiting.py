@@ -195,6 +195,11 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
         )
     elif not does(profile).compiles:
         next_step = advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
+    elif profile.capture is None:
+        next_step = Advice(
+            "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step: the kernels of a replayed "
+            "graph follow each other closely"
+        )
     else:
         next_step = try_recipe(_with_graphs(profile), "the kernels of a replayed graph follow each other closely")
     return Finding(

@@ -145,10 +145,18 @@ def batch_norm_in_eval(profile: Profile, loss: Loss) -> Finding | None:
 def unfused_elementwise(profile: Profile, loss: Loss) -> Finding | None:
     """Elementwise kernels, one by one: each reads and writes all of memory for one operation."""
     share = _part(profile, loss)
-    if share < ELEMENTWISE_SHARE or does(profile).compiles:
+    compiled = does(profile).compiles
+    if share < ELEMENTWISE_SHARE or (compiled and profile.capture is not None):
         return None
-    next_step = advice(
-        profile, "compile", "fuse them, so that each value is read and written once", "torch.compile(model)"
+    next_step = (
+        Advice(
+            "part of the program runs outside what torch.compile fuses: TORCH_LOGS=graph_breaks says where; the optimizer "
+            "can be fused or compiled too"
+        )
+        if compiled
+        else advice(
+            profile, "compile", "fuse them, so that each value is read and written once", "torch.compile(model)"
+        )
     )
     evidence = f"{share:.0%} of the device's work is elementwise kernels bound by memory ({loss.what})"
     return _finding(profile, loss, "elementwise", evidence, next_step)
