@@ -122,9 +122,9 @@ class Script:
         if setup.is_chain:
             model: nn.Module = Chain(setup.size).to(device)
         else:
-            from torchvision.models import resnet18, resnet50
+            from torchvision.models import resnet50
 
-            model = (resnet18 if setup.size < 64 else resnet50)().to(device).to(memory_format=self.layout)  # type: ignore[call-overload]
+            model = resnet50().to(device).to(memory_format=self.layout)  # type: ignore[call-overload]
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=setup.fused)
         self.model = torch.compile(model) if setup.compiled else model
         self.scaler = torch.amp.GradScaler(device.type, enabled=setup.scaler)
@@ -183,7 +183,14 @@ class Checks:
         self.lines: list[dict[str, Any]] = []
 
     def _smaller(self, setup: Setup) -> Setup:
-        small = {"steps": 20, "batch": 2, "size": 32, "workers": min(setup.workers, 1), "epochs": min(setup.epochs, 2)}
+        small = {
+            "steps": 20,
+            "batch": 4,
+            "size": 16,
+            "workers": min(setup.workers, 1),
+            "epochs": min(setup.epochs, 2),
+            "is_chain": True,
+        }
         return replace(setup, **small) if self._small else setup
 
     def look(self, setup: Setup) -> dict[str, Any]:

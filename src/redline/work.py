@@ -284,6 +284,8 @@ class MemoryPoint(Frozen):
     """From 0 to 1, by allocations."""
     bytes: int
     phase: str
+    categories: dict[MemoryCategory, int] = {}
+    """They add up to the bytes; what an allocator gave out beyond tensors is in neither."""
 
 
 class MemoryUse(Frozen):

@@ -61,6 +61,9 @@ def test_training_by_kind_and_module(tmp_path: Path) -> None:
     lines = {holder.line for holder in use.holders if holder.module in ("act", "first")}
     assert "wide.py:12" in lines
     assert {point.phase for point in use.timeline} == {"forward", "backward", "optimizer"}
+    assert all(sum(point.categories.values()) == point.bytes for point in use.timeline)
+    assert max(point.bytes for point in use.timeline) == use.peak_bytes
+    assert use.timeline[-1].categories["optimizer state"] == use.categories["optimizer state"]
 
 
 def test_running_out_names_who_asked_and_who_held_the_rest(tmp_path: Path) -> None:

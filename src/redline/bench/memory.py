@@ -221,7 +221,7 @@ class Ledger(TorchDispatchMode):
             peak_phase=phase,
             categories=dict(categories),
             holders=tuple(self._by_module(holders)),
-            timeline=tuple(_thinned(course)),
+            timeline=tuple(self._timeline(course)),
             reserved_bytes=reserved,
             fragments_bytes=reserved - allocated if reserved is not None and allocated is not None else None,
         )
@@ -236,6 +236,19 @@ class Ledger(TorchDispatchMode):
         most = use.holders[0] if use.holders else None
         by = f"; most by {most.module or 'no module'}, {format_bytes(most.bytes)} of {most.category}" if most else ""
         return f"out of memory in {where}, {phase} pass, {operator}; {format_bytes(use.peak_bytes)} held: {held}{by}"
+
+    def _timeline(self, course: list[tuple[int, str]]) -> Iterator[MemoryPoint]:
+        """The highest moment of each piece, by kind."""
+        size = max(1, -(-len(course) // POINTS))
+        pieces = [range(first, min(first + size, len(course))) for first in range(0, len(course), size)]
+        highest = {max(piece, key=lambda number: course[number][0]): piece.start for piece in pieces}
+        held_now: Counter[MemoryCategory] = Counter()
+        for number, (held, sign, _) in enumerate(self._events):
+            held_now[self._category(held)] += sign * held.bytes
+            if number in highest:
+                most, phase = course[number]
+                at = highest[number] / len(course)
+                yield MemoryPoint(at=at, bytes=most, phase=phase, categories=dict(+held_now))
 
     def _category(self, held: Held) -> MemoryCategory:
         is_inference = len(self._phases) == 1
@@ -266,14 +279,6 @@ class Ledger(TorchDispatchMode):
                 MemoryHolder(module=module, bytes=kinds.total(), category=kinds.most_common(1)[0][0], line=line)
             )
         return sorted(found, key=lambda holder: (-holder.bytes, holder.module))[:MOST_HOLDERS]
-
-
-def _thinned(course: list[tuple[int, str]]) -> Iterator[MemoryPoint]:
-    """The highest moment of each piece."""
-    size = max(1, -(-len(course) // POINTS))
-    for first in range(0, len(course), size):
-        most, phase = max(course[first : first + size], key=lambda point: point[0])
-        yield MemoryPoint(at=first / len(course), bytes=most, phase=phase)
 
 
 def _line() -> str:

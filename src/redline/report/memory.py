@@ -12,7 +12,7 @@ from rich.text import Text
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.units import format_bytes, format_share
-from redline.work import MemoryCategory
+from redline.work import MemoryCategory, MemoryUse
 
 SHOWN = 12
 """Modules a person is shown; the document has more."""
@@ -56,9 +56,24 @@ def _next(rows: Sequence[Any]) -> str:
     return f"next: {most} are the largest part; 'redline batch' finds the largest batch that fits"
 
 
+def _draw_kinds(axes: Any, use: MemoryUse) -> None:
+    """Each kind on top of the ones before it."""
+    points = use.timeline
+    kinds = [kind for kind in get_args(MemoryCategory) if any(point.categories.get(kind) for point in points)]
+    axes.stackplot(
+        [point.at for point in points],
+        [[point.categories.get(kind, 0) / 2**20 for point in points] for kind in kinds],
+        labels=kinds,
+        colors=[COLOURS[number % len(COLOURS)] for number in range(len(kinds))],
+    )
+
+
 def draw_memory(rows: Sequence[Any], path: Path) -> None:
-    """Allocated bytes over a step, one line per recipe."""
+    """Allocated bytes over a step: of one recipe by kind, of several a line each."""
     figure, axes = new_figure(8.0, 4.4)
+    if len(rows) == 1:
+        _draw_kinds(axes, rows[0].use)
+        rows = ()
     for number, row in enumerate(rows):
         points = row.use.timeline
         axes.plot(
