@@ -22,7 +22,7 @@ function drawComparison() {
   if (rows.length < 2) return;
   // The older one, or what the other was set against, comes first.
   const [a, b] = rows[0].first_recipe === rows[1].recipe && rows[0].subject === rows[1].subject ? [rows[1], rows[0]] : rows;
-  const parts = [comparedNames(a, b), element("p", { class: "told" }, comparison(a, b)), ...whyLines(a, b), comparedTable(a, b)];
+  const parts = [comparedNames(a, b), element("p", { class: "told" }, comparison(a, b)), ...raceLine(a, b), ...whyLines(a, b), comparedTable(a, b)];
   section.querySelector(".body").replaceChildren(...parts);
   drawBoth(section, a, b);
   section.querySelector(".kernels").replaceChildren(...kernelParts(a, b));
@@ -50,8 +50,18 @@ function comparison(a, b) {
   }
   if (!known(a.throughput_per_s) || !known(b.throughput_per_s)) return "One of them has no speed, so there is nothing to compare.";
   const apart = alike ? "they were not set against each other in turns" : "they are different workloads";
-  const race = alike && b.command ? `; ${b.command.replace("redline run", "redline race").replace(/ -r .*$/, "")} -r ${a.recipe} -r ${b.recipe} decides it` : "";
-  return `B runs at ${figure((b.sustained_per_s ?? b.throughput_per_s) / (a.sustained_per_s ?? a.throughput_per_s))}× the speed of A, without an interval: ${apart}${race}.`;
+  const doubt = a.trusted && b.trusted ? "" : "; the numbers are doubted, see trust below";
+  return `B runs at ${figure((b.sustained_per_s ?? b.throughput_per_s) / (a.sustained_per_s ?? a.throughput_per_s))}× the speed of A, without an interval: ${apart}${doubt}.`;
+}
+
+// What would decide it: both in turns.
+function raceLine(a, b) {
+  const alike = a.subject === b.subject && a.batch === b.batch;
+  if (!alike || !b.command || !known(a.throughput_per_s) || !known(b.throughput_per_s) || (known(b.ratio_low) && b.first_recipe === a.recipe)) return [];
+  const command = `${b.command.replace("redline run", "redline race").replace(/ -r .*$/, "")} -r ${a.recipe} -r ${b.recipe}`;
+  const line = element("p", { class: "hint" }, "What decides it: ");
+  line.append(element("code", {}, command), " ", element("button", { type: "button", class: "copy", "data-copy": command }, "Copy command"));
+  return [line];
 }
 
 const profileOf = (row) => PAYLOAD.profiles.filter((each) => each.row === row.number || (ROWS[each.row].subject === row.subject && ROWS[each.row].recipe === row.recipe && ROWS[each.row].batch === row.batch)).at(-1);
@@ -93,6 +103,8 @@ function comparedTable(a, b) {
     table.append(line);
   }
   for (const [label, value] of [["bound", (row) => row.bound], ["trust", (row) => (row.verdict ?? "").replace(/;/g, ", ")], ["setting", (row) => row.setting], ["device", (row) => row.place]]) {
+    // Where they ran is only worth a line where that differs.
+    if (["setting", "device"].includes(label) && value(a) === value(b)) continue;
     const line = element("tr");
     line.append(element("th", { scope: "row", class: "text" }, label), element("td", {}, oneLine(value(a) ?? "–")), element("td", {}, oneLine(value(b) ?? "–")), element("td"));
     table.append(line);
@@ -111,7 +123,7 @@ function drawBoth(section, a, b) {
     const shares = each.s.map((_, at) => (each.s.length > 1 ? (100 * at) / (each.s.length - 1) : 50));
     return { type: "scatter", mode: each.s.length > 1 ? "lines" : "markers", x: each.s.map((value) => value * 1e3), y: shares, name: ["A", "B"][place], line: { color: place ? paletteColour(0) : colour("muted"), width: 2.6 }, hoverinfo: "text", hovertext: each.s.map((value, at) => `${["A", "B"][place]}: ${figure(shares[at])} % of ${each.n} steps within ${seconds(value)}`) };
   });
-  window.Plotly.react(plot, traces, layout({ height: 280, showlegend: true, legend: { orientation: "h", y: 1.12 }, xaxis: logWhenWide(axis("ms per step"), samples.flatMap((each) => each.s)), yaxis: axis("% of steps", { range: [0, 101] }) }), CONFIG);
+  window.Plotly.react(plot, traces, layout({ height: 280, showlegend: true, legend: { orientation: "h", y: 1.12 }, xaxis: logWhenWide(axis("ms per step"), samples.flatMap((each) => each.s.map((value) => value * 1e3))), yaxis: axis("% of steps", { range: [0, 101] }) }), CONFIG);
 }
 
 function kernelParts(a, b) {
