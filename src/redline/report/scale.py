@@ -39,7 +39,8 @@ def scale_report(points: Sequence[ScalePoint], findings: Sequence[ScaleFinding],
 
 
 def _where(one: ScalePoint | ScaleFinding) -> str:
-    return f"{one_line(one.model)}, {one.ranks} rank{'s' if one.ranks > 1 else ''}"
+    each = f", {one.batch_per_rank} per rank" if one.batch_per_rank else ""
+    return f"{one_line(one.model)}, {one.ranks} rank{'s' if one.ranks > 1 else ''}{each}"
 
 
 def _table(points: Sequence[ScalePoint], mode: Mode) -> RenderableType:

@@ -6,6 +6,7 @@ so is a search, whose trials are compared with each other.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +19,11 @@ from redline.launch.lock import device_lock
 from redline.record import Failure, RunRecord, decode, encode, new_id
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal
-from redline.spec import Frozen, RunSpec
+from redline.spec import Frozen, RunSpec, split_address
 
 RETRIES = 3
 """Of a trial whose machine was lost."""
+REACHABLE_S = 10.0
 
 
 def measure_trial(encoded: bytes) -> bytes:
@@ -43,6 +45,7 @@ def cluster(address: str | None) -> Iterator[Any]:
         import ray
     except ImportError:
         raise MissingExtra("--launch ray", "ray", "ray") from None
+    _require_reachable(address)
     try:
         ray.init(
             address=address,
@@ -59,6 +62,17 @@ def cluster(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_reachable(address: str | None) -> None:
+    """Ray itself tries a wrong address for many minutes."""
+    if address is None or ":" not in address:
+        return
+    host, port = split_address("address", address.removeprefix("ray://"))
+    try:
+        socket.create_connection((host, port), timeout=REACHABLE_S).close()
+    except OSError as error:
+        raise UsageError(f"no Ray cluster at {address}: {error}; start one with 'ray start --head'") from None
 
 
 def require_cluster(ray: bool, address: str | None) -> None:
