@@ -176,12 +176,10 @@ def machines() -> Iterator[tuple[Any, Any]]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    found = Cluster()
     try:
-        found.add_node(num_cpus=1, include_dashboard=False)
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         second = found.add_node(num_cpus=1)
     except Exception as error:
-        found.shutdown()
         if "timed out during startup" not in str(error):
             raise
         pytest.skip("Ray gives its nodes 30 s to start, and this machine is too busy for that")
