@@ -39,9 +39,10 @@ ROOMS: dict[str, Any] = {
     "race": (["analyze/race.py", "search/race.py"], ["analyze/test_race.py", "search/test_race.py"], "TestFalseAlarms"),
     "bound": (["analyze/bound.py"], ["analyze/test_bound.py", "analyze/test_roofline.py"]),
     "group": (["search/group.py"], ["search/test_group.py", "search/test_race.py"], "TestTheRatio", "TestFalseAlarms"),
-    "sweep": (["search/sweep.py"], ["search/test_sweep_plan.py", "search/test_sweep.py"], "killed", "two_sweeps_at_once", "table_and_as_a_document"),
+    "sweep": (["search/sweep.py"], ["search/test_sweep_plan.py"]),
     "connection": (["launch/connection.py"], ["launch/test_connection.py"]),
-    "forkserver": (["bench/forkserver.py", "processes.py"], ["test_processes.py", "launch/test_doors.py"]),
+    "processes": (["processes.py"], ["test_processes.py"]),
+    "forkserver": (["bench/forkserver.py"], ["launch/test_doors.py"]),  # loads torch for every fault
     "store": (
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
         ["store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "report/test_export.py", "store/test_writers.py"],
@@ -56,6 +57,7 @@ TURNED = {
 }  # fmt: skip
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 EQUIVALENT = {
+    "size = 1 << (2 * values.size": "any padding that is long enough gives the same sums",
     "@lru_cache": "how many answers are kept changes none of them",
     "LOG_": "how much of a log is kept or quoted",
     "BUSY_SECONDS": "how long a hung disk is waited for",

@@ -19,10 +19,11 @@ from redline.analyze.compare import (
     _wrong_answers,
     between_processes,
     compare_records,
+    median_step_s,
 )
 from redline.analyze.statistics import Ratio
 from redline.errors import UsageError
-from redline.record import RunRecord
+from redline.record import Failure, RunRecord
 
 
 def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:
@@ -351,3 +352,20 @@ class TestEdges:
             numerics = msgspec.structs.replace(record.prepared.numerics, method=method, passed=passed)
             prepared = msgspec.structs.replace(record.prepared, numerics=numerics)
             assert _wrong_answers(msgspec.structs.replace(record, prepared=prepared)) is wrong
+
+    def test_a_failed_record_has_no_step(self) -> None:
+        (record,) = replicates(1)
+        assert median_step_s(record) == pytest.approx(0.01, rel=0.1)
+        failure = Failure(stage="measure", kind="crash", message="gone")
+        assert median_step_s(msgspec.structs.replace(record, failure=failure)) is None
+        assert median_step_s(msgspec.structs.replace(record, blocks=())) is None
+
+    @pytest.mark.parametrize(("count", "noted"), [(1, False), (2, True)])
+    def test_of_sides_that_followed_each_other(self, count: int, noted: bool) -> None:
+        """Of one run a side it goes without saying."""
+        sides = [
+            [msgspec.structs.replace(record, created_at=at + number) for number, record in enumerate(replicates(count))]
+            for at in (1000.0, 2000.0)
+        ]
+        found = only(compare_records(*sides))
+        assert any(each.code == "one-after-the-other" for each in found.notes) is noted

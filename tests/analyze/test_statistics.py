@@ -352,3 +352,12 @@ def test_correlated_rounds_widen_the_error_of_their_mean_by_hand() -> None:
 def test_a_paired_log_needs_two_rounds() -> None:
     assert paired_log({0: 1.0}, {0: 1.0}) is None
     assert paired_log({0: 1.0, 1: 2.0}, {0: 1.0, 1: 1.0}) is not None
+
+
+def test_from_six_blocks_on_their_medians_count_too() -> None:
+    """Steady within each block, and far apart from block to block."""
+    blocks = [[1.0 + 0.1 * number + 1e-4 * (at % 2) for at in range(400)] for number in (0, 5, 1, 4, 2, 3)]
+    six, five = median_interval(blocks), median_interval(blocks[:5])
+    assert six is not None
+    assert five is not None
+    assert (six.low, six.high) == (pytest.approx(1.00005), pytest.approx(1.50005)), "the whole range of six medians"

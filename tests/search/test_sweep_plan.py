@@ -9,13 +9,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.errors import UsageError
+from redline.errors import DoorError, SpecError, UsageError
 from redline.identity import plan_key
 from redline.protocol import Checked
 from redline.record import Block, DeviceInfo, Environment, Failure, RunRecord, new_id
 from redline.search.grid import cells_from_table
 from redline.search.observer import Observer
-from redline.search.sweep import Cell, Plan, estimate, make_plan, measured_elsewhere, standing, sweep_plan
+from redline.search.sweep import (
+    BROKEN_DOORS,
+    Cell,
+    Plan,
+    check_name,
+    estimate,
+    make_plan,
+    measured_elsewhere,
+    standing,
+    sweep_plan,
+    unsettled,
+)
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.store.codec import SettledCell
@@ -247,3 +258,36 @@ class TestSweeping:
         assert first.failure == Failure(stage="build", kind="oom", message="no room")
         assert second.failure == Failure(stage="", kind="crash", message="")
         assert (first.status, third.status) == ("failed", "pending")
+
+    def test_failed_cells_are_tried_again_only_when_asked(self) -> None:
+        known = {"a": settled("a"), "b": settled("b", failure_kind="oom")}
+        plan = plan_of("a", "b", "c")
+        assert [cell.key for cell in unsettled(plan, known)] == ["c"]
+        assert [cell.key for cell in unsettled(plan, known, retry_failed=True)] == ["b", "c"]
+
+    def test_workers_that_cannot_be_started_end_it(self) -> None:
+        class Locked(FakeDoor):
+            def open(self, spec: RunSpec | None = None) -> Any:
+                raise DoorError("no room for a process")
+
+        ledger = Memory()
+        with pytest.raises(DoorError, match=f"{BROKEN_DOORS} workers in a row could not be started: no room"):
+            sweep_plan(plan_of("a", "b", "c", "d"), Locked(Landscape(step_s=0.01)), ledger)
+        assert len(ledger.kept) == BROKEN_DOORS
+
+
+def test_a_plan_without_a_name_is_called_by_what_was_asked_for() -> None:
+    specs = [changed(device="cpu")]
+    answers = [Checked(spec=spec) for spec in specs]
+    unnamed, named = (make_plan(specs, answers, lambda device: PLACE, name) for name in (None, "study"))
+    assert (named.name, named.shares, unnamed.shares) == ("study", False, True)
+    assert unnamed.name not in ("", "study")
+    assert unnamed.name == make_plan(specs, answers, lambda device: PLACE).name
+
+
+@pytest.mark.parametrize(("name", "says"), [("a,b", "comma"), (" ", "not empty"), (7, "must be a text")])
+def test_names_that_cannot_be(name: Any, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        check_name(name)
+    check_name(None)
+    check_name("study 7")
