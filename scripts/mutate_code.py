@@ -58,6 +58,7 @@ TURNED = {
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 EQUIVALENT = {
     "size = 1 << (2 * values.size": "any padding that is long enough gives the same sums",
+    "LOOK_BACK": "one record more of a hundred",
     "@lru_cache": "how many answers are kept changes none of them",
     "LOG_": "how much of a log is kept or quoted",
     "BUSY_SECONDS": "how long a hung disk is waited for",

@@ -291,3 +291,12 @@ def test_names_that_cannot_be(name: Any, says: str) -> None:
         check_name(name)
     check_name(None)
     check_name("study 7")
+
+
+def test_replicates_follow_each_other_cell_by_cell_and_the_first_keeps_the_plain_key() -> None:
+    specs = [changed(seed=1), changed(seed=2)]
+    answers = [Checked(spec=spec) for spec in specs]
+    once = [cell.key for cell in make_plan(specs, answers, lambda device: PLACE).cells]
+    cells = make_plan(specs, answers, lambda device: PLACE, replicates=3).cells
+    assert [cell.key for cell in cells] == [*once, *(f"{key}-2" for key in once), *(f"{key}-3" for key in once)]
+    assert [cell.replicate for cell in cells] == [1, 1, 2, 2, 3, 3]
