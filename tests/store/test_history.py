@@ -360,3 +360,30 @@ class TestTraces:
         history.folder.mkdir(parents=True, exist_ok=True)
         (history.folder / "link").symlink_to("/etc")
         assert self.loaded(history, named) == ""
+
+
+def test_an_archive_goes_from_database_to_database_bit_for_bit(history: History, tmp_path: Path) -> None:
+    """From SQLite into this one, and on into another SQLite."""
+    with History.open(tmp_path / "first.sqlite") as first:
+        for number, name in enumerate(HOSTILE):
+            record = make_record(
+                id=f"id{number}", blocks=(make_block(number), make_block(number)), created_at=0.1 + number
+            )
+            first.finish(replace(record, group=name))
+            first.mark(record.id, "tag", name, at=1.7e9 + number / 3)
+        first.sweep("a\0b").settle("k", make_record(id="cell"))
+        archives = [archived(first, tmp_path / "1")]
+    assert history.import_archive(tmp_path / "1").added == len(HOSTILE) + 1
+    archives.append(archived(history, tmp_path / "2"))
+    with History.open(tmp_path / "last.sqlite") as last:
+        last.import_archive(tmp_path / "2")
+        archives.append(archived(last, tmp_path / "3"))
+        assert last.find() == history.find()
+    assert archives[0] == archives[1] == archives[2]
+    assert history.import_archive(tmp_path / "3").added == 0
+
+
+def archived(history: History, path: Path) -> bytes:
+    with path.open("wb") as out:
+        history.export_archive(out)
+    return path.read_bytes()
