@@ -1,13 +1,13 @@
 """The gate on this machine: a model slowed on purpose must be caught, the same model must pass.
 
     python scripts/check_gate.py                                                  # this CPU: 20 of each, 10 % slower
-    python scripts/check_gate.py --device cuda --runs 10 --slow-runs 3 --slowdown 0.03 --budget 110
+    python scripts/check_gate.py --device cuda --runs 10 --slow-runs 1 --slowdown 0.03 --budget 100
 
 A small git project is committed and changed: one of its two models gets more layers, the other stays. One `redline gate`
 then measures every run against the commit, in fresh processes of both sides that take turns; of the last run of each
-model kernels are counted too (on a CPU, operators). With a budget of less than
-75 s per run a GPU's processes are prepared side by side: about 10 s per run. Exits with 1 where a slowdown or an
-added kernel was missed, or more than one run of twenty without any was called slower.
+model kernels are counted too (on a CPU, operators). With a budget of less than 75 s per run a GPU's processes are
+prepared side by side. Exits with 1 where a slowdown or an added kernel was missed, or more than one run of twenty
+without any was called slower.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def gate(names: list[str], slowdown: float, device: str, budget_s: float) -> lis
 def bench_file(names: list[str], slowdown: float, device: str) -> str:
     lines = [f'device = "{device}"', f"threshold = {slowdown}"]
     # Short blocks: what differs between processes is learned from processes.
-    lines.append("measure = { block_seconds = 0.1, check_numerics = false }")
+    block_s = 0.1 if device == "cpu" else 0.06
+    lines.append(f"measure = {{ block_seconds = {block_s}, check_numerics = false }}")
     lines += ["threads = 1"] if device == "cpu" else []
     last = {name: number for number, name in enumerate(names)}
     for number, name in enumerate(names):
