@@ -41,7 +41,7 @@ WIDE = 0.5
 FEWEST_OF_WIDE = 12
 WIDE_CONFIDENCE = 0.99
 """Of such, five often happen to agree, and there are more looks until the end."""
-WIDE_CHANCE = 0.005
+WIDE_CHANCE = 0.002
 SIGN_DRAWS = 4000
 """And a mean so far from 0 must be rare among the same values with signs at random."""
 FIRM = 0.45
@@ -58,6 +58,9 @@ FEWEST_FOR_OUTLIERS = 8
 """Of fewer values one cannot say what is usual."""
 USUAL = 0.75
 """At least this share lies near the middle, or those that do not are another mode: of two, one is often drawn more."""
+USUAL_OF_ONE_SIDE = 0.85
+"""The same of single processes, of which each pair has two; not of those that are too far out for a mode."""
+FAR_OUT = 0.1
 DRIFTING = 0.5
 """Neighbours in time vary by less than this share of what all vary by: the machine's pace has been changing."""
 NEW_SESSION_S = 1800.0
@@ -165,12 +168,17 @@ def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], 
     theirs = [math.log(seconds) for record in candidate if (seconds := median_step_s(record))]
     if not ours or not theirs:
         return None
-    enough = len(theirs) >= FEWEST_AGAINST_STORED
-    middle = fmean(without_outliers(ours)) - fmean(without_outliers(theirs))
-    half = math.log1p(allowance(baseline[0]))
-    if min(len(ours), len(theirs)) >= FEWEST_STORED:
-        half = math.hypot(_welch(ours, theirs), _since(baseline, candidate))
-    found = _judged(middle - half, middle, middle + half, threshold, enough=enough)
+    sides = [without_outliers(side, USUAL_OF_ONE_SIDE) for side in (ours, theirs)]
+    middle = fmean(sides[0]) - fmean(sides[1])
+    if min(len(ours), len(theirs)) < FEWEST_STORED:
+        is_wide, half = False, math.log1p(allowance(baseline[0]))
+    else:
+        is_wide = max(map(stdev, (ours, theirs))) > WIDE * math.log1p(threshold)
+        half = math.hypot(_welch(sides[0], sides[1]), _since(baseline, candidate))
+    fewest = FEWEST_OF_WIDE if is_wide else FEWEST_AGAINST_STORED
+    found = _judged(middle - half, middle, middle + half, threshold, enough=len(theirs) >= fewest)
+    if is_wide and found.verdict in ("slower", "faster") and chance_by_sides(sides[0], sides[1]) > WIDE_CHANCE:
+        found = msgspec.structs.replace(found, verdict="inconclusive")
     if len(ours) < FEWEST_STORED and found.verdict == "same":
         # What processes differ by is only assumed: enough for a clear alarm, not to call two things the same.
         return msgspec.structs.replace(found, verdict="inconclusive")
@@ -179,7 +187,7 @@ def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], 
 
 def _welch(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The wider of Welch's interval and the one that takes both sides to scatter alike: a few may agree by chance."""
-    sides = [without_outliers(side) for side in (ours, theirs)]
+    sides = (ours, theirs)
     first_s, other_s = ([math.exp(each) for each in side] for side in sides)
     found = between_processes(first_s, other_s, CONFIDENCE)
     degrees = sum(map(len, sides)) - 2
@@ -233,14 +241,24 @@ def sessions_of(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     return found
 
 
-def without_outliers(values: Sequence[float]) -> list[float]:
+def chance_by_sides(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Of means as far apart, had the same processes been dealt to the two sides at random."""
+    every = np.asarray([*ours, *theirs])
+    dealt = np.random.default_rng(0).permuted(np.tile(every, (SIGN_DRAWS, 1)), axis=1)
+    means = dealt[:, : len(ours)].mean(axis=1) - dealt[:, len(ours) :].mean(axis=1)
+    return float(np.mean(np.abs(means) >= abs(fmean(ours) - fmean(theirs)) * (1 - 1e-9)))
+
+
+def without_outliers(values: Sequence[float], usual: float = USUAL) -> list[float]:
     """Without those that lie far from the middle, where they are few: they met a neighbour, and say nothing of the code."""
     if len(values) < FEWEST_FOR_OUTLIERS:
         return list(values)
     middle = median(values)
     scatter = 1.4826 * median(abs(value - middle) for value in values)
     kept = [value for value in values if abs(value - middle) <= max(OUTLYING * scatter, SMALLEST_OUTLIER)]
-    return kept if len(kept) >= USUAL * len(values) else list(values)
+    dropped = [value for value in values if value not in kept]
+    is_far = all(abs(value - middle) > FAR_OUT for value in dropped)
+    return kept if len(kept) >= (usual if not is_far else USUAL) * len(values) else list(values)
 
 
 def _judged(low: float, middle: float, high: float, threshold: float, *, enough: bool) -> Judged:
