@@ -54,7 +54,6 @@ def batch(
     Examples:
       redline batch resnet50 -r fp16+channels-last
       redline batch resnet50 --task train -r amp --max-memory 16GiB --plot batches.png
-      redline batch resnet50 -r baseline -r amp -r fp16 --launch ray --address auto
       redline batch hf:gpt2 --task generate --prompt 512 --slo-ttft 200ms --slo-tpot 20ms
     """
     from redline.api.batch import find_batch

@@ -89,9 +89,7 @@ def tune(
     \b
     Examples:
       redline tune resnet50 --batch 32 --budget 5m --snippet fast.py
-      redline tune resnet50 --batch 32 --objective energy --price 2.50/h
-      redline tune my_model.py:build --task train --without graphs
-      redline tune resnet50 --batch 32 --launch ray --address auto
+      redline tune my_model.py:build --task train --objective energy --price 2.50/h
       redline tune hf:gpt2 --task generate --prompt 512 --objective tpot
     """
     from redline.api.report import report_records
