@@ -16,7 +16,6 @@ from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, UsageError
 from redline.note import Note, note
 from redline.protocol import SwitchChoice, SwitchNeed
-from redline.record import FailureKind
 from redline.spec import Recipe, Switch, Task
 from redline.work import Facts
 
@@ -102,17 +101,14 @@ def blaming(switch: str | None, setup: Setup, stage: str) -> Iterator[None]:
         if switch is None or isinstance(error, UsageError) or is_out_of_memory(error):
             raise
         kind = kind_of(error, stage)
-        # Without the switch the model has run: its code is not what is wrong.
-        broken = error if isinstance(error, BenchError) else BenchError(_not_users(kind), one_line(error))
+        if kind == "user" and stage != "recipe":
+            kind = "unsupported"  # the model has run without the switch: its own code is not what is wrong
+        broken = error if isinstance(error, BenchError) else BenchError(kind, one_line(error))
         if not broken.switches:
             broken.switches, broken.scope = (switch,), "switch" if len(setup.switches) == 1 else "recipe"
         if broken is error:
             raise
         raise broken from error
-
-
-def _not_users(kind: FailureKind) -> FailureKind:
-    return "unsupported" if kind == "user" else kind
 
 
 def switch_choices(
