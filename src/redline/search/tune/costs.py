@@ -12,6 +12,8 @@ from redline.search.tune.tuner import Tuner
 FIRST_TRIAL_S = 4.0
 WARM_SHARE = 0.25
 """Of what compiling took, when it is found in the cache: reading it, and loading what was made."""
+REPLICATE_SHARE = 0.6
+"""Of what a trial took without compiling: a replicate computes no fp32 reference and counts no work."""
 ALIKE = 3
 """How many of the most similar trials are used to predict a recipe's cost."""
 
@@ -89,6 +91,11 @@ class Costs:
     def again_s(self, switches: Switches) -> float:
         """Seconds to open this recipe again once it has been tried."""
         return self._warm_s(switches)
+
+    def replicate_s(self, switches: Switches) -> float:
+        """To open it for one more replicate of a race."""
+        plain_s = self._plain_s(switches)
+        return REPLICATE_SHARE * plain_s + max(self._warm_s(switches) - plain_s, 0.0)
 
     def anew_s(self, switches: Switches) -> float:
         """At a batch it was never opened at: whatever it compiles is compiled again."""

@@ -395,7 +395,7 @@ def at_once_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates
     workers = len(racers) * replicates
     if workers > tuner.jobs or not tuner.has_memory_for(workers):
         return math.inf
-    return max(map(costs.again_s, racers)) * (1 + CONTENTION * (workers - 1)) + workers * costs.timed_s
+    return max(map(costs.replicate_s, racers)) * (1 + CONTENTION * (workers - 1)) + workers * costs.timed_s
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:
