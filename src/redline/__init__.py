@@ -37,7 +37,7 @@ _HOMES = {
         "GateResult",
         "gate",
     ),
-    "memory": (
+    "history": (
         "HistoryFilters",
         "HistoryResult",
         "history",
@@ -59,7 +59,7 @@ _HOMES = {
         "LoaderResult",
         "loader",
     ),
-    "footprint": (
+    "memory": (
         "MemoryResult",
         "memory",
     ),
@@ -138,12 +138,12 @@ if TYPE_CHECKING:
     from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
-    from redline.api.footprint import MemoryResult, memory
     from redline.api.gate import GateResult, gate
+    from redline.api.history import HistoryFilters, HistoryResult, history
     from redline.api.ladder import LadderResult, ladder
     from redline.api.load import LoadResult, load
     from redline.api.loader import LoaderResult, loader
-    from redline.api.memory import HistoryFilters, HistoryResult, history
+    from redline.api.memory import MemoryResult, memory
     from redline.api.monitor import MonitorResult, monitor
     from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile

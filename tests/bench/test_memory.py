@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redline.api.footprint import MemoryRow
+from redline.api.memory import MemoryRow
 from redline.bench.memory import answer_memory
 from redline.errors import BenchError
 from redline.report.memory import draw_memory, memory_report

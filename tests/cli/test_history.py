@@ -1,12 +1,9 @@
-"""`redline show` and `redline export` over a history that is there already."""
+"""`redline history`, `tag`, `import`, `delete`, `prune`: over a history that is there already."""
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
-from io import StringIO
+import io
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,139 +11,223 @@ import msgspec
 import pytest
 from invoking import document, invoke
 from reported import race_records
+from rich.console import Console
 
-from redline.record import Closed, Failure, RunRecord
+import redline
+from redline.analyze.trend import sparkline
+from redline.record import Block, Environment, RunRecord, TraceRef
+from redline.report.trend import history_report
 from redline.store import History
+
+DAY_S = 86400.0
+
+
+def made(number: int, *, factor: float = 1.0, commit: str = "a" * 40, **changes: Any) -> RunRecord:
+    """A finished record of its own day."""
+    base = race_records()[0]
+    assert base.prepared is not None
+    environment: Environment = msgspec.structs.replace(base.prepared.environment, git_commit=commit)
+    blocks = tuple(_scaled(block, factor) for block in base.blocks if not block.solo)
+    fields = {
+        "id": f"{number:021x}",
+        "created_at": 1.7e9 + number * DAY_S,
+        "group": None,
+        "stopped": "target",
+        "prepared": msgspec.structs.replace(base.prepared, environment=environment),
+        "blocks": blocks,
+        **changes,
+    }
+    return msgspec.structs.replace(base, **fields)
+
+
+def _scaled(block: Block, factor: float) -> Block:
+    return msgspec.structs.replace(block, samples=tuple(factor * sample for sample in block.samples))
 
 
 @pytest.fixture
-def raced() -> list[RunRecord]:
-    """Three recipes measured together."""
-    records = race_records()
+def kept() -> list[RunRecord]:
+    """Ten days as usual, then ten that are 10 % slower, from another commit on."""
+    wobble = [1.0, 1.003, 0.998, 1.002, 0.997]
+    records = [
+        made(day, factor=wobble[day % 5] * (1.1 if day >= 10 else 1.0), commit=("b" if day >= 10 else "a") * 40)
+        for day in range(20)
+    ]
     with History.open() as history:
         for record in records:
             history.finish(record)
     return records
 
 
-def test_the_ratio_of_a_record_is_the_same_wherever_it_is_told(raced: list[RunRecord]) -> None:
-    wanted = raced[2].id
-    (whole,) = [row for row in document(invoke("export", "--format", "json"))["results"] if row["record_id"] == wanted]
-    ratio: dict[str, Any] = whole["vs_first"]
-    assert ratio["recipe"] == "baseline"
-    assert f"{ratio['ratio']:.2f}×" in invoke("show", wanted).stdout
-    for told in (document(invoke("show", wanted, "--json")), document(invoke("export", wanted, "--format", "json"))):
-        assert [row["record_id"] for row in told["results"]] == [wanted], "and of nothing else"
-        assert told["results"][0]["vs_first"] == ratio
-    (row,) = csv.DictReader(StringIO(invoke("export", wanted).stdout))
-    assert float(row["ratio"]) == ratio["ratio"]
-    two = document(invoke("export", wanted, raced[1].id, "--format", "json"))["results"]
-    assert [row["record_id"] for row in two] == [wanted, raced[1].id]
-    assert two[0]["vs_first"] == ratio
+def test_a_step_is_told_with_when_how_much_and_how_sure(kept: list[RunRecord]) -> None:
+    (series,) = document(invoke("history", "--json"))["series"]
+    assert len(series["points"]) == 20
+    (change,) = series["changes"]
+    assert change["at"] == kept[10].created_at
+    assert change["low"] <= 1 / 1.1 <= change["high"]
+    assert (change["commit_before"][0], change["commit"][0]) == ("a", "b")
+    text = invoke("history").stdout
+    assert "time +10." in text
+    assert "commit aaaaaaaaaaaa → bbbbbbbbbbbb" in text
 
 
 @pytest.mark.parametrize(
-    ("limit", "says"),
+    ("words", "points"),
     [
-        ("0", "limit must be 1 or more, got 0"),
-        ("-3", "limit must be 1 or more, got -3"),
-        ("99999999999999999999", "limit must be 1000000 or less"),
+        (["--commit", "aaaa"], 10),
+        (["--commit", "cccc"], 0),
+        (["--task", "train"], 0),
+        (["--recipe", "baseline"], 20),
+        (["--batch", "99"], 0),
+        (["--device", "cuda"], 20),
+        (["--device", "FAKE"], 20),
+        (["--torch", "9."], 0),
+        (["--until", "2023-11-20"], 6),
+        (["--since", "2023-11-20"], 14),
     ],
 )
-def test_a_limit_out_of_range_is_a_mistake(raced: list[RunRecord], limit: str, says: str) -> None:
-    result = invoke("show", "--limit", limit)
+def test_filters_choose_records(kept: list[RunRecord], words: list[str], points: int) -> None:
+    found = document(invoke("history", *words, "--json"))["series"]
+    assert sum(len(series["points"]) for series in found) == points
+
+
+def test_a_picture_is_drawn(kept: list[RunRecord], tmp_path: Path) -> None:
+    assert invoke("history", "--plot", tmp_path / "trend.png").exit_code == 0
+    assert (tmp_path / "trend.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["history", "no-such-model"], "nothing of 'no-such-model'"),
+        (["history", "--since", "yesterday"], "is no time"),
+        (["history", "--limit", "0"], "limit must be 1 or more"),
+        (["tag", "0"], "give at least one record and a tag"),
+        (["tag", "ffff", "v1"], "no record 'ffff'"),
+        (["tag", f"{3:021x}", "a:b"], "a tag has no colon"),
+        (["prune"], "say what to prune"),
+        (["delete", "ffff"], "no record 'ffff'"),
+        (["import", "no-such-file"], "cannot read no-such-file"),
+        (["export", "--format", "archive"], "name a file"),
+        (["export", "--format", "xml"], "format must be csv, json or archive"),
+    ],
+)
+def test_a_mistake_is_one_line(kept: list[RunRecord], words: list[str], says: str) -> None:
+    result = invoke(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
 
 
-BEGIN_AND_DIE = """
-import os, signal, sys
-from redline.store import History
-from reported import race_records
-(record,) = race_records(("baseline",))
-import msgspec
-with History.open() as history:
-    history.begin(msgspec.structs.replace(record, stopped=None))
-    print(record.id, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_trends_fit_the_terminal_and_keep_their_line(kept: list[RunRecord], width: int) -> None:
+    text = io.StringIO()
+    found = redline.history()
+    Console(file=text, width=width, highlight=False).print(history_report(found.series, left_out=0))
+    lines = text.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert sparkline([point.step_s for point in found[0].points]) in text.getvalue()
 
 
-def test_a_run_whose_desk_was_killed_is_cut_off_and_one_that_lives_is_running() -> None:
-    (record,) = race_records(("baseline",))
-    living = msgspec.structs.replace(record, stopped=None)
+@pytest.mark.parametrize(
+    ("order", "trends"),
+    [
+        ("2.7 2.7 2.7 2.8 2.8", {"": 5}),  # an update
+        ("2.7 2.8 2.7 2.8 2.7", {", torch 2.7": 3, ", torch 2.8": 2}),
+        ("2.7 2.8 2.8 2.7", {", torch 2.7": 2, ", torch 2.8": 2}),  # taken back
+    ],
+)
+def test_versions_of_torch_that_alternate_are_trends_of_their_own(order: str, trends: dict[str, int]) -> None:
     with History.open() as history:
-        history.begin(living)
-        tests = str(Path(__file__).parent.parent)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *filter(None, sys.path)])}
-        killed = subprocess.run(
-            [sys.executable, "-c", BEGIN_AND_DIE], env=environment, capture_output=True, text=True
-        ).stdout.strip()
-        told = {row["id"]: row["status"] for row in document(invoke("show", "--json"))["records"]}
-        assert told == {killed: "cut off", living.id: "running"}
-        assert "running: still being measured, or killed on another machine" in invoke("show").stdout
-        assert "cut off: the measuring process ended" in invoke("show", killed).stdout
-        assert "running after" in invoke("show", living.id).stdout
-        history.finish(record)
-    assert {row["status"] for row in document(invoke("show", "--json"))["records"]} == {"cut off", "done"}
-    assert "running" not in invoke("show").stdout
-    with History.open() as history, history._database.reading() as connection:
-        noted = connection.exec_driver_sql("SELECT count(*) FROM meta WHERE name LIKE 'writer%'").scalar()
-    assert noted == 1, "what is done is noted no more"
+        for number, version in enumerate(order.split()):
+            record = made(number)
+            assert record.prepared is not None
+            environment = msgspec.structs.replace(record.prepared.environment, versions={"torch": version})
+            prepared = msgspec.structs.replace(record.prepared, environment=environment)
+            history.finish(msgspec.structs.replace(record, prepared=prepared))
+    series = document(invoke("history", "--json"))["series"]
+    own = {each["benchmark"]: len(each["points"]) for each in series}
+    assert own == {f"{name_of(series)}{words}": number for words, number in trends.items()}
 
 
-def test_a_closed_stdout_is_nobodys_mistake() -> None:
-    """As under cron or a service that wants none of it."""
-    done = subprocess.run(
-        ["sh", "-c", '"$0" -m redline.cli.main --version >&-', sys.executable], capture_output=True, text=True
+def name_of(series: list[dict[str, Any]]) -> str:
+    return str(series[0]["benchmark"]).partition(", torch")[0]
+
+
+def test_tags_and_notes_are_set_shown_and_taken_away(kept: list[RunRecord]) -> None:
+    first, second = kept[0].id, kept[1].id
+    assert invoke("tag", first, second, "v1").exit_code == 0
+    assert invoke("tag", "--note", first, "after the update").exit_code == 0
+    points = document(invoke("history", "--tag", "v1", "--json"))["series"][0]["points"]
+    assert [(point["tags"], point["notes"]) for point in points] == [(["v1"], ["after the update"]), (["v1"], [])]
+    assert document(invoke("tag", "--remove", first, "v1", "--json"))["changed"] == [first]
+    assert [mark["words"] for mark in document(invoke("tag", "--json"))["marks"]] == ["v1", "after the update"]
+
+
+def test_a_back_up_comes_back_bit_for_bit(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
+    invoke("tag", kept[0].id, "v1")
+    assert invoke("export", "--format", "archive", "-o", tmp_path / "one").exit_code == 0
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
+    assert document(invoke("import", tmp_path / "one", "--json"))["added"] == 20
+    assert document(invoke("import", tmp_path / "one", "--json")) | {"schema": 0, "kind": ""} == {
+        "schema": 0, "kind": "", "added": 0, "known": 20,
+    }  # fmt: skip
+    assert invoke("export", "--format", "archive", "-o", tmp_path / "two").exit_code == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with History.open(only_to_read=True) as history:
+        assert history.load(kept[3].id) == kept[3]
+    assert len(document(invoke("history", "--json"))["series"][0]["points"]) == 20
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "foreign"])
+def test_a_damaged_back_up_adds_nothing(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any, damage: str) -> None:
+    out = io.BytesIO()
+    with History.open(only_to_read=True) as history:
+        history.export_archive(out)
+    body = bytearray(out.getvalue())
+    if damage == "changed":
+        body[len(body) // 2] ^= 1
+    bad = tmp_path / "bad"
+    bad.write_bytes(
+        bytes(body[:-50]) if damage == "cut" else b"x" + bytes(body) if damage == "foreign" else bytes(body)
     )
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 0
-
-
-def test_a_hostile_history_cannot_speak_to_the_terminal() -> None:
-    """Escape sequences in names, messages and what was printed: listed, shown, reported and complained about."""
-    hostile = "\x1b]0;owned\x07\x1b[31m\x9b31mred"
-    first = race_records()[0]
-    assert first.prepared is not None
-    device = msgspec.structs.replace(first.prepared.environment.device, name=hostile)
-    environment = msgspec.structs.replace(first.prepared.environment, device=device, versions={"torch": hostile})
-    workload = msgspec.structs.replace(first.prepared.workload, item=hostile, class_name=hostile)
-    prepared = msgspec.structs.replace(first.prepared, environment=environment, workload=workload)
-    failure = Failure(stage=hostile, kind="user", message=hostile, traceback=hostile)
-    closed = Closed(printed=hostile)
-    spec = msgspec.structs.replace(first.spec, workload=msgspec.structs.replace(first.spec.workload, model=hostile))
-    measured = msgspec.structs.replace(first, id="a", spec=spec, prepared=prepared, closed=closed)
-    failed = msgspec.structs.replace(measured, id="b", failure=failure)
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
+    result = invoke("import", bad)
+    assert result.exit_code == 2
     with History.open() as history:
-        for record in (measured, failed):
-            history.finish(record)
-    for words in (("show",), ("show", "a"), ("show", "b"), ("show", hostile), ("compare", "a", hostile)):
-        told = invoke(*words)
-        assert not set(told.stdout + told.stderr) & set("\x1b\x07\x9b"), words
-    assert "red" in invoke("show", "b").stdout
+        assert history.count() == 0
 
 
-def test_the_unit_is_escaped_in_a_report(tmp_path: Path) -> None:
-    first = race_records()[0]
-    assert first.prepared is not None
-    workload = msgspec.structs.replace(first.prepared.workload, item="a|b<script>")
+def test_an_exported_document_can_be_imported(kept: list[RunRecord], tmp_path: Path, monkeypatch: Any) -> None:
+    invoke("export", "--format", "json", "--raw", "-o", tmp_path / "records.json")
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "other.sqlite"))
+    assert document(invoke("import", tmp_path / "records.json", "--json"))["added"] == 20
+    with History.open(only_to_read=True) as history:
+        assert history.load(kept[3].id) == kept[3]
+
+
+def test_what_is_deleted_is_gone_with_its_trace(kept: list[RunRecord], own_history: Path) -> None:
+    trace = own_history.parent / "traces" / "t.json.gz"
+    trace.parent.mkdir()
+    trace.write_bytes(b"x")
+    traced = made(50, trace=TraceRef(path=str(trace), steps=1, capture_s=0.1, bytes=1))
     with History.open() as history:
-        history.finish(
-            msgspec.structs.replace(first, prepared=msgspec.structs.replace(first.prepared, workload=workload))
-        )
-    assert invoke("report", "-o", str(tmp_path / "out")).exit_code == 0
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert "a\\|b&lt;script&gt;/s" in text
-    assert "<script>" not in text
+        history.finish(traced)
+    assert invoke("delete", traced.id, "--dry-run").exit_code == 0
+    assert trace.exists()
+    assert document(invoke("delete", traced.id, kept[0].id, "--json"))["ids"] == [traced.id, kept[0].id]
+    assert not trace.exists()
+    with History.open(only_to_read=True) as history:
+        assert history.count() == 19
+        assert len(history.points([seen.key for seen in history.series()]).popitem()[1]) == 19
 
 
-def test_show_tells_how_a_run_failed_and_what_it_printed() -> None:
-    first = race_records()[0]
-    failure = Failure(stage="build", kind="user", message="no such dataset", where="net.py:3 in build")
-    record = msgspec.structs.replace(first, id="a", failure=failure, closed=Closed(printed="loading\nfailing"))
+def test_pruning_spares_what_is_tagged_and_what_is_new(kept: list[RunRecord]) -> None:
     with History.open() as history:
-        history.finish(record)
-    shown = invoke("show", "a").stdout
-    assert "user at build: no such dataset (net.py:3 in build)" in shown
-    assert "failing" in shown
+        history.finish(made(60, created_at=time.time()))
+    invoke("tag", kept[0].id, "v1")
+    assert len(document(invoke("prune", "--older-than", "30d", "--dry-run", "--json"))["ids"]) == 19
+    assert len(document(invoke("prune", "--older-than", "30d", "--keep", "5", "--json"))["ids"]) == 15
+    with History.open(only_to_read=True) as history:
+        left = {row.id for row in history.rows()}
+    assert kept[0].id in left
+    assert len(left) == 6
+    assert document(invoke("prune", "--failed", "--json"))["ids"] == []

@@ -19,7 +19,7 @@ from redline.analyze.gate import GateRow
 from redline.analyze.profile import profile_of
 from redline.analyze.summary import summarize
 from redline.api.ceilings import CeilingsResult
-from redline.api.footprint import MemoryRow
+from redline.api.memory import MemoryRow
 from redline.api.monitor import DeviceTotal
 from redline.api.profile import ProfileResult
 from redline.api.race import RaceResult
@@ -32,10 +32,10 @@ from redline.report.bisect import BisectStep, bisect_report
 from redline.report.compare import compare_report
 from redline.report.doctor import health_report
 from redline.report.gate import gate_report
-from redline.report.history import Listed, listing
 from redline.report.memory import memory_report
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Shown, html_of
+from redline.report.show import Listed, listing
 from redline.report.study import study_report
 from redline.report.terminal import Fitted, make_table
 from redline.store import Row

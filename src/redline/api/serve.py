@@ -17,15 +17,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redline.api.compare import compare
-from redline.api.history import latest, record_and_row
-from redline.api.memory import HistoryFilters, history
+from redline.api.history import HistoryFilters, history
 from redline.api.serve_state import Live, live_state
+from redline.api.show import latest, record_and_row
 from redline.api.workspace import Workspace
 from redline.errors import MissingExtra, RedlineError, UsageError
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, dashboard_policy
-from redline.report.history import detail
 from redline.report.live import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
+from redline.report.show import detail
 from redline.report.terminal import as_text
 
 COOKIE = "redline"

@@ -1,103 +1,186 @@
-"""`redline show` and `redline export`."""
+"""`redline history`, `tag`, `import`, `delete` and `prune`."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
-from redline.errors import SpecError
+from redline.cli.options import OUTPUT, WAY, WHICH, Exit, Json, only_set, opt, print_json
+from redline.errors import SpecError, UsageError
+
+DryRun = Annotated[bool, opt("--dry-run", group=WAY, help="Only say what would be deleted.")]
+Ids = Annotated[list[str], typer.Argument(help="Records, by their ids or the start of them.")]
 
 
-def show(
-    id: Annotated[str | None, typer.Argument(help="A record's id, or the start of it.")] = None,
-    limit: Annotated[int, opt(group=WHICH, help="How many of the latest records to list.")] = 20,
+def history(
+    model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
+    task: Annotated[str | None, opt(group=WHICH, metavar="[infer|train]", help="Only this task.")] = None,
+    recipe: Annotated[str | None, opt("--recipe", "-r", group=WHICH, help="Only this recipe.")] = None,
+    batch: Annotated[int | None, opt("--batch", "-b", group=WHICH, help="Only this batch.")] = None,
+    device: Annotated[
+        str | None, opt(group=WHICH, help="Only devices of this kind, or with this in their name.")
+    ] = None,
+    torch: Annotated[str | None, opt(group=WHICH, help="Only records of torch versions that start with this.")] = None,
+    driver: Annotated[str | None, opt(group=WHICH, help="Only records of drivers that start with this.")] = None,
+    commit: Annotated[str | None, opt(group=WHICH, help="Only records of commits that start with this.")] = None,
+    tag: Annotated[str | None, opt(group=WHICH, help="Only records with this tag.")] = None,
+    since: Annotated[str | None, opt(group=WHICH, help="Only records since: 30d, 12h, or a date.")] = None,
+    until: Annotated[str | None, opt(group=WHICH, help="Only records until then.")] = None,
+    limit: Annotated[int, opt(group=OUTPUT, help="How many series to show, the latest measured first.")] = 20,
+    plot: Annotated[Path | None, opt("--plot", group=OUTPUT, metavar="FILE.png", help="Also draw the trends.")] = None,
     json: Json = False,
 ) -> int:
-    """List the latest records, or show everything about one.
+    """Show benchmarks over time: what was measured when, and where each got faster or slower.
+
+    A series is one benchmark on one device, across commits and versions. Each change is listed with when, how much and how
+    certain; slow drift is listed separately. In JSON, ratio is time before over time after: below 1 it got slower.
 
     \b
     Examples:
-      redline show
-      redline show 19f1a2
+      redline history
+      redline history resnet50 --since 90d --plot trend.png
     """
-    from redline.api.history import latest, record_and_row
-    from redline.report.export import export_json, json_document
-    from redline.report.history import detail, listing
+    from redline.api.history import HistoryFilters, moment_of
+    from redline.api.history import history as read_history
+    from redline.report.terminal import make_console
+    from redline.report.trend import history_report, plot_history
+
+    recipe = None if recipe is None else _canonical(recipe)
+    times = {"since": since and moment_of(since), "until": until and moment_of(until)}
+    exact = {"model": model, "task": task, "recipe": recipe, "batch": batch, "device": device, "tag": tag}
+    asked = only_set(**exact, **times, torch=torch, driver=driver, commit=commit)
+    found = read_history(HistoryFilters(**asked), limit=limit)
+    if plot is not None:
+        if not found:
+            raise UsageError("nothing to plot: no record fits")
+        try:
+            plot_history(found.series, plot)
+        except (OSError, ValueError) as error:
+            raise SpecError(f"cannot write {plot}: {error}") from None
+    if json:
+        print_json(found.to_json())
+    elif found:
+        make_console().print(history_report(found.series, left_out=found.left_out))
+    else:
+        make_console().print("no record fits; 'redline show' lists what was measured", markup=False)
+    return Exit.DONE
+
+
+def _canonical(recipe: str) -> str:
+    from redline.spec import Recipe
+
+    return Recipe.parse(recipe).canonical()
+
+
+def tag(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID… TAG]", help="Records, then the tag. Nothing: list all tags.")
+    ] = None,
+    note: Annotated[bool, opt("--note", group=WAY, help="The last word is a note instead of a tag.")] = False,
+    remove: Annotated[bool, opt("--remove", group=WAY, help="Remove the tag or note.")] = False,
+    json: Json = False,
+) -> int:
+    """Tag records, or note something about them; without arguments, list all tags and notes.
+
+    A tag names a baseline ('redline gate --baseline tag:NAME') and keeps its records from being pruned.
+
+    \b
+    Examples:
+      redline tag 19f1a2 19f1b7 v1.2
+      redline tag --note 19f1a2 "after the driver update"
+    """
+    from redline.api.history import marks
+    from redline.api.history import tag as set_tag
+    from redline.report.export import json_document
     from redline.report.terminal import make_console
 
-    if id is None:
-        rows, location = latest(limit)
+    if not words:
+        found = marks()
         if json:
-            print_json(json_document("show", {"records": [each.plain() for each in rows]}))
-        elif rows:
-            make_console().print(listing(rows))
-        else:
-            make_console().print(f"nothing measured yet in {location}; start with 'redline demo'", markup=False)
+            print_json(json_document("tag", {"marks": found}))
+        for each in () if json else found:
+            make_console().print(f"{each.record_id[:13]}  {each.kind}  {each.words}", markup=False)
         return Exit.DONE
-    record, row, is_cut_off = record_and_row(id)
+    if len(words) < 2:
+        raise UsageError("give at least one record and a tag: redline tag ID TAG")
+    changed = set_tag(words[:-1], words[-1], kind="note" if note else "tag", remove=remove)
     if json:
-        print_json(export_json([record], raw=True, summarize=lambda _: [row], kind="show"))
+        print_json(json_document("tag", {"changed": changed}))
     else:
-        make_console().print(detail(row, record, is_cut_off=is_cut_off))
+        done = "removed from" if remove else "set on"
+        make_console().print(f"{words[-1]!r} {done} {len(changed)} record(s)", markup=False)
     return Exit.DONE
 
 
-def export(
-    ids: Annotated[list[str] | None, typer.Argument(help="Records. Default: all of them.")] = None,
-    format: Annotated[
-        str,
-        opt(
-            "--format",
-            group=OUTPUT,
-            metavar="[csv|json|archive]",
-            help="Format of the file; archive is a back-up for 'redline import'.",
-        ),
-    ] = "csv",
-    output: Annotated[Path | None, opt("--output", "-o", group=OUTPUT, help="A file. Default: stdout.")] = None,
-    raw: Annotated[bool, opt("--raw", group=OUTPUT, help="JSON: include every raw sample.")] = False,
+def import_(
+    file: Annotated[Path, typer.Argument(help="A back-up ('export --format archive') or a file of 'export --raw'.")],
+    json: Json = False,
 ) -> int:
-    """Write the history as CSV or JSON.
+    """Add the records of a file to the history. Records that are there already stay as they are.
 
     \b
     Examples:
-      redline export > results.csv
-      redline export --format json --raw -o records.json
-      redline export --format archive -o backup.redline
+      redline import backup.redline
     """
-    from redline.api.history import records_and_rows
-    from redline.report.export import export_csv, export_json
+    from redline.api.history import import_records
+    from redline.report.export import json_document
+    from redline.report.terminal import make_console
 
-    if format not in ("csv", "json", "archive"):
-        raise SpecError(f"format must be csv, json or archive, got {format!r}")
-    if format == "archive":
-        return _back_up(ids or [], output)
-    records, rows = records_and_rows(ids or [])
-    if format == "csv":
-        text = export_csv(records, summarize=lambda _: rows)
+    found = import_records(file)
+    if json:
+        print_json(json_document("import", found))
     else:
-        text = export_json(records, raw=raw, summarize=lambda _: rows)
-    if output is None:
-        sys.stdout.write(text)
-        return Exit.DONE
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"cannot write {output}: {error.strerror}") from None
+        make_console().print(f"{found.added} records added, {found.known} were there already", markup=False)
     return Exit.DONE
 
 
-def _back_up(ids: list[str], output: Path | None) -> int:
-    from redline.api.memory import export_archive
+def delete(ids: Ids, dry_run: DryRun = False, json: Json = False) -> int:
+    """Delete records with their samples, tags and traces.
 
-    if output is None:
-        raise SpecError("a back-up is not text: name a file with --output")
-    try:
-        with output.open("wb") as file:
-            export_archive(file, ids)
-    except OSError as error:
-        raise SpecError(f"cannot write {output}: {error.strerror}") from None
+    \b
+    Examples:
+      redline delete 19f1a2
+    """
+    from redline.api.history import delete as delete_records
+
+    return _told(delete_records(ids, dry_run=dry_run), "delete", json)
+
+
+def prune(
+    older_than: Annotated[
+        str | None, opt("--older-than", group=WHICH, help="Only records older than: 90d, or a date.")
+    ] = None,
+    keep: Annotated[int | None, opt(group=WHICH, help="Keep this many of the latest records of each series.")] = None,
+    failed: Annotated[bool, opt("--failed", group=WHICH, help="Only records that failed or were interrupted.")] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Delete old records. Several conditions must all hold; tagged records always stay.
+
+    \b
+    Examples:
+      redline prune --older-than 365d --keep 50 --dry-run
+    """
+    from redline.api.history import moment_of
+    from redline.api.history import prune as prune_records
+
+    before = None if older_than is None else moment_of(older_than)
+    return _told(prune_records(before=before, keep=keep, failed=failed, dry_run=dry_run), "prune", json)
+
+
+def _told(found: object, kind: str, json: bool) -> int:
+    from redline.api.history import Deleted
+    from redline.report.export import json_document
+    from redline.report.terminal import make_console
+
+    assert isinstance(found, Deleted)
+    if json:
+        print_json(json_document("delete" if kind == "delete" else "prune", found))
+        return Exit.DONE
+    done = "would be deleted" if found.dry_run else "deleted"
+    make_console().print(f"{len(found.ids)} records {done}", markup=False)
+    if found.sweeps:
+        make_console().print(f"these sweeps measure what is gone again: {', '.join(found.sweeps)}", markup=False)
     return Exit.DONE

@@ -21,13 +21,12 @@ from redline.cli.checklist import checklist
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
-from redline.cli.footprint import memory
 from redline.cli.gate import gate
-from redline.cli.history import export, show
+from redline.cli.history import delete, history, import_, prune, tag
 from redline.cli.ladder import ladder
 from redline.cli.load import load
 from redline.cli.loader import loader
-from redline.cli.memory import delete, history, import_, prune, tag
+from redline.cli.memory import memory
 from redline.cli.micro import micro
 from redline.cli.monitor import monitor
 from redline.cli.ops import ops
@@ -39,6 +38,7 @@ from redline.cli.roofline import roofline
 from redline.cli.run import demo, run
 from redline.cli.scale import scale
 from redline.cli.serve import serve
+from redline.cli.show import export, show
 from redline.cli.study import study
 from redline.cli.sweep import sweep
 from redline.cli.train import train

@@ -1,186 +1,58 @@
-"""`redline history`, `tag`, `import`, `delete` and `prune`."""
+"""`redline memory`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from redline.cli.options import (
+    ISOLATED,
+    OUTPUT,
+    WORKLOAD,
+    Exit,
+    Given,
+    Json,
+    Models,
+    Recipes,
+    only_set,
+    opt,
+    print_json,
+    takes,
+)
+from redline.errors import UsageError
 
-from redline.cli.options import OUTPUT, WAY, WHICH, Exit, Json, only_set, opt, print_json
-from redline.errors import SpecError, UsageError
 
-DryRun = Annotated[bool, opt("--dry-run", group=WAY, help="Only say what would be deleted.")]
-Ids = Annotated[list[str], typer.Argument(help="Records, by their ids or the start of them.")]
-
-
-def history(
-    model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
-    task: Annotated[str | None, opt(group=WHICH, metavar="[infer|train]", help="Only this task.")] = None,
-    recipe: Annotated[str | None, opt("--recipe", "-r", group=WHICH, help="Only this recipe.")] = None,
-    batch: Annotated[int | None, opt("--batch", "-b", group=WHICH, help="Only this batch.")] = None,
-    device: Annotated[
-        str | None, opt(group=WHICH, help="Only devices of this kind, or with this in their name.")
-    ] = None,
-    torch: Annotated[str | None, opt(group=WHICH, help="Only records of torch versions that start with this.")] = None,
-    driver: Annotated[str | None, opt(group=WHICH, help="Only records of drivers that start with this.")] = None,
-    commit: Annotated[str | None, opt(group=WHICH, help="Only records of commits that start with this.")] = None,
-    tag: Annotated[str | None, opt(group=WHICH, help="Only records with this tag.")] = None,
-    since: Annotated[str | None, opt(group=WHICH, help="Only records since: 30d, 12h, or a date.")] = None,
-    until: Annotated[str | None, opt(group=WHICH, help="Only records until then.")] = None,
-    limit: Annotated[int, opt(group=OUTPUT, help="How many series to show, the latest measured first.")] = 20,
-    plot: Annotated[Path | None, opt("--plot", group=OUTPUT, metavar="FILE.png", help="Also draw the trends.")] = None,
+@takes(WORKLOAD | ISOLATED)
+def memory(
+    *,
+    model: Models = None,
+    recipe: Recipes = None,
+    given: Given,
+    plot: Annotated[Path | None, opt(group=OUTPUT, help="Write memory over a step as a PNG.")] = None,
     json: Json = False,
 ) -> int:
-    """Show benchmarks over time: what was measured when, and where each got faster or slower.
-
-    A series is one benchmark on one device, across commits and versions. Each change is listed with when, how much and how
-    certain; slow drift is listed separately. In JSON, ratio is time before over time after: below 1 it got slower.
+    """Show what a step holds in memory: weights, gradients, optimizer state, activations, and which modules.
 
     \b
     Examples:
-      redline history
-      redline history resnet50 --since 90d --plot trend.png
+      redline memory resnet50 --batch 32
+      redline memory resnet50 --task train --batch 32 -r baseline -r checkpointing -r amp-bf16
     """
-    from redline.api.memory import HistoryFilters, moment_of
-    from redline.api.memory import history as read_history
+    from redline.api.memory import memory as look_at_memory
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver
+    from redline.report.batch import check_place
+    from redline.report.memory import draw_memory, memory_report
     from redline.report.terminal import make_console
-    from redline.report.trend import history_report, plot_history
 
-    recipe = None if recipe is None else _canonical(recipe)
-    times = {"since": since and moment_of(since), "until": until and moment_of(until)}
-    exact = {"model": model, "task": task, "recipe": recipe, "batch": batch, "device": device, "tag": tag}
-    asked = only_set(**exact, **times, torch=torch, driver=driver, commit=commit)
-    found = read_history(HistoryFilters(**asked), limit=limit)
+    if not model:
+        raise UsageError("name a model, such as resnet50")
     if plot is not None:
-        if not found:
-            raise UsageError("nothing to plot: no record fits")
-        try:
-            plot_history(found.series, plot)
-        except (OSError, ValueError) as error:
-            raise SpecError(f"cannot write {plot}: {error}") from None
-    if json:
-        print_json(found.to_json())
-    elif found:
-        make_console().print(history_report(found.series, left_out=found.left_out))
-    else:
-        make_console().print("no record fits; 'redline show' lists what was measured", markup=False)
-    return Exit.DONE
-
-
-def _canonical(recipe: str) -> str:
-    from redline.spec import Recipe
-
-    return Recipe.parse(recipe).canonical()
-
-
-def tag(
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID… TAG]", help="Records, then the tag. Nothing: list all tags.")
-    ] = None,
-    note: Annotated[bool, opt("--note", group=WAY, help="The last word is a note instead of a tag.")] = False,
-    remove: Annotated[bool, opt("--remove", group=WAY, help="Remove the tag or note.")] = False,
-    json: Json = False,
-) -> int:
-    """Tag records, or note something about them; without arguments, list all tags and notes.
-
-    A tag names a baseline ('redline gate --baseline tag:NAME') and keeps its records from being pruned.
-
-    \b
-    Examples:
-      redline tag 19f1a2 19f1b7 v1.2
-      redline tag --note 19f1a2 "after the driver update"
-    """
-    from redline.api.memory import marks
-    from redline.api.memory import tag as set_tag
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
-
-    if not words:
-        found = marks()
-        if json:
-            print_json(json_document("tag", {"marks": found}))
-        for each in () if json else found:
-            make_console().print(f"{each.record_id[:13]}  {each.kind}  {each.words}", markup=False)
-        return Exit.DONE
-    if len(words) < 2:
-        raise UsageError("give at least one record and a tag: redline tag ID TAG")
-    changed = set_tag(words[:-1], words[-1], kind="note" if note else "tag", remove=remove)
-    if json:
-        print_json(json_document("tag", {"changed": changed}))
-    else:
-        done = "removed from" if remove else "set on"
-        make_console().print(f"{words[-1]!r} {done} {len(changed)} record(s)", markup=False)
-    return Exit.DONE
-
-
-def import_(
-    file: Annotated[Path, typer.Argument(help="A back-up ('export --format archive') or a file of 'export --raw'.")],
-    json: Json = False,
-) -> int:
-    """Add the records of a file to the history. Records that are there already stay as they are.
-
-    \b
-    Examples:
-      redline import backup.redline
-    """
-    from redline.api.memory import import_records
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
-
-    found = import_records(file)
-    if json:
-        print_json(json_document("import", found))
-    else:
-        make_console().print(f"{found.added} records added, {found.known} were there already", markup=False)
-    return Exit.DONE
-
-
-def delete(ids: Ids, dry_run: DryRun = False, json: Json = False) -> int:
-    """Delete records with their samples, tags and traces.
-
-    \b
-    Examples:
-      redline delete 19f1a2
-    """
-    from redline.api.memory import delete as delete_records
-
-    return _told(delete_records(ids, dry_run=dry_run), "delete", json)
-
-
-def prune(
-    older_than: Annotated[
-        str | None, opt("--older-than", group=WHICH, help="Only records older than: 90d, or a date.")
-    ] = None,
-    keep: Annotated[int | None, opt(group=WHICH, help="Keep this many of the latest records of each series.")] = None,
-    failed: Annotated[bool, opt("--failed", group=WHICH, help="Only records that failed or were interrupted.")] = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> int:
-    """Delete old records. Several conditions must all hold; tagged records always stay.
-
-    \b
-    Examples:
-      redline prune --older-than 365d --keep 50 --dry-run
-    """
-    from redline.api.memory import moment_of
-    from redline.api.memory import prune as prune_records
-
-    before = None if older_than is None else moment_of(older_than)
-    return _told(prune_records(before=before, keep=keep, failed=failed, dry_run=dry_run), "prune", json)
-
-
-def _told(found: object, kind: str, json: bool) -> int:
-    from redline.api.memory import Deleted
-    from redline.report.export import json_document
-    from redline.report.terminal import make_console
-
-    assert isinstance(found, Deleted)
-    if json:
-        print_json(json_document("delete" if kind == "delete" else "prune", found))
-        return Exit.DONE
-    done = "would be deleted" if found.dry_run else "deleted"
-    make_console().print(f"{len(found.ids)} records {done}", markup=False)
-    if found.sweeps:
-        make_console().print(f"these sweeps measure what is gone again: {', '.join(found.sweeps)}", markup=False)
+        check_place(plot)
+    with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+        result = look_at_memory(model, **given, **only_set(recipes=recipe), workspace=workspace)
+        observer.stop()
+    print_json(result.to_json()) if json else make_console().print(memory_report(result.rows))
+    if plot is not None:
+        draw_memory(result.rows, plot)
     return Exit.DONE
