@@ -11,13 +11,16 @@ import pytest
 from reported import race_records
 
 from redline.analyze.race import pairs_of
+from redline.analyze.statistics import PairedLog, student_t
 from redline.errors import UsageError
 from redline.protocol import FailureReply, OnProgress, Reply
-from redline.record import Failure
+from redline.record import Failure, RunRecord
 from redline.report.race import race_report
 from redline.report.terminal import as_text
+from redline.search import race
+from redline.search.group import Entry
 from redline.search.observer import NoJournal, Observer
-from redline.search.race import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, race_specs
+from redline.search.race import EXTENSIONS, REPLICATES_PER_EXTENSION, Race, UntilTold, race_specs
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession
 from redline.testing.landscape import Landscape
@@ -253,3 +256,44 @@ def test_a_race_in_which_nobody_met_says_so() -> None:
     """Stopped before a replicate was finished."""
     records = [msgspec.structs.replace(record, blocks=()) for record in race_records(("baseline", "fp16"))]
     assert "no replicate finished" in as_text(race_report([records]))
+
+
+class TestUntilTold:
+    """A band of 3 %: rounds go on until they leave a third of it open, or the pair is far outside."""
+
+    def entries(self) -> list[Entry]:
+        door = FakeDoor(Landscape(step_s=0.01))
+        specs = specs_of("baseline", "fp16")
+        return [Entry(record=RunRecord(id=str(spec.recipe), spec=spec), session=door.open(spec)) for spec in specs]
+
+    @pytest.mark.parametrize(
+        ("mean", "half", "is_over"),
+        [
+            (0.0, 0.0099, True),
+            (0.0, 0.0101, False),
+            (0.08, 0.02, True),  # wherever in twice its interval, it is beyond the band
+            (-0.08, 0.02, True),
+            (0.06, 0.02, False),
+            (0.0, 0.08, False),
+        ],
+    )
+    def test_by_what_the_rounds_leave_open(
+        self, mean: float, half: float, is_over: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = PairedLog(mean=mean, error=half / student_t(9), rounds=10)
+        monkeypatch.setattr(race, "log_ratio", lambda one, other, kind: log)
+        entries = self.entries()
+        rule = UntilTold("throughput", 3)
+        fewest = min(entries[0].spec.measure.min_rounds, race.FEWEST_ROUNDS)
+        rule.after_round(entries, fewest - 1)
+        assert [entry.stopped for entry in entries] == [None, None], "too few rounds"
+        rule.after_round(entries, fewest)
+        assert [entry.stopped for entry in entries] == ["target" if is_over else None] * 2
+
+    def test_at_its_share_of_the_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(race, "log_ratio", lambda one, other, kind: None)
+        first, other = self.entries()
+        share_s = first.spec.measure.max_seconds / 3
+        first.timed_s, other.timed_s = share_s, 0.99 * share_s
+        UntilTold("throughput", 3).after_round([first, other], 99)
+        assert (first.stopped, other.stopped) == ("ceiling", None)

@@ -86,5 +86,5 @@ def test_a_check_that_is_none_is_told(place: Path, name: str, words: str) -> Non
 
 
 def test_goes_with_inference(place: Path) -> None:
-    with pytest.raises(SpecError, match="goes with inference"):
+    with pytest.raises(SpecError, match="works with inference only"):
         metric_of(spec_of(place, "baseline", "train"), f"{place}:mean")
