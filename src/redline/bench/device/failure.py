@@ -236,3 +236,10 @@ def one_line(error: BaseException) -> str:
     if said.startswith(_TORCHSCRIPT_WRAPPER):
         said = lines[-1].removeprefix(f"{name}: ")
     return f"{name}: {said}"[:500] if said else name
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, with the next where it ends in a colon; some list every model there is."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return told[:160] or type(error).__name__

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from redline.bench.device.failure import is_out_of_memory
+from redline.bench.device.failure import first_line, is_out_of_memory
 from redline.bench.workload.decoder import (
     DEFAULT_NEW_TOKENS,
     DEFAULT_PROMPT,
@@ -217,7 +217,7 @@ def choose(config: Any, spec: WorkloadSpec, batch: int) -> Choice:
             with torch.device("meta"):
                 model = getattr(_transformers(), head.auto).from_config(own).eval()
         except Exception as error:  # an architecture may refuse its own defaults, each in its own way
-            reasons.append(_first_line(error))
+            reasons.append(first_line(error))
             continue
         offer = Offer(own, batch, spec)
         names = reads(model, head.is_whole)
@@ -311,7 +311,7 @@ def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: li
     except Exception as error:  # fields that do not fit together are found out in many ways
         if is_out_of_memory(error):
             raise
-        raise SpecError(f"{spec.model} cannot be built from its config: {_first_line(error)}") from error
+        raise SpecError(f"{spec.model} cannot be built from its config: {first_line(error)}") from error
     _fill(model, getattr(_text_config(config), "initializer_range", None) or 0.02)
     vocabulary = int(_text_config(config).vocab_size)
     decoder = HfDecoder(model, drawn_prompt(spec, batch, vocabulary, seed), spec.new_tokens or DEFAULT_NEW_TOKENS)
@@ -501,7 +501,7 @@ def _read(reader: Callable[..., Any], name: str, where: str, **options: Any) -> 
     try:
         return reader(where, **options)
     except Exception as error:  # configs check themselves, each in its own way
-        raise SpecError(f"hf:{name}: its config cannot be read: {_first_line(error)}") from error
+        raise SpecError(f"hf:{name}: its config cannot be read: {first_line(error)}") from error
 
 
 def _require_hub(name: str) -> None:
@@ -514,15 +514,8 @@ def _require_hub(name: str) -> None:
         socket.create_connection((address.hostname or "huggingface.co", port), timeout=REACH_SECONDS).close()
     except OSError as error:
         raise SpecError(
-            f"hf:{name}: {address.hostname} cannot be reached ({_first_line(error)}); use a local folder"
+            f"hf:{name}: {address.hostname} cannot be reached ({first_line(error)}); use a local folder"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    """With the next where it ends in a colon; some list every architecture there is."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
-    return told[:160] or type(error).__name__
 
 
 def _text_config(config: Any) -> Any:
