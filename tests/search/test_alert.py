@@ -16,7 +16,7 @@ from redline.search.alert import Alarm, deliver_alert, parse_share
 def rates(steps: int, seconds: float) -> Rates:
     return Rates(
         steps=steps, steps_per_s=steps / seconds, samples_per_s=None, samples=0.0, first_step_s=None, median_step_s=None,
-        outliers=0, outlier_share=None, shares={}, device_clock=False, paused_s=0.0, loss=None,
+        outliers=0, outlier_share=None, shares={}, host_shares={}, device_clock=False, paused_s=0.0, loss=None,
     )  # fmt: skip
 
 
