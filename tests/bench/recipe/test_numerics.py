@@ -6,6 +6,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def named(model: str, **options: Any) -> Workload:
 
 
 def copied(workload: Workload) -> Workload:
-    return Workload(**{**vars(workload), "model": copy.deepcopy(workload.model)})
+    return replace(workload, model=copy.deepcopy(workload.model))
 
 
 def judge(recipe: str, workload: Workload, reference: OutputReference | None = None) -> Numerics:

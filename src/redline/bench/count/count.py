@@ -187,7 +187,7 @@ def _without_memory(task: Task) -> WorkCount:
 @contextmanager
 def _fake_targets(loss: TrainingLoss | None, mode: FakeTensorMode) -> Iterator[None]:
     """The user's own targets without values, as the inputs are."""
-    if loss is None or loss.targets is None:
+    if not isinstance(loss, TrainingLoss) or loss.targets is None:
         yield
         return
     held, loss.targets = loss.targets, fake_inputs(loss.targets, mode)

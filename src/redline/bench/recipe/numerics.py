@@ -129,7 +129,7 @@ def _floor(step: InferenceStep, inputs: list[Inputs], outputs: list[Answer], num
     """
     floors = []
     for draw in range(1 + DRAWS_FOR_EQUALITY):
-        with rounded_weights(step.workload.model, number_format, moved=draw > 0):
+        with rounded_weights(step.workload.model, number_format, draw=draw):
             rounded = [_rounded_answers(step, each, number_format) for each in inputs]
         if [answer.form for answer in rounded] != [answer.form for answer in outputs]:
             return math.inf

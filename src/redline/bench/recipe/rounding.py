@@ -78,19 +78,21 @@ def rounded_inputs(inputs: Any, number_format: str) -> Any:
 
 
 @contextmanager
-def rounded_weights(model: torch.nn.Module, number_format: str, *, moved: bool = False) -> Iterator[None]:
+def rounded_weights(model: torch.nn.Module, number_format: str, *, draw: int = 0) -> Iterator[None]:
     """The model's weights and statistics rounded, as long as the context lasts.
 
     In a quantized format those of linear layers alone are, and what goes into these with them where products are in it.
-    `moved`: by up to half a unit of the format before they are rounded, for another draw of what rounding does.
+    `draw`: above 0 they are moved by up to half a unit of the format before they are rounded, otherwise for each number, and
+    what layers hand on is rounded too: of two scores that are nearly the same, either may then be the largest.
     """
 
     def rounded(leaf: torch.Tensor) -> torch.Tensor:
         # Rounding has no slope of its own: in training, gradients pass it as if it were not there.
         return leaf + (rounded_tensor(leaf.detach(), number_format) - leaf.detach())
 
-    def round_inputs(_: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-        return pytree.tree_map_only(torch.Tensor, rounded, inputs)
+    def round_handed(*told: Any) -> Any:
+        """Of a hook: what goes into a layer, or what comes out of it."""
+        return pytree.tree_map_only(torch.Tensor, rounded, told[-1])
 
     if number_format in _QUANTIZED:
         layers = plain_linears(model, number_format)
@@ -98,23 +100,27 @@ def rounded_weights(model: torch.nn.Module, number_format: str, *, moved: bool =
         takers = layers if _QUANTIZED[number_format] else []
     else:
         tensors, takers = chain(model.parameters(), model.buffers()), []
-    handles = [layer.register_forward_pre_hook(round_inputs) for layer in takers]
+    handles = [layer.register_forward_pre_hook(round_handed) for layer in takers]
+    if draw and number_format not in _QUANTIZED:
+        leaves = [module for module in model.modules() if not any(module.children())]
+        handles += [leaf.register_forward_hook(round_handed) for leaf in leaves]
     try:
         with unchanged_afterwards(model):
             with torch.no_grad():
-                for tensor in tensors:
-                    tensor.copy_(rounded_tensor(_moved(tensor, number_format) if moved else tensor, number_format))
+                for seed, tensor in enumerate(tensors, draw << 32):
+                    tensor.copy_(rounded_tensor(_moved(tensor, number_format, seed) if draw else tensor, number_format))
             yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _moved(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
+def _moved(tensor: torch.Tensor, number_format: str, seed: int) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor
     half_unit = _HALF_UNITS[number_format]
-    return tensor * (1 + torch.empty_like(tensor).uniform_(-half_unit, half_unit))
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    return tensor * (1 + torch.empty_like(tensor).uniform_(-half_unit, half_unit, generator=generator))
 
 
 @contextmanager
