@@ -93,7 +93,7 @@ def test_a_busy_machine_is_measured_again_a_few_times(busy: int, times: int, mon
     figures = [measured(flops_per_s={"fp32": float(10 - number)}) for number in range(4)]
     seen: list[Ceilings] = []
 
-    def look(_: Any) -> Ceilings:
+    def look(*_: Any) -> Ceilings:
         found = figures[len(seen)]
         seen.append(found)
         return msgspec.structs.replace(found, doubts=BUSY if len(seen) <= busy else ())

@@ -273,7 +273,7 @@ def test_every_hover_text_carries_the_verdict(browser: Any, full_page: Path) -> 
             "return plot.data.filter(t => t.hoverinfo === 'text' && t.meta !== 'guide').flatMap(t => [...t.hovertext]).filter(Boolean)",
             chart,
         )
-        assert told
+        assert told, chart
         assert [text for text in told if "verdict" not in text and "failed" not in text] == [], chart
 
 

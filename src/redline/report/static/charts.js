@@ -197,7 +197,7 @@ const CHARTS = {
     const trace = {
       type: "treemap", branchvalues: "remainder", ids: boxes.map((box) => box.id), parents: boxes.map((box) => box.parent), labels: boxes.map((box) => plain(box.label, 60)), values: boxes.map((box) => box.value),
       marker: { colors: boxes.map((box) => paletteColour(box.place)), line: { width: 1, color: colour("card") } }, tiling: { pad: 1 }, pathbar: { visible: false },
-      hoverinfo: "text", hovertext: boxes.map((box) => box.told), textinfo: "label+percent root", textfont: { size: 12 }, meta: "guide",
+      hoverinfo: "text", hovertext: boxes.map((box) => `${box.told}<br>verdict: ${plain(ROWS[profile.row].verdict ?? "")}`), textinfo: "label+percent root", textfont: { size: 12 },
     };
     return { traces: [trace], layout: layout({ height: isNarrow() ? 380 : 340, margin: { l: 0, r: 0, t: 4, b: 0 }, uniformtext: { minsize: 10, mode: "hide" }, showlegend: false }) };
   },
