@@ -493,7 +493,7 @@ def test_a_hostile_name_does_not_break_anything(tiny: str, model: WriteModel, na
     listed = redline("show")
     assert listed.exit_code == 0
     assert all(len(line) <= PIPE_WIDTH for line in listed.stdout.splitlines())
-    assert len(re.findall(r"^[0-9a-f]{21} ", listed.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^[0-9a-f]{13} ", listed.stdout, re.MULTILINE)) == 2
 
 
 def test_a_recipe_that_looks_like_markup_may_stand_first(tiny: str) -> None:
@@ -588,7 +588,7 @@ def test_show_lists_what_was_measured_and_tells_all_about_one(measured: list[dic
     listed = redline("show")
     assert listed.exit_code == 0
     for row in measured:
-        assert row["record_id"] in listed.stdout
+        assert row["record_id"][:13] in listed.stdout
     assert "done" in listed.stdout
     assert "failed" in listed.stdout
     first, failed = measured
@@ -596,7 +596,7 @@ def test_show_lists_what_was_measured_and_tells_all_about_one(measured: list[dic
     assert one.exit_code == 0
     for words in (first["record_id"], "warm-up", "numerics", "versions", "2×4 float32", "latency", "peak memory"):
         assert words in one.stdout
-    assert redline("show", first["record_id"][:18]).stdout == one.stdout
+    assert redline("show", first["record_id"][:13]).stdout == one.stdout, "what is listed is enough to find it"
     broken = redline("show", failed["record_id"])
     assert "the model has no convolution weights" in broken.stdout
     assert "Traceback" in broken.stdout, "here the whole story belongs"
