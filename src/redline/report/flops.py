@@ -123,9 +123,15 @@ def _most(rows: list[ModuleRow], figure: str, whole: float) -> str:
     )
 
 
+UNFOLDED = 28
+"""Characters of a module's name that stand on one line; columns are left out before."""
+
+
 def _tree(found: FlopsSummary, depth: int) -> Fitted:
     table = make_table(Text("modules, each with everything inside it", style="dim"))
-    table.add_column("module", overflow="fold")
+    rows = [(Text("  " * row.depth + _name(row)), row) for row in found.modules if row.depth <= depth]
+    longest = max((len(name) for name, _ in rows), default=0)
+    table.add_column("module", overflow="fold", min_width=min(longest, UNFOLDED))
     headers = ["params", "params %", "MACs", "MACs %", "FLOPs", "backward", "min bytes"]
     if found.latency_s is not None:
         headers += ["latency", "of time", "FLOP/s"]
@@ -133,10 +139,9 @@ def _tree(found: FlopsSummary, depth: int) -> Fitted:
         headers.append("bound")
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
-    for row in found.modules:
-        if row.depth <= depth:
-            cells = _cells(row, found)
-            table.add_row(Text("  " * row.depth + _name(row)), *(cells[header] for header in headers))
+    for name, row in rows:
+        cells = _cells(row, found)
+        table.add_row(name, *(cells[header] for header in headers))
     return Fitted(table)
 
 

@@ -86,7 +86,8 @@ class Fitted:
         columns = {str(column.header): column for column in self.table.columns}
         natural = {name: _width(name, column) for name, column in columns.items()}
         least = {
-            name: min(natural[name], LEAST) if _wraps(column) else natural[name] for name, column in columns.items()
+            name: min(natural[name], column.min_width or LEAST) if _wraps(column) else natural[name]
+            for name, column in columns.items()
         }
         shown = list(columns)
         hidden = []
