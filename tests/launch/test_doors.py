@@ -17,6 +17,7 @@ import pytest
 from redline.errors import UsageError
 from redline.launch import open_door
 from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_log
+from redline.launch.fork import shared_server
 from redline.launch.lock import device_lock, physical_name
 from redline.protocol import (
     Ask,
@@ -272,6 +273,22 @@ def test_a_server_whose_desk_was_killed_during_the_import_ends_at_once(tmp_path:
     desk.communicate()
     psutil.wait_procs([server], timeout=60)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+def test_workers_end_with_their_server() -> None:
+    """Also where the desk, to which they listen, lives on."""
+    spec = spec_of("sound")
+    door = open_door(spec.launch)
+    try:
+        session = door.open(spec)
+        assert isinstance(session, WorkerSession)
+        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
+        worker = psutil.Process(session.pid)
+        shared_server()._process.kill()
+        psutil.wait_procs([worker], timeout=60)
+        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    finally:
+        door.close()
 
 
 PREPARED_IN_A_NEW_DESK = textwrap.dedent(f"""
