@@ -77,11 +77,10 @@ def test_a_loop_with_validation_agrees_with_its_own_timers(tmp_path: Path) -> No
         "record_id",
     ]  # fmt: skip
     assert (code, summary["exit_code"], summary["steps"]) == (7, 7, told["steps"])
-    # Load on the machine moves both alike, except that our looks at the model are not in ours; benchmarks/watch_agreement.py
-    # holds both to 2 % on a quiet machine.
-    assert summary["steps_per_s"] == pytest.approx(told["steps_per_s"], rel=0.15)
-    assert summary["samples_per_s"] == pytest.approx(told["samples_per_s"], rel=0.15)
-    assert summary["shares"]["data"] == pytest.approx(told["data"], rel=0.15)
+    # Load on the machine moves both alike; only the first look at the model, a few milliseconds, is not in ours.
+    assert summary["steps_per_s"] == pytest.approx(told["steps_per_s"], rel=0.05)
+    assert summary["samples_per_s"] == pytest.approx(told["samples_per_s"], rel=0.05)
+    assert summary["shares"]["data"] == pytest.approx(told["data"], rel=0.05)
     assert sum(summary["shares"].values()) == pytest.approx(1.0)
     assert summary["shares"]["forward"] > 0 < summary["shares"]["backward"]
     assert "data-wait" in {finding["code"] for finding in summary["findings"]}
