@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.gate import CheckName, check, count_check
+from redline.analyze.gate import CheckName, check, count_check, judge
+from redline.analyze.statistics import PairedLog
 from redline.record import Memory, Numerics, RunRecord
 
 
@@ -76,3 +77,19 @@ def test_a_compiler_without_a_cache_is_compared_too(side: Any) -> None:
 def test_counts_fail_on_any_more_and_say_when_there_are_none() -> None:
     assert [count_check("kernels", 100, each).failed for each in (101, 100, 99)] == [True, False, False]
     assert count_check("kernels", None, 3).said.code == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "verdict"),
+    [
+        ([-1.10, -1.05, -1.12, -1.08, -1.11], "slower"),  # three times slower, by 3 % more or less
+        ([1.10, 1.05, 1.12, 1.08, 1.11], "faster"),
+        ([-0.20, -0.25, -0.22, -0.18, -0.04], "inconclusive"),  # one of the five shows next to nothing
+        ([-0.04, 0.0, -0.04, -0.04, 0.0], "inconclusive"),  # two modes, 4 % apart
+        ([-0.15, -0.9, -0.12, -0.6, -0.2], "inconclusive"),  # all far, and nothing is known of how far
+    ],
+)
+def test_five_pairs_that_scatter_decide_only_what_no_scatter_explains(pairs: list[float], verdict: str) -> None:
+    found = judge([PairedLog(mean=mean, error=1e-4, rounds=8) for mean in pairs], threshold=0.03)
+    assert found is not None
+    assert found.verdict == verdict

@@ -308,7 +308,8 @@ def test_the_example_for_github_actions_runs_as_it_is(
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     origin.mkdir()
     (origin / "model.py").write_text(MODEL.format(layers=8))
-    (origin / "bench.toml").write_text('device = "cpu"\nthreads = 1\n[[run]]\nmodel = "model.py:make"\nbatch = 16\n')
+    settings = 'device = "cpu"\nthreads = 1\nmeasure = { block_seconds = 0.03, check_numerics = false }\n'
+    (origin / "bench.toml").write_text(f'{settings}[[run]]\nmodel = "model.py:make"\nbatch = 16\n')
     commit(origin, "one")
     subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True)
     (clone / "model.py").write_text(MODEL.format(layers=24))

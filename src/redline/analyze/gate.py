@@ -6,8 +6,8 @@ out the threshold on both sides. As soon as the interval is narrower than the th
 more processes always decide.
 
 A gate is looked at after each process and ends when it is decided, which favours processes that happen to agree. So no
-verdict comes from fewer than five, or twelve where they scatter widely, and intervals are of 98.5 %:
-`benchmarks/gate_trials.py` has the false alarms.
+verdict comes from fewer than five, or twelve where they scatter widely around a change that is not much larger, and
+intervals are of 98.5 %: `benchmarks/gate_trials.py` has the false alarms.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ USUAL = 0.75
 USUAL_OF_ONE_SIDE = 0.85
 """The same of single processes, of which each pair has two; not of those that are too far out for a mode."""
 FAR_OUT = 0.1
+"""Neither modes nor ordinary neighbours make processes differ by so much: where every pair does, few are enough."""
 DRIFTING = 0.5
 """Neighbours in time vary by less than this share of what all vary by: the machine's pace has been changing."""
 NEW_SESSION_S = 1800.0
@@ -139,7 +140,7 @@ def judge(logs: Sequence[PairedLog], threshold: float) -> Judged | None:
     means = [log.mean for log in logs]
     kept, band = without_outliers(means), math.log1p(threshold)
     scatter = max(stdev(kept), SMALLEST_SPREAD)
-    is_wide = stdev(means) > WIDE * band
+    is_wide = stdev(means) > WIDE * band and not (min(means) > FAR_OUT or max(means) < -FAR_OUT)
     confidence, fewest = (WIDE_CONFIDENCE, FEWEST_OF_WIDE) if is_wide else (CONFIDENCE, FEWEST_PROCESSES)
     between = student_t(len(kept) - 1, confidence) * scatter / math.sqrt(len(kept))
     error = math.sqrt(sum(log.error**2 for log in logs)) / len(logs)
@@ -173,7 +174,8 @@ def judge_stored(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], 
     if min(len(ours), len(theirs)) < FEWEST_STORED:
         is_wide, half = False, math.log1p(allowance(baseline[0]))
     else:
-        is_wide = max(map(stdev, (ours, theirs))) > WIDE * math.log1p(threshold)
+        apart = max(min(ours) - max(theirs), min(theirs) - max(ours))
+        is_wide = max(map(stdev, (ours, theirs))) > WIDE * math.log1p(threshold) and apart < FAR_OUT
         half = math.hypot(_welch(sides[0], sides[1]), _since(baseline, candidate))
     fewest = FEWEST_OF_WIDE if is_wide else FEWEST_AGAINST_STORED
     found = _judged(middle - half, middle, middle + half, threshold, enough=len(theirs) >= fewest)
