@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Literal
 
 from redline.record import RunRecord
@@ -103,7 +104,7 @@ def _maker(calls: Collection[str], name: str, kernels: Sequence[str]) -> Maker |
 def _built_for(kernels: Sequence[str]) -> tuple[int, int] | None:
     """The newest architecture that a kernel was built for: the GPU is at least that."""
     found = []
-    products = [kernel for kernel in kernels if class_of(kernel) in PRODUCT_CLASSES]
+    products = list(islice((kernel for kernel in kernels if class_of(kernel) in PRODUCT_CLASSES), _MOST_NAMES))
     for kernel in products or kernels[:_MOST_NAMES]:
         for digits, family in _ARCHITECTURE.findall(kernel[:200]):
             if family:

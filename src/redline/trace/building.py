@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import accumulate, compress
 from typing import Any, TypeVar
 
 import msgspec
@@ -62,6 +64,8 @@ WITH_VALUES = ("conv", "attention", "record_param_comms", "c10d::")
 """The work of these operators depends on inputs that are no tensors: strides, whether a mask is causal."""
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Numbering(defaultdict[T, int]):
@@ -73,6 +77,18 @@ class Numbering(defaultdict[T, int]):
 
     def of(self, things: Iterable[T], count: int) -> Ids:
         return np.fromiter(map(self.__getitem__, things), np.int32, count)
+
+
+class _Found(dict[K, V]):
+    """What a function gives for each key, asked once."""
+
+    def __init__(self, find: Callable[[K], V]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, key: K) -> V:
+        value = self[key] = self._find(key)
+        return value
 
 
 class Builder:
@@ -93,26 +109,47 @@ class Builder:
         self._parts: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
         self._kinds: dict[str, tuple[int, Work | None] | None] = {}
         self._shape_texts: Numbering[Shape] = Numbering()
-        self._shape_numbers: dict[tuple[bytes, bytes, bytes], int] = {}
+        self._shape_numbers = _Found(partial(_number_of_shape, self._shape_texts))
         self._collective_numbers: Numbering[Collective] = Numbering()
-        self._with_values: dict[str, bool] = {}
+        self._with_values = _Found(_needs_values)
 
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Raises `NeedsExactTimes` before anything is taken from the batch."""
-        groups = []
+        groups: list[tuple[int, Work | None, list[AnyEvent]]] = []
         unused: defaultdict[str, int] = defaultdict(int)
         for category, group in _by_category(events).items():
             kind, work, wanted = self._sorted_out(category, group)
             if kind is None and category.lower() not in _CATEGORIES:
                 unused[category] += sum(event.ph == "X" for event in group)
             elif kind is not None and wanted:
-                groups.append((kind, work, wanted, *start_and_duration(wanted)))
-        for kind, work, wanted, start, duration in groups:
-            self._keep(kind, work, wanted, start, np.zeros_like(start) if kind == ALLOCATION else duration)
+                groups.append((kind, work, wanted))
+        if groups:
+            self._keep_all(groups)
         for category, count in unused.items():
             if count:
                 self.unused[category] += count
         self.events += len(events)
+
+    def _keep_all(self, groups: list[tuple[int, Work | None, list[AnyEvent]]]) -> None:
+        """Times are worked out for all groups at once: for each by itself, calling numpy would take most of the time."""
+        start, duration = start_and_duration([event for _, _, group in groups for event in group])
+        ends = list(accumulate(len(group) for _, _, group in groups))
+        parts = [slice(end - len(group), end) for end, (_, _, group) in zip(ends, groups, strict=True)]
+        for (kind, _, _), part in zip(groups, parts, strict=True):
+            if kind == ALLOCATION:
+                duration[part] = 0
+        good = (start != NO_TIME) & (duration >= 0)
+        if not good.all():
+            self.rejected["no time, or one out of range"] += int((start == NO_TIME).sum())
+            self.rejected["a duration below zero, out of range, or none"] += int(
+                ((start != NO_TIME) & (duration < 0)).sum()
+            )
+        for (kind, work, group), part in zip(groups, parts, strict=True):
+            keep = good[part]
+            if keep.all():
+                self._keep(kind, work, group, start[part].copy(), duration[part].copy())
+            else:
+                self._keep(kind, work, list(compress(group, keep.tolist())), start[part][keep], duration[part][keep])
 
     def _sorted_out(self, category: str, group: list[AnyEvent]) -> tuple[int | None, Work | None, list[AnyEvent]]:
         known = self._kind_of(category)
@@ -138,18 +175,10 @@ class Builder:
         if kind == ALLOCATION:
             return [event for event in events if event.ph == "i" and event.name == _MEMORY_EVENT]
         if kind == FRAME and self._shortest_frame_us:
-            return [event for event in events if _is_telling(event, self._shortest_frame_us) and event.ph == "X"]
+            events = _telling(events, self._shortest_frame_us)
         return [event for event in events if event.ph == "X"]
 
     def _keep(self, kind: int, work: Work | None, events: list[AnyEvent], start: Ints, duration: Ints) -> None:
-        good = (start != NO_TIME) & (duration >= 0)
-        if not good.all():
-            self.rejected["no time, or one out of range"] += int((start == NO_TIME).sum())
-            self.rejected["a duration below zero, out of range, or none"] += int(
-                ((start != NO_TIME) & (duration < 0)).sum()
-            )
-            events = [event for event, keep in zip(events, good.tolist(), strict=True) if keep]
-            start, duration = start[good], duration[good]
         count = len(events)
         args = [event.args or NO_ARGS for event in events]
         columns: dict[str, Any] = {"start": start, "duration": duration}
@@ -164,62 +193,59 @@ class Builder:
         """The columns that one kind of event has and others have not."""
         if kind == OPERATOR:
             return {
-                "shape": np.fromiter(map(self._shape_of, events, args), np.int32, len(args)),
-                "external": _keys(arg.external for arg in args),
-                "sequence": _keys(arg.sequence for arg in args),
-                "forward_thread": _keys(arg.forward_thread for arg in args),
+                "shape": self._shapes(events, args),
+                "external": _keys([arg.external for arg in args]),
+                "sequence": _keys([arg.sequence for arg in args]),
+                "forward_thread": _keys([arg.forward_thread for arg in args]),
                 "collective": self._collectives(args),
             }
         if kind == ANNOTATION:
-            return {"shape": np.fromiter(map(self._shape_of, events, args), np.int32, len(args))}
+            return {"shape": self._shapes(events, args)}
         if kind == CALL:
             return {
-                "correlation": _keys(arg.correlation for arg in args),
-                "external": _keys(arg.external for arg in args),
+                "correlation": _keys([arg.correlation for arg in args]),
+                "external": _keys([arg.external for arg in args]),
             }
         if kind == DEVICE:
-            pairs = list(zip(args, events, strict=True))
             return {
                 "kind": np.full(len(args), work, np.int32),
-                "device": self.devices.of((_device(arg, event.pid) for arg, event in pairs), len(args)),
-                "stream": _keys(_either(arg.stream, event.tid) for arg, event in pairs),
-                "correlation": _keys(arg.correlation for arg in args),
-                "bytes": _column(arg.bytes for arg in args),
+                "device": self._devices(events, args),
+                "stream": _streams(events, args),
+                "correlation": _keys([arg.correlation for arg in args]),
+                "bytes": np.array([arg.bytes for arg in args], np.int64),
                 "collective": self._collectives(args),
             }
         if kind == ALLOCATION:
             return {
-                "bytes": _column(arg.allocated for arg in args),
-                "on_device": _keys(arg.device_type > 0 for arg in args),
-                "device": _keys(arg.device_id for arg in args),
-                "allocated": _column(arg.total_allocated for arg in args),
-                "reserved": _column(arg.total_reserved for arg in args),
+                "bytes": np.array([arg.allocated for arg in args], np.int64),
+                "on_device": np.array([arg.device_type > 0 for arg in args], np.int32),
+                "device": _keys([arg.device_id for arg in args]),
+                "allocated": np.array([arg.total_allocated for arg in args], np.int64),
+                "reserved": np.array([arg.total_reserved for arg in args], np.int64),
             }
         return {}
 
-    def _shape_of(self, event: AnyEvent, args: Args) -> int:
-        if not args.dims:
-            return UNKNOWN
-        values = bytes(args.values) if self._needs_values(event.name) else b""
-        written = bytes(args.dims), bytes(args.types), values
-        number = self._shape_numbers.get(written)
-        if number is None:
-            texts = (b"".join(text.split()).decode("utf-8", "replace") for text in written)
-            number = self._shape_numbers[written] = self._shape_texts[Shape(*texts)]
-        return number
+    def _devices(self, events: list[AnyEvent], args: list[Args]) -> Ids:
+        drawn = [(arg.device, event.pid) for arg, event in zip(args, events, strict=True)]
+        number = {pair: self.devices[_device(*pair)] for pair in dict.fromkeys(drawn)}
+        return np.array([number[pair] for pair in drawn], np.int32)
 
-    def _needs_values(self, name: str) -> bool:
-        known = self._with_values.get(name)
-        if known is None:
-            known = self._with_values[name] = any(word in name for word in WITH_VALUES)
-        return known
+    def _shapes(self, events: list[AnyEvent], args: list[Args]) -> Ids:
+        shapes, with_values = self._shape_numbers, self._with_values
+        found = []
+        for event, arg in zip(events, args, strict=True):
+            if not arg.dims:
+                found.append(UNKNOWN)
+                continue
+            values = bytes(arg.values) if with_values[event.name] else b""
+            found.append(shapes[bytes(arg.dims), bytes(arg.types), values])
+        return np.array(found, np.int32)
 
     def _collectives(self, args: list[Args]) -> Ids:
-        return np.fromiter(
-            (self._collective_numbers[_collective(arg)] if arg.collective else UNKNOWN for arg in args),
-            np.int32,
-            len(args),
-        )
+        if not any([arg.collective for arg in args]):  # noqa: C419 - a list is made in half the time
+            return np.full(len(args), UNKNOWN, np.int32)
+        numbers = [self._collective_numbers[_collective(arg)] if arg.collective else UNKNOWN for arg in args]
+        return np.array(numbers, np.int32)
 
     def finish(self) -> dict[str, Any]:
         """The tables of a `Trace`, by field; the parts they were made from are let go on the way."""
@@ -261,9 +287,19 @@ def _by_category(events: Sequence[AnyEvent]) -> dict[str, list[AnyEvent]]:
     return groups
 
 
-def _is_telling(event: AnyEvent, shortest_us: float) -> bool:
-    long = not isinstance(event.dur, float) or event.dur >= shortest_us
-    return long or event.name.startswith(MODULE_FRAME)
+def _telling(frames: list[AnyEvent], shortest_us: float) -> list[AnyEvent]:
+    """Python functions that last long, and calls of modules."""
+    if not isinstance(frames[0].dur, float):  # a batch whose times are still text
+        return frames
+    return [frame for frame in frames if frame.dur >= shortest_us or frame.name.startswith(MODULE_FRAME)]  # type: ignore[operator]
+
+
+def _needs_values(operator: str) -> bool:
+    return any(word in operator for word in WITH_VALUES)
+
+
+def _number_of_shape(shapes: Numbering[Shape], written: tuple[bytes, bytes, bytes]) -> int:
+    return shapes[Shape(*(b"".join(text.split()).decode("utf-8", "replace") for text in written))]
 
 
 def _collective(args: Args) -> Collective:
@@ -281,20 +317,23 @@ def _word(raw: msgspec.Raw) -> str:
     return bytes(raw).decode("utf-8", "replace").strip('" ')
 
 
-def _column(values: Iterable[int]) -> Ints:
-    return np.fromiter(values, np.int64)
-
-
-def _keys(values: Iterable[int]) -> Ints:
+def _keys(values: list[int]) -> Ints | Ids:
     """Numbers that are compared and never added: in half the space where they fit."""
-    column = np.fromiter(values, np.int64)
-    fits = len(column) > 0 and column.min() >= -(2**31) and column.max() < 2**31
-    return column.astype(np.int32) if fits else column
+    column = np.array(values, np.int64)
+    small = column.astype(np.int32)
+    return small if (small == column).all() else column
 
 
-def _device(args: Args, pid: int | str) -> tuple[int, int | str]:
+def _streams(events: list[AnyEvent], args: list[Args]) -> Ints | Ids:
+    streams = [arg.stream for arg in args]
+    if UNKNOWN in streams:
+        streams = [_either(stream, event.tid) for stream, event in zip(streams, events, strict=True)]
+    return _keys(streams)
+
+
+def _device(number: int, pid: int | str) -> tuple[int, int | str]:
     # No machine has so many devices: such a number is damaged, and says nothing.
-    return _either(args.device if abs(args.device) < 2**31 else UNKNOWN, pid), pid
+    return _either(number if abs(number) < 2**31 else UNKNOWN, pid), pid
 
 
 def _either(value: int, otherwise: int | str) -> int:

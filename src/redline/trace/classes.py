@@ -9,7 +9,7 @@ also name types: a kernel on `cutlass::bfloat16_t` need not multiply anything.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, get_args
 
 import msgspec
@@ -101,7 +101,9 @@ _RULES: tuple[tuple[KernelClass, frozenset[str]], ...] = (
     ),
 )
 _ORDER: tuple[KernelClass, ...] = tuple(name for name, _ in _RULES)
+_BY_RANK = (*_ORDER, UNCLASSIFIED)
 _CLASS_OF_WORD = {word: number for number, (_, words) in reversed(list(enumerate(_RULES))) for word in words}
+_CLASS_OF_WORD["cudnn"] = len(_ORDER)  # alone it tells nothing
 _KNOWN_WORDS = frozenset(_CLASS_OF_WORD)
 _WRAPPERS: frozenset[KernelClass] = frozenset(("elementwise", "reduction", UNCLASSIFIED))
 """Of kernels called so, what they run may stand in the template arguments."""
@@ -122,20 +124,20 @@ class Described(msgspec.Struct, frozen=True, gc=False):
     """What a name tells, worked out once: a trace may hold hundreds of thousands of them."""
 
     kernel_class: KernelClass
-    converts_layout: bool
+    converts_layout: bool = False
     """Only turns one memory layout of images into the other."""
-    is_strict_fp32: bool
+    is_strict_fp32: bool = False
     """A matrix product or convolution in 32-bit arithmetic, without tensor cores."""
-    is_fixed_norm: bool
+    is_fixed_norm: bool = False
     """Batch-norm with fixed statistics."""
-    is_training_norm: bool
-    is_unfused: bool
+    is_training_norm: bool = False
+    is_unfused: bool = False
     """Elementwise, one operation by itself."""
-    is_softmax: bool
+    is_softmax: bool = False
     """Not of a logarithm, which belongs to losses."""
 
 
-_ANY_DIGIT = str.maketrans("123456789", "000000000")
+_ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _NUMBERS_TELL: frozenset[KernelClass] = frozenset(("copy", "matmul", "convolution"))
 """In these, as in `tf32` and `nchw2nhwc`; in the others numbers only tell one generated kernel from the next."""
 
@@ -144,17 +146,23 @@ _NUMBERS_TELL: frozenset[KernelClass] = frozenset(("copy", "matmul", "convolutio
 def describe(name: str) -> Described:
     text = name[:LONGEST_NAME]
     if text.startswith("_Z"):  # mangled: numbers are the lengths of words
-        return _described(text)
-    told = _described(text.translate(_ANY_DIGIT))
-    return _described(text) if told.kernel_class in _NUMBERS_TELL else told
+        return _described(text, _class_of(text))
+    told = _numbers_aside(text.encode("utf-8", "surrogatepass").translate(_ANY_DIGIT))
+    return _described(text, told.kernel_class) if told.kernel_class in _NUMBERS_TELL else told
 
 
-@lru_cache(maxsize=1 << 16)
-def _described(text: str) -> Described:
+@lru_cache(maxsize=1 << 12)
+def _numbers_aside(masked: bytes) -> Described:
+    """Of names that differ only in numbers, what all of them tell. Bytes are masked in a tenth of the time of a text."""
+    text = masked.decode("utf-8", "surrogatepass")
     kind = _class_of(text)
+    return _told(kernel_class=kind) if kind in _NUMBERS_TELL else _described(text, kind)
+
+
+def _described(text: str, kind: KernelClass) -> Described:
     head = text[:_LOOKED_AT]
     lower = head.lower()
-    return Described(
+    return _told(
         kernel_class=kind,
         converts_layout=kind == "copy" and _has(lower, _LAYOUTS) and bool(_LAYOUT.search(lower)),
         is_strict_fp32=kind in ("matmul", "convolution") and _is_fp32(lower) and not _has(lower, _TENSOR_FP32),
@@ -163,6 +171,10 @@ def _described(text: str) -> Described:
         is_unfused=kind == "elementwise" and not _has(head, _FUSED),
         is_softmax=kind == "reduction" and _is_softmax(lower),
     )
+
+
+_told = cache(Described)
+"""One object for all names that tell the same."""
 
 
 KernelLibrary = Literal["cuDNN", "cuBLAS", "Triton", "MIOpen", "rocBLAS", "NCCL", "oneDNN", "copy", "native"]
@@ -201,33 +213,36 @@ def _class_of(name: str) -> KernelClass:
     arguments = parts.arguments if found in _WRAPPERS or parts.says_nothing else []
     if not arguments:
         return found
-    told = _of_words(words_of(" ".join(dict.fromkeys(arguments))), name)
+    telling = [words for words in map(_telling_words, arguments) if words]
+    told = _of_words(frozenset[str]().union(*telling), name)
     return found if _RANK[found] <= _RANK[told] else told
 
 
-@lru_cache(maxsize=4096)
 def _of_function(function: str) -> KernelClass:
     # FBGEMM is a library of embeddings, whatever its name says.
-    return _of_words(words_of(function.replace("fbgemm", "")), function)
+    return _of_words(_telling_words(function.replace("fbgemm", "")), function)
 
 
 def _of_triton(name: str) -> KernelClass:
     kind = _TRITON.get(name.split("_", 2)[1], UNCLASSIFIED)
     if kind != "matmul":
-        return kind if kind != UNCLASSIFIED else _of_words(words_of(name[7:]), name)
+        return kind if kind != UNCLASSIFIED else _of_words(_telling_words(name[7:]), name)
     words = words_of(name)
     return "convolution" if "convolution" in words else "attention" if "attention" in words else "matmul"
 
 
-def _of_words(words: set[str], name: str) -> KernelClass:
-    hits = words & _KNOWN_WORDS
-    if not hits:
-        return "convolution" if "cudnn" in words and _NUMBERED_CUDNN.search(name) else UNCLASSIFIED
-    if "embedding" in hits and hits & _ROTARY:
+@lru_cache(maxsize=1 << 14)
+def _telling_words(identifier: str) -> frozenset[str]:
+    """Those of its words that tell a class. Names differ by the hundred thousand, the identifiers in them hardly."""
+    return _KNOWN_WORDS & words_of(identifier)
+
+
+def _of_words(words: frozenset[str], name: str) -> KernelClass:
+    if "embedding" in words and words & _ROTARY:
         return "elementwise"
-    if "cudnn" in words and _NUMBERED_CUDNN.search(name) and "sdpa" not in hits:
+    if "cudnn" in words and _NUMBERED_CUDNN.search(name) and "sdpa" not in words:
         return "convolution"
-    return _ORDER[min(_CLASS_OF_WORD[word] for word in hits)]
+    return _BY_RANK[min((_CLASS_OF_WORD[word] for word in words), default=-1)]
 
 
 _ROTARY = frozenset(("rotary", "rope"))
@@ -235,7 +250,7 @@ _NUMBERED_CUDNN = re.compile(r"\dcudnn")
 """As in `volta_fp16_s884cudnn_fp16_256x64`: a convolution of older versions."""
 
 
-_RANK = {kind: number for number, kind in enumerate((*_ORDER, UNCLASSIFIED))}
+_RANK = {kind: number for number, kind in enumerate(_BY_RANK)}
 
 
 _LOOKED_AT = 400

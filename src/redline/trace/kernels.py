@@ -65,13 +65,13 @@ class Direction(Frozen):
 
 
 def times_by_name(traces: Sequence[Trace], kinds: Iterable[Work]) -> list[NamedTime]:
-    """Over all traces, longest first."""
+    """Over all traces, in the order in which the names were first met: what reads them all goes through memory in order."""
     wanted = [int(kind) for kind in kinds]
     merged: dict[str, NamedTime] = {}
     for trace in traces:
         for found in _of_one(trace, wanted):
             merged[found.name] = _together(merged[found.name], found) if found.name in merged else found
-    return sorted(merged.values(), key=lambda one: (-one.total_ns, one.name))
+    return list(merged.values())
 
 
 def _of_one(trace: Trace, kinds: list[int]) -> Iterator[NamedTime]:
@@ -96,23 +96,23 @@ def _of_one(trace: Trace, kinds: list[int]) -> Iterator[NamedTime]:
 
 
 def kernel_rows(times: Sequence[NamedTime]) -> list[KernelRow]:
-    whole = sum(one.total_ns for one in times)
-    rows = []
-    for one in times:
-        rows.append(
-            KernelRow(
-                name=one.name,
-                short_name=short_name(one.name),
-                kernel_class=class_of(one.name),
-                calls=one.calls,
-                total_s=seconds(one.total_ns),
-                mean_s=seconds(one.total_ns / one.calls) if one.calls else 0.0,
-                min_s=None if one.min_ns is None else seconds(one.min_ns),
-                max_s=None if one.max_ns is None else seconds(one.max_ns),
-                share=one.total_ns / whole if whole else 0.0,
-            )
+    """Longest first."""
+    whole = sum(one.total_ns for one in times) or 1
+    rows = [
+        KernelRow(
+            name=one.name,
+            short_name=short_name(one.name),
+            kernel_class=class_of(one.name),
+            calls=one.calls,
+            total_s=seconds(one.total_ns),
+            mean_s=seconds(one.total_ns / one.calls) if one.calls else 0.0,
+            min_s=None if one.min_ns is None else seconds(one.min_ns),
+            max_s=None if one.max_ns is None else seconds(one.max_ns),
+            share=one.total_ns / whole,
         )
-    return rows
+        for one in times
+    ]
+    return sorted(rows, key=lambda row: -row.total_s)
 
 
 def class_rows(kernels: Sequence[NamedTime], copies: Sequence[NamedTime] = ()) -> list[ClassRow]:

@@ -7,8 +7,6 @@ Anyone may write a trace, so that only the beginning of a name is looked at, and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from redline.units import printable
@@ -23,8 +21,11 @@ LABEL_LENGTH = 120
 _LONGEST_TEMPLATE = 300
 _MOST_ARGUMENTS = 12
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)(::|\(?)")
+_ARGUMENT = re.compile(r"[A-Za-z_]\w*+(?!::)")
+"""An identifier that is no namespace."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LENGTH = re.compile(r"L[a-zA-Z_]n?\d+E|(\d{1,4})")
+_OWN_LENGTH = re.compile(r"\d{1,4}")
 _TELLING = ("Op", "Ops", "_kernel_cuda", "_kernel_impl", "_cuda_kernel", "Epilogue", "KernelImpl")
 _TOLD_BY = ("Functor", "Op", "_kernel", "Epilogue", "KernelImpl")
 """Where none of these stands, no telling word does."""
@@ -40,52 +41,13 @@ GENERIC = frozenset(
 _LIBRARIES = frozenset(("cutlass", "ck_tile", "ck", "detail", "device", "impl", "internal", "kernel", "cute"))
 """Namespaces that say as little."""
 
-_TYPES = frozenset(
-    [
-        "float",
-        "double",
-        "int",
-        "long",
-        "unsigned",
-        "char",
-        "short",
-        "bool",
-        "half",
-        "void",
-        "const",
-        "signed",
-        "auto",
-        "true",
-        "false",
-        "size_t",
-        "int8_t",
-        "uint8_t",
-        "int32_t",
-        "int64_t",
-        "uint32_t",
-        "uint64_t",
-        "__half",
-        "__half2",
-        "half2",
-        "float2",
-        "float4",
-        "half_t",
-        "tfloat32_t",
-        "__nv_bfloat16",
-        "__hip_bfloat16",
-        "bfloat16_t",
-        "BFloat16",
-        "Half",
-        "hip_bfloat16",
-        "lambda",
-        "operator",
-        "array",
-        "tuple",
-        "TensorInfo",
-        "OpaqueType",
-        "integral_constant",
-    ]
-)
+_BUILT_IN = """
+    float double int long unsigned char short bool half void const signed auto true false size_t int8_t uint8_t int32_t
+    int64_t uint32_t uint64_t __half __half2 half2 float2 float4 half_t tfloat32_t __nv_bfloat16 __hip_bfloat16
+    bfloat16_t BFloat16 Half hip_bfloat16 lambda operator array tuple TensorInfo OpaqueType integral_constant
+"""
+_TYPES = frozenset((*_BUILT_IN.split(), *re.sub(r"\d", "0", _BUILT_IN).split()))
+"""Also with every digit a 0: so names that differ only in numbers are looked at."""
 
 
 class Parts(NamedTuple):
@@ -93,17 +55,13 @@ class Parts(NamedTuple):
     """With its namespaces, without templates and parameters."""
     template: str = ""
     """Its arguments as they stand in the name."""
-
-    @property
-    def identifiers(self) -> Iterator[tuple[str, str]]:
-        """Names among its template arguments, outermost first, each with what follows it."""
-        return ((found[1], found[2]) for found in _IDENTIFIER.finditer(self.template))
+    is_mangled: bool = False
 
     @property
     def arguments(self) -> list[str]:
-        """The first of them that are neither namespaces nor built-in types."""
-        telling = (word for word, after in self.identifiers if after != "::" and word not in _TYPES)
-        return list(islice(telling, _MOST_ARGUMENTS))
+        """The first names among its template arguments that are neither namespaces nor built-in types."""
+        words = _mangled_words(self.template) if self.is_mangled else _ARGUMENT.findall(self.template)
+        return [word for word in words if word not in _TYPES][:_MOST_ARGUMENTS]
 
     @property
     def says_nothing(self) -> bool:
@@ -135,8 +93,7 @@ def short_name(name: str) -> str:
     """The function without namespaces, types and parameters, with the functor that tells what it computes."""
     parts = parts_of(name)
     base = _base(parts) or parts.function
-    functor = next((f"<{word}>" for word in _telling_words(parts) if word not in base), "")
-    short = printable(base + functor)
+    short = printable(base + _functor(parts, base))
     return short if len(short) <= SHORT_NAME_LENGTH else short[: SHORT_NAME_LENGTH - 1] + "…"
 
 
@@ -149,7 +106,7 @@ def label_of(name: str) -> str:
 def _base(parts: Parts) -> str:
     """The function's own name; of one that says nothing, what it runs, else where it comes from."""
     path, _, base = parts.function.rpartition("::")
-    if not parts.says_nothing:
+    if base.lower() not in GENERIC:
         return base
     owner = path.rpartition("::")[2]
     told = next((word for word in parts.arguments if len(word) > 3), None)
@@ -165,7 +122,9 @@ def _closing(plain: str, opening: int, closing: str = ">(") -> int:
     while (end := plain.find(closing, end + 1, limit)) >= 0:
         if _is_balanced(plain, opening, end + 1):
             return end
-    end = plain.rfind(">", opening, limit)
+    if len(plain) > limit:
+        return limit
+    end = plain.rfind(">", opening)
     return end if end > 0 and _is_balanced(plain, opening, end + 1) else limit
 
 
@@ -180,29 +139,38 @@ def _after_return_type(plain: str) -> Parts:
     return parts_of(plain[begin + 1 :]) if begin >= 0 else Parts(plain)
 
 
-def _telling_words(parts: Parts) -> Iterator[str]:
-    """The names among a kernel's template arguments that say what it computes."""
+def _functor(parts: Parts, base: str) -> str:
+    """The name among a kernel's template arguments that says what it computes, in brackets; empty where none does."""
     if not any(map(parts.template.__contains__, _TOLD_BY)):
-        return
-    for word, after in parts.identifiers:
+        return ""
+    words = [(word, "") for word in parts.arguments] if parts.is_mangled else _IDENTIFIER.findall(parts.template)
+    for word, after in words:
         tells = "Functor" in word or word.endswith(_TELLING) or (after == "(" and word.endswith("_kernel"))
-        if tells and word not in _WRAPPERS:
-            yield word
+        if tells and word not in _WRAPPERS and word not in base:
+            return f"<{word}>"
+    return ""
 
 
 def _demangled(name: str) -> Parts:
-    """Roughly: the identifiers of the nested name, and those among the template arguments."""
+    """Roughly: the identifiers of the nested name; those among the template arguments are found when asked for."""
     position = 3 if name.startswith("_ZN") else 2
     path: list[str] = []
-    while match := re.compile(r"\d{1,4}").match(name, position):
-        begin = match.end()
-        position = begin + int(match.group())
-        path.append(name[begin:position])
-    arguments: list[str] = []
-    while (found := _LENGTH.search(name, position)) and len(arguments) < _MOST_ARGUMENTS:
-        position = found.end() + (int(found.group(1)) if found.group(1) else 0)
-        word = name[found.end() : position]
-        if word[:1].isalpha() and word not in _TYPES:
-            arguments.append(word)
-    own = [part for part in path if not part.startswith("_GLOBAL__N")]
-    return Parts("::".join(own) or name, " ".join(arguments))
+    while found := _OWN_LENGTH.match(name, position):
+        begin = found.end()
+        position = begin + int(found.group())
+        part = name[begin:position]
+        if not part.startswith("_GLOBAL__N"):
+            path.append(part)
+    return Parts("::".join(path) or name, name[position:], is_mangled=True)
+
+
+def _mangled_words(template: str) -> list[str]:
+    """The first identifiers among mangled template arguments, each written after its length."""
+    words: list[str] = []
+    position = 0
+    while len(words) < 2 * _MOST_ARGUMENTS and (found := _LENGTH.search(template, position)):
+        position = found.end() + int(found.group(1) or 0)
+        word = template[found.end() : position]
+        if word[:1].isalpha():
+            words.append(word)
+    return words

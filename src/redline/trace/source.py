@@ -14,7 +14,7 @@ from typing import BinaryIO
 from redline.errors import TraceError
 from redline.note import Note, note
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 """Small enough that a block and all that is decoded from it stay in the processor's cache."""
 
 STDIN = "-"
