@@ -67,13 +67,20 @@ def own_cost(watch: Watch, steps: int = 500, loops: int = 20) -> float:
 
     def backward(*_: object) -> None: ...
 
+    fetch, clear, call, back = (
+        watch._next_batch(nothing),
+        watch._zero_grad(nothing),
+        watch._forward(nothing),
+        watch._backward(backward),
+    )
+
     def loop() -> float:
         began = time.thread_time()
         for _ in range(steps):
-            watch._next_batch(nothing, None)
-            watch._zero_grad(nothing, optimizer)
-            watch._forward(nothing, model, batch[0])
-            watch._backward(backward, loss)
+            fetch(None)
+            clear(optimizer)
+            call(model, batch[0])
+            back(loss)
             watch._before_optimizer(optimizer, (), {})
             watch._after_optimizer(optimizer, (), {})
         return (time.thread_time() - began) / steps

@@ -9,7 +9,7 @@ import pytest
 
 from redline.analyze.watch import BY_BACKWARD, Rates, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.analyze.watch_findings import Evidence, advice_of, sync_gain
-from redline.bench.watch.clock import COLUMNS
+from redline.bench.watch.spool import COLUMNS
 from redline.watching import PHASES
 
 
@@ -40,6 +40,13 @@ def test_rates_and_shares_of_a_plain_loop() -> None:
         {"data": 0.1, "copy": 0.0, "forward": 0.2, "backward": 0.3, "optimizer": 0.4, "other": 0.0}
     )
     assert sum(rates.shares.values()) == pytest.approx(1.0)
+
+
+def test_workers_that_start_are_part_of_the_loop_and_compiling_is_not() -> None:
+    """Both come with the first step; the wait for a first batch comes back in each epoch."""
+    later = [row(number) for number in range(1, 50)]
+    assert rates_of([FakeLog([row(0, data=2.01), *later])]).steps_per_s == pytest.approx(50 / 7.0)
+    assert rates_of([FakeLog([row(0, forward=2.02), *later])]).steps_per_s == pytest.approx(10.0)
 
 
 def test_two_optimizers_make_one_step() -> None:

@@ -37,6 +37,8 @@ def test_a_loop_is_found_by_its_optimizer(workspace: Workspace) -> None:
     plain_call = nn.Sequential.__call__
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.Adam(model.parameters())
+    other = nn.Linear(8, 500)
+    beside = torch.optim.SGD(other.parameters(), lr=0.1)  # another model of the program, which is not trained now
     with redline.watch(name="loop", workspace=workspace) as watch:
         for features, targets in DataLoader(samples(), batch_size=16):
             optimizer.zero_grad()
@@ -52,6 +54,7 @@ def test_a_loop_is_found_by_its_optimizer(workspace: Workspace) -> None:
     assert kept.prepared.workload.parameters == sum(one.numel() for one in model.parameters())
     assert "loop" in str(watch)
     assert nn.Sequential.__call__ is plain_call  # everything is taken out again
+    beside.zero_grad()
 
 
 def test_a_loop_without_an_optimizer_counts_its_own_steps(workspace: Workspace) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.bench.watch.clock import COLUMNS, Spool
+from redline.bench.watch.spool import COLUMNS, Spool
 from redline.errors import UsageError
 from redline.launch.meters import Meters
 from redline.launch.watch import (

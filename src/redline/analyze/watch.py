@@ -138,7 +138,8 @@ class Steps:
         if not kept.any():
             return np.ones(self.count, dtype=bool)
         slow = max(START_UP * float(np.median(self.wall_s[kept])), START_UP_S)
-        steady = np.flatnonzero(self.wall_s <= slow)
+        # Waiting for the first batch, as until a loader's workers run, comes back in each epoch: that is no start-up.
+        steady = np.flatnonzero(self.wall_s - self.phases_s[:, PHASES.index("data")] <= slow)
         if len(steady):
             kept[: steady[0]] = False
         return kept if kept.any() else np.ones(self.count, dtype=bool)
@@ -150,7 +151,7 @@ class Steps:
 
     @property
     def has_device_clock(self) -> bool:
-        return len(self._of_device) > 0
+        return bool(self._of_device[:, [self._column[name] for name in PHASES]].sum() > 0) if self.count else False
 
     def shares(self, *, of_host: bool = False) -> dict[str, float]:
         """Of the counted steps' time, by the device's clock where there is one."""

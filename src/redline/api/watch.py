@@ -151,7 +151,7 @@ class Watch:
         self._meters = Meters()
         self._meters.look(os.getpid())
         self._started_at = time.time()
-        self._installed = install(str(self._folder), plan_text(self._plan))
+        self._installed = install(str(self._folder), plan_text(self._plan), in_program=True)
         return self
 
     def step(self, samples: float | None = None) -> None:

@@ -144,7 +144,6 @@ class ProcessLog:
     def __init__(self, stem: Path) -> None:
         self._stem = stem
         self._read: dict[str, int] = {".steps": 0, ".facts": 0}
-        self._tail = b""
         self._chunks: list[np.ndarray[Any, np.dtype[np.float64]]] = []
         self.columns: tuple[str, ...] = ()
         self.facts: dict[str, dict[str, Any]] = {}
@@ -154,7 +153,10 @@ class ProcessLog:
 
     def refresh(self) -> None:
         self._refresh_rows()
-        for line in self._new(".facts").splitlines():
+        told = self._new(".facts")
+        told = told[: told.rfind(b"\n") + 1]
+        self._read[".facts"] += len(told)
+        for line in told.splitlines():
             try:
                 fact = json.loads(line)
             except ValueError:
@@ -177,30 +179,30 @@ class ProcessLog:
         return self.facts.get("process", {})
 
     def _refresh_rows(self) -> None:
-        data = self._tail + self._new(".steps")
+        """The rows that are whole; space for more of them follows."""
         if not self.columns:
-            head, newline, data = data.partition(b"\n")
+            head, newline, _ = self._new(".steps").partition(b"\n")
             if not newline:
-                self._tail = head
                 return
-            self.columns = tuple(json.loads(head)["columns"])
-        width = 8 * len(self.columns)
-        whole = len(data) - len(data) % width
-        self._tail = data[whole:]
-        if whole:
-            self._chunks.append(np.frombuffer(data[:whole], dtype="<f8").reshape(-1, len(self.columns)))
+            self.columns = tuple(json.loads(head)["columns"])[:-1]
+            self._read[".steps"] += len(head) + 1
+        width = len(self.columns) + 1
+        data = self._new(".steps")
+        rows = np.frombuffer(data[: len(data) - len(data) % (8 * width)], dtype="<f8").reshape(-1, width)
+        unwritten = np.flatnonzero(rows[:, -1] == 0)
+        whole = rows[: unwritten[0]] if len(unwritten) else rows
+        self._read[".steps"] += whole.nbytes
+        if len(whole):
+            self._chunks.append(whole[:, :-1].copy())
 
     def _new(self, suffix: str) -> bytes:
+        """What has not been read yet."""
         path = Path(f"{self._stem}{suffix}")
         if not path.exists():
             return b""
         with path.open("rb") as file:
             file.seek(self._read[suffix])
-            data = file.read()
-        if suffix == ".facts":
-            data = data[: data.rfind(b"\n") + 1]
-        self._read[suffix] += len(data)
-        return data
+            return file.read()
 
 
 class SpoolReader:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import struct
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from redline.bench.watch.clock import BACKWARD, COLUMNS, COPY, DATA, FORWARD, OPTIMIZER, PHASES, Clock
+from redline.analyze.watch import rates_of
+from redline.bench.watch.clock import BACKWARD, COPY, DATA, EARLY_STEPS, FORWARD, OPTIMIZER, Clock
+from redline.bench.watch.spool import CHUNK, COLUMNS, PHASES, ROW, Spool
+from redline.launch.watch import SpoolReader
 
 
 class Rows:
@@ -239,3 +245,119 @@ def test_steps_that_a_program_counts_itself() -> None:
     beside.step(1.0)
     beside.clock.end_by_hand()
     assert len(beside.spool.rows) == 1  # the optimizer counts them
+
+
+class Gpu:
+    """A device that works off what it is given, one thing after the other, behind the host."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.free_at = 0.0
+        self.capturing = False
+        self.waited = 0
+
+    def work(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self._loop.at) + seconds
+
+    def mark(self) -> Mark | None:
+        return None if self.capturing else Mark(self, max(self.free_at, self._loop.at))
+
+    def release(self, marks: list[Any]) -> None: ...
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+
+class Mark:
+    def __init__(self, gpu: Gpu, at: float) -> None:
+        self._gpu, self.at = gpu, at
+
+    def query(self) -> bool:
+        assert not self._gpu.capturing  # it would spoil the script's graph
+        return self.at <= self._gpu._loop.at
+
+    def synchronize(self) -> None:
+        self._gpu.waited += 1
+        self._gpu._loop.at = max(self._gpu._loop.at, self.at)
+
+    def elapsed_time(self, later: Mark) -> float:
+        return 1e3 * (later.at - self.at)
+
+
+def gpu_loop(steps: int, *, issue_s: float, work_s: float, capturing: range = range(0)) -> tuple[Loop, Gpu]:
+    """A loop whose host needs `issue_s` per step and whose device needs `work_s`, three steps apart at most."""
+    loop = Loop()
+    gpu = Gpu(loop)
+    for number in range(steps):
+        gpu.capturing = number in capturing
+        loop.batch(0.0)
+        loop.clock.saw_forward(1, 8.0, True)
+        loop.clock.enter(FORWARD)
+        loop.at += issue_s
+        gpu.work(work_s)
+        loop.at = max(loop.at, gpu.free_at - 3 * work_s)  # the queue is full
+        loop.clock.leave_forward(True, False)
+        loop.step(0.0)
+        if loop.clock.device is None:
+            loop.clock.device = gpu
+    return loop, gpu
+
+
+def rates(loop: Loop) -> Any:
+    log = SimpleNamespace(
+        columns=COLUMNS,
+        rows=np.array([list(row.values()) for row in loop.spool.rows]),
+        process={},
+        facts={},
+        pulses=[],
+    )
+    return rates_of([log])
+
+
+def test_the_device_is_waited_for_once_and_its_last_work_belongs_to_the_loop() -> None:
+    """The host is ahead of the device from the first step on, so that its own times miss what is still to be done."""
+    loop, gpu = gpu_loop(40, issue_s=0.01, work_s=0.1)
+    loop.clock.enter(DATA)
+    loop.clock.leave()
+    loop.clock.saw_end_of_data()
+    assert gpu.waited == 1
+    loop.clock.close()
+    told = rates(loop)
+    assert told.steps_per_s == pytest.approx(40 / (gpu.free_at - 100.0), rel=1e-3)
+    assert told.shares["forward"] > 0.95
+
+
+def test_nothing_is_asked_of_a_device_while_a_graph_is_captured() -> None:
+    loop, _ = gpu_loop(40, issue_s=0.01, work_s=0.1, capturing=range(9, 20))
+    marked = [row["step"] for row in loop.spool.rows if row["kind"] == 1]
+    assert marked
+    assert not {*range(9, 20)} & {int(step) for step in marked}
+
+
+def test_steps_of_every_rhythm_are_marked() -> None:
+    """What a script does every second, fifth or tenth step is met in some of the marked ones, and not in all."""
+    loop, _ = gpu_loop(400, issue_s=0.01, work_s=0.02)
+    marked = {int(row["step"]) for row in loop.spool.rows if row["kind"] == 1}
+    for rhythm in (2, 4, 5, 10, 16):
+        assert len({step % rhythm for step in marked}) == rhythm
+
+
+def test_a_look_comes_after_each_of_the_first_steps_and_then_seldom() -> None:
+    loop, seen = Loop(), []
+    loop.clock.on_step = lambda clock: seen.append(clock.steps)
+    for _ in range(300):
+        loop.step(0.01)
+    assert seen[:EARLY_STEPS] == list(range(1, EARLY_STEPS + 1))
+    assert len(seen) - EARLY_STEPS == 2  # one per second
+
+
+def test_rows_are_whole_across_the_pieces_of_the_file(tmp_path: Path) -> None:
+    spool, reader = Spool(str(tmp_path)), SpoolReader(tmp_path)
+    count = 2 * CHUNK // ROW.size + 3
+    for number in range(count):
+        spool.row((float(number),) * len(COLUMNS))
+        if number == 5:
+            (log,) = reader.refresh()
+            assert len(log.rows) == 6
+    (log,) = reader.refresh()
+    assert log.rows[:, 0].tolist() == list(range(count))

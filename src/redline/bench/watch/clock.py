@@ -1,95 +1,83 @@
-"""The stopwatch of a watched process: exclusive time per phase, one row per optimizer step, written at once.
+"""The stopwatch of a watched process: exclusive time per phase, one row per optimizer step.
 
-Each row goes to the kernel with one system call, so whatever ends the process (`os._exit`, a signal, running out of
-memory) loses nothing that was timed. On a GPU the same transitions are also marked on its stream in some of the steps;
+On a GPU the same transitions are also marked on its stream in some of the steps;
 the times between those marks say what the device waited for or worked on.
+
+What runs in every step is written for few calls and few touched objects: between two steps of a real program the
+processor's caches hold none of this, and each call costs several times what a loop over it suggests.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
-import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-PHASES = ("data", "copy", "forward", "backward", "optimizer", "other")
+from .spool import COLUMNS, PHASES, Spool
+
 DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(6)
 
-COLUMNS = (
-    "kind", "step", "ended", *PHASES, "paused", "loaded", "fed", "backwards", "loss", "caller", "profiled", "models",
-    "before", *(f"aside_{name}" for name in PHASES),
-)  # fmt: skip
-"""Of a row, all 64-bit floats.
-
-`kind`: 0 a step by the host's clock, 1 the phases of a step by the device's clock: its `ended` is then the device's time
-since the moment `paused` of the host's clock; 2 what has passed since the last step when a loader was through. `caller`: the optimizer's number; -1
-a step that the program counted itself, -2 one that ended with its backward pass, because no optimizer was called yet.
-`models`: the modules that were called, as bits. `before`: of `other`, what passed before the batch was first used.
-`aside_*`: what had passed when the last forward pass in evaluation mode ended, before the training went on.
-"""
 BY_HAND, BY_BACKWARD = -1, -2
 MOST_MODELS = 50
 """As many bits as a 64-bit float holds without loss, and a few less."""
-ROW = struct.Struct(f"<{len(COLUMNS)}d")
 STEP, DEVICE, TAIL = 0.0, 1.0, 2.0
 NOTHING = (0.0,) * len(PHASES)
 
 PULSE_S = 1.0
 """Between two looks at what costs more than a few microseconds."""
-OWN_TIME_S = 1e-3
-"""What watching takes after a step and more is not charged to the next one."""
-MARKED_STEPS = 4
-"""One step in this many is also timed by the device's clock."""
+OWN_TIME_S = 0.05
+"""A look after a step that takes longer, as the profiler's do, is not charged to the next one."""
+EARLY_STEPS = 20
+"""After each of the first ones there is a look at the program; then after one per `PULSE_S`."""
+MARKED_EARLY, MARKED_LATER, EARLY_MARKS = 3, 13, 60
+"""One step in this many is also timed by the device's clock, of the first ones and of those after them.
+
+Primes, so that what a script does every tenth or hundredth step is met as often as it happens.
+"""
 
 
-class Spool:
-    """The files of one process: rows of steps, and facts as lines of JSON. Nothing is created before the first write."""
+class DeviceClock(Protocol):
+    """Marks on a device's stream."""
 
-    def __init__(self, folder: str) -> None:
-        self._name = os.path.join(folder, f"{os.getpid()}-{time.time_ns()}")
-        self.folder = folder
-        self._rows: int | None = None
-        self._facts: int | None = None
+    def mark(self) -> Any:
+        """A mark after what has been issued so far; None where there cannot be one, as while a graph is captured."""
 
-    def row(self, values: tuple[float, ...]) -> None:
-        if self._rows is None:
-            self._rows = self._open(".steps")
-            os.write(self._rows, json.dumps({"columns": COLUMNS}).encode() + b"\n")
-        os.write(self._rows, ROW.pack(*values))
+    def release(self, marks: list[Any]) -> None:
+        """These are not needed any more."""
 
-    def fact(self, kind: str, **fields: Any) -> None:
-        if self._facts is None:
-            self._facts = self._open(".facts")
-        os.write(self._facts, json.dumps({"kind": kind, "at": time.time(), **fields}, default=str).encode() + b"\n")
-
-    def path(self, suffix: str) -> str:
-        return self._name + suffix
-
-    def _open(self, suffix: str) -> int:
-        return os.open(self._name + suffix, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    def is_capturing(self) -> bool: ...
 
 
 class Clock:
     """Charges time to the phase that is on top; phases may nest, as a forward pass in an optimizer's closure does."""
 
+    # In the order of use: what a step touches lies together.
+    __slots__ = (  # noqa: RUF023
+        "thread", "phase", "_now", "_since", "_spent", "_marks", "_below", "on_phase", "_loss_is_open", "_nothing_seen",
+        "_before", "_backwards", "_numbers", "_evaluated", "_trained", "_snapshot", "_loaded", "_bits", "_models", "_fed",
+        "_is_replay", "_loss", "_optimizers", "spool", "steps", "_paused", "profiled", "_aside", "busy_until", "_next_look",
+        "on_step", "device", "_owner", "_pending", "_anchor",
+    )  # fmt: skip
+
     def __init__(self, spool: Spool, *, now: Callable[[], float] = time.perf_counter) -> None:
         self.spool = spool
         self.steps = 0
         self.on_step: Callable[[Clock], None] = lambda clock: None
-        """Called after each step, outside its time."""
+        """Called outside a step's time: after each of the first ones, each that is profiled, and one per `PULSE_S`."""
+        self.busy_until = EARLY_STEPS
+        """Until this step it is called after each of them."""
+        self._next_look = -math.inf
         self.on_phase: Callable[[int | None], None] | None = None
         """Called with the phase that begins, or None where one ends; set while a profile is captured."""
-        self.mark: Callable[[], Any] | None = None
-        """A mark on the device's stream; set once a device is known."""
+        self.device: DeviceClock | None = None
+        """Set once a device is known."""
         self.profiled = False
         self.phase = OTHER
         """What the time is charged to now."""
-        self._thread: int | None = None
+        self.thread: int | None = None
         self._owner: threading.Thread | None = None
         """The thread that trains; None until that is known."""
         self._now = now
@@ -99,6 +87,7 @@ class Clock:
         self._numbers: dict[int, int] = {}
         self._bits: dict[int, int] = {}
         self._marks: list[tuple[int, Any]] | None = None
+        """Of a step that is marked: what was charged until then, and the mark."""
         self._pending: list[tuple[int, list[tuple[int, Any]]]] = []
         self._anchor: tuple[float, Any] | None = None
         """A moment by the host's clock, and the mark that was then put on the device's stream."""
@@ -114,7 +103,8 @@ class Clock:
         self._aside: list[float] | None = None
         self._paused = 0.0
         self._snapshot: tuple[float, list[float], float] | None = None
-        self._batch_forwards = [0, 0]
+        self._evaluated = self._trained = 0
+        """Forward passes of this batch, without and with gradients, and backward passes."""
         self._loaded = 0.0
         self._fed: dict[int, float] = {}
         self._models = 0
@@ -129,7 +119,7 @@ class Clock:
 
         Where the one that trained has ended, another may go on.
         """
-        if self._thread is None or self._thread == threading.get_ident():
+        if self.thread is None or self.thread == threading.get_ident():
             return True
         if self._owner is not None and self._owner.is_alive():
             return False
@@ -139,28 +129,31 @@ class Clock:
         return True
 
     def _own_thread(self) -> None:
-        self._thread, self._owner = threading.get_ident(), threading.current_thread()
+        self.thread, self._owner = threading.get_ident(), threading.current_thread()
 
     def enter(self, phase: int) -> None:
-        now = self._now()
+        now, current = self._now(), self.phase
         if phase == DATA:
-            self._end_by_backward(now)
+            if self._backwards and not self._numbers:
+                self._end_by_backward(now)
+        elif (self._loss_is_open or (phase == BACKWARD and self._nothing_seen)) and current in (OTHER, OPTIMIZER):
+            current = FORWARD
         if self._since is not None:
-            current = self.phase
-            if (
-                phase != DATA
-                and current in (OTHER, OPTIMIZER)
-                and (self._loss_is_open or (phase == BACKWARD and self._nothing_seen))
-            ):
-                current = FORWARD
-            self._charge(current, now)
+            self._spent[current] += now - self._since
+            if self._marks is not None:
+                self._mark(current)
         if phase == DATA:
-            self._set_evaluation_aside(now)
+            if self._evaluated and not self._trained:
+                self._set_evaluation_aside(now)
+            if self._snapshot is None or self._trained:
+                self._snapshot = (now, self._spent[:], self._loaded)
+            self._evaluated = self._trained = 0
             self._loss_is_open, self._nothing_seen = False, True
-        elif phase != OPTIMIZER and self._before is None:
-            self._before = self._spent[OTHER]
-        if phase == BACKWARD:
-            self._loss_is_open = self._nothing_seen = False
+        else:
+            if phase == BACKWARD:
+                self._loss_is_open = self._nothing_seen = False
+            if self._before is None and phase != OPTIMIZER:
+                self._before = self._spent[OTHER]
         self._since = now
         self._below.append(self.phase)
         self.phase = phase
@@ -168,7 +161,12 @@ class Clock:
             self.on_phase(phase)
 
     def leave(self) -> None:
-        self._charge(self.phase, self._now())
+        now, current = self._now(), self.phase
+        if self._since is not None:
+            self._spent[current] += now - self._since
+        self._since = now
+        if self._marks is not None:
+            self._mark(current)
         self.phase = self._below.pop() if self._below else OTHER
         if self.on_phase is not None:
             self.on_phase(None)
@@ -185,8 +183,8 @@ class Clock:
         if self._since is not None:
             self._spent[phase] += now - self._since
         self._since = now
-        if self._marks is not None and self.mark is not None:
-            self._marks.append((phase, self.mark()))
+        if self._marks is not None:
+            self._mark(phase)
 
     # What happens within a step
 
@@ -195,8 +193,12 @@ class Clock:
 
     def saw_forward(self, module: int, samples: float, with_gradients: bool, is_training: bool = True) -> None:
         """`module`: its id; to be said before its time begins, as a step may end with it."""
-        self._end_by_backward(None)
-        self._batch_forwards[with_gradients and is_training] += 1
+        if self._backwards and not self._numbers:
+            self._end_by_backward(self._now())
+        if with_gradients and is_training:
+            self._trained += 1
+        else:
+            self._evaluated += 1
         bit = self._bits.get(module)
         if bit is None:
             bit = self._bits[module] = 1 << (len(self._bits) % MOST_MODELS)
@@ -205,25 +207,21 @@ class Clock:
             self._fed[module] = self._fed.get(module, 0.0) + samples
 
     def saw_backward(self, loss: float) -> None:
-        if self._thread is None:
+        if self.thread is None:
             self._own_thread()
         self._backwards += 1
-        self._batch_forwards[1] += 1
+        self._trained += 1
         self._loss = loss
         # A closure that an optimizer calls again, as LBFGS does, sees the same samples again.
         self._is_replay = bool(self._optimizers)
 
     def _set_evaluation_aside(self, now: float) -> None:
         """A batch that only went through forward passes without gradients was evaluated: its time is no training's."""
-        evaluated, trained = self._batch_forwards
-        if self._snapshot is not None and evaluated and not trained:
+        if self._snapshot is not None:
             began, spent, loaded = self._snapshot
             self._paused += now - began
             self._spent, self._loaded = spent, loaded
             self._snapshot, self._marks, self._aside = None, None, None
-        if self._snapshot is None or trained:
-            self._snapshot = (now, list(self._spent), self._loaded)
-        self._batch_forwards = [0, 0]
 
     def skipping(self, look: Callable[..., None], *args: Any) -> None:
         """Make a look at the program that no phase pays for."""
@@ -236,7 +234,7 @@ class Clock:
     # Steps
 
     def enter_optimizer(self, optimizer: object) -> None:
-        if self._thread is None:
+        if self.thread is None:
             self._own_thread()
         if id(optimizer) in self._optimizers:  # the last call of its step raised
             self._optimizers, self._below, self.phase = [], [], OTHER
@@ -262,12 +260,11 @@ class Clock:
         self._charge(self.phase, self._now())
         self._finish(BY_HAND)
 
-    def _end_by_backward(self, now: float | None) -> None:
+    def _end_by_backward(self, now: float) -> None:
         """Where no optimizer of torch is called, a step ends when the batch after its backward pass is used or fetched."""
-        if self._numbers or not self._backwards or self.phase != OTHER or self._optimizers:
-            return
-        self._charge(OTHER, self._now() if now is None else now)
-        self._finish(BY_BACKWARD)
+        if self.phase == OTHER and not self._optimizers:
+            self._charge(OTHER, now)
+            self._finish(BY_BACKWARD)
 
     def _finish(self, number: int) -> None:
         ended = self._since or 0.0
@@ -289,41 +286,80 @@ class Clock:
                 *(self._aside or NOTHING),
             )
         )
-        if self.mark is not None:
-            self._keep_marks()
-        self.steps += 1
-        self._below, self.phase = [], OTHER
-        self._begin_step()
-        self.on_step(self)
-        later = self._now()
-        if later - ended > OWN_TIME_S:  # the profiler's, or a first look at the model: no step of theirs
-            self._paused, self._since = later - ended, later
-
-    def saw_end_of_data(self) -> None:
-        """A loader is through. Where no step follows, what has passed since the last one belongs to the loop all the same."""
-        if self.steps:
-            blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
-            self.spool.row((TAIL, self.steps, self._since or 0.0, *self._spent, self._paused, *blank))
-
-    # The device's clock
-
-    def _keep_marks(self) -> None:
         if self._marks is not None:
             self._pending.append((self.steps, self._marks))
             self._marks = None
-        if self.mark is not None and self._anchor is None:
-            self._anchor = (self._now(), self.mark())
-        if self.mark is not None and (self.steps + 1) % MARKED_STEPS == 0 and not self.profiled:
-            self._marks = [(OTHER, self.mark())]
-        while self._pending and self._pending[0][1][-1][1].query():
-            step, marks = self._pending.pop(0)
-            self._write_device_times(step, marks)
+        self.steps += 1
+        self._below, self.phase = [], OTHER
+        self._begin_step()
+        if self.steps <= self.busy_until or ended >= self._next_look or self.profiled:
+            self._next_look = ended + PULSE_S
+            self.on_step(self)
+            later = self._now()
+            if later - ended > OWN_TIME_S:  # the profiler's, or a first look at the model: no step of theirs
+                self._paused, self._since = later - ended, later
+        if self.device is not None:
+            self._mark_next(self.device)
 
-    def _write_device_times(self, step: int, marks: list[tuple[int, Any]]) -> None:
-        spent = [0.0] * len(PHASES)
-        for (_, earlier), (phase, later) in itertools.pairwise(marks):
-            spent[phase] += earlier.elapsed_time(later) / 1e3
-        assert self._anchor is not None
-        began, anchor = self._anchor
+    def saw_end_of_data(self) -> None:
+        """A loader is through. Where no step follows, what has passed since the last one belongs to the loop all the same."""
+        if not self.steps:
+            return
         blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
-        self.spool.row((DEVICE, step, anchor.elapsed_time(marks[-1][1]) / 1e3, *spent, began, *blank))
+        self.spool.row((TAIL, self.steps, self._since or 0.0, *self._spent, self._paused, *blank))
+        is_training = not self._paused and not self._evaluated
+        if is_training and self._anchor is not None and self.device is not None:
+            mark = self.device.mark()
+            if mark is not None:  # when the device is through as well
+                self._pending.append((self.steps - 1, [(OTHER, mark)]))
+
+    # The device's clock
+
+    def _mark(self, phase: int) -> None:
+        mark = self.device.mark() if self.device is not None else None
+        if mark is None or self._marks is None:
+            self._marks = None
+        else:
+            self._marks.append((phase, mark))
+
+    def _mark_next(self, device: DeviceClock) -> None:
+        """Read the marks that the device has passed, and mark the next step where it is its turn."""
+        every = MARKED_EARLY if self.steps < EARLY_MARKS else MARKED_LATER
+        is_turn = self.steps % every == 0 and not self.profiled
+        if not (is_turn or self._pending) or device.is_capturing():
+            return
+        if self._anchor is None:
+            self._set_anchor(device)
+        while self._pending and self._pending[0][1][-1][1].query():
+            self._write_device_times(device, *self._pending.pop(0))
+        if is_turn:
+            self._marks = []
+            self._mark(OTHER)
+
+    def _set_anchor(self, device: DeviceClock) -> None:
+        """Wait for the device, once: only where it has nothing left to do its mark is set at a known moment.
+
+        Until then it works for the script, so this belongs to a step's time.
+        """
+        mark = device.mark()
+        if mark is not None:
+            mark.synchronize()
+            self._anchor = (self._now(), mark)
+
+    def _write_device_times(self, device: DeviceClock, step: int, marks: list[tuple[int, Any]]) -> None:
+        if self._anchor is not None:
+            spent = [0.0] * len(PHASES)
+            for (_, earlier), (phase, later) in itertools.pairwise(marks):
+                spent[phase] += earlier.elapsed_time(later) / 1e3
+            began, anchor = self._anchor
+            blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
+            self.spool.row((DEVICE, step, anchor.elapsed_time(marks[-1][1]) / 1e3, *spent, began, *blank))
+        device.release([mark for _, mark in marks])
+
+    def close(self) -> None:
+        """The program or its loop has ended: wait for the device and read the marks that are left."""
+        if self.device is not None and not self.device.is_capturing():
+            for step, marks in self._pending:
+                marks[-1][1].synchronize()
+                self._write_device_times(self.device, step, marks)
+            self._pending = []

@@ -13,18 +13,20 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from .clock import Spool
+from .spool import Spool
 
 OURS = os.path.dirname(os.path.abspath(__file__))
 MOST_LINES = 20
 """Places in the script that made the host wait."""
 LOSS_PERIOD_S = 0.5
 """Between two losses that are copied from a GPU."""
+HOST_LOSS_PERIOD_S = 0.02
+"""Between two that are read from the host's memory."""
 
 
 class Facts:
@@ -32,17 +34,18 @@ class Facts:
         self._spool = spool
         self._device = torch.device("cpu")
         self._loaders: dict[int, dict[str, Any]] = {}
-        self._optimizers: dict[int, dict[str, Any]] = {}
+        self.optimizers: dict[int, dict[str, Any]] = {}
         self._optimizer_refs: list[weakref.ref[Any]] = []
         self._waits: Counter[str] = Counter()
         self._wait_s: dict[str, float] = {}
         self._optimizer_wait_s = 0.0
-        self._copies: dict[str, Any] = {"count": 0, "bytes": 0, "seconds": 0.0, "pageable": 0, "blocking": 0}
-        self._zero_grads: dict[str, Any] = {"count": 0, "kept": 0, "seconds": 0.0}
+        self._copies: dict[str, Any] = {"asked": 0, "pageable": 0, "blocking": 0}
+        self.zero_grads = self._kept_gradients = 0
+        self._kept_gradients_s = 0.0
         self._autocast: str | None = None
         self._scaler: dict[str, Any] | None = None
         self._inputs: list[str] = []
-        self._next_loss = 0.0
+        self.next_loss = 0.0
         self._coming: tuple[torch.Tensor, Any] | None = None
         self._unscaled: tuple[int, torch.Tensor] | None = None
 
@@ -65,22 +68,26 @@ class Facts:
             del self._loaders[loader]["starts_s"][:-64]
 
     def saw_optimizer(self, optimizer: Any) -> None:
-        if id(optimizer) not in self._optimizers:
-            self._optimizer_refs.append(weakref.ref(optimizer))
-            defaults = getattr(optimizer, "defaults", {})
-            tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            self._optimizers[id(optimizer)] = {
-                "name": type(optimizer).__name__,
-                "of_torch": type(optimizer).__module__.startswith("torch.optim"),
-                "can_fuse": "fused" in defaults,
-                "fused": bool(defaults.get("fused")),
-                "foreach": defaults.get("foreach"),
-                "tensors": len(tensors),
-            }
+        """To be said once of each."""
+        self._optimizer_refs.append(weakref.ref(optimizer))
+        defaults = getattr(optimizer, "defaults", {})
+        tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.optimizers[id(optimizer)] = {
+            "name": type(optimizer).__name__,
+            "of_torch": type(optimizer).__module__.startswith("torch.optim"),
+            "can_fuse": "fused" in defaults,
+            "fused": bool(defaults.get("fused")),
+            "foreach": defaults.get("foreach"),
+            "tensors": len(tensors),
+        }
 
-    def saw_forward(self, module: Any, args: Any, kwargs: Any, step: int) -> None:
-        if step > 3 and step % 512:
-            return
+    def trained(self) -> set[int]:
+        """The ids of the parameters of every optimizer that was called."""
+        known = [one for reference in self._optimizer_refs if (one := reference()) is not None]
+        return {id(parameter) for one in known for group in one.param_groups for parameter in group["params"]}
+
+    def saw_forward(self, args: Any, kwargs: Any, step: int) -> None:
+        """Of some of the steps."""
         kind = self._device.type if step else "cuda" if torch.cuda.is_initialized() else "cpu"
         self._autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
         self._inputs = [
@@ -88,24 +95,26 @@ class Facts:
             for one in tensors_in((args, kwargs))
         ][:4]
 
-    def saw_copy(self, tensor: torch.Tensor, args: Any, kwargs: Any, seconds: float, step: int) -> None:
-        copies = self._copies
-        copies["count"] += 1
-        copies["bytes"] += tensor.numel() * tensor.element_size()
-        copies["seconds"] += seconds
-        if step < 64 or step % 64 == 0:  # asking the driver whether memory is pinned takes a few microseconds
-            copies["asked"] = copies.get("asked", 0) + 1
-            copies["pageable"] += not tensor.is_pinned()
-            copies["blocking"] += not (kwargs.get("non_blocking") or True in args)
+    @staticmethod
+    def asks_about_copies(step: int) -> bool:
+        """Asking the driver takes a few microseconds. Before the first step it is the model that moves."""
+        return 0 < step < 64 or (step > 0 and step % 64 == 0)
 
-    def saw_zero_grad(self, keeps: bool, seconds: float) -> None:
-        self._zero_grads["count"] += 1
-        self._zero_grads["kept"] += keeps
-        self._zero_grads["seconds"] += seconds
+    def saw_copy(self, tensor: torch.Tensor, moved: Any, args: Any, kwargs: Any) -> None:
+        if isinstance(moved, torch.Tensor) and moved.is_cuda:
+            self._copies["asked"] += 1
+            self._copies["pageable"] += not tensor.is_pinned()
+            self._copies["blocking"] += not (kwargs.get("non_blocking") or True in args)
+
+    def saw_kept_gradients(self, seconds: float) -> None:
+        """A call of `zero_grad` that wrote zeros over them took so long."""
+        self._kept_gradients += 1
+        self._kept_gradients_s += seconds
 
     def saw_scaler(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         self._scaler = {"enabled": bool(scaler.is_enabled())}
-        if isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
+        is_due = time.monotonic() >= self.next_loss
+        if is_due and isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
             self._unscaled = (id(scaled), outputs)
 
     def saw_wait(self, how: str, seconds: float, in_optimizer: bool) -> None:
@@ -139,21 +148,27 @@ class Facts:
         self._spool.fact("oom", phase=phase, step=step, held=held, where=where, error=said, snapshot=snapshot)
 
     def loss(self, tensor: torch.Tensor) -> float:
-        """The loss of this step where it can be had without waiting, else the last one that came, else NaN."""
+        """The loss of this step where it can be had without waiting, else the last one that came, else NaN.
+
+        To be asked for when it is due.
+        """
         if self._unscaled is not None and self._unscaled[0] == id(tensor):
             tensor = self._unscaled[1]
         self._unscaled = None
+        now = time.monotonic()
         if not tensor.is_cuda:
+            self.next_loss = now + HOST_LOSS_PERIOD_S
             try:
                 return float(tensor.item())
             except (RuntimeError, NotImplementedError):  # without data: on the meta device, or inside torch.func
                 return math.nan
         came = math.nan
+        if torch.cuda.is_current_stream_capturing():  # asking for anything would spoil the script's graph
+            return came
         if self._coming is not None and self._coming[1].query():
             came, self._coming = float(self._coming[0]), None
-        now = time.monotonic()
-        if self._coming is None and now >= self._next_loss and not torch.cuda.is_current_stream_capturing():
-            self._next_loss = now + LOSS_PERIOD_S
+            self.next_loss = now + LOSS_PERIOD_S
+        elif self._coming is None:
             copied = torch.empty((), dtype=tensor.dtype, pin_memory=True)
             copied.copy_(tensor.detach().reshape(()), non_blocking=True)
             event = torch.cuda.Event()
@@ -181,16 +196,8 @@ class Facts:
         )
         self._spool.fact("models", models=[_model_facts(root) for root in roots], flags=_flags())
 
-    def device_mark(self) -> Callable[[], Any] | None:
-        if not self.is_on_gpu:
-            return None
-
-        def mark() -> Any:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            return event
-
-        return mark
+    def device_clock(self) -> CudaClock | None:
+        return CudaClock() if self.is_on_gpu else None
 
     def pulse(self, step: int) -> None:
         memory = {}
@@ -203,16 +210,38 @@ class Facts:
         self._spool.fact("pulse", step=step, memory=memory)
         usage: dict[str, Any] = {
             "loaders": list(self._loaders.values()),
-            "optimizers": list(self._optimizers.values()),
+            "optimizers": list(self.optimizers.values()),
             "waits": [{"what": what, "count": n, "seconds": self._wait_s[what]} for what, n in self._waits.items()],
             "optimizer_wait_s": self._optimizer_wait_s,
             "copies": self._copies,
-            "zero_grads": self._zero_grads,
+            "zero_grads": {
+                "count": self.zero_grads,
+                "kept": self._kept_gradients,
+                "seconds": self._kept_gradients_s,
+            },
             "autocast": self._autocast,
             "scaler": self._scaler,
             "inputs": self._inputs,
         }
         self._spool.fact("usage", step=step, **usage)
+
+
+class CudaClock:
+    """Marks on the current stream, used again and again."""
+
+    def __init__(self) -> None:
+        self._spare: list[Any] = []
+        self.is_capturing = torch.cuda.is_current_stream_capturing
+
+    def mark(self) -> Any:
+        if self.is_capturing():  # a mark would become part of the script's graph
+            return None
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def release(self, marks: list[Any]) -> None:
+        self._spare += marks
 
 
 def _rank() -> tuple[int, int]:
@@ -318,11 +347,11 @@ def tensors_in(structure: Any, depth: int = 0) -> Iterator[torch.Tensor]:
                 yield from tensors_in(one, depth + 1)
 
 
-def leading_size(structure: Any) -> float:
+def leading_size(args: Any, kwargs: Any) -> float:
     """Of the first tensor that has one."""
-    if structure[0] and type(first := structure[0][0]) is torch.Tensor and first.dim():  # as most models are called
+    if args and type(first := args[0]) is torch.Tensor and first.dim():  # as most models are called
         return float(first.shape[0])
-    return float(next((one.shape[0] for one in tensors_in(structure) if one.dim()), 0))
+    return float(next((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), 0))
 
 
 def batch_samples(batch: Any, iterator: Any) -> float:
@@ -332,6 +361,9 @@ def batch_samples(batch: Any, iterator: Any) -> float:
     they say something else, as packed sequences and graphs do, the sampler is right.
     """
     planned = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    first = batch[0] if type(batch) in (list, tuple) and batch else None
+    if planned is not None and type(first) is torch.Tensor and first.dim() and first.shape[0] == planned:
+        return float(planned)  # as most batches are
     sizes = [one.shape[0] for one in tensors_in(batch) if one.dim()]
     if not isinstance(planned, int):
         return float(max(sizes, key=sizes.count)) if sizes else float(len(batch)) if isinstance(batch, list) else 1.0

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .clock import PHASES, Clock
+from .clock import Clock
+from .spool import PHASES
 
 PREFIX = "redline/"
 
@@ -21,7 +22,7 @@ class Windows:
         asked: dict[str, Any] = json.loads(settings) if settings else {}
         self._clock = clock
         self._steps = int(asked.get("steps", 0))
-        self._after = int(asked.get("after", 0))
+        self.after = int(asked.get("after", 0))
         self._every_s: float | None = asked.get("every_s")
         self._taken = 0
         self._next_at = time.monotonic()
@@ -36,7 +37,7 @@ class Windows:
             self._open()
 
     def _is_due(self) -> bool:
-        if not self._steps or self._clock.steps < self._after or time.monotonic() < self._next_at:
+        if not self._steps or self._clock.steps < self.after or time.monotonic() < self._next_at:
             return False
         return self._taken == 0 or self._every_s is not None
 

@@ -1,0 +1,103 @@
+"""Which modules of a watched program are its models: the outermost ones that own what is trained."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+MOST_LEVELS = 4
+"""A model whose parts are called one by one, as Lightning does, is looked into so deep."""
+FEWEST_TO_PRUNE = 4096
+
+
+class Models:
+    """Hears of every module that is made, and holds none that the script lets go."""
+
+    def __init__(self, on_class: Callable[[type], None]) -> None:
+        self._on_class = on_class
+        """Called with the class of each model that is found."""
+        self._made: list[weakref.ref[Any]] = []
+        self._prune_at = FEWEST_TO_PRUNE
+        self._levels = 0
+        self.found: list[weakref.ref[Any]] = []
+
+    def add(self, module: Any) -> None:
+        if len(self._made) >= self._prune_at:
+            self._made = [seen for seen in self._made if seen() is not None]
+            self._prune_at = FEWEST_TO_PRUNE + 2 * len(self._made)
+        self._made.append(weakref.ref(module))
+
+    def find(self, optimizer: Any | None) -> None:
+        """The outermost modules that own what the optimizer trains; without one, what has gradients."""
+        if optimizer is None:
+            owners = [one for one in self._live() if any(each.grad is not None for each in _parameters(one))]
+        else:
+            trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+            owners = [one for one in self._live() if any(id(each) in trained for each in _parameters(one))]
+        inner = {id(child) for one in owners for child in _children(one)}
+        known = {id(root) for root in self.roots()}
+        for root in owners:
+            if id(root) not in inner and id(root) not in known:
+                self.found.append(weakref.ref(root))
+                self._on_class(type(root))
+
+    def _live(self) -> list[Any]:
+        """Each once, where its constructor has run."""
+        made = {id(one): one for seen in self._made if (one := seen()) is not None}
+        return [one for one in made.values() if "_modules" in vars(one)]
+
+    def roots(self, trained: Collection[int] = ()) -> list[torch.nn.Module]:
+        """Those that own one of these parameters, given by their ids: a program may hold other models. All where none does."""
+        alive = [root for found in self.found if (root := found()) is not None]
+        return [root for root in alive if any(id(each) in trained for each in _parameters(root))] or alive
+
+    def holds(self, module: Any) -> bool:
+        return any(module is one() for one in self.found)
+
+    def look_deeper(self) -> None:
+        """Nobody calls the models themselves: listen to their parts."""
+        if self._levels < MOST_LEVELS:
+            self._levels += 1
+            parts = [child for root in self.roots() for child in root.children()]
+            self.found = [weakref.ref(part) for part in parts] or self.found
+            for part in parts:
+                self._on_class(type(part))
+
+
+def live_objects(base: type) -> list[Any]:
+    """Every instance of the class and of those derived from it, by asking the collector."""
+    kinds, waiting = set[type](), [base]
+    while waiting:
+        kind = waiting.pop()
+        if kind not in kinds:
+            kinds.add(kind)
+            waiting += type.__subclasses__(kind)
+    return [one for one in gc.get_objects() if type(one) in kinds]
+
+
+def _parameters(module: torch.nn.Module) -> list[Any]:
+    return [one for one in _walk(module, "_parameters") if one is not None]
+
+
+def _children(module: torch.nn.Module) -> list[Any]:
+    return [one for one in _walk(module, "_modules") if one is not None]
+
+
+def _walk(module: torch.nn.Module, what: str) -> list[Any]:
+    """Of the module and all below it, without calling anything that a class may have overridden."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        own = vars(one)
+        found += own.get(what, {}).values()
+        waiting += [child for child in own.get("_modules", {}).values() if child is not None]
+    return found
