@@ -104,6 +104,57 @@ def test_inference_keeps_no_more_than_two_layers(tmp_path: Path) -> None:
     assert sum(use.categories.values()) == use.peak_bytes
 
 
+UNUSUAL = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class Graph:
+    edges: torch.Tensor
+    nodes: torch.Tensor
+
+class Spread(nn.Module):
+    def forward(self, graph):
+        return torch.sparse.mm(graph.edges, graph.nodes)
+
+class Lazy(nn.Module):
+    def forward(self, x):
+        yield x
+
+def graph():
+    edges = torch.diag(torch.arange(1000) < 10).float().to_sparse()
+    return Spread(), (Graph(edges, torch.randn(1000, 4)),)
+
+def lazy():
+    return Lazy(), torch.randn(4)
+"""
+
+
+def test_inputs_of_any_layout_and_structure_are_held(tmp_path: Path) -> None:
+    (tmp_path / "unusual.py").write_text(UNUSUAL)
+    workload = WorkloadSpec(model=f"{tmp_path / 'unusual.py'}:graph")
+    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    assert use.categories["inputs"] == 1000 * 4 * 4 + 10 * 4 + 2 * 10 * 8
+    assert use.categories["activations"] >= 1000 * 4 * 4
+    lazy = WorkloadSpec(model=f"{tmp_path / 'unusual.py'}:lazy")
+    with pytest.raises(BenchError, match="Lazy returned a generator"):
+        answer_memory(RunSpec(workload=lazy, device="cpu"))
+
+
+def test_the_next_step_is_a_command_that_can_be_typed() -> None:
+    def told(task: str, batch: int | None, **parts: int) -> str:
+        use = MemoryUse(peak_bytes=9, peak_phase="forward", categories=parts, holders=(), timeline=())  # type: ignore[arg-type]
+        row = MemoryRow(
+            model="m", task=task, recipe="r", batch=batch, device="c", use=use, compared="COMPARE", sized="SIZE"
+        )
+        return as_text(memory_report([row])).splitlines()[-1]
+
+    assert told("train", 2, activations=2, weights=1).endswith("'COMPARE' shows what bf16 saves of them")
+    assert told("infer", 2, activations=2, weights=1).endswith("'SIZE' finds the largest batch that fits")
+    assert told("infer", None, activations=2, weights=1) == "next: activations are the largest part"
+
+
 def test_a_compiled_model_has_no_modules_to_tell_of(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="no memory by module under compile"):
         use_of(tmp_path, "infer", "compile")

@@ -203,6 +203,21 @@ def nested(batch: int) -> Any:
     return Nested(), torch.nested.nested_tensor(rows, layout=torch.jagged)
 
 
+class Undifferentiated(nn.Linear):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def undifferentiated(batch: int) -> Any:
+    return Undifferentiated(WIDTH, 3), torch.randn(batch, WIDTH)
+
+
+def ragged_out(batch: int) -> Any:
+    rows = [torch.randn(length, WIDTH) for length in _lengths(batch)]
+    return nn.Linear(WIDTH, 3), torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
 class Keywords(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import msgspec
 from rich.console import RenderableType
 
+from redline.analyze.command_line import command_line
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.protocol import AskMemory, MemoryAnswer
@@ -30,6 +31,10 @@ class MemoryRow(Frozen):
     use: MemoryUse
     saved_bytes: int | None = None
     """Of the peak, against the first row."""
+    compared: str | None = None
+    """The command that compares it with bf16; None for a live module."""
+    sized: str | None = None
+    """The command that finds its largest batch."""
 
 
 class MemoryResult(Shown, Sequence[MemoryRow]):
@@ -87,6 +92,10 @@ def memory(
                     device=answer.environment.device.name,
                     use=answer.use,
                     saved_bytes=rows[0].use.peak_bytes - answer.use.peak_bytes if rows else None,
+                    compared=command_line(
+                        "memory", spec, batch=spec.workload.batch, recipes=(str(spec.recipe), "amp-bf16")
+                    ),
+                    sized=command_line("batch", spec) if spec.workload.task in ("infer", "train") else None,
                 )
             )
         return MemoryResult(rows)

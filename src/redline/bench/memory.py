@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.bench.count.counter import watching
@@ -23,8 +22,10 @@ from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.environment import describe
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.workload.called import refuse_what_has_not_run
 from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
+from redline.bench.workload.structure import stored, tensors_within
 from redline.errors import BenchError
 from redline.protocol import MemoryAnswer
 from redline.spec import RunSpec
@@ -96,7 +97,8 @@ def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snaps
         ledger.hold(tensor, category, module)
     try:
         with ledger, watching(setup.workload.model, ledger.enter, ledger.leave):
-            step(lambda: ledger.mark(setup.workload.model))
+            output = step(lambda: ledger.mark(setup.workload.model))
+            refuse_what_has_not_run(output, type(setup.workload.model).__name__)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -130,7 +132,7 @@ def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tupl
 
 
 def _tensors(structure: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, Tensor))
+    return (tensor for _, tensor in tensors_within(structure))
 
 
 class Ledger(TorchDispatchMode):
@@ -161,6 +163,10 @@ class Ledger(TorchDispatchMode):
         return result
 
     def hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
+        for part in stored(tensor):
+            self._hold(part, category, module)
+
+    def _hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()

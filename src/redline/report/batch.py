@@ -165,10 +165,9 @@ def _next_step(findings: Sequence[BatchFinding]) -> str:
     if best.slo:
         return _next_under_target(running)
     if best.knee is not None:
-        return (
-            f"next: with {best.recipe}, batch {best.knee.batch} already has {best.knee.share:.0%} of the speed; "
-            f"more only pays if you need it"
-        )
+        share = "all" if best.knee.share >= 1 else f"{best.knee.share:.0%}"
+        told = f"batch {best.knee.batch} already has {share} of the speed"
+        return f"next: with {best.recipe}, {told}; more only pays if you need it"
     if best.at_length is None:
         return f"next: measure batch {best.max_batch} thoroughly"
     return f"next: '{best.at_length}' measures it thoroughly"

@@ -47,13 +47,17 @@ def memory_report(rows: Sequence[Any]) -> RenderableType:
 
 
 def _next(rows: Sequence[Any]) -> str:
-    first = rows[0].use
-    most = max(first.categories, key=lambda kind: first.categories[kind])
-    if len(rows) == 1 and rows[0].task == "train" and most == "activations":
-        return "next: -r baseline -r checkpointing -r amp-bf16 shows what they save of the activations"
+    """What to do about the largest part. A batch that is not known is not searched for either."""
+    first, parts = rows[0], rows[0].use.categories
+    most = max(parts, key=lambda kind: parts[kind])
     if most == "optimizer state":
         return "next: the optimizer's state is the largest part; SGD without momentum holds none"
-    return f"next: {most} are the largest part; 'redline batch' finds the largest batch that fits"
+    told = f"next: {most} are the largest part"
+    if len(rows) == 1 and first.task == "train" and most == "activations" and first.compared is not None:
+        return f"{told}; '{first.compared}' shows what bf16 saves of them"
+    if first.batch is None or first.sized is None:
+        return told
+    return f"{told}; '{first.sized}' finds the largest batch that fits"
 
 
 def _draw_kinds(axes: Any, use: MemoryUse) -> None:

@@ -215,6 +215,41 @@ class TestBytes:
         work = count(Split(), torch.randn(2, 8))
         assert work.compulsory_bytes == 24 * 8 * 4 + 2 * 8 * 4 + 2 * 8 * 4
 
+    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+    def test_of_a_sparse_matrix_only_its_entries_count(self) -> None:
+        class Spread(nn.Module):
+            def forward(self, edges: Tensor, x: Tensor) -> Tensor:
+                return torch.sparse.mm(edges, x)
+
+        edges = torch.diag(torch.arange(1000) < 3).float().to_sparse()
+        x = torch.randn(1000, 16)
+        for matrix, index in ((edges, 2 * 3 * 8), (edges.coalesce().to_sparse_csr(), (1001 + 3) * 8)):
+            work = count(Spread(), matrix, x)
+            assert work.flops == 2 * 3 * 16
+            assert work.compulsory_bytes == 3 * 4 + index + 2 * x.numel() * 4
+            assert "sparse" in str(work.for_these_inputs)
+
+    def test_inputs_that_move_themselves_are_counted(self) -> None:
+        class Cloud:
+            def __init__(self, points: Tensor) -> None:
+                self.points, self.whole = points, self
+
+            def to(self, device: object) -> Cloud:
+                return self
+
+        class OfClouds(nn.Linear):
+            def forward(self, cloud: Cloud) -> Tensor:  # type: ignore[override]
+                return super().forward(cloud.points)
+
+        work = count(OfClouds(8, 4, bias=False), Cloud(torch.randn(5, 8)))
+        assert work.compulsory_bytes == 4 * (8 * 4 + 5 * 8 + 5 * 4)
+
+    def test_training_reads_weights_that_are_frozen(self) -> None:
+        model, x = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 4, bias=False)), torch.randn(8, 16)
+        model[0].requires_grad_(False)
+        work = count(model, x, loss=lambda out: out.sum(), optimizer="sgd")
+        assert work.compulsory_bytes == 4 * (x.numel() + 16 * 16 + (2 + 2) * 16 * 4)
+
     def test_training_reads_and_writes_weights_and_state(self) -> None:
         model, x = nn.Linear(16, 16, bias=False), torch.randn(8, 16)
         work = count(model, x, loss=lambda out: out.sum(), optimizer="adam")

@@ -36,6 +36,14 @@ class TestNumbers:
         assert swapped.cosine == pytest.approx(-1.0)
         assert swapped.top1_agreement == 0.0
 
+    def test_ragged_rows_are_compared_one_by_one(self) -> None:
+        rows = [torch.tensor([[1.0], [2.0]]), torch.tensor([[4.0]])]
+        for layout in (torch.jagged, torch.strided):
+            reference = [torch.nested.nested_tensor(rows, layout=layout)]
+            changed = [torch.nested.nested_tensor([2 * row for row in rows], layout=layout)]
+            assert compared(reference, reference).rel_l2 == 0
+            assert compared(changed, reference).rel_l2 > 1
+
     def test_not_a_number_is_the_worst_of_all(self) -> None:
         reference = [torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
         found = compared([torch.tensor([[1.0, torch.nan]]), reference[1]], reference)

@@ -4,9 +4,10 @@ from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import pytest
 import torch
 
-from redline.bench.workload.structure import describe, float_tensors, map_tensors, named_tensors
+from redline.bench.workload.structure import describe, float_tensors, map_tensors, named_tensors, shape_of, stored
 
 Pair = namedtuple("Pair", ["logits", "aux"])
 
@@ -24,6 +25,21 @@ def test_tensors_are_found_wherever_they_stand() -> None:
     assert [name for name, _ in named_tensors((x, [x, {"a": x}]))] == ["0", "1.0", "1.1.a"]
     assert [name for name, _ in named_tensors(Pair(x, {"deep": x}))] == ["logits", "aux.deep"]
     assert [name for name, _ in named_tensors(Answer(x, "cat", (x, x)))] == ["scores", "hidden.0", "hidden.1"]
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype)")
+def test_what_a_tensor_stores_whatever_its_layout() -> None:
+    dense = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()):
+        assert stored(sparse)[0].tolist() == [2.0, 3.0]
+        assert sum(part.numel() for part in stored(sparse)[1:]) > 0
+    rows = [torch.ones(3, 4), torch.ones(5, 4)]
+    for layout in (torch.jagged, torch.strided):
+        ragged = torch.nested.nested_tensor(rows, layout=layout)
+        assert sum(part.numel() for part in stored(ragged) if part.is_floating_point()) == 8 * 4
+        assert shape_of(ragged) == [2, None, 4]
+    assert stored(dense)[0] is dense
+    assert shape_of(dense) == [2, 3]
 
 
 def test_mapping_keeps_every_kind_of_container() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from redline.bench.count.ask import answer_count
 from redline.bench.session import BenchSession
+from redline.errors import BenchError
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply
 from redline.record import Failure, Prepared
 from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
@@ -52,6 +53,7 @@ MODELS: dict[str, Known] = {
     "bags": TOLD,
     "graphs": TOLD,
     "nested": TOLD,
+    "ragged_out": Known(1, "asked", 1, resized=6, trains=False),
     "keywords": TOLD,
     "dataclasses": TOLD,
     "named_tuples": TOLD,
@@ -201,7 +203,23 @@ def test_a_model_that_fails_whatever_the_mode_fails_as_it_did_first() -> None:
     assert isinstance(found, Prepared)
     found = measured(spec_of("lazily"))
     assert isinstance(found, Failure)
-    assert (found.kind, found.message) == ("user", "Lazily returned a generator: nothing of it has run yet")
+    with pytest.raises(BenchError, match="Lazily returned a generator"):
+        answer_count(spec_of("lazily"))
+    assert (found.kind, found.message) == (
+        "user",
+        "Lazily returned a generator: nothing of it has run yet; let a module of yours call it and use it up",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("undifferentiated", "no gradient reaches the loss"), ("ragged_out", "the model returned a ragged tensor")],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(name: str, says: str) -> None:
+    found = measured(spec_of(name, task="train", batch=2))
+    assert isinstance(found, Failure)
+    assert found.kind == "user"
+    assert says in found.message
 
 
 def test_what_returns_nothing_is_timed_and_not_compared() -> None:
@@ -210,7 +228,9 @@ def test_what_returns_nothing_is_timed_and_not_compared() -> None:
     assert "neither tensors nor numbers" in str(numerics.reason)
 
 
-@pytest.mark.parametrize(("name", "why"), [("silent", "NoneType without a floating tensor"), ("integers_out", "int64")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("silent", "nothing"), ("integers_out", "int64"), ("ragged_out", "a ragged tensor")]
+)
 def test_why_no_backward_pass_is_counted_is_one_sentence(name: str, why: str) -> None:
     (told,) = answer_count(spec_of(name)).work.notes
     assert str(told).startswith("backward not counted: no loss to train on: the model returned ")

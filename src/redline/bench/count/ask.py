@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from redline.bench.count.count import Task, because, count_work
+from redline.bench.count.count import Task, because, count_work, has_no_values
 from redline.bench.count.counter import Tf32
 from redline.bench.device import open_device, resolve_device
 from redline.bench.device.cpu import CpuDevice
@@ -96,6 +96,8 @@ def _with_backward(work: WorkCount, task: Task, workload: Workload) -> WorkCount
     try:
         both = count_work(replace(task, loss=workload.loss))
     except Exception as error:
+        if getattr(error, "func", None) is not None and has_no_values(task.model):
+            raise  # an operator of the loss wants values: the real build has them
         why = note("backward-not-counted", f"backward not counted: {because(error)}")
         return msgspec.structs.replace(work, notes=(*work.notes, why))
     backward = tuple(one for one in both.operators if one.phase == "backward")

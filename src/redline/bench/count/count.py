@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from redline.bench.count.counter import NO_TF32, Share, Tf32, WorkCounter
+from redline.bench.count.formulas import SPARSE
 from redline.bench.count.kinds import distinct, tensor_bytes
+from redline.bench.workload.called import refuse_what_has_not_run
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.losses import TrainingLoss
-from redline.bench.workload.structure import map_tensors, named_tensors
+from redline.bench.workload.structure import map_tensors, named_tensors, tensors_within
 from redline.errors import BenchError
 from redline.spec import OptimizerName
 from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
@@ -79,7 +81,16 @@ def fake_mode(model: nn.Module, inputs: Any) -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def _refuse_what_loses_its_size(tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.layout in SPARSE:
+            raise BenchError("unsupported", "how many entries a sparse tensor has is lost in a copy without memory")
+        if tensor.is_nested:
+            raise BenchError("unsupported", "how long the rows of a ragged tensor are is lost in a copy without memory")
+
+
 def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
+    _refuse_what_loses_its_size(tensor for _, tensor in named_tensors(inputs))
     return map_tensors(inputs, lambda _, tensor: _fake(tensor, mode))
 
 
@@ -90,6 +101,7 @@ def fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         return model  # built without memory, for counting alone
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
+    _refuse_what_loses_its_size(tensors)
     memo: dict[int, Any] = {id(tensor): _fake(tensor, mode) for tensor in tensors}
     # What the copy would share with the original, were it not copied, must live as long as the memo does.
     memo[id(memo)] = tensors
@@ -210,13 +222,15 @@ def _for_real(task: Task, why: str) -> WorkCount:
 
 def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     args, kwargs = inputs
-    leaves = [*model.parameters(), *model.buffers(), *(tensor for _, tensor in named_tensors((args, kwargs)))]
+    leaves = [*model.parameters(), *model.buffers(), *(tensor for _, tensor in tensors_within((args, kwargs)))]
     counter = WorkCounter(leaves, task.tf32)
     phases = counter.finding_phases() if task.is_whole_step else nullcontext()
     has_gradients = task.is_whole_step or task.loss is not None or task.differentiates
     with phases, counter.places.watch(model), counter, torch.set_grad_enabled(has_gradients):
         with task.autocast():
             output = model(*args, **kwargs)
+            if task.loss is None:
+                refuse_what_has_not_run(output, type(model).__name__)
             loss = task.loss(output) if task.loss is not None else None
         if loss is not None and not loss.requires_grad:
             raise BenchError("user", f"no gradient reaches a parameter of {type(model).__name__}")
@@ -257,9 +271,11 @@ def _with_optimizer(work: WorkCount, task: Task, name: OptimizerName) -> WorkCou
         flops=OPTIMIZER_FLOPS[name] * weights,
         bytes=(3 + 2 * states) * size,
     )
-    inputs = sum(tensor_bytes(tensor) for _, tensor in named_tensors(task.inputs))
+    # Weights that are not trained are read in the forward pass all the same.
+    frozen = [parameter for parameter in task.model.parameters() if not parameter.requires_grad]
+    read = sum(map(tensor_bytes, (*frozen, *(tensor for _, tensor in tensors_within(task.inputs)))))
     return msgspec.structs.replace(
-        work, operators=(*work.operators, update), compulsory_bytes=inputs + (2 + 2 * states) * size
+        work, operators=(*work.operators, update), compulsory_bytes=read + (2 + 2 * states) * size
     )
 
 

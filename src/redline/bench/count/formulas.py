@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from redline.bench.workload.structure import stored
 from redline.work import OperatorKind
 
 Arguments = dict[str, Any]
@@ -20,12 +22,27 @@ Formula = Callable[[Arguments, Any], int]
 
 
 def matrix_product(first: str) -> Formula:
-    """2·M·N·K, whatever the batch dimensions: every element of the output sums K products."""
+    """2·M·N·K, whatever the batch dimensions: every element of the output sums K products.
+
+    Every entry of a sparse matrix meets one row, or one column, of the other.
+    """
 
     def flops(arguments: Arguments, out: Any) -> int:
-        return 2 * out.numel() * int(arguments[first].shape[-1])
+        left, right = arguments[first], arguments.get("mat2")
+        if left.layout in SPARSE:
+            return 2 * entries(left) * int(out.shape[-1] if out.ndim > 1 else 1)
+        if right is not None and right.layout in SPARSE:
+            return 2 * entries(right) * int(out.shape[-2])
+        return 2 * out.numel() * int(left.shape[-1])
 
     return flops
+
+
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def entries(matrix: Tensor) -> int:
+    return int(stored(matrix)[0].numel())
 
 
 def summed_products(arguments: Arguments, out: Any) -> int:
@@ -161,7 +178,7 @@ FORMULAS: dict[str, tuple[OperatorKind, Formula]] = {
         "mm", "bmm", "mv", "_int_mm", "_scaled_mm", "_scaled_mm_v2", "_weight_int8pack_mm", "_weight_int4pack_mm",
         "_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros", "_sparse_mm",
     )},
-    **{name: ("matmul", matrix_product("mat1")) for name in ("addmm", "_addmm_activation")},
+    **{name: ("matmul", matrix_product("mat1")) for name in ("addmm", "_addmm_activation", "_sparse_addmm")},
     "baddbmm": ("matmul", matrix_product("batch1")),
     "addbmm": ("matmul", summed_products),
     "addmv": ("matmul", matrix_product("mat")),

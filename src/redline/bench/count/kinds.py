@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.bench.count.formulas import FORMULAS, Formula
+from redline.bench.workload.structure import is_plain, stored
 from redline.work import OperatorKind
 
 Reads = Literal["all", "gathered", "not self", "nothing"]
@@ -140,8 +141,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    if tensor.layout != torch.strided:
-        return int(tensor.numel()) * tensor.element_size()
+    if not is_plain(tensor):
+        return sum(map(tensor_bytes, stored(tensor)))
     elements = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride:
@@ -152,8 +153,8 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 def region_of(tensor: Tensor) -> Region | None:
-    if tensor.layout != torch.strided:
-        return None
+    if not is_plain(tensor):
+        return region_of(stored(tensor)[0])
     try:
         storage = tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # a subclass without a storage of its own
@@ -191,7 +192,8 @@ class Touched:
         for leaf in self._held:
             region = region_of(leaf)
             if region is not None:
-                self._sizes[region[0]] = max(self._sizes.get(region[0], 0), leaf.untyped_storage().nbytes())
+                size = leaf.untyped_storage().nbytes() if is_plain(leaf) else tensor_bytes(leaf)
+                self._sizes[region[0]] = max(self._sizes.get(region[0], 0), size)
 
     def look(self, region: Region | None, size: int) -> None:
         if region is not None and region[0] in self._sizes and size:

@@ -95,7 +95,9 @@ def _collect(value: Any, answer: Answer) -> None:
 def _add_tensor(tensor: Tensor, answer: Answer) -> None:
     if tensor.is_quantized:
         tensor = tensor.dequantize()
-    if tensor.layout != torch.strided:
+    if tensor.is_nested:
+        tensor = torch.cat([row.flatten() for row in tensor.unbind()])
+    elif tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())

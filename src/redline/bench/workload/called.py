@@ -179,7 +179,10 @@ class OwnStep:
 
 def refuse_what_has_not_run(result: Any, name: str) -> None:
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise BenchError("user", f"{name} returned a {type(result).__name__}: nothing of it has run yet")
+        raise BenchError(
+            "user",
+            f"{name} returned a {type(result).__name__}: nothing of it has run yet; let a module of yours call it and use it up",
+        )
 
 
 def _modules_in(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, nn.Module]]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redline.bench.workload.structure import map_tensors, named_tensors
+from redline.bench.workload.structure import is_plain, map_tensors, named_tensors, shape_of, stored, tensors_within
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -58,7 +58,7 @@ def changed_slightly(inputs: Inputs, seed: int, *, flip: bool = False) -> Inputs
     generator = torch.Generator().manual_seed(seed)
 
     def change(_: str, tensor: Tensor) -> Tensor:
-        if _is_plain(tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+        if _is_drawable(tensor) and (tensor.is_floating_point() or tensor.is_complex()):
             return _with_noise(tensor, generator)
         return tensor.flip(-1) if flip and tensor.ndim > 1 and not tensor.is_floating_point() else tensor
 
@@ -77,26 +77,22 @@ def same_values(one: Inputs, other: Inputs) -> bool:
     return all(torch.equal(_values_of(mine), _values_of(yours)) for (_, mine), (_, yours) in pairs)
 
 
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
 def _values_of(tensor: Tensor) -> Tensor:
     """The numbers a tensor stores, whatever its layout."""
     if tensor.is_nested:
         return torch.cat([row.flatten() for row in tensor.unbind()])
-    if tensor.layout == torch.sparse_coo:
-        tensor = tensor.coalesce()
     # The dense form of a sparse tensor might not fit where the tensor does.
-    return tensor.values() if tensor.layout in _SPARSE else tensor
+    return stored(tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor)[0]
 
 
 def input_shapes(inputs: Inputs) -> tuple[str, ...]:
     """`1×3×224×224 float32`, and `input_ids 1×128 int64` where the input has a name."""
     args, kwargs = inputs
-    lone = len(named_tensors(args)) == 1 and not kwargs
+    found = tensors_within(args) + tensors_within(kwargs)
+    lone = len(found) == 1 and not kwargs
     shapes = []
-    for path, tensor in input_tensors(inputs):
-        size = "×".join(str(length) if type(length) is int else "*" for length in tensor.shape) or "scalar"
+    for path, tensor in found:
+        size = "×".join("*" if length is None else str(length) for length in shape_of(tensor)) or "scalar"
         shapes.append(f"{'' if lone else f'{path} '}{size} {str(tensor.dtype).removeprefix('torch.')}")
     return tuple(shapes)
 
@@ -107,9 +103,9 @@ def input_tensors(inputs: Inputs) -> list[tuple[str, Tensor]]:
     return named_tensors(args) + named_tensors(kwargs)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _is_drawable(tensor: Tensor) -> bool:
     """A dense tensor with dimensions: scalars are settings, and other layouts hold more than values."""
-    return tensor.layout == torch.strided and not tensor.is_nested and tensor.ndim > 0 and tensor.numel() > 0
+    return is_plain(tensor) and tensor.ndim > 0 and tensor.numel() > 0
 
 
 def _with_noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
@@ -128,7 +124,7 @@ def _with_noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 def _draw_like(tensor: Tensor, generator: torch.Generator, vocabulary: int | None) -> Tensor:
     """Another draw of the same kind; scalars, booleans, masks and layouts that are not plain stay as they are."""
-    if not _is_plain(tensor) or tensor.dtype == torch.bool:
+    if not _is_drawable(tensor) or tensor.dtype == torch.bool:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
         drawn = _draw_floating(tensor, generator)

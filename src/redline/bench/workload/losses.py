@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.workload.structure import float_tensors, map_tensors, named_tensors
+from redline.bench.workload.structure import float_tensors, is_plain, map_tensors, named_tensors
 from redline.errors import BenchError
 
 AUXILIARY_WEIGHTS = {"aux": 0.5, "aux_logits": 0.4, "aux_logits1": 0.3, "aux_logits2": 0.3}
@@ -203,13 +203,13 @@ class DefaultLoss(TrainingLoss):
             term = weight * self._cross_entropy(name, logits)
             total = term if total is None else total + term
         if total is None:
-            raise BenchError(
-                "user",
-                f"no loss to train on: the model returned {_kind_of(output)}; give a loss",
-            )
+            raise BenchError("user", f"no loss to train on: the model returned {_kind_of(output)}; give a loss")
         return total
 
     def _cross_entropy(self, name: str, logits: Tensor) -> Tensor:
+        if not is_plain(logits):
+            kind = "ragged" if logits.is_nested else "sparse"
+            raise BenchError("user", f"no loss to train on: the model returned a {kind} tensor; give a loss")
         # Half precision sums many exponentials badly. Autocast has rules of its own for that, and people who train
         # under it leave them alone; a copy in fp32 beside them took a tenth of the largest batch of a transformer.
         if not torch.is_autocast_enabled(logits.device.type):
@@ -385,4 +385,4 @@ def _name_of(loss: Callable[..., Any]) -> str:
 def _kind_of(output: Any) -> str:
     if isinstance(output, Tensor):
         return f"a tensor of {str(output.dtype).removeprefix('torch.')}"
-    return f"{type(output).__name__} without a floating tensor"
+    return "nothing" if output is None else f"{type(output).__name__} without a floating tensor"

@@ -191,6 +191,8 @@ class TrainingStep:
             prepare()
         with setup.autocast():
             loss: torch.Tensor = setup.workload.loss(setup.model(*setup.args, **setup.kwargs))
+        if not loss.requires_grad:
+            raise BenchError("user", "no gradient reaches the loss: does the model run under torch.no_grad()?")
         mark()
         self._scaler.scale(loss).backward()
         mark()

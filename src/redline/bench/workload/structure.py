@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
@@ -42,6 +44,46 @@ def named_tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
     for key, child in children(value) or ():
         found += named_tensors(child, join(path, key))
     return found
+
+
+def tensors_within(value: Any, path: str = "", seen: frozenset[int] = frozenset()) -> list[tuple[str, Tensor]]:
+    """As `named_tensors`, and also those in objects that move themselves to a device: for sizes, not to change them."""
+    if isinstance(value, Tensor):
+        return [(path, value)]
+    parts = children(value)
+    if parts is None:
+        opaque = isinstance(value, nn.Module | type) or callable(value) or not hasattr(value, "__dict__")
+        parts = [] if opaque or id(value) in seen else list(vars(value).items())
+        seen = seen | {id(value)}
+    return [found for key, child in parts for found in tensors_within(child, join(path, key), seen)]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its memory is what its shape says: neither sparse nor ragged."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def stored(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold what a sparse, ragged or wrapped one stores, values first; a plain one itself."""
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        names, _ = wrapper.__tensor_flatten__()
+        return [part for name in names for part in stored(getattr(wrapper, name))]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._values(), tensor._indices()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
+    return list(tensor.unbind()) if tensor.is_nested else [tensor]
+
+
+def shape_of(tensor: Tensor) -> list[int | None]:
+    """Its lengths; None along a ragged axis."""
+    if tensor.is_nested and tensor.layout == torch.strided:
+        rows = tensor._nested_tensor_size()
+        return [tensor.size(0), *(int(column[0]) if len(column.unique()) == 1 else None for column in rows.T)]
+    return [length if type(length) is int else None for length in tensor.shape]
 
 
 def map_leaves(
