@@ -98,7 +98,7 @@ def gate(names: list[str], slowdown: float, device: str, budget_s: float) -> lis
             stdout=subprocess.PIPE,
             text=True,
         )
-        if done.returncode not in (0, 1, 3):
+        if done.returncode not in (0, 1, 3) or not done.stdout:
             sys.exit(f"the gate itself failed with {done.returncode}")
         rows: list[dict[str, Any]] = json.loads(done.stdout)["benchmarks"]
         return rows

@@ -460,7 +460,7 @@ def marked_processes(marker: str) -> list[psutil.Process]:
 
 
 def test_two_runs_never_hold_one_gpu(tmp_path: Path) -> None:
-    """Not even with different temporary folders. No machine has a card of these numbers."""
+    """Not even with different temporary folders, or after the holder asked again. No machine has a card of these numbers."""
     program = textwrap.dedent("""
         from redline.launch.lock import device_lock
         with device_lock("cuda:7777", on_wait=lambda holder: print("waiting for", holder, flush=True)):
@@ -468,6 +468,8 @@ def test_two_runs_never_hold_one_gpu(tmp_path: Path) -> None:
     """)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with device_lock("cuda:7777"), device_lock("cuda:7778"), device_lock("cpu"), device_lock("cpu"):
+        with device_lock("cuda:7777", on_wait=pytest.fail):
+            pass
         other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
         assert other.stdout is not None
         assert other.stdout.readline().strip() == f"waiting for process {os.getpid()}"

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from redline.locks import file_lock, machine_folder
+
+
+class _Held(threading.local):
+    """What this thread holds: a gate that also counts kernels asks for its device again."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+
+_held = _Held()
 
 
 @contextmanager
@@ -18,14 +29,22 @@ def device_lock(
 ) -> Iterator[None]:
     """Hold `device` (`cuda:0`, …) alone; waits for another holder and says who it is. The CPU is not locked.
 
-    `on_note` is told when only this user's processes are kept away.
+    A thread that holds it may ask again and has it until its first hold ends. `on_note` is told when only this user's
+    processes are kept away.
     """
     if device == "cpu":
         yield
         return
     name = re.sub("[^A-Za-z0-9-]", "-", physical_name(device))
-    with file_lock(machine_folder(on_note) / f"{name}.lock", on_wait=on_wait):
+    if name in _held.names:
         yield
+        return
+    with file_lock(machine_folder(on_note) / f"{name}.lock", on_wait=on_wait):
+        _held.names.add(name)
+        try:
+            yield
+        finally:
+            _held.names.discard(name)
 
 
 def physical_name(device: str) -> str:
