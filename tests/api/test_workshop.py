@@ -16,6 +16,7 @@ from redline.analyze.summary import Latency, RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
 from redline.api import exercises as room
 from redline.api.exercises import EXERCISES, Lab, break_even, faster
+from redline.api.profile import read_profile
 from redline.api.workshop import workshop
 from redline.api.workspace import Workspace
 from redline.errors import BenchError, SpecError
@@ -61,6 +62,7 @@ def lab(rows: list[RunSummary], monkeypatch: pytest.MonkeyPatch, losses: dict[st
     return Lab(Workspace(keep=False), "cpu", "m", 4, None, quick=True)
 
 
+TRACES = Path(__file__).parents[1] / "data" / "traces"
 BASE = ExerciseResult(number=1, title="t", explain="e")
 
 
@@ -84,7 +86,7 @@ def test_an_unstable_step_is_noticed_and_explained(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("ratio", "low", "high", "says"),
-    [(2.0, 1.5, 2.5, "yes: fp16 is 2.00×"), (1.4, 0.9, 2.0, "not certain"), (0.5, 0.4, 0.6, "no: the fastest")],
+    [(2.0, 1.5, 2.5, "yes: fp16 is 2.00×"), (1.4, 0.9, 2.0, "not certain"), (0.5, 0.4, 0.6, "no: fp16 is 0.50×")],
 )
 def test_a_format_is_faster_only_where_the_interval_says_so(ratio: float, low: float, high: float, says: str) -> None:
     assert faster(row("fp16", ratio, low, high)).startswith(says)
@@ -112,6 +114,20 @@ def test_a_loss_that_fp16_changes_is_noticed(half: float, passed: bool, monkeypa
 @pytest.mark.parametrize(("ratio", "passed"), [(0.4, True), (1.9, False)])
 def test_a_host_that_is_too_slow_is_noticed(ratio: float, passed: bool) -> None:
     assert room._host_keeps_up(ratio, "said").passed is passed
+
+
+def test_convolutions_are_counted_as_operators_not_as_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this step of an H200 in fp16, more than half of the convolutions' kernels multiply matrices or are copies."""
+    half, wide = (read_profile(TRACES / f"h200_resnet50_{name}_b32.json.gz") for name in ("fp16", "fp32"))
+    profiles = {"baseline": wide, "fp16": half}
+    monkeypatch.setattr(
+        room, "profile", lambda model, *, recipe="baseline", **_: SimpleNamespace(profile=profiles[recipe])
+    )
+    on_gpu = Lab(Workspace(keep=False), "cuda:0", "m", 4, None, quick=True)
+    found = room.profiler(on_gpu, BASE)
+    assert found.values["convolution_share"] == pytest.approx(0.79, abs=0.01)
+    (told,) = [each.answer for each in found.answers if "each format" in each.question]
+    assert told == "9.02 ms of a step in fp32, 805 µs in fp16: 11.21×"
 
 
 def test_arithmetic_intensity_is_held_against_the_device() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -257,7 +258,7 @@ def faster(best: RunSummary | None) -> str:
     if versus.low is not None and versus.low > 1:
         return f"yes: {best.recipe} is {versus.ratio:.2f}× as fast ({versus.low:.2f}–{versus.high:.2f}){doubt}"
     if versus.high is not None and versus.high < 1:
-        return f"no: the fastest, {best.recipe}, is {versus.ratio:.2f}× (below 1 is slower){doubt}"
+        return f"no: {best.recipe} is {versus.ratio:.2f}× as fast as the baseline{doubt}"
     return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, and the interval includes 1{doubt}"
 
 
@@ -275,15 +276,19 @@ def _why_faster(first: RunSummary, best: RunSummary | None) -> str:
 
 def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     found = profile(lab.model, **lab.settings, workspace=lab.workspace).profile
-    classes = {row.name: row.share for row in found.classes}
     operators = sorted(found.operators, key=lambda row: -_own_s(row, found))[:5]
-    figures = {f"{place}. {row.name}": format_seconds(_own_s(row, found)) for place, row in enumerate(operators, 1)}
-    share = classes.get("convolution", 0.0)
+    steps = max(found.steps_seen, 1)
+    figures = {
+        f"{place}. {row.name}": f"{format_seconds(_own_s(row, found) / steps)} per step"
+        for place, row in enumerate(operators, 1)
+    }
+    whole_s = sum(_own_s(row, found) for row in found.operators)
+    share = _convolutions_s(found) / whole_s if whole_s else 0.0
     answers = [
         Answer(
             question="Are convolutions the bottleneck?",
             answer=f"{'yes,' if share > 0.5 else 'no, only'} {format_share(share)} of the time"
-            + ("" if share > 0.5 or not found.classes else f"; most is {found.classes[0].name}"),
+            + ("" if share > 0.5 or not operators else f"; most is {operators[0].name}"),
         ),
         Answer(
             question="What is in the way, and what to try?",
@@ -315,6 +320,11 @@ def _own_s(row: Any, found: Profile) -> float:
     return float(row.device_self_s if found.has_device else row.cpu_self_s)
 
 
+def _convolutions_s(found: Profile) -> float:
+    """By operator: many convolutions run as kernels that multiply matrices, more of them in fp16 than in fp32."""
+    return sum(_own_s(row, found) for row in found.operators if re.search("conv(?!ert)", row.name))
+
+
 def _host_keeps_up(ratio: float, verdict: str) -> Check:
     return Check(
         name="the host keeps up with the device",
@@ -326,8 +336,8 @@ def _host_keeps_up(ratio: float, verdict: str) -> Check:
 
 def _in_half(lab: Lab, found: Profile) -> Answer:
     half = profile(lab.model, recipe="fp16", **lab.settings, workspace=lab.workspace).profile
-    wide_s, half_s = (sum(row.total_s for row in each.classes if row.name == "convolution") for each in (found, half))
-    told = f"{format_seconds(wide_s)} in fp32, {format_seconds(half_s)} in fp16"
+    wide_s, half_s = (_convolutions_s(each) / max(each.steps_seen, 1) for each in (found, half))
+    told = f"{format_seconds(wide_s)} of a step in fp32, {format_seconds(half_s)} in fp16"
     return Answer(
         question="How long do convolutions take in each format?",
         answer=f"{told}: {wide_s / half_s:.2f}×" if half_s else told,
@@ -497,7 +507,7 @@ def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         checks=tuple(checks),
         answers=(
             Answer(question="After how many steps does compiling pay?", answer=break_even(rows[0], compiled)),
-            Answer(question="Which of these is the fastest?", answer=faster(best)),
+            Answer(question="Is the compiled model faster?", answer=faster(best)),
         ),
     )
 
@@ -522,6 +532,16 @@ def break_even(first: RunSummary, compiled: RunSummary | None) -> str:
 
 # 7
 
+COUNTERS = {
+    "bandwidth": "How much of the memory bandwidth is used?",
+    "occupancy": "How full of threads are the multiprocessors?",
+    "l1_hits": "How often does the first cache have the data?",
+    "l2_hits": "How often does the second cache have it?",
+    "compute": "How busy are the arithmetic units?",
+    "lds_conflicts": "How often does shared memory wait for bank conflicts?",
+}
+"""The question that each counter answers."""
+
 
 def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     items = {item.name: item for item in doctor(workspace=lab.workspace)}
@@ -542,7 +562,10 @@ def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     few = f"{found.kernels_for_most} of {len(found.kernels)} kernels take 80 % of the time"
     return filled(
         base,
-        figures={row.name[:60]: f"{format_share(row.share)}, {row.calls} calls" for row in found.kernels[:5]},
+        figures={
+            f"{place}. {row.short_name[:56]}": f"{format_share(row.share)}, {row.calls} calls"
+            for place, row in enumerate(found.kernels[:5], 1)
+        },
         checks=(
             Check(
                 name="kernels were listed",
@@ -554,9 +577,9 @@ def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         answers=(
             Answer(question="How many kernels matter?", answer=few),
             *(
-                Answer(question=f"{one.name}?", answer=f"{format_share(one.value)}: {one.meaning}")
+                Answer(question=COUNTERS[one.name], answer=f"{format_share(one.value)}: {one.meaning}")
                 for one in found.counters
-                if one.kernel is None and one.unit == "share"
+                if one.kernel is None and one.name in COUNTERS
             ),
         ),
     )
