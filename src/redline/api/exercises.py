@@ -277,7 +277,7 @@ def _why_faster(first: RunSummary, best: RunSummary | None) -> str:
 def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     found = profile(lab.model, **lab.settings, workspace=lab.workspace).profile
     operators = sorted(found.operators, key=lambda row: -_own_s(row, found))[:5]
-    steps = max(found.steps_seen, 1)
+    steps = found.steps_seen or 1
     figures = {
         f"{place}. {row.name}": f"{format_seconds(_own_s(row, found) / steps)} per step"
         for place, row in enumerate(operators, 1)
@@ -336,7 +336,7 @@ def _host_keeps_up(ratio: float, verdict: str) -> Check:
 
 def _in_half(lab: Lab, found: Profile) -> Answer:
     half = profile(lab.model, recipe="fp16", **lab.settings, workspace=lab.workspace).profile
-    wide_s, half_s = (_convolutions_s(each) / max(each.steps_seen, 1) for each in (found, half))
+    wide_s, half_s = (_convolutions_s(each) / (each.steps_seen or 1) for each in (found, half))
     told = f"{format_seconds(wide_s)} of a step in fp32, {format_seconds(half_s)} in fp16"
     return Answer(
         question="How long do convolutions take in each format?",
