@@ -50,6 +50,35 @@ def casting(kind: Any, dtype: torch.dtype) -> Any:
     return Casting
 
 
+def written_in_place(cache: Any, place: dict[str, Any], length: int) -> Any:
+    """A static cache whose attention layers write where `place["positions"]` says, a tensor on the device.
+
+    Layers of transformers count for themselves instead, with a kernel each for every token. Those of a sliding window
+    count on the host, so that a compiler compiles every token anew and a recorded step never slides: they get all
+    positions here, and the mask hides what lies outside of the window. Other layers, and versions of transformers
+    whose forward takes `cache_position`, stay as they are.
+    """
+    from transformers import cache_utils
+
+    def own(layer: Any) -> bool:
+        kinds = (cache_utils.StaticLayer, getattr(cache_utils, "StaticSlidingWindowLayer", None))
+        return type(layer) in kinds and hasattr(layer, "cumulative_length")
+
+    class Placed(cache_utils.StaticLayer):
+        def update(self, keys: Any, values: Any, *args: Any, **named: Any) -> Any:
+            if not self.is_initialized:
+                self.lazy_initialization(keys, values)
+            self.keys.index_copy_(2, place["positions"], keys)
+            self.values.index_copy_(2, place["positions"], values)
+            return self.keys, self.values
+
+        def get_seq_length(self) -> Any:
+            return place["positions"][0]
+
+    cache.layers = [Placed(max_cache_len=length) if own(layer) else layer for layer in cache.layers]
+    return cache
+
+
 WriterKind = Literal["causal", "encoder-decoder", "own", "whole"]
 
 
@@ -154,6 +183,7 @@ class HfDecoder(Decoder):
         self._cache: Any = None
         self._has_static = False
         self._encoded: Any = None
+        self._place: dict[str, Tensor] = {}
 
     @property
     def length(self) -> int:
@@ -179,10 +209,10 @@ class HfDecoder(Decoder):
             kind = kind if self.cache_dtype is None else casting(kind, self.cache_dtype)
             return kind(config=self._config, max_cache_len=length) if self.is_static else kind(config=self._config)
 
-        own = self.cache_length or self.length
-        if not self.has_encoder:
-            return cache(own)
-        return EncoderDecoderCache(cache(own), cache(self.prompt.shape[1]))
+        length = self.cache_length or self.length
+        own = written_in_place(cache(length), self._place, length) if self.is_static else cache(length)
+        # What is kept of the encoder's output is written once, as long as that is.
+        return EncoderDecoderCache(own, cache(self.prompt.shape[1])) if self.has_encoder else own
 
     def first_tokens(self) -> Tensor:
         if not self.has_encoder:
@@ -193,6 +223,7 @@ class HfDecoder(Decoder):
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self._cache is None:
             self.begin()
+        self._place["positions"] = positions
         named: dict[str, Any] = {"past_key_values": self._cache, "use_cache": True}
         if "cache_position" in self._takes:  # versions whose caches do not count by themselves
             named["cache_position"] = positions
@@ -289,6 +320,23 @@ class WholeGenerator(Decoder):
 
     def cache_tensors(self) -> Iterator[Tensor]:
         return iter(())
+
+
+class NextToken(nn.Module):
+    """A decode step as a whole: reads the tokens chosen last, puts the next ones in their place and moves on.
+
+    One program, so that a compiler sees the choice and the counting too.
+    """
+
+    def __init__(self, model: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        logits = self.model(tokens, positions)
+        tokens.copy_(logits.argmax(dim=-1, keepdim=True))
+        positions.add_(1)
+        return logits
 
 
 def start_token(config: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redline.bench.workload.decoder import Decoder, WholeGenerator
+from redline.bench.workload.decoder import Decoder, NextToken, WholeGenerator
 from redline.bench.workload.step import Mark, Setup, no_mark
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
@@ -46,6 +46,11 @@ class GenerateStep:
         device = self.decoder.prompt.device
         self._tokens = torch.zeros((self.decoder.prompt.shape[0], 1), dtype=torch.long, device=device)
         self._positions = torch.zeros(1, dtype=torch.long, device=device)
+        if setup.capabilities.compiles:
+            # So that a graph of the compiler's own may write into them.
+            for tensor in (self._tokens, self._positions):
+                torch._dynamo.mark_static_address(tensor)
+        self._next = NextToken(setup.model) if setup.decode is None else setup.decode
         self._logits: Tensor | None = None
         self._recorded_logits: Tensor | None = None
         self._replay: Any = None
@@ -82,7 +87,7 @@ class GenerateStep:
 
     def prefill(self) -> None:
         """Read the prompt and choose the first token."""
-        decoder, model = self.decoder, self._setup.prefill or self._setup.model
+        decoder, model = self.decoder, self._setup.model
         with self._setup.autocast():
             decoder.begin()
             read = decoder.first_tokens()
@@ -90,7 +95,8 @@ class GenerateStep:
             for first in range(0, read.shape[1], chunk):
                 part = read[:, first : first + chunk]
                 logits = model(part, torch.arange(first, first + part.shape[1], device=part.device))
-        self._choose(logits)
+        self._logits = logits
+        self._tokens.copy_(logits.argmax(dim=-1, keepdim=True))
         self._positions.fill_(read.shape[1])
 
     def decode(self) -> None:
@@ -107,13 +113,7 @@ class GenerateStep:
         for prepare in self._setup.before_step:
             prepare()
         with self._setup.autocast():
-            logits = self._setup.model(self._tokens, self._positions)
-        self._choose(logits)
-        self._positions.add_(1)
-
-    def _choose(self, logits: Tensor) -> None:
-        self._logits = logits
-        self._tokens.copy_(logits.argmax(dim=-1, keepdim=True))
+            self._logits = self._next(self._tokens, self._positions)
 
     def _record(self) -> None:
         """Record a decode step as a graph, right after a prefill, which is done again afterwards."""

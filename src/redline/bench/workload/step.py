@@ -50,8 +50,8 @@ class Setup:
     autocast_dtype: torch.dtype | None = None
     scales_gradients: bool = False
     optimizer_options: dict[str, Any] = field(default_factory=dict)
-    prefill: Callable[..., Any] | None = None
-    """Generation: what reads the prompt, where that is not what decodes: a compiler makes a program for one shape."""
+    decode: Callable[..., torch.Tensor] | None = None
+    """Generation: a compiled decode step, with its choice of the token; the prompt is read by `model` all the same."""
     records_decode: bool = False
     """Generation: the decode step is recorded as a graph."""
     step_class: type[InferenceStep] | type[TrainingStep] | None = None

@@ -11,6 +11,7 @@ import torch
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, literal
 from redline.bench.recipe.plain.models import compile_blocks, repeated_blocks
+from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
 from redline.protocol import SwitchNeed
@@ -102,8 +103,10 @@ class Compile(RecipeSwitch):
             setup.notes[self.name] = f"compiled {len(names)} blocks of class {kind} one by one, and nothing around them"
         else:
             if setup.task == "generate":
-                setup.prefill = setup.model
-            setup.model = torch.compile(setup.model, **self.settings)
+                # The prompt has another shape, and is read once per text.
+                setup.decode = torch.compile(NextToken(setup.model), **self.settings)
+            else:
+                setup.model = torch.compile(setup.model, **self.settings)
         # Tells graph trees that the outputs of the step before may be overwritten.
         setup.before_step.append(torch.compiler.cudagraph_mark_step_begin)
         if self.switch.argument == "reduce-overhead" and not setup.device.is_accelerator:
