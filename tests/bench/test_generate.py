@@ -28,6 +28,7 @@ pytest.importorskip("transformers")
 SMALL = "hidden_size=64,intermediate_size=128,num_hidden_layers=2,num_attention_heads=4,vocab_size=97"
 LLAMA = f"hf:llama?{SMALL},num_key_value_heads=2"
 GPT2 = "hf:gpt2?n_embd=32,n_layer=2,n_head=4,vocab_size=97,n_positions=64"
+MISTRAL = f"hf:mistral?{SMALL},num_key_value_heads=2,sliding_window=5"
 T5 = "hf:t5?d_model=32,d_kv=8,d_ff=64,num_layers=2,num_decoder_layers=2,num_heads=4,vocab_size=97"
 WRITERS = Path(__file__).parents[1] / "models" / "writers.py"
 
@@ -50,6 +51,15 @@ def test_greedy_tokens_are_the_same_whatever_the_cache(model: str, recipe: str) 
     plain = text_of(model)
     assert plain.shape == (2, 8)
     assert torch.equal(text_of(model, recipe), plain)
+
+
+def test_a_window_that_slides_is_kept_whole_and_masked() -> None:
+    """Layers of transformers that slide count on the host: every token would be compiled anew, and no graph would slide."""
+    plain = text_of(MISTRAL)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert torch.equal(text_of(MISTRAL, "static-cache+compile:backend=eager"), plain)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT2])

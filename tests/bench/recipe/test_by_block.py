@@ -137,6 +137,16 @@ def test_coordinate_descent_is_an_option_of_inductor_and_nothing_for_a_cpu() -> 
     assert "coordinate_descent_tuning" in code_of("compile:coordinate-descent").model_lines[0]
 
 
+def test_early_launches_are_for_decoding_and_for_gpus_that_know_them() -> None:
+    (switch,) = switches_of(Recipe.parse("compile:pdl"), "generate")
+    assert switch.settings["options"] == {"coordinate_descent_tuning": True, "triton.enable_pdl": True}  # type: ignore[attr-defined]
+    assert switch.caution("infer") is not None
+    assert switch.caution("generate") is None
+    cpu = CpuDevice()
+    assert "a CPU runs none" in (switch.refusal(cpu, "generate") or "")
+    assert "Hopper" in (cpu.early_launch_refusal() or "")
+
+
 class TestCheckpointing:
     def trained(self, recipe: str, steps: int = 3) -> tuple[nn.Module, list[Tensor]]:
         torch.manual_seed(1)

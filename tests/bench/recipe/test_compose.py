@@ -327,6 +327,7 @@ CAPABILITIES = {
     "fp8": Capabilities(quantizes=True),
     "compile:regional": Capabilities(compiles=True, dissolves_modules=True),
     "compile:coordinate-descent": Capabilities(compiles=True, dissolves_modules=True),
+    "compile:pdl": Capabilities(compiles=True, dissolves_modules=True),
     "fp16": Capabilities(),
     "sdpa:math": Capabilities(),
 }

@@ -159,6 +159,10 @@ class Device(ABC):
     def tf32_refusal(self) -> str | None:
         return f"TF32 is a format of NVIDIA Ampere and later GPUs, not of {self.kind}"
 
+    def early_launch_refusal(self) -> str | None:
+        """Why a kernel here cannot begin while the one before it ends, or None."""
+        return f"kernels begin before the last has ended on NVIDIA Hopper and later GPUs, not on {self.kind}"
+
     def graph_refusal(self) -> str | None:
         """Why this device cannot record work into a graph and replay it, or None."""
         return f"{self.kind} has no graphs to record work into; a GPU has"

@@ -227,6 +227,11 @@ class CudaDevice(Device):
             return f"{properties.name} has no TF32 (compute capability 8.0 and later do)"
         return None
 
+    def early_launch_refusal(self) -> str | None:
+        if torch.cuda.get_device_capability(self.torch_device) >= (9, 0):
+            return None
+        return f"{self._properties().name} waits for a kernel to end (compute capability 9.0 and later need not)"
+
     def graph_refusal(self) -> str | None:
         return None
 

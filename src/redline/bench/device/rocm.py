@@ -55,6 +55,9 @@ class RocmDevice(CudaDevice):
     def energy_j(self) -> float | None:
         return self._amd.energy_j() if self._amd else None
 
+    def early_launch_refusal(self) -> str | None:
+        return "AMD GPUs have no launches that begin before the last kernel has ended"
+
     def refusal_of(self, dtype: torch.dtype) -> str | None:
         if dtype == torch.float8_e4m3fn:
             return "AMD GPUs before gfx950 have other fp8 formats, and this one has not been tried on any"

@@ -77,6 +77,7 @@ DECODING_ON_GPU: dict[str, Expectation] = {
     "compile:reduce-overhead": Expectation(-0.45, 0.25, -2.0, 0.8),
     # Products of one row become reductions that are tuned for reading weights, which libraries are not.
     "compile:coordinate-descent": Expectation(-0.8, 0.35, -0.3, 0.5),
+    "compile:pdl": Expectation(-0.85, 0.35, -0.3, 0.5),
 }
 """Of generation, which reads all weights for every token, and where these differ from a forward of many items."""
 ON_CPU: dict[str, Expectation] = {

@@ -22,8 +22,13 @@ from redline.work import Facts
 _OWN_OPTIONS = ("fullgraph", "dynamic", "backend")
 _GRAPHING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which inductor records CUDA graphs of its own."""
-_BY_OPTION = {"freeze": "freezing", "coordinate-descent": "coordinate_descent_tuning"}
-"""Arguments that are an option of inductor rather than a mode of torch.compile."""
+_TUNED = {"coordinate_descent_tuning": True}
+_BY_OPTIONS: dict[str, dict[str, Any]] = {
+    "freeze": {"freezing": True},
+    "coordinate-descent": _TUNED,
+    "pdl": {**_TUNED, "triton.enable_pdl": True},
+}
+"""Arguments that are options of inductor rather than a mode of torch.compile."""
 DECODE_TUNING_S = 70.0
 """For coordinate descent on a decode step: its layers are alike, so that there are few kernels to tune."""
 SMALLEST_SHARE = 0.3
@@ -44,10 +49,10 @@ class Compile(RecipeSwitch):
     does = Capabilities(compiles=True, dissolves_modules=True)
     excludes = frozenset({"torchscript"})
     arguments = (
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "regional", "coordinate-descent", "freeze",
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "regional", "coordinate-descent", "pdl", "freeze",
     )  # fmt: skip
     offered = (None, *arguments[1:])
-    slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent"})
+    slow_to_prepare = frozenset({"max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent", "pdl"})
     tasks: ClassVar[tuple[Task, ...]] = ("infer", "train", "generate")
     needs: ClassVar[dict[Task, tuple[SwitchNeed, ...]]] = {"generate": (NEEDS_STATIC_CACHE,)}
 
@@ -77,15 +82,24 @@ class Compile(RecipeSwitch):
         )
 
     def prepare_s(self, task: Task) -> float | None:
-        is_tuned_decode = task == "generate" and self.switch.argument == "coordinate-descent"
+        is_tuned_decode = task == "generate" and self.switch.argument in ("coordinate-descent", "pdl")
         return DECODE_TUNING_S if is_tuned_decode else None
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if self.switch.argument == "freeze" and task != "infer":
             changed = "which training changes" if task == "train" else "the tensors of a static cache among them"
             return f"freeze turns weights into constants, {changed}; use it for inference"
-        if self.switch.argument == "coordinate-descent" and not device.is_accelerator:
+        if self.switch.argument in ("coordinate-descent", "pdl") and not device.is_accelerator:
             return "coordinate descent tunes Triton kernels, and a CPU runs none"
+        if self.switch.argument == "pdl":
+            if not _is_inductor_option("triton.enable_pdl"):
+                return "inductor of this torch does not know it"
+            return device.early_launch_refusal()
+        return None
+
+    def caution(self, task: Task) -> str | None:
+        if self.switch.argument == "pdl" and task != "generate":
+            return "it shortens the gaps between hundreds of short kernels, which a decode step has; name it to try it"
         return None
 
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
@@ -134,8 +148,8 @@ class Compile(RecipeSwitch):
             if name in options:
                 settings[name] = options.pop(name)
         mode = self.switch.argument
-        if mode in _BY_OPTION:
-            options[_BY_OPTION[mode]] = True
+        if mode in _BY_OPTIONS:
+            options |= _BY_OPTIONS[mode]
         elif mode not in (None, "default", "regional"):
             settings["mode"] = mode
         if options and "mode" in settings:
