@@ -297,6 +297,13 @@ def make(batch=16):
 """
 
 
+BRIEF = (
+    "block_seconds = 0.03, min_rounds = 3, cpu_target_half_width = 0.5, check_numerics = false, "
+    "warmup_min_seconds = 0.05, warmup_window_seconds = 0.02"
+)
+"""Three times the layers show in short blocks."""
+
+
 @pytest.mark.slow
 def test_the_example_for_github_actions_runs_as_it_is(
     tmp_path: Path, own_history: Path, monkeypatch: pytest.MonkeyPatch
@@ -308,7 +315,7 @@ def test_the_example_for_github_actions_runs_as_it_is(
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     origin.mkdir()
     (origin / "model.py").write_text(MODEL.format(layers=8))
-    settings = 'device = "cpu"\nthreads = 1\nmeasure = { block_seconds = 0.03, check_numerics = false }\n'
+    settings = f'device = "cpu"\nthreads = 1\nmeasure = {{ {BRIEF} }}\n'
     (origin / "bench.toml").write_text(f'{settings}[[run]]\nmodel = "model.py:make"\nbatch = 16\n')
     commit(origin, "one")
     subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True)

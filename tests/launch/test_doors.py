@@ -135,6 +135,11 @@ def test_a_failure_names_the_line_of_the_users_file(factory: str, name: str) -> 
     assert failure.where in failure.told
 
 
+def test_a_collection_in_a_worker_leaves_the_pages_of_its_server_alone() -> None:
+    told = failure_of(prepare("tells_what_is_frozen")).message
+    assert int(told.partition(" objects")[0].split()[-1]) > 100_000
+
+
 @pytest.mark.parametrize("door", ["fork", "spawn"])
 def test_what_a_model_prints_is_kept(door: str) -> None:
     spec = spec_of("prints", door=door)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -80,6 +81,10 @@ def leaves_with_seven():
 
 def prints():
     return _model(lambda: print("a line of the model's own"))  # noqa: T201
+
+
+def tells_what_is_frozen():
+    raise RuntimeError(f"{gc.get_freeze_count()} objects")
 
 
 def factory_raises():
