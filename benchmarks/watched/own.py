@@ -9,6 +9,8 @@ import time
 class Own:
     def __init__(self) -> None:
         self.steps = self.samples = 0
+        self.skipped = 0
+        """Steps before the first that was timed: they compile."""
         self.waited = self.trained = 0.0
 
     def begin(self) -> None:
@@ -32,4 +34,4 @@ class Own:
     def tell(self, ranks: int = 1) -> None:
         rates = {"steps_per_s": self.steps / self.trained, "samples_per_s": ranks * self.samples / self.trained}
         data = self.waited / self.trained if self.waited else None
-        print("\n" + json.dumps({"steps": self.steps, **rates, "data": data}), flush=True)
+        print("\n" + json.dumps({"steps": self.steps + self.skipped, **rates, "data": data}), flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redline.analyze.watch import BY_BACKWARD, Rates, Steps, drift_of, growth_of, main_logs, rates_of
+from redline.analyze.watch import BY_BACKWARD, BY_BATCH, Rates, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.analyze.watch_findings import Evidence, advice_of, sync_gain
 from redline.bench.watch.spool import COLUMNS
 from redline.watching import PHASES
@@ -47,6 +47,15 @@ def test_workers_that_start_are_part_of_the_loop_and_compiling_is_not() -> None:
     later = [row(number) for number in range(1, 50)]
     assert rates_of([FakeLog([row(0, data=2.01), *later])]).steps_per_s == pytest.approx(50 / 7.0)
     assert rates_of([FakeLog([row(0, forward=2.02), *later])]).steps_per_s == pytest.approx(10.0)
+
+
+def test_batches_count_only_where_nothing_else_does() -> None:
+    """Before the first step somebody may have gone through the loader for its statistics."""
+    batches = [row(number, caller=BY_BATCH, other=0.1, before=0.1) for number in range(30)]
+    alone = rates_of([FakeLog(batches)])
+    assert alone.steps == 30
+    assert (alone.shares["forward"], alone.shares["other"]) == (pytest.approx(0.6), 0.0)
+    assert rates_of([FakeLog([*batches, *(row(number) for number in range(30, 35))])]).steps == 5
 
 
 def test_two_optimizers_make_one_step() -> None:

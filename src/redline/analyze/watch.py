@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +24,8 @@ FEWEST_STEPS = 20
 """Below it nothing is said of drift."""
 RARELY = 0.5
 """Of the steps: what happens before fewer of them is no part of a step."""
-BY_BACKWARD = -2.0
-"""Caller of a row that ended with a backward pass: no optimizer had been called until then."""
+BY_BACKWARD, BY_BATCH = -2.0, -3.0
+"""Callers of rows that ended without an optimizer: with a backward pass, or with the next batch."""
 SLOWDOWN = 1.10
 """A lasting change of the step time by less is not told."""
 
@@ -51,6 +51,7 @@ class Steps:
         column = {name: number for number, name in enumerate(log.columns)}
         rows = log.rows
         host = rows[rows[:, column["kind"]] == 0] if len(rows) and column else np.empty((0, max(len(column), 1)))
+        host = self._without_batches(host, column)
         self._of_device = rows[rows[:, column["kind"]] == 1] if len(rows) and column else host
         self._column = column
         groups = self._groups(host) if len(host) else np.empty(0, dtype=int)
@@ -74,6 +75,21 @@ class Steps:
         losses = host[:, column["loss"]] if len(host) else np.empty(0)
         known = losses[np.isfinite(losses)]
         self.loss: float | None = float(known[-1]) if len(known) else None
+
+    @staticmethod
+    def _without_batches(host: Table, column: Mapping[str, int]) -> Table:
+        """Batches of which nothing more was heard are steps only where nothing else is: those of a compiled function.
+
+        All of it is called forward then.
+        """
+        is_batch = host[:, column["caller"]] == BY_BATCH if len(host) else np.empty(0, dtype=bool)
+        if not is_batch.all():
+            return host[~is_batch]
+        host = host.copy()
+        if len(host):
+            host[:, column["forward"]] += host[:, column["other"]]
+            host[:, column["other"]] = host[:, column["before"]] = 0.0
+        return host
 
     def _lag_s(self, host: Table) -> float:
         """By how much the device was behind the host when it was last looked at: work that was issued and not done yet."""

@@ -235,6 +235,56 @@ def test_what_watching_takes_is_not_charged_to_the_next_step() -> None:
     assert sum(loop.last[name] for name in PHASES) == 2.0
 
 
+def test_gradients_without_a_backward_pass_make_a_step_per_batch() -> None:
+    """torch.func, and updates by hand with torch.autograd.grad; inner steps on one batch are one step."""
+    loop = Loop()
+    for _ in range(3):
+        loop.batch(1.0)
+        for _ in range(2):
+            loop.forward(2.0)
+            loop.clock.saw_gradients()
+            loop.spend(BACKWARD, 3.0)
+    loop.spend(DATA, 0.5)
+    assert [row["caller"] for row in loop.spool.rows] == [-2.0, -2.0, -2.0]
+    assert (loop.last["data"], loop.last["forward"], loop.last["backward"]) == (1.0, 4.0, 6.0)
+    without = Loop()
+    for _ in range(3):
+        without.forward(2.0)
+        without.clock.saw_gradients()
+        without.spend(BACKWARD, 3.0)
+    assert len(without.spool.rows) == 2
+
+
+def test_batches_of_a_compiled_step_are_steps() -> None:
+    """Neither model nor optimizer is heard inside compiled code; without a compiler such batches are somebody's statistics."""
+    for may_be_compiled in (True, False):
+        loop = Loop()
+        loop.clock.may_be_compiled = may_be_compiled
+        for _ in range(3):
+            loop.batch(1.0)
+            loop.spend(None, 4.0)
+        loop.spend(DATA, 0.5)
+        assert [row["caller"] for row in loop.spool.rows] == [-3.0, -3.0, -3.0] * may_be_compiled
+    assert not loop.spool.rows
+
+
+def test_optimizers_in_the_backward_pass_do_not_end_the_step() -> None:
+    """Hooks that update each parameter once it has its gradient."""
+    loop = Loop()
+    for _ in range(2):
+        loop.batch(1.0)
+        loop.forward(2.0)
+        loop.clock.saw_backward(0.5)
+        loop.clock.enter(BACKWARD)
+        for _ in range(3):
+            loop.at += 1.0
+            loop.step(0.5, optimizer=object())
+        loop.clock.leave()
+    loop.spend(DATA, 0.5)
+    assert len(loop.spool.rows) == 2
+    assert (loop.last["backward"], loop.last["optimizer"], loop.last["other"]) == (3.0, 1.5, 0.0)
+
+
 def test_steps_that_a_program_counts_itself() -> None:
     loop = Loop()
     for _ in range(3):

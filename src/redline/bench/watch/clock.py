@@ -20,7 +20,7 @@ from .spool import COLUMNS, PHASES, Spool
 
 DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(6)
 
-BY_HAND, BY_BACKWARD = -1, -2
+BY_HAND, BY_BACKWARD, BY_BATCH = -1, -2, -3
 MOST_MODELS = 50
 """As many bits as a 64-bit float holds without loss, and a few less."""
 STEP, DEVICE, TAIL = 0.0, 1.0, 2.0
@@ -57,7 +57,7 @@ class Clock:
     # In the order of use: what a step touches lies together.
     __slots__ = (  # noqa: RUF023
         "thread", "phase", "_now", "_since", "_spent", "_marks", "_below", "on_phase", "_loss_is_open", "_nothing_seen",
-        "_before", "_backwards", "_numbers", "_evaluated", "_trained", "_snapshot", "_loaded", "_bits", "_models", "_fed",
+        "_before", "_backwards", "_gradients", "_numbers", "may_be_compiled", "_evaluated", "_trained", "_snapshot", "_loaded", "_bits", "_models", "_fed",
         "_is_replay", "_loss", "_optimizers", "spool", "steps", "_paused", "profiled", "_aside", "busy_until", "_next_look",
         "on_step", "device", "_owner", "_pending", "_anchor",
     )  # fmt: skip
@@ -74,6 +74,8 @@ class Clock:
         """Called with the phase that begins, or None where one ends; set while a profile is captured."""
         self.device: DeviceClock | None = None
         """Set once a device is known."""
+        self.may_be_compiled = False
+        """There is an optimizer and a compiler: a batch of which nothing more is heard went through a compiled step."""
         self.profiled = False
         self.phase = OTHER
         """What the time is charged to now."""
@@ -108,7 +110,8 @@ class Clock:
         self._loaded = 0.0
         self._fed: dict[int, float] = {}
         self._models = 0
-        self._backwards = 0
+        self._backwards = self._gradients = 0
+        """Backward passes, and calls that return gradients instead of adding them up."""
         self._is_replay = False
         self._loss = math.nan
 
@@ -134,8 +137,8 @@ class Clock:
     def enter(self, phase: int) -> None:
         now, current = self._now(), self.phase
         if phase == DATA:
-            if self._backwards and not self._numbers:
-                self._end_by_backward(now)
+            if not self._numbers:
+                self._end_by_data(now)
         elif (self._loss_is_open or (phase == BACKWARD and self._nothing_seen)) and current in (OTHER, OPTIMIZER):
             current = FORWARD
         if self._since is not None:
@@ -193,7 +196,8 @@ class Clock:
 
     def saw_forward(self, module: int, samples: float, with_gradients: bool, is_training: bool = True) -> None:
         """`module`: its id; to be said before its time begins, as a step may end with it."""
-        if self._backwards and not self._numbers:
+        # Gradients that are no backward pass may be those of inner steps: where there is a loader, it tells what a step is.
+        if not self._numbers and (self._backwards or (self._gradients and not self._loaded)):
             self._end_by_backward(self._now())
         if with_gradients and is_training:
             self._trained += 1
@@ -214,6 +218,11 @@ class Clock:
         self._loss = loss
         # A closure that an optimizer calls again, as LBFGS does, sees the same samples again.
         self._is_replay = bool(self._optimizers)
+
+    def saw_gradients(self) -> None:
+        """`torch.autograd.grad` and `torch.func` return them."""
+        self._gradients += 1
+        self._trained += 1
 
     def _set_evaluation_aside(self, now: float) -> None:
         """A batch that only went through forward passes without gradients was evaluated: its time is no training's."""
@@ -246,7 +255,8 @@ class Clock:
             return
         self.leave()
         self._optimizers.pop()
-        if not self._optimizers:
+        # Hooks that update each parameter as soon as it has its gradient: the step ends with the backward pass.
+        if not self._optimizers and self.phase != BACKWARD:
             number = self._numbers.get(id(optimizer))
             if number is None:
                 number = self._numbers[id(optimizer)] = len(self._numbers)
@@ -259,6 +269,13 @@ class Clock:
         self._numbers[id(self)] = BY_HAND
         self._charge(self.phase, self._now())
         self._finish(BY_HAND)
+
+    def _end_by_data(self, now: float) -> None:
+        if self._backwards or self._gradients:
+            self._end_by_backward(now)
+        elif self.may_be_compiled and self._loaded and not self._evaluated and self.phase == OTHER:
+            self._charge(OTHER, now)
+            self._finish(BY_BATCH)
 
     def _end_by_backward(self, now: float) -> None:
         """Where no optimizer of torch is called, a step ends when the batch after its backward pass is used or fetched."""

@@ -178,7 +178,8 @@ class Facts:
 
     # What is written down
 
-    def describe(self, roots: list[torch.nn.Module]) -> None:
+    def describe(self, roots: list[torch.nn.Module], is_called: bool) -> None:
+        """`is_called`: the models were heard in the last step; else they may run inside a compiled function."""
         parameters = [parameter for root in roots for parameter in root.parameters()]
         if parameters:
             self._device = parameters[0].device
@@ -194,7 +195,7 @@ class Facts:
             threads=torch.get_num_threads(),
             device=_device_facts(self._device),
         )
-        self._spool.fact("models", models=[_model_facts(root) for root in roots], flags=_flags())
+        self._spool.fact("models", models=[_model_facts(root, is_called) for root in roots], flags=_flags())
 
     def device_clock(self) -> CudaClock | None:
         return CudaClock() if self.is_on_gpu else None
@@ -266,7 +267,7 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _model_facts(root: torch.nn.Module) -> dict[str, Any]:
+def _model_facts(root: torch.nn.Module, is_called: bool) -> dict[str, Any]:
     named = list(root.named_parameters())
     shapes = hashlib.sha256(repr([(name, tuple(one.shape)) for name, one in named]).encode()).hexdigest()[:16]
     kernels = [one for _, one in named if one.dim() == 4]
@@ -274,6 +275,7 @@ def _model_facts(root: torch.nn.Module) -> dict[str, Any]:
     compiled = any(
         hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None for one in root.modules()
     )
+    compiled = compiled or (not is_called and _compiled_graphs() > 0)
     inner = getattr(root, "_orig_mod", getattr(root, "module", root))
     return {
         "class_name": type(inner).__name__,
@@ -284,6 +286,12 @@ def _model_facts(root: torch.nn.Module) -> dict[str, Any]:
         "compiled": compiled,
         "hash": shapes,
     }
+
+
+def _compiled_graphs() -> int:
+    """How many torch.compile has made so far in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
 def _flags() -> dict[str, Any]:

@@ -11,6 +11,7 @@ import atexit
 import functools
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.utils.data
+from torch._guards import TracingContext
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader as loaders
 
@@ -164,6 +166,7 @@ class Watch:
             finally:
                 self._leave(clock)
             self._fresh = (id(iterator), id(loader), began)
+            clock.may_be_compiled = bool(self._models.found) and "torch._dynamo" in sys.modules
             if self.facts is not None:
                 self._try(self.facts.saw_loader, loader)
             return iterator
@@ -296,6 +299,8 @@ class Watch:
                 if has_loss:
                     is_due = facts is not None and time.monotonic() >= facts.next_loss
                     clock.saw_backward(self._loss_of(tensors) if is_due else math.nan)
+                elif TracingContext.try_get() is None:  # the compiler asks for gradients, too
+                    clock.saw_gradients()
                 clock.enter(BACKWARD)
             except Exception as error:
                 self.failed(error)
@@ -420,7 +425,7 @@ class Watch:
         if facts is None:
             return
         if clock.steps in DESCRIBED_AFTER:
-            facts.describe(self._models.roots(facts.trained()))
+            facts.describe(self._models.roots(facts.trained()), self._forwards > 0)
             clock.device = clock.device or facts.device_clock()
         # A model that was found while its first step ended has not been heard yet.
         if self._forwards == 0 and self._models.found and clock.steps > self._found_at + 1:

@@ -24,7 +24,7 @@ COLUMNS = (
 
 `kind`: 0 a step by the host's clock, 1 the phases of a step by the device's clock: its `ended` is then the device's time
 since the moment `paused` of the host's clock; 2 what has passed since the last step when a loader was through. `caller`: the optimizer's number; -1
-a step that the program counted itself, -2 one that ended with its backward pass, because no optimizer was called yet.
+a step that the program counted itself, -2 one that ended with its backward pass, because no optimizer was called yet; -3 one of which only the batch was seen.
 `models`: the modules that were called, as bits. `before`: of `other`, what passed before the batch was first used.
 `aside_*`: what had passed when the last forward pass in evaluation mode ended, before the training went on.
 """
