@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from redline.bench.watch.spool import COLUMNS, Spool
 from redline.errors import UsageError
-from redline.launch.meters import Meters
+from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import (
     START,
     SpoolReader,
@@ -174,6 +175,32 @@ def test_only_the_cards_in_use_are_metered() -> None:
     )
     assert meters.telemetry({"abc"})[0].power_w is None
     assert meters.resident[0][1] > 0
+
+
+def test_a_programs_gpu_is_looked_at_while_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.launch.meters.LOOK_S", 0.001)
+    looked = threading.Semaphore(0)
+
+    class Card(FakeCard):
+        def reading(self) -> dict[str, object]:
+            looked.release()
+            return {"utilisation": 0.5}
+
+    meters = Meters([Card()])
+    beside = BesideProgram(meters)
+    beside.start()
+    assert all(looked.acquire(timeout=30) for _ in range(3))
+    beside.stop()
+    assert len(meters.telemetry({"abc"})) >= 3
+    assert not meters.resident  # looking for processes is left out
+
+
+def test_without_a_gpu_no_thread_is_started() -> None:
+    before = threading.active_count()
+    beside = BesideProgram(Meters([]))
+    beside.start()
+    assert threading.active_count() == before
+    beside.stop()
 
 
 def test_somebody_else_on_the_card_is_told() -> None:

@@ -82,14 +82,14 @@ class Steps:
 
         All of it is called forward then.
         """
-        is_batch = host[:, column["caller"]] == BY_BATCH if len(host) else np.empty(0, dtype=bool)
-        if not is_batch.all():
-            return host[~is_batch]
-        host = host.copy()
-        if len(host):
-            host[:, column["forward"]] += host[:, column["other"]]
-            host[:, column["other"]] = host[:, column["before"]] = 0.0
-        return host
+        if not len(host):
+            return host
+        is_batch = host[:, column["caller"]] == BY_BATCH
+        kept: Table = host.copy() if is_batch.all() else host[~is_batch]
+        if is_batch.all():
+            kept[:, column["forward"]] += kept[:, column["other"]]
+            kept[:, column["other"]] = kept[:, column["before"]] = 0.0
+        return kept
 
     def _lag_s(self, host: Table) -> float:
         """By how much the device was behind the host when it was last looked at: work that was issued and not done yet."""

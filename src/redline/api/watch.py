@@ -20,7 +20,7 @@ from redline.analyze.watch import Rates, rates_of
 from redline.api.watch_record import Seen, card_uuids, keep
 from redline.api.workspace import Workspace, use
 from redline.errors import MissingExtra, RedlineError, StoreError
-from redline.launch.meters import Meters
+from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
 from redline.record import RunRecord, TelemetrySample
 from redline.report.export import JsonDocument, json_document
@@ -150,7 +150,9 @@ class Watch:
         self._folder = Path(tempfile.mkdtemp(prefix="redline-watch-"))
         self._meters = Meters()
         self._meters.look(os.getpid())
+        self._beside = BesideProgram(self._meters)
         self._started_at = time.time()
+        self._beside.start()
         self._installed = install(str(self._folder), plan_text(self._plan), in_program=True)
         return self
 
@@ -168,6 +170,7 @@ class Watch:
         if self._folder is None:
             return  # the watch around this program goes on, and tells what it saw
         self._installed.remove()
+        self._beside.stop()
         self._meters.look(os.getpid(), at_once=True)
         logs = SpoolReader(self._folder).refresh()
         code = None if kind is None else 1

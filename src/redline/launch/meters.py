@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +34,8 @@ class Meters:
         self._began = time.monotonic()
         self._next_look = self._next_whole = 0.0
 
-    def look(self, pid: int, *, at_once: bool = False) -> None:
+    def look(self, pid: int, *, at_once: bool = False, cards_only: bool = False) -> None:
+        """`cards_only`: without a search for processes, which takes milliseconds of the calling program's time."""
         now = time.monotonic()
         if now >= self._next_look or at_once:
             self._next_look = now + LOOK_S
@@ -41,7 +44,7 @@ class Meters:
                 self._energy[number].read(card.energy_j())
                 look = TelemetrySample(at_s=now - self._began, foreign=self._foreign[number], **card.reading())
                 self._readings[number].append(look)
-        if now >= self._next_whole:
+        if now >= self._next_whole and not cards_only:
             self._next_whole = now + WHOLE_S
             self._look_at_processes(pid)
 
@@ -58,6 +61,10 @@ class Meters:
             running = set(card.processes() or ()) if hasattr(card, "processes") else set()
             # In a container the driver may speak of the host's process numbers: then nothing can be told apart.
             self._foreign[number] = tuple(map(describe_process, sorted(running - own))) if running & own else ()
+
+    @property
+    def has_cards(self) -> bool:
+        return bool(self._cards)
 
     def used(self, uuids: set[str]) -> list[int]:
         """The cards that the script computes on; MIG slices and renamed devices are not found, and are then unknown."""
@@ -99,3 +106,26 @@ def _resident(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.Error:
         return 0
+
+
+class BesideProgram:
+    """Looks at the GPUs while the program that holds it computes. Without a GPU there is nothing to do, and no thread."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._meters.has_cards:
+            self._thread = threading.Thread(target=self._run, name="redline meters", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LOOK_S):
+            self._meters.look(os.getpid(), cards_only=True)
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
