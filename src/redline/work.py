@@ -154,6 +154,8 @@ class RepeatedBlock(Frozen):
     count: int
     share: float
     """Of the time that the operators of the forward pass took."""
+    kinds: int | None = None
+    """How many of them differ in the shapes of their weights: each kind is compiled by itself. None in old records."""
 
 
 class Facts(Frozen):

@@ -72,6 +72,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
             for recipe in sound
         },
         seen=lambda: estimates,
+        given_up=given.get("given_up", {}),
         may_win=lambda each: True,
         leader=lambda: fastest,
         asked=TuneSpec(spec=RunSpec(workload=WorkloadSpec(model="m"))),

@@ -29,7 +29,7 @@ from redline.bench.count.counter import is_composite, watching
 from redline.bench.count.kinds import known, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
-from redline.bench.recipe.plain.models import BACKENDS, repeated_blocks
+from redline.bench.recipe.plain.models import BACKENDS, kinds_of_blocks, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import Setup, make_step
@@ -198,7 +198,8 @@ def _blocks(model: nn.Module, forward: Watch) -> RepeatedBlock | None:
         return None
     inside = tuple(f"{name}." for name in names)
     share = forward.share(lambda call: f"{call.path}.".startswith(inside))
-    return RepeatedBlock(class_name=type(model.get_submodule(names[0])).__name__, count=len(names), share=share)
+    class_name = type(model.get_submodule(names[0])).__name__
+    return RepeatedBlock(class_name=class_name, count=len(names), share=share, kinds=kinds_of_blocks(model, names))
 
 
 @contextmanager

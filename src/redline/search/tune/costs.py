@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import NormalDist, median
 
-from redline.search.tune.space import Switches, compile_s, prepare_s
+from redline.search.tune.space import BY_BLOCK_SAVES, Switches, by_block_s, compile_s, prepare_s
 from redline.search.tune.tuner import Tuner
 
 FIRST_TRIAL_S = 4.0
@@ -20,7 +21,13 @@ ALIKE = 3
 CONTENTION = 0.1
 """By so much each worker that prepares slows down the others."""
 UNKNOWN_COMPILE = 2.0
-"""What compiling may take over what is expected of it, before any was timed."""
+"""What compiling may take over what is expected of it, before any was timed: nine in ten take less."""
+KNOWN_COMPILE = 1.25
+"""The same once others like it were timed."""
+ENDLESS = 0.1
+"""The chance that compiling takes longer than anybody waits for."""
+LONGER = 2.0
+"""What preparing a recipe will take over what it had taken when it was given up."""
 TIMED_S, TIMED_ON_CPU_S = 1.0, 3.0
 """To time one recipe in one replicate."""
 
@@ -39,8 +46,16 @@ class Costs:
 
     def __init__(self, tuner: Tuner) -> None:
         self._choices = tuner.space.by_switch
+        self._slow = {
+            switch: (choice.family, prepare_s(choice))
+            for switch, choice in self._choices.items()
+            if prepare_s(choice) > 0
+        }
+        """Switches that take time to prepare."""
         self.timed_s = TIMED_ON_CPU_S if tuner.on_cpu else TIMED_S
-        self._compile_s = compile_s(tuner.tune.facts, on_cpu=tuner.on_cpu)
+        facts = tuner.tune.facts
+        self._compile_s = compile_s(facts, on_cpu=tuner.on_cpu)
+        self._by_block_s = by_block_s(facts, on_cpu=tuner.on_cpu)
         self._known: dict[Switches, float] = {}
         self._paid_first: set[Switches] = set()
         """Those that were the first with one of their switches."""
@@ -49,6 +64,11 @@ class Costs:
         self._compiled: set[Switches] = set()
         self.longest_failed_s = 0.0
         """What a recipe took that then broke."""
+        self._not_within_s: dict[Kind, float] = {}
+        """By how it is prepared: what was given up had taken so many seconds."""
+        for switches, taken_s in tuner.given_up.items():
+            kind = self._kind(switches)
+            self._not_within_s[kind] = max(taken_s, self._not_within_s.get(kind, 0.0))
         met: set[str] = set()
         unsure: set[Switches] = set()
         for trial in tuner.tune.trials:
@@ -77,16 +97,51 @@ class Costs:
         """The same while others are prepared: they slow it down, and it stands still while they are timed."""
         return self.expected_s(switches) * (1 + CONTENTION * others) + 2 * self.timed_s * others
 
+    def delay_s(self, candidate: Candidate) -> float:
+        """By how much trying one more delays what is being prepared beside it."""
+        return CONTENTION * candidate.cost_s + 2 * self.timed_s
+
     def compiles(self, switches: Switches) -> bool:
         return bool(self._kind(switches))
+
+    @property
+    def is_quicker_by_block(self) -> bool:
+        """Whether compiling block by block takes so much less that it can stand in for compiling the model."""
+        return self._by_block_s <= BY_BLOCK_SAVES * self._compile_s
 
     def caution(self, switches: Switches) -> float:
         """By how much more a recipe may take than is expected: nothing that compiles as it does has been timed yet."""
         return UNKNOWN_COMPILE if self.compiles(switches) and not self._alike(switches) else 1.0
 
+    def ready_chance(self, switches: Switches, others: int, taken_s: float, within_s: float) -> float:
+        """That it is prepared within so many seconds more, after it has taken so many."""
+        before, after = (self._done_by(switches, others, each) for each in (taken_s, taken_s + max(within_s, 0.0)))
+        return (after - before) / (1 - before)
+
+    def patience_s(self, switches: Switches, others: int, taken_s: float, within_s: float, chance: float) -> float:
+        """How many seconds more to wait for it: as long as it is at least so likely to be ready within those that are left."""
+        by_then = (self._done_by(switches, others, taken_s + within_s) - chance) / (1 - chance)
+        if by_then <= 0:
+            return 0.0
+        return max(math.exp(self._log_s(switches, others).inv_cdf(by_then / (1 - ENDLESS))) - taken_s, 0.0)
+
+    def _done_by(self, switches: Switches, others: int, seconds: float) -> float:
+        """The chance that preparing takes no longer than this."""
+        return (1 - ENDLESS) * self._log_s(switches, others).cdf(math.log(max(seconds, 1e-3)))
+
+    def _log_s(self, switches: Switches, others: int) -> NormalDist:
+        """The logarithm of the seconds that preparing it takes beside so many others."""
+        most = KNOWN_COMPILE if self.compiles(switches) and self._alike(switches) else UNKNOWN_COMPILE
+        middle_s = self.expected_s(switches) * (1 + CONTENTION * others)
+        return NormalDist(math.log(middle_s), math.log(most) / NormalDist().inv_cdf(0.9))
+
     def is_same_program(self, one: Switches, other: Switches) -> bool:
         """Both are compiled, and what one leaves in the cache the other finds there."""
         return self.compiles(one) and self._program(one) == self._program(other)
+
+    def is_first_of_kind(self, one: Switches, other: Switches) -> bool:
+        """The one is compiled as the other would be, and nothing that is compiled so has been timed yet."""
+        return self.compiles(one) and self._kind(one) == self._kind(other) and not self._alike(one)
 
     def again_s(self, switches: Switches) -> float:
         """Seconds to open this recipe again once it has been tried."""
@@ -117,7 +172,11 @@ class Costs:
         own = [other for other in cold if self._program(other) == self._program(switches)]
         if cold:
             return self._known[own[0]] if own else self._middle(switches, cold)
-        return self._plain_s(switches) + sum(prepare_s(self._choices[switch], self._compile_s) for switch in switches)
+        expected_s = self._plain_s(switches) + sum(self._prepare_s(switch) for switch in switches)
+        return max(expected_s, LONGER * self._not_within_s.get(self._kind(switches), 0.0))
+
+    def _prepare_s(self, switch: str) -> float:
+        return prepare_s(self._choices[switch], self._compile_s, self._by_block_s)
 
     def _plain_s(self, switches: Switches) -> float:
         """With nothing to compile."""
@@ -136,8 +195,7 @@ class Costs:
         return median(self._known[other] for other in nearest)
 
     def _kind(self, switches: Iterable[str]) -> Kind:
-        choices = (self._choices[switch] for switch in switches)
-        return frozenset((choice.family, prepare_s(choice)) for choice in choices if prepare_s(choice) > 0)
+        return frozenset(self._slow[switch] for switch in switches if switch in self._slow)
 
     def _program(self, switches: Switches) -> Switches:
         return frozenset(switch for switch in switches if not self._choices[switch].leaves_program)

@@ -106,11 +106,11 @@ def _with_time_for_all_replicates(tuner: Tuner, finalists: list[Switches], done:
 def _with_time_for_an_interval(tuner: Tuner, finalists: list[Switches]) -> list[Switches]:
     """Where the fastest takes too long to be opened twice more, the fastest that does not: it may have an interval."""
     costs = Costs(tuner)
-    if fewest_race_s(tuner, costs, finalists[0]) <= tuner.left_s:
+    if last_race_s(tuner, costs, finalists[0]) <= tuner.left_s:
         return finalists
     known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
     others = [tuner.space.switches_of(each.recipe) for each in known]
-    fitting = [each for each in others if each != BASELINE and fewest_race_s(tuner, costs, each) <= tuner.left_s]
+    fitting = [each for each in others if each != BASELINE and last_race_s(tuner, costs, each) <= tuner.left_s]
     return fitting[:1] or finalists
 
 
@@ -216,12 +216,13 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
 
     As many as can be had, and not fewer than give an interval; False where they cannot be had, or need not be.
     """
-    missing = tuner.asked.replicates - len(tuner.tune.finals)
-    costs = Costs(tuner)
-    if missing < FEWEST_REPLICATES or missing * sum(map(costs.expected_s, racers)) <= tuner.left_s:
+    done, costs = len(tuner.tune.finals), Costs(tuner)
+    missing, fewest = tuner.asked.replicates - done, max(FEWEST_REPLICATES - done, 1)
+    one_by_one_s = missing * tuner.replicate_scale * sum(map(costs.expected_s, racers))
+    if RACE_MARGIN * one_by_one_s <= tuner.left_s:
         return False
-    for count in range(missing, FEWEST_REPLICATES - 1, -1):
-        margin = RACE_MARGIN if count == FEWEST_REPLICATES else 1.0  # what is kept for these is meant to be used
+    for count in range(missing, fewest - 1, -1):
+        margin = RACE_MARGIN if done + count == FEWEST_REPLICATES else 1.0  # what is kept for these is meant to be used
         if at_once_s(tuner, costs, racers, count) <= margin * tuner.left_s:
             names = [tuner.space.text(each) for each in racers]
             tuner.observer.replicate(len(tuner.tune.finals) + 1, tuner.asked.replicates, names)
@@ -352,6 +353,12 @@ FINALISTS = 4
 NEAR = 0.03
 """Within this of the fastest, a recipe goes to the last race, and doubt about both is added to it."""
 FINALISTS_RACE_SHARE = 0.5
+QUICK_RACE_SHARE = 0.25
+"""Of the budget: where a race takes more, only as much is kept for it as the fastest and the baseline need."""
+ENOUGH_REPLICATES = 3
+"""Student's factor is 13 with two replicates and 4 with three."""
+ENOUGH_SHARE = 0.3
+"""Of the budget, for these."""
 ABLATION_SHARE = 0.25
 """The largest share of the budget for each: a long budget should also go into trying recipes."""
 
@@ -375,19 +382,39 @@ def choose_finalists(tuner: Tuner) -> list[Switches]:
 def race_s(tuner: Tuner, costs: Costs) -> float:
     """For the last race, were it held now. Without it there is no interval, so that nothing else may take this."""
     replicate_s = sum(map(costs.expected_s, {BASELINE, *choose_finalists(tuner)}))
-    return min(tuner.asked.replicates * replicate_s, FINALISTS_RACE_SHARE * tuner.budget_s)
+    quick_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), QUICK_RACE_SHARE * tuner.budget_s)
+    return min(tuner.asked.replicates * replicate_s, quick_s, FINALISTS_RACE_SHARE * tuner.budget_s)
 
 
 def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None) -> float:
-    """For the fewest replicates that give an interval, of the baseline and the fastest; or of one that may become it."""
-    leader = tuner.leader()
-    if candidate is None:
-        candidate = tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE
-    if candidate == BASELINE:
+    """For as many replicates as are planned at least, of the baseline and the fastest; or of one that may become it."""
+    racers = [BASELINE, _leading(tuner) if candidate is None else candidate]
+    if racers[1] == BASELINE:
         return 0.0
-    racers = [BASELINE, candidate]
-    one_by_one_s = FEWEST_REPLICATES * sum(map(costs.again_s, racers))
-    return min(one_by_one_s, at_once_s(tuner, costs, racers, FEWEST_REPLICATES))
+    return _least_s(tuner, costs, racers, planned_replicates(tuner, costs, racers))
+
+
+def last_race_s(tuner: Tuner, costs: Costs, candidate: Switches) -> float:
+    """For the fewest replicates that give an interval at all: with less than this left, there is no point in timing it."""
+    return _least_s(tuner, costs, [BASELINE, candidate], min(FEWEST_REPLICATES, tuner.asked.replicates))
+
+
+def planned_replicates(tuner: Tuner, costs: Costs, racers: Sequence[Switches]) -> int:
+    """Three, or as many as were asked for; but two, of which the interval is wide, where three take too much of the budget."""
+    count = min(ENOUGH_REPLICATES, tuner.asked.replicates)
+    is_too_long = _least_s(tuner, costs, racers, count) > ENOUGH_SHARE * tuner.budget_s
+    return min(FEWEST_REPLICATES, count) if is_too_long else count
+
+
+def _leading(tuner: Tuner) -> Switches:
+    leader = tuner.leader()
+    return tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE
+
+
+def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:
+    """One replicate after the other, or all at once, whatever takes less."""
+    one_by_one_s = replicates * sum(map(costs.again_s, racers))
+    return min(one_by_one_s, at_once_s(tuner, costs, racers, replicates))
 
 
 def at_once_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:

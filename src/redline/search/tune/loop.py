@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from redline.note import note
 from redline.search.tune.batches import batch_share_s, choose_batch
 from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastest, prove_winner
 from redline.search.tune.costs import Candidate, Costs
-from redline.search.tune.finals import RACE_MARGIN, ablate, decide, fewest_race_s, race_s, simplify, untold_switches
+from redline.search.tune.finals import ablate, decide, fewest_race_s, race_s, simplify, untold_switches
 from redline.search.tune.model import Beliefs
-from redline.search.tune.planner import next_recipe, next_safe, safe_to_race
+from redline.search.tune.planner import kept_s, next_recipe, next_safe, safe_to_race
 from redline.search.tune.record import Untried
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
@@ -106,7 +108,7 @@ def explore(tuner: Tuner) -> None:
                 trials.start(chosen.switches, f"may bring {chosen.gain:.1%}")
             if not trials.in_flight:
                 break
-            trials.finish_one(keep_s=RACE_MARGIN * fewest_race_s(tuner, Costs(tuner)))
+            trials.finish_one(keep_s=kept_s(tuner, trials))
             prove_fastest(tuner)
     if tuner.baseline() is not None:
         _keep_untried(tuner, too_dear)
@@ -121,6 +123,7 @@ def _start_beside(tuner: Tuner, trials: Trials) -> None:
         trials.start(safe.switches, "safe to try")
 
 
+BUDGET_STEP_S = 30.0
 NAMED = 5
 """How many recipes that were not tried for lack of time are kept."""
 
@@ -130,14 +133,23 @@ def _keep_untried(tuner: Tuner, too_dear: list[Candidate]) -> None:
     reserved_s = min(race_s(tuner, Costs(tuner)), max(tuner.left_s, 0.0))
     spent = msgspec.structs.replace(tuner.tune.spent, reserved=reserved_s)
     best = sorted(too_dear, key=lambda each: -each.gain)[:NAMED]
-    untried = [Untried(recipe=tuner.space.text(each.switches), gain=each.gain, cost_s=each.cost_s) for each in best]
+    untried = [_untried(tuner, each) for each in best]
     tuner.keep(spent=spent, untried=tuple(untried))
     if too_dear:
         is_nothing_else = tuner.tried() == {BASELINE} and safe_to_race(tuner) is None
         what = "any other recipe" if is_nothing_else else "all recipes that may be faster"
         left = f"{max(tuner.left_s, 0.0):.0f} s are left, {reserved_s:.0f} s of them for the final comparison"
         first = f"{untried[0].recipe} takes about {untried[0].cost_s:.0f} s"
-        tuner.ran_short(note("untried", f"no time to try {what}: {first}; {left}; raise --budget"))
+        enough = f"--budget {untried[0].budget_s:.0f}s would hold it"
+        tuner.ran_short(note("untried", f"no time to try {what}: {first}; {left}; {enough}"))
+
+
+def _untried(tuner: Tuner, candidate: Candidate) -> Untried:
+    """With the budget that the same search would have needed for this one too, in half minutes."""
+    needed_s = tuner.elapsed_s + candidate.cost_s + fewest_race_s(tuner, Costs(tuner), candidate.switches)
+    budget_s = BUDGET_STEP_S * math.ceil(max(needed_s, tuner.budget_s + 1) / BUDGET_STEP_S)
+    text = tuner.space.text(candidate.switches)
+    return Untried(recipe=text, gain=candidate.gain, cost_s=candidate.cost_s, budget_s=budget_s)
 
 
 def _firsts(tuner: Tuner) -> list[tuple[Switches, str]]:

@@ -11,11 +11,11 @@ import numpy as np
 
 from redline.protocol import SwitchChoice
 from redline.search.tune.costs import Candidate, Costs, first_of
-from redline.search.tune.finals import ablation_s, fewest_race_s, race_s
+from redline.search.tune.finals import RACE_MARGIN, ablation_s, fewest_race_s, last_race_s, race_s
 from redline.search.tune.lessons import quantizing_of
-from redline.search.tune.model import Beliefs, Estimate
+from redline.search.tune.model import Beliefs, Estimate, Floats
 from redline.search.tune.space import BASELINE, BY_BLOCK, Expectation, Space, Switches, expectation
-from redline.search.tune.trials import Trials
+from redline.search.tune.trials import Flight, Trials
 from redline.search.tune.tuner import Tuner
 
 WORTH_A_TRIAL = 0.0025
@@ -30,6 +30,12 @@ SAFE_CHANCE = 0.9
 """A recipe that is less likely to run must fit into what may be spent on failures."""
 RISK_SHARE = 0.01
 """Of the budget: so much may be lost, on average, on a recipe that holds suspects when that is used up."""
+LIKELY, POSSIBLE = 0.3, 0.1
+"""Chances that a recipe will be ready in time for its race, down to which it is waited for."""
+WORTH_A_DELAY = 5.0
+"""Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
+SURE_TO_BE_READY = 0.95
+"""A recipe that is this likely to be ready in time is counted on."""
 LOOKED_AT = 300
 """How many of the most promising recipes are weighed against their cost."""
 
@@ -39,14 +45,107 @@ def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candida
     safe = next_safe(tuner, trials.in_flight)
     if safe is not None:
         return safe, []
-    found, too_dear = _candidates(tuner, beliefs, trials.in_flight)
     costs, in_flight = Costs(tuner), trials.in_flight
-    if sum(map(costs.compiles, in_flight)) >= max(tuner.jobs // 2, 1):
-        found = [each for each in found if not costs.compiles(each.switches)]  # compilers use several processors each
-    found = [each for each in found if not any(costs.is_same_program(each.switches, other) for other in in_flight)]
-    if not found or not _can_wait(tuner, trials, costs):
-        return None, too_dear
-    return first_of(found), too_dear
+    awaited = _awaited(tuner, beliefs, trials, costs)
+
+    unproven = _unproven(tuner)
+    on_trial = frozenset(switch for flight in in_flight for switch in unproven(flight))
+
+    def may_start(switches: Switches) -> bool:
+        """A switch that nobody has seen running is in one recipe at a time: what breaks with it would break them all.
+
+        Compilers use several processors each; and the first of its kind shows whether that works, and what it takes.
+        """
+        if on_trial & unproven(switches):
+            return False
+        if not awaited or not costs.compiles(switches):
+            return True
+        is_early = any(
+            costs.is_same_program(switches, other) or costs.is_first_of_kind(other, switches) for other in in_flight
+        )
+        return not is_early and len(awaited) < max(tuner.jobs // 2, 1)
+
+    found, too_dear = _candidates(tuner, beliefs, in_flight, _promises(tuner, beliefs, in_flight, awaited), may_start)
+    found = [
+        each
+        for each in found
+        if each.gain > WORTH_A_DELAY * sum(other.lost_by(costs.delay_s(each)) for other in awaited)
+    ]
+    return (first_of(found) if found else None), too_dear
+
+
+def _unproven(tuner: Tuner) -> Callable[[Switches], Switches]:
+    """Of a recipe, the switches that no sound recipe has held yet and that are not safe to try; those of one name stand for each other."""
+    names, lessons = tuner.space.variants, tuner.lessons()
+    safe = SafeRecipes(tuner.space, tuner.on_cpu, _host_share(tuner), lambda each: lessons.chance(each) == 1.0)
+    proven = {switch for recipe in (*tuner.seen(), *safe.in_order()) for switch in recipe}
+    shared = {names.get(switch) for switch in proven}
+
+    def unproven(switches: Switches) -> Switches:
+        open_ones = (switch for switch in switches if switch not in proven and names.get(switch, switch) not in shared)
+        return frozenset(names.get(switch, switch) for switch in open_ones)
+
+    return unproven
+
+
+def kept_s(tuner: Tuner, trials: Trials) -> float:
+    """When no more than this is left of the budget, what is still being prepared is given up.
+
+    It would not be raced any more, or it is unlikely to be ready in time, or the race of the fastest needs the rest.
+    """
+    costs, others = Costs(tuner), len(trials.in_flight) - 1
+    last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
+    race_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), min(last_s, default=0.0))
+
+    def patience_s(flight: Flight) -> float:
+        """Seconds for which it is waited: within what may be spent on failures, while it may be ready in time; beyond, while that is likely."""
+        if not costs.compiles(flight.switches):
+            return math.inf
+        within_s = tuner.left_s - max(race_s, last_race_s(tuner, costs, flight.switches))
+        taken_s = flight.taken_s(tuner.clock())
+        likely_s, possible_s = (
+            costs.patience_s(flight.switches, others, taken_s, within_s, chance) for chance in (LIKELY, POSSIBLE)
+        )
+        return max(likely_s, min(possible_s, tuner.allowance_s - flight.waited_s))
+
+    return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=0.0))
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A recipe that is being compiled."""
+
+    switches: Switches
+    gain: float
+    """What it is expected to bring, as a share of the fastest time so far."""
+    ready: Callable[[float], float]
+    """The chance that it is ready in time for its race, after a delay of so many seconds."""
+
+    def lost_by(self, delay_s: float) -> float:
+        """What a delay costs, on average."""
+        return self.gain * (self.ready(0.0) - self.ready(delay_s))
+
+
+def _awaited(tuner: Tuner, beliefs: Beliefs, trials: Trials, costs: Costs) -> list[Awaited]:
+    """What is being compiled: one more that is timed before it, and prepared beside it, delays it."""
+    compiling = [flight for flight in trials.flights if costs.compiles(flight.switches)]
+    if not compiling:
+        return []
+    others = len(trials.in_flight) - 1
+    expected, fastest = beliefs.expected(tuner.seen()), tuner.fastest_log_s()
+    timing_s = 2 * costs.timed_s * others
+
+    def awaited(flight: Flight) -> Awaited:
+        switches, taken_s = flight.switches, flight.taken_s(tuner.clock())
+        room_s = tuner.left_s - timing_s - fewest_race_s(tuner, costs, switches)
+        row = beliefs.index.get(switches)
+        return Awaited(
+            switches,
+            max(fastest - float(expected[row]), WORTH_A_TRIAL) if row is not None else WORTH_A_TRIAL,
+            lambda delay_s: costs.ready_chance(switches, others, taken_s, room_s - delay_s),
+        )
+
+    return [awaited(flight) for flight in compiling]
 
 
 def next_safe(tuner: Tuner, in_flight: Sequence[Switches]) -> Candidate | None:
@@ -75,14 +174,15 @@ def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Swi
     """What is safe to try and was not, the quickest to prepare first."""
     lessons, tried = tuner.lessons(), {*tuner.tried(), *in_flight, *tuner.given_up}
     safe = SafeRecipes(tuner.space, tuner.on_cpu, _host_share(tuner), lambda each: lessons.chance(each) == 1.0)
-    has_compiled = any(map(costs.compiles, tuner.seen()))
+    # Block by block stands in for what takes too long.
+    is_needed_by_block = costs.is_quicker_by_block and not any(map(costs.compiles, tuner.seen()))
     return [
         each
         for each in safe.in_order()
         if each not in tried
         and safe.may_run(each)
         and not is_done_with(each, tried, tuner)
-        and not (has_compiled and BY_BLOCK in each)  # block by block stands in for what takes too long
+        and (is_needed_by_block or BY_BLOCK not in each)
         and not any(costs.is_same_program(each, other) for other in in_flight)  # it will be in the cache
     ]
 
@@ -97,32 +197,17 @@ def _host_share(tuner: Tuner) -> float | None:
     return facts.host_s / facts.step_s
 
 
-def _can_wait(tuner: Tuner, trials: Trials, costs: Costs) -> bool:
-    """Whether what is being compiled may be ready later and still have its race: one more is prepared and timed before it."""
-    others = len(trials.in_flight)
-    for switches, taken_s in trials.under_way():
-        if costs.compiles(switches):
-            missing_s = costs.caution(switches) * costs.beside_s(switches, others) - taken_s
-            # One that takes far longer than expected may take as long again: nobody waits for it.
-            if missing_s >= 0 and missing_s + fewest_race_s(tuner, costs, switches) > tuner.left_s:
-                return False
-    return True
-
-
-def _candidates(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches]) -> tuple[list[Candidate], list[Candidate]]:
+def _candidates(
+    tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches], gains: Floats, may_start: Callable[[Switches], bool]
+) -> tuple[list[Candidate], list[Candidate]]:
     """Those that are worth their seconds and can be had with what is left; and those for which too little is left.
 
-    Who takes minutes to prepare is not for every budget, and so not missed; unless nothing else was tried. What is being
-    prepared is taken to turn out as it is expected to.
+    Who takes minutes to prepare is not for every budget, and so not missed; unless nothing else was tried.
     """
-    seen, tried, costs, lessons = tuner.seen(), {*tuner.tried(), *in_flight}, Costs(tuner), tuner.lessons()
-    fastest = tuner.fastest_log_s()
-    if in_flight:
-        seen = {**_imagined(beliefs, seen, in_flight), **seen}
-        fastest = min([fastest, *(seen[each].log_s for each in in_flight if each in seen)])
-    gains = beliefs.promises(seen, fastest)
+    tried, costs, lessons = {*tuner.tried(), *in_flight}, Costs(tuner), tuner.lessons()
     room_s = tuner.left_s - race_s(tuner, costs)
     spare_s = room_s - ablation_s(tuner, costs)
+    leaders_race_s = RACE_MARGIN * fewest_race_s(tuner, costs)
     found: list[Candidate] = []
     too_dear: list[Candidate] = []
     is_first, looked_at = tried <= {BASELINE}, 0
@@ -132,7 +217,7 @@ def _candidates(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches]) -> tu
             break
         chance = 0.0 if is_done_with(switches, tried, tuner) else lessons.chance(switches)
         gain = float(gains[index]) * chance
-        if gain < WORTH_A_TRIAL:
+        if gain < WORTH_A_TRIAL or not may_start(switches):
             continue
         looked_at += 1
         cost_s = costs.beside_s(switches, len(in_flight))
@@ -142,14 +227,35 @@ def _candidates(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches]) -> tu
         is_slow = any(is_slow_for_its_gain(tuner.space.by_switch[switch]) for switch in switches)
         own_s *= SLOW_SHARE if is_slow else 1.0
         caution = costs.caution(switches) if any(map(costs.compiles, in_flight)) else 1.0
-        needed_s = caution * cost_s + fewest_race_s(tuner, costs, switches)
+        needed_s = caution * cost_s + max(fewest_race_s(tuner, costs, switches), leaders_race_s)
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
         fits = cost_s <= own_s and needed_s <= tuner.left_s
         if is_worth_it and fits and switches not in tuner.given_up:
             found.append(Candidate(switches, gain, cost_s, own_s))
         elif is_first or (is_worth_it and not is_slow):
-            too_dear.append(Candidate(switches, gain, cost_s, own_s))
+            too_dear.append(Candidate(switches, gain, caution * cost_s, own_s))
     return found, too_dear
+
+
+def _promises(tuner: Tuner, beliefs: Beliefs, in_flight: list[Switches], awaited: list[Awaited]) -> Floats:
+    """What each recipe is expected to bring beyond what is there by then.
+
+    What is being prepared is taken to turn out as expected; what is being compiled, by the chance that it is ready in time.
+    """
+
+    def beyond(there: Sequence[Switches]) -> Floats:
+        seen, fastest = tuner.seen(), tuner.fastest_log_s()
+        if there:
+            seen = {**_imagined(beliefs, seen, there), **seen}
+            fastest = min([fastest, *(seen[each].log_s for each in there if each in seen)])
+        return beliefs.promises(seen, fastest)
+
+    chance = max((each.ready(0.0) for each in awaited), default=1.0)
+    with_all = beyond(in_flight)
+    if chance > SURE_TO_BE_READY:
+        return with_all
+    without = beyond([each for each in in_flight if all(each != other.switches for other in awaited)])
+    return chance * with_all + (1 - chance) * without
 
 
 def is_slow_for_its_gain(choice: SwitchChoice) -> bool:
@@ -163,7 +269,9 @@ def _may_risk(tuner: Tuner, chance: float, cost_s: float) -> bool:
     return chance >= SAFE_CHANCE or cost_s <= tuner.allowance_s or is_cheap
 
 
-def _imagined(beliefs: Beliefs, seen: dict[Switches, Estimate], in_flight: list[Switches]) -> dict[Switches, Estimate]:
+def _imagined(
+    beliefs: Beliefs, seen: dict[Switches, Estimate], in_flight: Sequence[Switches]
+) -> dict[Switches, Estimate]:
     """What is being prepared, as if it had been timed and had taken what is expected of it."""
     expected = beliefs.expected(seen)
     return {

@@ -127,6 +127,8 @@ class Untried(Frozen):
     gain: float
     """Expected, as a share of the fastest time."""
     cost_s: float
+    budget_s: float | None = None
+    """A budget that would have held it and its race; None in old records."""
 
 
 class Spent(Frozen):

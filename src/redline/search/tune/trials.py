@@ -77,9 +77,13 @@ class Flight:
     shared_s: float = 0.0
     """Seconds of others that were prepared at the same time, added up."""
 
+    def taken_s(self, now_s: float) -> float:
+        """For how long it has been prepared."""
+        return now_s - self.started_s - self.still_s
+
     def cost_s(self, now_s: float) -> float:
         """What it took, less what others slowed it down."""
-        own_s = now_s - self.started_s - self.still_s
+        own_s = self.taken_s(now_s)
         return own_s / (1 + CONTENTION * self.shared_s / own_s) if own_s > 0 else 0.0
 
 
@@ -117,10 +121,9 @@ class Trials:
     def in_flight(self) -> list[Switches]:
         return [flight.switches for flight in self._flights] + self._crowded_out
 
-    def under_way(self) -> list[tuple[Switches, float]]:
-        """What is being prepared, and for how many seconds it has been."""
-        now_s = self._tuner.clock()
-        return [(each.switches, now_s - each.started_s - each.still_s) for each in self._flights]
+    @property
+    def flights(self) -> Sequence[Flight]:
+        return self._flights
 
     def has_room(self) -> bool:
         """Whether one more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
@@ -214,7 +217,9 @@ class Trials:
         for flight in self._flights:
             tuner.charge_as_failed(flight.waited_s)
             tuner.observer.attempted(tuner.space.text(flight.switches), "given up: no time left to prepare it")
-        tuner.given_up |= set(self.in_flight)
+        now_s = tuner.clock()
+        tuner.given_up |= dict.fromkeys(self._crowded_out, 0.0)
+        tuner.given_up |= {flight.switches: flight.taken_s(now_s) for flight in self._flights}
         self._cancel_all()
         self._crowded_out.clear()
 

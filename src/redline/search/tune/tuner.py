@@ -78,8 +78,8 @@ class Tuner:
     """Of the budget, for what comes last."""
     is_short: bool = False
     """More was left to do than this session's budget held."""
-    given_up: set[Switches] = field(default_factory=set)
-    """Took too long to prepare in this session."""
+    given_up: dict[Switches, float] = field(default_factory=dict)
+    """Took too long to prepare in this session: the seconds they had taken by then."""
     replicate_scale: float = 1.0
     """What replicates took over what they were expected to take."""
     _failed_before_s: float = 0.0

@@ -10,7 +10,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, literal
-from redline.bench.recipe.plain.models import compile_blocks, repeated_blocks
+from redline.bench.recipe.plain.models import compile_blocks, kinds_of_blocks, repeated_blocks
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
@@ -167,12 +167,9 @@ def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
     names = repeated_blocks(model)
     if not names or facts is None:
         return None if names else "no block of the model repeats"
-    shapes = {
-        tuple((name, tuple(weight.shape)) for name, weight in model.get_submodule(block).named_parameters())
-        for block in names
-    }
-    if len(names) < ALIKE * len(shapes):
-        return f"its {len(names)} blocks are of {len(shapes)} kinds, and each kind is compiled anew"
+    kinds = kinds_of_blocks(model, names)
+    if len(names) < ALIKE * kinds:
+        return f"its {len(names)} blocks are of {kinds} kinds, and each kind is compiled anew"
     share = facts.blocks.share if facts.blocks is not None else 0.0
     return f"its blocks take only {share:.0%} of the forward's time" if share < SMALLEST_SHARE else None
 
