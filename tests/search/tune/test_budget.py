@@ -251,7 +251,7 @@ def convnext_on_an_h200(compile_s: float) -> RecipeTruth:
 class TestOneMinute:
     """With the costs of an H200 and sixteen processors: seven seconds until the facts are known, then the search."""
 
-    @pytest.mark.parametrize("compile_s", [15.0, 20.0, 25.0])
+    @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0])
     def test_is_enough_to_try_a_compiled_recipe_and_to_race_it(self, compile_s: float) -> None:
         truth = convnext_on_an_h200(compile_s)
         tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
@@ -264,7 +264,7 @@ class TestOneMinute:
         assert tuner.tune.seconds <= 60.0
         assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
 
-    @pytest.mark.parametrize("compile_s", [15.0, 20.0, 25.0])
+    @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0])
     def test_is_enough_for_a_compiled_training_step_too(self, compile_s: float) -> None:
         compiles = Capabilities(compiles=True)
         resnet50 = like_an_h200()
@@ -282,7 +282,7 @@ class TestOneMinute:
         assert tuner.tune.seconds <= 60.0
 
     def test_the_slowest_of_what_is_safe_begins_with_the_baseline(self) -> None:
-        truth = convnext_on_an_h200(20.0)
+        truth = convnext_on_an_h200(15.0)
         tuner = tune_simulated(truth, 1, 60.0, jobs=3, facts=simulated_facts(truth), before_s=7.0)
         began = {trial.recipe: tuner.records[trial.record_id].position for trial in tuner.tune.trials}
         assert began["baseline"] == 0

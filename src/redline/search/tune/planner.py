@@ -30,8 +30,8 @@ SAFE_CHANCE = 0.9
 """A recipe that is less likely to run must fit into what may be spent on failures."""
 RISK_SHARE = 0.01
 """Of the budget: so much may be lost, on average, on a recipe that holds suspects when that is used up."""
-LIKELY, POSSIBLE = 0.3, 0.1
-"""Chances that a recipe will be ready in time for its race, down to which it is waited for."""
+LIKELY = 0.3
+"""The chance that a recipe will be ready in time for its race, down to which it is waited for."""
 WORTH_A_DELAY = 5.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
 SURE_TO_BE_READY = 0.95
@@ -98,17 +98,15 @@ def kept_s(tuner: Tuner, trials: Trials) -> float:
     race_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), min(last_s, default=0.0))
 
     def patience_s(flight: Flight) -> float:
-        """Seconds for which it is waited: within what may be spent on failures, while it may be ready in time; beyond, while that is likely."""
+        """Seconds for which it is waited: while it is likely to be ready in time, and within what may be spent on failures."""
         if not costs.compiles(flight.switches):
             return math.inf
         within_s = tuner.left_s - max(race_s, last_race_s(tuner, costs, flight.switches))
         taken_s = flight.taken_s(tuner.clock())
-        likely_s, possible_s = (
-            costs.patience_s(flight.switches, others, taken_s, within_s, chance) for chance in (LIKELY, POSSIBLE)
-        )
-        return max(likely_s, min(possible_s, tuner.allowance_s - flight.waited_s))
+        likely_s = costs.patience_s(flight.switches, others, taken_s, within_s, LIKELY)
+        return max(likely_s, tuner.allowance_s - flight.waited_s)
 
-    return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=0.0))
+    return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
 
 
 @dataclass(frozen=True)
