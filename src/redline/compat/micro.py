@@ -397,8 +397,8 @@ class _Printer:
         self.plain(*(f"{self._prefix}{line}" if line and self._prefix else line for line in lines))
 
     def plain(self, *lines: str) -> None:
-        # One write per call: several ranks share the terminal.
-        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+        # One write per call: several ranks share the terminal. A profiler's table is one text of many lines.
+        sys.stdout.write("".join(f"{printable(line)}\n" for text in lines for line in text.split("\n")))
         sys.stdout.flush()
 
 
