@@ -19,10 +19,11 @@ from redline.api.exercises import EXERCISES, Lab, break_even, faster
 from redline.api.profile import read_profile
 from redline.api.workshop import workshop
 from redline.api.workspace import Workspace
+from redline.cli.options import Exit
 from redline.errors import BenchError, SpecError
 from redline.note import note
 from redline.record import ColdStart
-from redline.report.workshop import Check, ExerciseResult, exercise_text
+from redline.report.workshop import Answer, Check, ExerciseResult, WorkshopResult, exercise_text, outcome
 from redline.work import Ceilings
 
 
@@ -79,7 +80,7 @@ def test_a_loss_that_changes_is_noticed(losses: list[float], passed: bool, monke
 
 def test_an_unstable_step_is_noticed_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     found = room.baseline(lab([row(std=0.0006)], monkeypatch), BASE)
-    assert "the first iteration of the script took 2.00 s" in found.answers[0].answer
+    assert "the first iteration of micro_benchmarking_pytorch.py took 2.00 s" in found.answers[0].answer
     assert found.checks[0].passed is False
     assert any("close other programs" in line for line in exercise_text(found))
 
@@ -108,7 +109,7 @@ def test_a_loss_that_fp16_changes_is_noticed(half: float, passed: bool, monkeypa
     found = room.precision(lab(rows, monkeypatch, {"0": [1.0], "1": [half]}), BASE)
     (check,) = [each for each in found.checks if each.name == "the loss in fp16 is that of fp32"]
     assert check.passed is passed
-    assert passed or "use bf16 or amp" in " ".join(exercise_text(found))
+    assert passed or "use bf16 or amp" in " ".join(" ".join(exercise_text(found)).split())
 
 
 @pytest.mark.parametrize(("ratio", "passed"), [(0.4, True), (1.9, False)])
@@ -135,9 +136,17 @@ def test_arithmetic_intensity_is_held_against_the_device() -> None:
         kind="cuda", name="d", driver=None, torch=None, threads=None, flops_per_s={"fp32": 50e12}, copy_bytes_per_s=4e12,
         launch_s=1e-6,
     )  # fmt: skip
-    assert room._intensity(100, 4, known).startswith("computing: 25.0 FLOPs per byte")
-    assert room._intensity(10, 4, known).startswith("memory: 2.50")
-    assert "not known" in room._intensity(10, 4, None)
+    assert room._intensity(100, 4, known, 40e12).startswith("computing: 25.0 FLOPs per byte")
+    assert room._intensity(10, 4, known, 8e12).startswith("memory: 2.50")
+    assert "not known" in room._intensity(10, 4, None, 8e12)
+    assert room._intensity(100, 4, known, 1e12).startswith("neither yet: it reaches 2\u2009% of what computing allows")
+    assert room._intensity(10, 4, known, 1e12).startswith("neither yet: it reaches 10\u2009% of what memory allows")
+
+
+def test_a_larger_batch_is_not_judged_by_times_that_vary() -> None:
+    values = {"batch 1 flops_per_s": 1e9, "batch 4 flops_per_s": 2e9}
+    assert room._batch_answer(values, doubted=False).startswith("yes: the largest batch reaches 2.00×")
+    assert room._batch_answer(values, doubted=True).startswith("not certain")
 
 
 def test_a_peak_that_cannot_be_measured_costs_no_exercise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +157,7 @@ def test_a_peak_that_cannot_be_measured_costs_no_exercise(monkeypatch: pytest.Mo
     counted = SimpleNamespace(batch=4, flops=400, min_bytes=100, params=7, modules=())
     monkeypatch.setattr(room, "flops", lambda *_, **__: SimpleNamespace(summary=counted))
     found = room.work(lab([row()], monkeypatch), BASE)
-    assert found.figures["batch 4"].endswith("TFLOP/s")
+    assert found.figures["batch 4"] == "40.00 kFLOP/s"
     assert found.checks[0].passed is None
     assert "no answer within 180 s" in found.checks[0].seen
 
@@ -192,6 +201,9 @@ def test_exercises_are_written_as_they_are_done_and_resumed(
     assert "Exercise 1: t1" in (tmp_path / "my_workshop_results.txt").read_text(), "and the others stay"
     with pytest.raises(SpecError, match="another device or mode"):
         workshop(folder=tmp_path, device="cpu", quick=False, resume=True, workspace=shared)
+    known: list[Any] = []
+    workshop(folder=tmp_path, device="cpu", quick=True, resume=True, on_begin=known.append, workspace=shared)
+    assert [found.number for found in known[0].exercises] == [1, 2, 3], "a learner hears what is done already"
     with pytest.raises(SpecError, match="nothing to resume"):
         workshop(folder=tmp_path / "empty", device="cpu", quick=True, resume=True, workspace=shared)
 
@@ -206,4 +218,57 @@ def test_without_gpus_exercises_say_what_one_would_see() -> None:
     made = Lab(Workspace(keep=False), "cpu", "m", 4, None, quick=True)
     found = room.many_gpus(made, BASE)
     assert found.skipped == "needs two GPUs, and this machine has 0"
-    assert any(line.startswith("example (not measured here)") for line in exercise_text(found))
+    assert any(line.strip().startswith("example (not measured here)") for line in exercise_text(found))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match="it is a file"):
+        workshop([5], folder=tmp_path / "file")
+    with pytest.raises(SpecError, match="cannot write"):
+        workshop([5], folder=tmp_path / "file" / "below")
+
+
+def test_long_lines_are_broken_below_their_first_word() -> None:
+    found = room.filled(
+        BASE,
+        figures={"fp16": "fast " * 12},
+        checks=(Check(name="c", passed=False, seen="seen " * 12, explain="why " * 20),),
+        answers=(Answer(question="Why?", answer="because " * 12),),
+    )
+    lines = list(exercise_text(found, 40))
+    assert max(map(len, lines)) <= 40
+    assert [line for line in lines if line[2:3] == " " or line.startswith("  [ ]") or line == "  Why?"] == lines[1:]
+    assert lines[0].startswith("  fp16  fast")
+
+
+def test_the_outcome_counts_exercises_and_checkpoints() -> None:
+    met = tuple(Check(name="c", passed=passed, seen="") for passed in (True, False, None))
+    result = WorkshopResult(
+        device="cpu", device_name="d", model="m", batch=4, quick=True,
+        exercises=(room.filled(BASE, checks=met), room.filled(BASE, skipped="no GPU")),
+    )  # fmt: skip
+    assert outcome(result) == "1 of 2 exercises done, 1 skipped; 1 of 2 checkpoints met"
+
+
+def test_the_interval_is_told_and_kept_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = room.precision(lab([row(), row("amp-bf16", 2.0, 1e-4, 2364.0)], monkeypatch), BASE)
+    assert found.figures["amp-bf16"] == "400.0 img/s, 2.00× (<0.01–>100) the baseline"
+    assert (found.values["amp-bf16 ratio low"], found.values["amp-bf16 throughput_per_s"]) == (1e-4, 400.0)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_an_interrupted_walk_says_how_to_continue(
+    done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from redline.cli.workshop import workshop as command
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        if done:
+            (tmp_path / "my_workshop_results.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("redline.api.workshop.workshop", interrupted)
+    assert command(quick=True, out=tmp_path) == Exit.INTERRUPTED
+    told = capsys.readouterr().err
+    assert (f"redline workshop --quick --out {tmp_path} --resume" in told) is done

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from redline.analyze.profile import Profile
-from redline.analyze.summary import RunSummary
+from redline.analyze.recommend.evidence import interval_text
+from redline.analyze.summary import RunSummary, VersusFirst
 from redline.api.ceilings import ceilings
 from redline.api.doctor import doctor
 from redline.api.flops import flops
@@ -29,13 +30,15 @@ from redline.api.workspace import Workspace
 from redline.errors import BenchError
 from redline.protocol import AskHealth, Health
 from redline.report.workshop import Answer, Check, ExerciseResult
-from redline.units import format_bytes, format_seconds, format_share, significant
+from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 from redline.work import Ceilings
 
 STABLE_SPREAD = 0.05
 """Standard deviation over mean below which a result is called stable."""
 SAME_LOSS = 0.02
 """Relative difference of the loss below which a 16-bit format is called harmless."""
+NEAR_A_LIMIT = 0.2
+"""Share of what the roofline allows below which neither computing nor memory is called the limit."""
 BUSY_HOST = 1.2
 """Host time over device time above which the host has too much to do."""
 SCRIPT_TIMEOUT_S = 900.0
@@ -76,6 +79,8 @@ class Lab:
             command = [sys.executable, *front, "-m", "redline.compat.micro", "--network", self.model]
             command += ["--batch-size", str(self.batch * ranks), "--device", self.device.partition(":")[0], *size]
             command += [*words, "--output-file", str(file)]
+            said = ["micro_benchmarking_pytorch.py", *command[command.index("--network") : -2]]
+            self.workspace.observer.noted(f"running {' '.join(said)}")
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
             except subprocess.TimeoutExpired:
@@ -114,13 +119,13 @@ def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
             "time per step": format_seconds(latency.p50 if latency else None),
             "memory at its peak": format_bytes(peak),
         },
-        values=_values(row) | ({} if peak is None else {"peak_bytes": float(peak)}),
+        values=_values(row) | ({} if peak is None else {"peak_bytes": float(peak)}) | _spread(row),
         checks=(_stable(row), _same_loss(losses), _trusted(row)),
         answers=(
             Answer(question="Why is the first iteration slow?", answer=_warm_up(script["warmup_times"])),
             Answer(question="How many batches is that per second?", answer=_batches_per_s(row)),
             Answer(question="What takes the memory?", answer=_weights(result, peak)),
-            Answer(question="What limits it?", answer=f"{row.bound.label}: {row.bound.evidence}"),
+            Answer(question="What limits it?", answer=_limit(lab, row)),
         ),
     )
 
@@ -162,10 +167,26 @@ def _warm_up(times: Sequence[float]) -> str:
     if len(times) < 2:
         return "not measured"
     first, last = times[0], times[-1]
-    told = f"the first iteration of the script took {format_seconds(first)}, the last of its warm-up {format_seconds(last)}"
+    told = (
+        f"the first iteration of micro_benchmarking_pytorch.py took {format_seconds(first)}, the last of its warm-up "
+        f"{format_seconds(last)}"
+    )
     if first < 1.5 * last:
         return f"here it is not: {told}"
-    return f"{told}: libraries load, memory is taken, algorithms are chosen; so warm-up is not counted"
+    return f"{told}: at first libraries load, memory is taken and algorithms are chosen; so warm-up is not counted"
+
+
+def _limit(lab: Lab, row: RunSummary) -> str:
+    if not lab.on_gpu and row.bound.label == "device":
+        return "the CPU itself: no other device waits for it; exercise 4 asks whether computing or memory is the limit"
+    return f"{row.bound.label}: {row.bound.evidence}"
+
+
+def _spread(row: RunSummary) -> dict[str, float]:
+    latency = row.latency_s
+    if latency is None or latency.std is None:
+        return {}
+    return {"latency_mean_s": latency.mean, "latency_std_s": latency.std}
 
 
 def _batches_per_s(row: RunSummary) -> str:
@@ -192,16 +213,17 @@ def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     recipes = ["baseline", "amp", "fp16", "amp-bf16"] if lab.on_gpu else ["baseline", "amp-bf16"]
     rows = list(lab.run(recipes))
     _require(rows[0])
-    figures, values, checks = {}, {}, []
+    figures: dict[str, str] = {}
+    values: dict[str, float] = {}
+    checks = []
     for row in rows:
         if row.failure is not None:
             figures[row.recipe] = f"failed: {row.failure.message}"
             continue
-        ratio = row.vs_first.ratio if row.vs_first else 1.0
         change = row.vs_first.memory_change if row.vs_first and lab.on_gpu else None
         memory = "" if change is None else f", {format_share(abs(change))} {'less' if change < 0 else 'more'} memory"
-        figures[row.recipe] = f"{_rate(row)}, {ratio:.2f}× the baseline{memory}"
-        values[f"{row.recipe} ratio"] = ratio
+        figures[row.recipe] = f"{_rate(row)}{_times(row)}{memory}"
+        values |= _compared(row)
         if row.recipe != "baseline" and row.numerics is not None and row.numerics.rel_l2 is not None:
             checks.append(_keeps_answers(row.recipe, row.numerics.passed, row.numerics.rel_l2))
     checks.append(_similar_loss(lab))
@@ -252,11 +274,9 @@ def faster(best: RunSummary | None) -> str:
     versus = best.vs_first
     doubt = "" if best.verdict.trusted else f"; doubtful, as the result is {', '.join(best.verdict.labels)}"
     if versus.first_doubted:
-        return (
-            f"not certain: {best.recipe} measured {versus.ratio:.2f}×, but the baseline itself is not to be relied on"
-        )
+        return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, but the times of the baseline itself vary too much"
     if versus.low is not None and versus.low > 1:
-        return f"yes: {best.recipe} is {versus.ratio:.2f}× as fast ({versus.low:.2f}–{versus.high:.2f}){doubt}"
+        return f"yes: {best.recipe} is {versus.ratio:.2f}× as fast{_between(versus)}{doubt}"
     if versus.high is not None and versus.high < 1:
         return f"no: {best.recipe} is {versus.ratio:.2f}× as fast as the baseline{doubt}"
     return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, and the interval includes 1{doubt}"
@@ -292,7 +312,7 @@ def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         ),
         Answer(
             question="What is in the way, and what to try?",
-            answer="; ".join(f"{one.code}: {one.next}" for one in found.findings[:2]) or "nothing stands out",
+            answer="; ".join(f"{one.evidence}: try {one.next}" for one in found.findings[:2]) or "nothing stands out",
         ),
     ]
     checks = [
@@ -352,15 +372,16 @@ def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     items = counted.batch or 1
     known, missing = _ceilings(lab)
     peak = known.flops_per_s.get("fp32") if known is not None else None
-    table, values = {}, {}
+    table, values, doubted = {}, {}, False
     for batch in [1, lab.batch] if lab.quick else [1, lab.batch, 4 * lab.batch]:
         (row,) = lab.run(["baseline"], batch=batch)
         if row.failure is None and row.throughput_per_s:
             achieved = counted.flops / items * row.throughput_per_s
             values[f"batch {batch} flops_per_s"] = achieved
-            table[f"batch {batch}"] = f"{significant(achieved / 1e12, 3)} TFLOP/s{_of_peak(achieved, peak)}"
+            table[f"batch {batch}"] = f"{format_count(achieved)}FLOP/s{_of_peak(achieved, peak)}"
+            doubted = doubted or not row.verdict.trusted
     highest = max(values.values(), default=0.0)
-    answers = [Answer(question="Does a larger batch use the device better?", answer=_batch_answer(values))]
+    answers = [Answer(question="Does a larger batch use the device better?", answer=_batch_answer(values, doubted))]
     layers = [one for one in counted.modules if one.depth == 1 and one.share is not None]
     if layers:
         slowest = max(layers, key=lambda one: one.share or 0.0)
@@ -370,7 +391,7 @@ def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     answers.append(
         Answer(
             question="Is it bound by computing or by memory?",
-            answer=_intensity(counted.flops, counted.min_bytes, known),
+            answer=_intensity(counted.flops, counted.min_bytes, known, highest),
         )
     )
     return filled(
@@ -404,7 +425,7 @@ def _of_peak(achieved: float, peak: float | None) -> str:
     return f", {format_share(achieved / peak)} of the measured fp32 peak" if peak else ""
 
 
-def _intensity(products: int, moved: int, known: Ceilings | None) -> str:
+def _intensity(products: int, moved: int, known: Ceilings | None, achieved: float) -> str:
     if not moved:
         return "not counted"
     intensity = products / moved
@@ -414,15 +435,23 @@ def _intensity(products: int, moved: int, known: Ceilings | None) -> str:
         return f"{told}; the peak of this device is not known"
     ridge = peak / known.copy_bytes_per_s
     kind = "computing" if intensity > ridge else "memory"
-    return f"{kind}: {told}, and this device needs {significant(ridge, 3)} to be busy with computing"
+    told = f"{told}, and this device needs {significant(ridge, 3)} to be busy with computing"
+    reached = achieved / min(peak, intensity * known.copy_bytes_per_s)
+    if reached < NEAR_A_LIMIT:
+        return (
+            f"neither yet: it reaches {format_share(reached)} of what {kind} allows, so something else takes the time, such "
+            f"as small operators or other programs; {kind} would be the limit: {told}"
+        )
+    return f"{kind}: {told}"
 
 
-def _batch_answer(values: dict[str, float]) -> str:
+def _batch_answer(values: dict[str, float], doubted: bool) -> str:
     if len(values) < 2:
         return "only one batch could be measured"
     first, *_, last = values.values()
     gain = last / first
-    return f"{'yes' if gain > 1.1 else 'no'}: the largest batch reaches {gain:.2f}× the FLOP/s of the smallest"
+    verdict = "not certain, as these times vary too much" if doubted else "yes" if gain > 1.1 else "no"
+    return f"{verdict}: the largest batch reaches {gain:.2f}× the FLOP/s of the smallest"
 
 
 # 5
@@ -477,16 +506,16 @@ def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         recipes += ["compile:reduce-overhead", "fp16+compile"]
     rows = list(lab.run(recipes))
     _require(rows[0])
-    figures, values = {}, {}
+    figures: dict[str, str] = {}
+    values: dict[str, float] = {}
     for row in rows:
         if row.failure is not None:
             figures[row.recipe] = f"failed: {row.failure.message}"
             continue
         compile_s = row.cold_start_s.compile_s if row.cold_start_s else None
-        ratio = row.vs_first.ratio if row.vs_first else 1.0
         took = "" if compile_s is None else f", {compile_s:.0f} s to compile"
-        figures[row.recipe] = f"{_rate(row)}, {ratio:.2f}×{took}"
-        values[f"{row.recipe} ratio"] = ratio
+        figures[row.recipe] = f"{_rate(row)}{_times(row)}{took}"
+        values |= _compared(row) | ({} if compile_s is None else {f"{row.recipe} compile_s": compile_s})
     compiled = next((row for row in rows[1:] if row.failure is None), None)
     ran = [row for row in rows if row.failure is None and row.vs_first is not None]
     best = max(ran, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
@@ -519,11 +548,11 @@ def break_even(first: RunSummary, compiled: RunSummary | None) -> str:
     if first.latency_s is None or versus is None:
         return "not measured"
     if versus.first_doubted:
-        return "not certain: the baseline itself is not to be relied on"
+        return "not certain: the times of the baseline itself vary too much"
     if versus.high is not None and versus.high <= 1:
         return f"never here: the compiled step is not faster ({versus.ratio:.2f}×)"
     if versus.low is not None and versus.low <= 1:
-        return f"not certain that it does: {versus.ratio:.2f}× ({versus.low:.2f}–{versus.high:.2f})"
+        return f"not certain that it does: {versus.ratio:.2f}×{_between(versus)}"
     saved = first.latency_s.p50 * (1 - 1 / versus.ratio)
     if saved <= 0:
         return "never here: the compiled step is not faster"
@@ -587,7 +616,7 @@ def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
 
 EXERCISES: tuple[tuple[int, str, str, Exercise], ...] = (
     (1, "Baseline", "Measure a known model in strict fp32. Every later number is compared with this one, so it must be stable first.", baseline),
-    (2, "Precision", "16-bit formats halve the bytes and use faster units. Each is checked against fp32 before it is timed.", precision),
+    (2, "Precision", "16-bit formats halve the bytes and, where the device has them, use faster units. Each is checked against fp32.", precision),
     (3, "Profiler", "Look inside one step: which operators take the time, and does the device wait for the host?", profiler),
     (4, "FLOPs and roofline", "Count the work, divide by the time, and compare with what this device reached at its best.", work),
     (5, "Several GPUs", "Split the batch over two GPUs. What is lost to communication is one minus the scaling efficiency.", many_gpus),
@@ -603,6 +632,30 @@ def _require(row: RunSummary) -> None:
 
 def _rate(row: RunSummary) -> str:
     return "n/a" if row.throughput_per_s is None else f"{significant(row.throughput_per_s, 4)} {row.item or 'items'}/s"
+
+
+def _times(row: RunSummary) -> str:
+    """Against the baseline, with the interval."""
+    versus = row.vs_first
+    return "" if versus is None else f", {versus.ratio:.2f}×{_between(versus)} the baseline"
+
+
+def _between(versus: VersusFirst) -> str:
+    if versus.low is None or versus.high is None:
+        return ""
+    return f" ({interval_text(versus.low, versus.high)})"
+
+
+def _compared(row: RunSummary) -> dict[str, float]:
+    versus, numerics = row.vs_first, row.numerics
+    found = {
+        "throughput_per_s": row.throughput_per_s,
+        "ratio": versus.ratio if versus else 1.0,
+        "ratio low": versus.low if versus else None,
+        "ratio high": versus.high if versus else None,
+        "relative error": numerics.rel_l2 if numerics else None,
+    }
+    return {f"{row.recipe} {name}": value for name, value in found.items() if value is not None}
 
 
 def _values(row: RunSummary) -> dict[str, float]:

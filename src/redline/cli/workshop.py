@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -30,27 +31,56 @@ def workshop(
       redline workshop --exercise 2 --exercise 6
       redline workshop --resume
     """
-    from redline.api.workshop import workshop as walk
-    from redline.report.terminal import make_console
-    from redline.report.workshop import exercise_text
+    from rich.text import Text
 
-    console = make_console(stderr=json)
+    from redline.api.workshop import results_file
+    from redline.api.workshop import workshop as walk
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver
+    from redline.report.terminal import make_console
+    from redline.report.workshop import ExerciseResult, WorkshopResult, exercise_text, heading, outcome
+
+    def say(*lines: str, style: str = "") -> None:
+        observer.say(Text("\n".join(lines), style=style), on_stdout=not json)
+
+    def begin(known: WorkshopResult) -> None:
+        say(*heading(known))
+        if known.exercises:
+            numbers = ", ".join(str(found.number) for found in known.exercises)
+            say(f"done already: {numbers}; --exercise N does one again")
 
     def start(number: int, title: str, explain: str) -> None:
-        console.print(f"\nExercise {number}: {title}", style="bold", markup=False)
-        console.print(explain, markup=False)
+        say("", f"Exercise {number}: {title}", style="bold")
+        say(explain)
 
-    result = walk(
-        exercise or None,
-        folder=out,
-        quick=quick,
-        resume=resume,
-        device=device,
-        on_start=start,
-        on_exercise=lambda found: console.print("\n".join(exercise_text(found)), markup=False, highlight=False),
-    )
+    def show(found: ExerciseResult) -> None:
+        say(*exercise_text(found, make_console(stderr=json).width))
+
+    try:
+        with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+            result = walk(
+                exercise or None,
+                folder=out,
+                quick=quick,
+                resume=resume,
+                device=device,
+                on_begin=begin,
+                on_start=start,
+                on_exercise=show,
+                workspace=workspace,
+            )
+            observer.stop()
+    except KeyboardInterrupt:
+        kept = results_file(out)
+        same = [*(["--quick"] if quick else []), *(["--device", device] if device != "auto" else []), "--out", str(out)]
+        again = f"{shlex.join(['redline', 'workshop', *same])} --resume"
+        tell(
+            f"interrupted; what is done is kept: '{again}' continues"
+            if kept.exists()
+            else "interrupted; nothing was done yet"
+        )
+        return Exit.INTERRUPTED
     if json:
         print_json(result.to_json())
-    done = sum(found.skipped is None for found in result.exercises)
-    tell(f"{done} of {len(result.exercises)} exercises done; results in {out / 'my_workshop_results.txt'}")
+    tell(f"{outcome(result)}; results in {out / 'my_workshop_results.txt'}")
     return Exit.DONE  # a checkpoint that is not met is part of the answer

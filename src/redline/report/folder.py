@@ -5,6 +5,7 @@ Results have one row per recipe and batch, over all of its processes; records.cs
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ def check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"cannot write the report to {folder}: {error.strerror}") from None
+        why = "it is a file, not a folder" if folder.is_file() else error.strerror
+        raise SpecError(f"cannot write the report to {folder}: {why}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SpecError(f"cannot write the report to {folder}: the folder is not writable")
 
 
 def check_file(path: Path) -> None:

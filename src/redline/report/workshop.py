@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from redline.report.export import JsonDocument, json_document
@@ -10,6 +11,8 @@ from redline.spec import Frozen
 
 MARKS = {True: "[x]", False: "[ ]", None: "[-]"}
 RULE = "-" * 72
+FILE_WIDTH = 100
+"""Where the lines of the results file are broken."""
 
 
 class Check(Frozen):
@@ -45,6 +48,9 @@ class ExerciseResult(Frozen):
     def passed(self) -> bool:
         return self.skipped is None and all(check.passed is not False for check in self.checks)
 
+    def __str__(self) -> str:
+        return "\n".join([f"Exercise {self.number}: {self.title}", RULE, *exercise_text(self)])
+
 
 class WorkshopResult(Frozen):
     device: str
@@ -61,31 +67,58 @@ class WorkshopResult(Frozen):
         return json_document("workshop", self)
 
 
-def exercise_text(found: ExerciseResult) -> Iterator[str]:
+def exercise_text(found: ExerciseResult, width: int = FILE_WIDTH) -> Iterator[str]:
     """Figures, checkpoints with what a failed one means, and the questions with their answers."""
     if found.skipped is not None:
-        yield f"skipped: {one_line(found.skipped)}"
+        yield from _broken("  ", f"skipped: {found.skipped}", width)
         if found.example is not None:
-            yield f"example (not measured here): {one_line(found.example)}"
+            yield from _broken("  ", f"example (not measured here): {found.example}", width)
         return
-    width = max((len(name) for name in found.figures), default=0)
+    room = max((len(name) for name in found.figures), default=0)
     for name, value in found.figures.items():
-        yield f"  {one_line(name):<{width}}  {one_line(value)}"
+        yield from _broken(f"  {one_line(name):<{room}}  ", value, width)
     for check in found.checks:
-        yield f"  {MARKS[check.passed]} {check.name}: {one_line(check.seen)}"
+        yield from _broken(f"  {MARKS[check.passed]} ", f"{check.name}: {check.seen}", width)
         if check.passed is False and check.explain:
-            yield f"      {check.explain}"
+            yield from _broken("      ", check.explain, width)
     for answer in found.answers:
-        yield f"  {answer.question} {one_line(answer.answer)}"
+        yield from _broken("  ", answer.question, width)
+        yield from _broken("      ", answer.answer, width)
+
+
+def _broken(start: str, text: str, width: int) -> list[str]:
+    """The text in lines of this width at most, all of them below its first word."""
+    indent = " " * min(len(start), width // 2)
+    lines = textwrap.wrap(
+        one_line(text),
+        width,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [start.rstrip()]
+
+
+def heading(result: WorkshopResult) -> list[str]:
+    """What all exercises are about."""
+    return [
+        f"device: {one_line(result.device_name)} ({result.device})",
+        f"model: {result.model}, batch {result.batch}{', quick' if result.quick else ''}",
+    ]
+
+
+def outcome(result: WorkshopResult) -> str:
+    """How far the learner has come, in one line."""
+    done = [found for found in result.exercises if found.skipped is None]
+    skipped = len(result.exercises) - len(done)
+    checks = [check.passed for found in done for check in found.checks if check.passed is not None]
+    told = f"{len(done)} of {len(result.exercises)} exercises done{f', {skipped} skipped' if skipped else ''}"
+    return f"{told}; {sum(checks)} of {len(checks)} checkpoints met"
 
 
 def results_text(result: WorkshopResult) -> str:
-    lines = [
-        "My workshop results",
-        f"device: {one_line(result.device_name)} ({result.device})",
-        f"model: {result.model}, batch {result.batch}{', quick' if result.quick else ''}",
-        "",
-    ]
+    lines = ["My workshop results", *heading(result), ""]
     for found in result.exercises:
-        lines += [f"Exercise {found.number}: {found.title}", RULE, *exercise_text(found), ""]
+        lines += [str(found), ""]
     return "\n".join(lines)
