@@ -184,6 +184,20 @@ def test_databases_of_nsys_and_of_rocm_7(tmp_path: Path) -> None:
         (b'{"traceEvents": []}', "is a timeline: read it with 'redline profile --trace"),
         (b'{"a": 1}', "none that Redline knows"),
         (b"\n\x8f\x01\x08\x00", "Perfetto protobuf"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "is a picture"),
+        (b"\x7fELF\x00\x01", "is a binary file"),
+        (ROCPROFV3_STATS.splitlines()[0].encode(), "has the columns of rocprof --stats and no row"),
+        (ROCPROFV3_STATS[:100].encode(), "has the columns of rocprof --stats and no row"),
+        (ROCPROF_STATS.replace("TotalDurationNs", "Total").encode(), "its column 'TotalDurationNs' is missing"),
+        (
+            NSYS_STATS.replace("Instances", "Calls").encode(),
+            "looks like a table of nsys stats, but its column 'Instances'",
+        ),
+        (
+            NCU.replace("Metric Value", "Value").encode(),
+            "looks like a table of ncu --csv, but its column 'Metric Value'",
+        ),
+        (b"hello\nworld\n", "is no kernel table Redline knows"),
         (b'{"rocprofiler-sdk-tool": []}', "recorded no kernel"),
     ],
 )
@@ -194,6 +208,42 @@ def test_other_files_say_what_to_do(tmp_path: Path, body: bytes, says: str) -> N
         read_file(path)
     with pytest.raises(TraceError, match="no such file"):
         read_file(tmp_path / "nowhere")
+    with pytest.raises(TraceError, match="is a folder"):
+        read_file(tmp_path)
+
+
+def test_a_report_that_is_not_exported_yet_says_how(tmp_path: Path) -> None:
+    for name, command in (("a.nsys-rep", "nsys stats -r cuda_gpu_kern_sum"), ("b.ncu-rep", "ncu --import")):
+        (tmp_path / name).write_bytes(b"\x01\x02")
+        with pytest.raises(TraceError, match=command):
+            read_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (ROCPROF_STATS, None),
+        (ROCPROF_STATS.rstrip(), None),
+        ("\n" + NSYS_STATS, None),
+        (ROCPROF_STATS.replace(",1000,500", ",abc,500"), "1 row of"),
+        (ROCPROF_STATS.replace(",1000,500", ",-5,500"), "1 row of"),
+        (ROCPROFV2_TRACE[:-12], "1 row of"),
+        (ROCPROFV2_TRACE.replace("100,400", "x,400")[:-12], "2 rows of"),
+        (NCU[:-9], "1 row of"),
+        (ROCPROFV3_COUNTERS, None),
+        (
+            ROCPROFV3_COUNTERS.replace("LDSBankConflict", "SQ_LDS_BANK_CONFLICT"),
+            "not explained here: SQ_LDS_BANK_CONFLICT",
+        ),
+    ],
+)
+def test_what_is_left_out_is_told(tmp_path: Path, text: str, lost: str | None) -> None:
+    path = tmp_path / "file.csv"
+    path.write_text(text)
+    notes = [str(one) for one in read_file(path)[1].notes if "cold caches" not in str(one)]
+    assert notes[0].startswith(lost) if lost else not notes, notes
+    both = [read_file(path)[1], read_file(path)[1]]
+    assert merged(both).notes == both[0].notes, "several files keep what each one said"
 
 
 def test_several_files_add_up(tmp_path: Path) -> None:

@@ -291,7 +291,13 @@ def with_tool(
         sources=sources or (tool,),
         capture=capture,
         hardware=hardware_by_kernels([row.name for row in rows], tool, record),
-        notes=(*notes, note("kernel-table", "a kernel table has no timeline: its span is the sum of its kernels")),
+        notes=(
+            *notes,
+            note(
+                "kernel-table",
+                "a kernel table has no timeline: nothing is known of idle time and of what runs at the same time",
+            ),
+        ),
     )
     return msgspec.structs.replace(profile, findings=tuple(diagnose(profile)))
 

@@ -37,10 +37,14 @@ def hints(profile: Profile) -> Iterator[str]:
         yield f"open it at {PERFETTO} (it stays in the browser), or: tensorboard --logdir {trace.rpartition('/')[0]}"
         assert profile.capture is not None
         yield f"again: redline profile --diff {profile.capture.record_id[:13]} OTHER sets it beside another"
-    elif profile.capture is None:
+    elif profile.capture is None and not _is_kernel_table(profile):
         yield f"the whole timeline: open the file at {PERFETTO} (it stays in the browser)"
-    elif trace:
+    elif profile.capture is not None and trace:
         yield f"files of {profile.capture.tool}: {trace}"
+
+
+def _is_kernel_table(profile: Profile) -> bool:
+    return any(one.code == "kernel-table" for one in profile.notes)
 
 
 def facts(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -52,6 +56,9 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     yield "bound", f"{profile.bound.label}: {profile.bound.evidence}"
     if profile.host.ratio is None and not profile.has_device:
         yield "timeline", f"{told_time(timeline.span_s)}, in operators {told_part(timeline.busy_s, timeline.span_s)}"
+    elif _is_kernel_table(profile):
+        talking = f", of it communicating {told_time(timeline.communication_s)}" if timeline.communication_s else ""
+        yield "kernels", f"{told_time(timeline.busy_s)} in total{talking}"
     else:
         yield (
             "timeline",

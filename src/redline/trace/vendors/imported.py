@@ -6,19 +6,34 @@ Written from the published formats; the ROCm files have not been tested on AMD h
 
 from __future__ import annotations
 
+import csv
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from redline.errors import TraceError
+from redline.note import Note, note
 from redline.trace.kernels import NamedTime
+from redline.trace.vendors.ncu import NEEDED as NCU_COLUMNS
 from redline.trace.vendors.ncu import read_ncu
 from redline.trace.vendors.nsys import COLUMNS as NSYS_COLUMNS
 from redline.trace.vendors.rocprof import STATISTICS_COLUMNS
-from redline.trace.vendors.tables import added_up, dispatches, number, rows_under, statistics, text_of
+from redline.trace.vendors.tables import (
+    added_up,
+    dispatches,
+    ends_in_a_row,
+    number,
+    rows_lost,
+    rows_under,
+    safe_lines,
+    statistics,
+    text_of,
+)
 from redline.trace.vendors.tool import CounterName, Reading, VendorTable
 
 SQLITE = b"SQLite format 3\x00"
@@ -35,6 +50,11 @@ NSYS_UNITS = {"ns": 1.0, "us": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
 """What `nsys stats --timeunit` may have been told."""
 _STAMPS = (("Start_Timestamp", "End_Timestamp"), ("Begin_Timestamp", "End_Timestamp"), ("BeginNs", "EndNs"))
 _KERNEL_NAMES = ("Kernel_Name", "KernelName")
+_DISPATCH_COLUMNS = [(name, *stamps) for name in _KERNEL_NAMES for stamps in _STAMPS]
+TAB = 9
+"""The first control character that a text may have."""
+HEADER_LINES = 200
+"""Among so many lines a header is looked for, to say what a file is like."""
 
 
 def read_file(path: Path) -> tuple[str, VendorTable]:
@@ -44,17 +64,41 @@ def read_file(path: Path) -> tuple[str, VendorTable]:
         return _database(path)
     if head.lstrip()[:1] in (b"{", b"["):
         return _json(path)
-    is_wide_text = head.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if not is_wide_text and (head[:1] == b"\n" or b"\x00" in head):
-        raise TraceError(
-            f"{path} looks like a Perfetto protobuf trace, which Redline does not read: "
+    if what := _other_kind(path, head):
+        raise TraceError(f"{path} {what}")
+    return _csv(path, text_of(path))
+
+
+_OTHER_KINDS = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"GIF8": "a picture", b"%PDF": "a PDF"} | {
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"\x1f\x8b": "a gzip archive: unpack it first",
+}
+
+
+def _other_kind(path: Path, head: bytes) -> str:
+    """What a file is that no reader here could read; nothing for text."""
+    if path.suffix == ".nsys-rep":
+        return f"is a report of nsys: 'nsys stats -r cuda_gpu_kern_sum --format csv {path}' makes a table of it"
+    if path.suffix == ".ncu-rep":
+        return f"is a report of ncu: 'ncu --import {path} --csv' makes a table of it"
+    if found := next((what for magic, what in _OTHER_KINDS.items() if head.startswith(magic)), None):
+        return f"is {found}; what can be read: {KNOWN}"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):  # text in wide characters
+        return ""
+    if all(byte >= TAB for byte in head):
+        return ""
+    if head[:1] == b"\n":
+        return (
+            "looks like a Perfetto protobuf trace, which Redline does not read: "
             "write CSV or JSON instead (rocprofv3 --output-format csv json)"
         )
-    return _csv(path, text_of(path))
+    return f"is a binary file that Redline does not know; what can be read: {KNOWN}"
 
 
 def _head(path: Path) -> bytes:
     try:
+        if path.is_dir():
+            raise TraceError(f"{path} is a folder: name the file in it")
         if not path.is_file():
             raise TraceError(f"no such file: {path}")
         with path.open("rb") as file:
@@ -67,19 +111,76 @@ def _csv(path: Path, text: str) -> tuple[str, VendorTable]:
     if not text.strip():
         raise TraceError(f"{path} is empty")
     if (found := read_ncu(text)) is not None:
-        return "ncu", found
+        return "ncu", _without(found, path, int(ends_in_a_row(text)))
     for unit, unit_ns in NSYS_UNITS.items():
-        columns = {key: column.replace("(ns)", f"({unit})") for key, column in NSYS_COLUMNS.items()}
+        columns = _nsys_columns(unit)
         if kernels := statistics(text, columns, unit_ns):
-            return "nsys", VendorTable(kernels=kernels)
+            lost = rows_lost(text, _needed(columns), len(kernels))
+            return "nsys", _without(VendorTable(kernels=kernels), path, lost)
     if kernels := statistics(text, STATISTICS_COLUMNS):
-        return "rocprof", VendorTable(kernels=kernels)
+        lost = rows_lost(text, _needed(STATISTICS_COLUMNS), len(kernels))
+        return "rocprof", _without(VendorTable(kernels=kernels), path, lost)
     readings = [*_counter_rows(text), *_counter_columns(text)]
-    kernels = dispatches(_once_per_dispatch(text))
+    once = _once_per_dispatch(text)
+    kernels = dispatches(once)
     if kernels:
-        return "rocprof", VendorTable(kernels=kernels, readings=readings)
+        used = sum(kernel.calls for kernel in kernels)
+        matching = (columns for columns in _DISPATCH_COLUMNS if any(True for _ in rows_under(once, columns)))
+        lost = next((rows_lost(once, columns, used) for columns in matching), 0)
+        table = VendorTable(kernels=kernels, readings=readings, notes=_unread_counters(text))
+        return "rocprof", _without(table, path, lost)
+    raise TraceError(f"{path} {_nearly(text)}")
+
+
+def _nsys_columns(unit: str) -> dict[str, str]:
+    return {key: column.replace("(ns)", f"({unit})") for key, column in NSYS_COLUMNS.items()}
+
+
+def _needed(columns: Mapping[str, str]) -> tuple[str, str, str]:
+    return columns["name"], columns["calls"], columns["total"]
+
+
+def _without(table: VendorTable, path: Path, lost: int) -> VendorTable:
+    """The table with a note of the rows that are missing in it."""
+    if not lost:
+        return table
+    rows = f"{lost} row{'s' if lost > 1 else ''}"
+    told = f"{rows} of {path.name} could not be read and {'are' if lost > 1 else 'is'} left out: the file is cut off or damaged"
+    return replace(table, notes=(*table.notes, note("profiler", told)))
+
+
+def _unread_counters(text: str) -> tuple[Note, ...]:
+    names = {
+        row["Counter_Name"]
+        for kernel in _KERNEL_NAMES
+        for row in rows_under(text, (kernel, "Counter_Name", "Counter_Value"))
+    } - set(ROCM_COUNTERS)
+    if not names:
+        return ()
+    told = f"not explained here: {', '.join(sorted(names)[:6])}; ask the profiler for {', '.join(ROCM_COUNTERS)}"
+    return (note("profiler", told),)
+
+
+def _nearly(text: str) -> str:
+    """Why a text is no table: which one it is most like, and what is missing there."""
+    kinds: list[tuple[str, Sequence[str]]] = [
+        *(("nsys stats", _needed(_nsys_columns(unit))) for unit in NSYS_UNITS),
+        ("rocprof --stats", _needed(STATISTICS_COLUMNS)),
+        ("ncu --csv", NCU_COLUMNS),
+        *(("a kernel trace of rocprof", columns) for columns in _DISPATCH_COLUMNS),
+    ]
+    lines = [{cell.strip() for cell in row} for row in islice(csv.reader(safe_lines(text)), HEADER_LINES)]
+    found = [(len(line & set(needed)), kind, needed, line) for line in lines for kind, needed in kinds]
+    most, kind, needed, line = max(found, key=lambda each: each[0] / len(each[2]), default=(0, "", (), set()))
+    if needed and most == len(needed):
+        return (
+            f"has the columns of {kind} and no row that could be read: no kernel was recorded, or the file was cut off"
+        )
+    if most >= 2:
+        missing = ", ".join(repr(name) for name in needed if name not in line)
+        return f"looks like a table of {kind}, but its column {missing} is missing: was it renamed?"
     first = next((line for line in text.splitlines() if line.strip()), "")
-    raise TraceError(f"{path} is no kernel table Redline knows ({KNOWN}); it begins with {first[:80]!r}")
+    return f"is no kernel table Redline knows ({KNOWN}); it begins with {first[:80]!r}"
 
 
 def _counter_rows(text: str) -> Iterator[Reading]:
@@ -218,7 +319,11 @@ def merged(tables: Sequence[VendorTable]) -> VendorTable:
             held = sums.get(row.name)
             sums[row.name] = row if held is None else _joined(held, row)
     kernels = sorted(sums.values(), key=lambda row: (-row.total_ns, row.name))
-    return VendorTable(kernels=kernels, readings=[one for table in tables for one in table.readings])
+    return VendorTable(
+        kernels=kernels,
+        readings=[one for table in tables for one in table.readings],
+        notes=tuple(dict.fromkeys(one for table in tables for one in table.notes)),
+    )
 
 
 def _joined(one: NamedTime, other: NamedTime) -> NamedTime:

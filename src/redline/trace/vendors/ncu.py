@@ -31,7 +31,7 @@ IN_WORDS = {
     "Compute (SM) Throughput": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
 }
 """Metrics as the sections of ncu's own report call them, where no metric was asked for by name."""
-_NEEDED = ("ID", "Kernel Name", "Metric Name", "Metric Value")
+NEEDED = ("ID", "Kernel Name", "Metric Name", "Metric Value")
 _NEEDED_RAW = ("ID", "Kernel Name", DURATION)
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 
@@ -83,7 +83,7 @@ def read_ncu(text: str) -> VendorTable | None:
 def _calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Each call of a kernel with its metrics: times in nanoseconds, sizes in bytes, shares between 0 and 1."""
     calls: dict[tuple[str, str], tuple[str, dict[str, float]]] = {}
-    for row in rows_under(text, _NEEDED):
+    for row in rows_under(text, NEEDED):
         metric, unit = IN_WORDS.get(row["Metric Name"], row["Metric Name"]), row.get("Metric Unit", "")
         value = _value(metric, number(row["Metric Value"]), unit)
         key = (row.get("Process ID", ""), row["ID"])

@@ -49,6 +49,20 @@ def rows_under(text: str, needed: Sequence[str]) -> Iterator[dict[str, str]]:
             yield dict(zip(header, stripped, strict=True))
 
 
+def rows_lost(text: str, needed: Sequence[str], used: int) -> int:
+    """Rows below a header that were not `used`, and the last line where the file ends in the middle of it."""
+    return max(sum(1 for _ in rows_under(text, needed)) - used, 0) + ends_in_a_row(text)
+
+
+def ends_in_a_row(text: str) -> bool:
+    """Whether the last line was cut off; a file may end without a line break and be whole."""
+    if text.endswith(("\n", "\r")):
+        return False
+    *_, before, last = ["", *(line for line in text.splitlines() if line.strip())][-2:] or ["", ""]
+    cells = [len(row) for row in csv.reader(safe_lines(f"{before}\n{last}"))]
+    return last.count('"') % 2 == 1 or (len(cells) == 2 and cells[0] > max(cells[1], 1))
+
+
 def safe_lines(text: str) -> Iterator[str]:
     # A NUL, or a cell larger than csv allows, would end the reading with an error.
     limit = csv.field_size_limit()
