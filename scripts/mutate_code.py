@@ -71,6 +71,7 @@ EQUIVALENT = {
     "elif time.monotonic() >= until": "the same",
     "return bool(poll.poll(1000": "a thousandth of a look",
     "def __init__(self, backlog": "one worker calls",
+    "psutil.wait_procs(strays, timeout": "how long is waited between two looks",
     "while not self._over.wait(LEASE_S": "how often a lease on a server is renewed: test_postgres.py, with a real one",
 }
 """Lines that begin so are left as they are, and why."""

@@ -16,7 +16,15 @@ import pytest
 
 from redline import processes
 from redline.launch.spawn import _GUARDIAN
-from redline.processes import adopt_orphans, die_with_parent, end_strays, is_gone, kill_group, this_process
+from redline.processes import (
+    adopt_orphans,
+    die_with_parent,
+    end_strays,
+    is_gone,
+    keep_standard_descriptors,
+    kill_group,
+    this_process,
+)
 
 SOURCE = str(Path(processes.__file__).parents[1])
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
@@ -68,6 +76,17 @@ class TestIdentity:
     def test_a_number_that_was_given_again_is_another_process(self) -> None:
         machine, pid, started = this_process().rsplit(" ", 2)
         assert is_gone(f"{machine} {pid} {float(started) - 1:.2f}")
+
+    def test_setting_the_clock_makes_no_other_process_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Running:
+            def create_time(self) -> float:
+                return psutil.boot_time() + 5
+
+        names = set()
+        for booted in (1000.0, 4600.0):
+            monkeypatch.setattr(psutil, "boot_time", lambda booted=booted: booted)
+            names.add(processes._started(Running()))  # type: ignore[arg-type]
+        assert names == {"5.00"}
 
     def test_of_another_machine_nothing_is_known(self) -> None:
         _, pid, started = this_process().rsplit(" ", 2)
@@ -150,6 +169,46 @@ def test_strays_are_ended_with_all_they_started_and_the_spared_are_not() -> None
     assert os.waitstatus_to_exitcode(os.waitpid(in_child(house), 0)[1]) == 0
 
 
+class Stray:
+    """A child that is gone one look after it was killed, if ever."""
+
+    def __init__(self, pid: int, stubborn: bool = False) -> None:
+        self.pid, self.stubborn, self.kills = pid, stubborn, 0
+
+    def children(self, recursive: bool) -> list[Stray]:
+        return []
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+class House:
+    """What `psutil` says of a process whose children come to light one after the other."""
+
+    def __init__(self, *strays: Stray) -> None:
+        self.strays = strays
+
+    def children(self) -> list[Stray]:
+        return [stray for stray in self.strays if stray.stubborn or not stray.kills][:1]
+
+
+def test_strays_that_come_to_light_later_are_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(Stray(1), Stray(2), Stray(3))
+    monkeypatch.setattr(psutil, "Process", lambda: house)
+    monkeypatch.setattr(psutil, "wait_procs", lambda strays, timeout: None)
+    end_strays()
+    assert [stray.kills for stray in house.strays] == [1, 1, 1]
+
+
+def test_one_that_cannot_be_ended_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, clock = House(Stray(1, stubborn=True)), iter(range(1000))
+    monkeypatch.setattr(psutil, "Process", lambda: house)
+    monkeypatch.setattr(psutil, "wait_procs", lambda strays, timeout: None)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: float(next(clock)))
+    end_strays()
+    assert house.strays[0].kills == processes.STRAYS_END_S + 1
+
+
 class TestGuardian:
     def start(self, *command: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -211,36 +270,14 @@ class TestGuardian:
         line.close()
 
 
-def test_closed_standard_descriptors_are_opened_again() -> None:
-    program = (
-        "import os, sys\nfrom redline.processes import keep_standard_descriptors\n"
-        "os.close(0); os.close(1)\nkeep_standard_descriptors()\nkeep_standard_descriptors()\n"
-        "read, write = os.pipe()\n"
-        "assert min(read, write) > 2, (read, write)\n"
-        "assert os.read(0, 1) == b''\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1)])
+def test_closed_standard_descriptors_are_opened_again(closed: tuple[int, ...]) -> None:
+    def deed() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+        keep_standard_descriptors()
+        keep_standard_descriptors()
+        assert min(os.pipe()) > 2
+        assert 0 not in closed or os.read(0, 1) == b""
 
-
-def test_ending_strays_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that a driver holds cannot be killed."""
-    monkeypatch.setattr(processes, "STRAYS_END_S", 0.05)
-    tries = []
-
-    class Immortal:
-        pid = 1
-
-        def children(self, recursive: bool = False) -> list[Immortal]:
-            return [] if recursive else [self]
-
-        def kill(self) -> None:
-            tries.append(1)
-
-        def wait(self, timeout: float | None = None) -> None:
-            raise psutil.TimeoutExpired(timeout or 0)
-
-    monkeypatch.setattr(psutil, "Process", Immortal)
-    monkeypatch.setattr(psutil, "wait_procs", lambda found, timeout: time.sleep(0.01))
-    end_strays()
-    assert tries
+    assert os.waitstatus_to_exitcode(os.waitpid(in_child(deed), 0)[1]) == 0

@@ -339,7 +339,7 @@ def test_a_server_whose_imports_start_a_thread_starts_again_without_the_compiler
 
 
 def test_memory_taken_bit_by_bit_ends_inside_its_limit() -> None:
-    failure = failure_of(prepare("eats_memory_bit_by_bit", memory_limit_bytes=4 * 2**30))
+    failure = failure_of(prepare("eats_memory_bit_by_bit", memory_limit_bytes=2 * 2**30))
     assert failure.kind == "oom"
 
 
