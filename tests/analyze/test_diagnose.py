@@ -12,10 +12,12 @@ from kineto import ADD, CONV, GEMM, REDUCE, TraceMaker
 from troubles import CODES, Program, run
 
 from redline.analyze.diagnose import diagnose
-from redline.analyze.finding import Finding
+from redline.analyze.finding import Finding, advice
 from redline.analyze.profile import Capture, Profile, profile_of
+from redline.analyze.working import unfused_elementwise
 from redline.record import Capabilities
 from redline.trace.decode import read_trace, read_traces
+from redline.trace.losses import Loss
 
 US = 1000
 SGEMM = "ampere_sgemm_128x64_tn"
@@ -170,6 +172,26 @@ def test_elementwise(made: Made) -> None:
     assert found.next.startswith("torch.compile(model)")
     assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 60), (FUSED, 40))))
     assert "elementwise" not in codes(made(row(TraceMaker(), (GEMM, 90), (ADD, 10))))
+
+
+@pytest.mark.parametrize(("each_s", "says"), [(5e-6, "operators, mostly their calls"), (5e-5, "bound by memory")])
+def test_short_operators_of_a_cpu_are_not_called_bound_by_memory(
+    each_s: float, says: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.analyze.working.whole_work_s", lambda profile: 10 * each_s)
+    on_cpu = msgspec.structs.replace(made(row(TraceMaker(), (GEMM, 60), (ADD, 40))), has_device=False)
+    loss = Loss(code="elementwise", seconds=10 * each_s, saves_s=0.0, most_s=0.0, count=10, what="add")
+    found = unfused_elementwise(on_cpu, loss)
+    assert found is not None
+    assert says in found.evidence
+
+
+def test_a_function_that_is_run_as_it_is_gets_advice_about_its_code(made: Made) -> None:
+    profile = made(row(TraceMaker(), (GEMM, 60), (ADD, 40)))
+    found = [each for task in ("infer", "step") for each in diagnose(captured(profile, "baseline", task=task))]
+    assert [each.recipe for each in found if each.code == "elementwise"] == ["compile", None]
+    flag = advice(captured(profile, "baseline", task="step"), "tf32", "why", "code")
+    assert flag.recipe == "tf32", "a flag of the process reaches a function too"
 
 
 def test_without_a_device_operators_are_the_work(made: Made) -> None:

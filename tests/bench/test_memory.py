@@ -142,6 +142,15 @@ def test_inputs_of_any_layout_and_structure_are_held(tmp_path: Path) -> None:
         answer_memory(RunSpec(workload=lazy, device="cpu"))
 
 
+def test_a_function_of_the_users_has_weights_and_modules_too(tmp_path: Path) -> None:
+    step = MODEL + "\ndef setup():\n    return Wide()\n\ndef step(model):\n    model(torch.ones(2, 64))\n"
+    (tmp_path / "steps.py").write_text(step)
+    workload = WorkloadSpec(model=f"{tmp_path / 'steps.py'}:step", task="step")
+    use = answer_memory(RunSpec(workload=workload, device="cpu")).use
+    assert use.categories["weights"] == WEIGHTS
+    assert any(holder.module.endswith("first") and holder.category == "weights" for holder in use.holders)
+
+
 def test_the_next_step_is_a_command_that_can_be_typed() -> None:
     def told(task: str, batch: int | None, **parts: int) -> str:
         use = MemoryUse(peak_bytes=9, peak_phase="forward", categories=parts, holders=(), timeline=())  # type: ignore[arg-type]

@@ -213,6 +213,17 @@ def undifferentiated(batch: int) -> Any:
     return Undifferentiated(WIDTH, 3), torch.randn(batch, WIDTH)
 
 
+class OneMode(nn.Linear):
+    """As the modules of torch.export."""
+
+    def train(self, mode: bool = True) -> Any:
+        raise NotImplementedError("Calling train() is not supported yet.")
+
+
+def one_mode(batch: int) -> Any:
+    return OneMode(WIDTH, 3), torch.randn(batch, WIDTH)
+
+
 def ragged_out(batch: int) -> Any:
     rows = [torch.randn(length, WIDTH) for length in _lengths(batch)]
     return nn.Linear(WIDTH, 3), torch.nested.nested_tensor(rows, layout=torch.jagged)

@@ -78,7 +78,7 @@ def losses_by_code(profile: Profile) -> dict[LossCode, Loss]:
 
 def _by_names(profile: Profile) -> list[Loss]:
     work = _work(profile)
-    in_training = any(describe(name).is_training_norm for name, _ in work)
+    in_training = any(describe(name).is_training_norm for name, _, _ in work)
     rules: list[tuple[LossCode, Callable[[Described], bool], float]] = [
         ("layout", lambda name: name.converts_layout, 1.0),
         ("fp32", lambda name: name.is_strict_fp32, TENSOR_CORES_SAVE),
@@ -87,18 +87,16 @@ def _by_names(profile: Profile) -> list[Loss]:
     rules += [("norm", lambda name: name.is_fixed_norm, 1.0)] if not in_training else []
     found = []
     for code, is_meant, saves in rules:
-        meant = [(seconds, name) for name, seconds in work if is_meant(describe(name))]
+        meant = [(seconds, name, calls) for name, seconds, calls in work if is_meant(describe(name))]
         if meant:
-            total = sum(seconds for seconds, _ in meant)
+            total, calls = sum(seconds for seconds, _, _ in meant), sum(calls for _, _, calls in meant)
             top = short_name(max(meant)[1])
-            found.append(
-                Loss(code=code, seconds=total, saves_s=total * saves, most_s=total, count=len(meant), what=top)
-            )
+            found.append(Loss(code=code, seconds=total, saves_s=total * saves, most_s=total, count=calls, what=top))
     return found
 
 
-def _work(profile: Profile) -> list[tuple[str, float]]:
-    """What keeps the device busy; where the host is the device, operators without their children."""
+def _work(profile: Profile) -> list[tuple[str, float, int]]:
+    """What keeps the device busy, and how many calls it is; where the host is the device, operators without their children."""
     if profile.has_device:
-        return [(row.name, row.total_s) for row in profile.kernels]
-    return [(row.name, row.cpu_self_s) for row in profile.operators]
+        return [(row.name, row.total_s, row.calls) for row in profile.kernels]
+    return [(row.name, row.cpu_self_s, row.calls) for row in profile.operators]

@@ -108,9 +108,18 @@ def with_switch(profile: Profile, switch: str, without: Collection[str] = ()) ->
     return "+".join([*kept, switch])
 
 
+FLAGS = ("tf32", "cudnn-benchmark")
+"""Switches that set a flag of the process, which is all that a function of the user's can be given."""
+
+
+def is_about_code(profile: Profile) -> bool:
+    """Whether the program must be changed by its author: a trace from elsewhere, or a function that is run as it is."""
+    return profile.capture is None or profile.capture.task == "step"
+
+
 def advice(profile: Profile, switch: str, why: str, in_code: str) -> Advice:
-    """The recipe to run next where Redline captured; of a trace from elsewhere, what to change in the program."""
-    if profile.capture is None:
+    """The recipe to run next, or what to change in the program where no recipe can."""
+    if profile.capture is None or (is_about_code(profile) and switch not in FLAGS):
         return Advice(f"{in_code}: {why}")
     return try_recipe(with_switch(profile, switch), why)
 

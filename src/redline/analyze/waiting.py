@@ -12,6 +12,7 @@ from redline.analyze.finding import (
     does,
     gain_without,
     host_is_cleared,
+    is_about_code,
     is_small,
     share_of,
     try_recipe,
@@ -58,7 +59,7 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
 def _fewer_launches(profile: Profile) -> Advice:
     if does(profile).records_graph:
         return Advice("a larger batch: graphs are on already, so the host is late with something else")
-    if profile.capture is None:
+    if is_about_code(profile):
         return Advice(
             "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
             "one graph instead of every kernel; or a larger batch"
@@ -195,7 +196,7 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
         )
     elif not does(profile).compiles:
         next_step = advice(profile, "compile", "fewer, larger kernels", "torch.compile(model)")
-    elif profile.capture is None:
+    elif is_about_code(profile):
         next_step = Advice(
             "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step: the kernels of a replayed "
             "graph follow each other closely"

@@ -30,6 +30,7 @@ LAYOUT_SHARE = 0.03
 NORM_SHARE = 0.03
 FP32_SHARE = 0.10
 ELEMENTWISE_SHARE = 0.20
+SHORT_CALL_S = 20e-6
 ATTENTION_SHARE = 0.05
 RECOMPUTE_SHARE = 0.03
 COLD_SHARE = 0.02
@@ -158,7 +159,10 @@ def unfused_elementwise(profile: Profile, loss: Loss) -> Finding | None:
             profile, "compile", "fuse them, so that each value is read and written once", "torch.compile(model)"
         )
     )
-    evidence = f"{share:.0%} of the device's work is elementwise kernels bound by memory ({loss.what})"
+    each_s = loss.seconds / max(loss.count, 1)
+    # An operator that a CPU is through with so soon was called for longer than it moved memory.
+    kind = "kernels bound by memory" if profile.has_device or each_s > SHORT_CALL_S else "operators, mostly their calls"
+    evidence = f"{share:.0%} of the device's work is elementwise {kind} ({loss.what})"
     return _finding(profile, loss, "elementwise", evidence, next_step)
 
 

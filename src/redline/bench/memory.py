@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from redline.bench.count.ask import shown_model
 from redline.bench.count.counter import watching
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory, one_line
@@ -96,8 +97,9 @@ def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snaps
     for category, module, tensor in _resident(step, setup):
         ledger.hold(tensor, category, module)
     try:
-        with ledger, watching(setup.workload.model, ledger.enter, ledger.leave):
-            output = step(lambda: ledger.mark(setup.workload.model))
+        model = shown_model(setup.workload)
+        with ledger, watching(model, ledger.enter, ledger.leave):
+            output = step(lambda: ledger.mark(model))
             refuse_what_has_not_run(output, type(setup.workload.model).__name__)
     except Exception as error:
         if not is_out_of_memory(error):
@@ -121,7 +123,7 @@ def _write_snapshot(ledger: Ledger, device: Device, snapshot: str) -> str:
 
 
 def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tuple[MemoryCategory, str, Tensor]]:
-    model = setup.workload.model
+    model = shown_model(setup.workload)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield "weights", name.rpartition(".")[0], tensor
     if isinstance(step, TrainingStep):

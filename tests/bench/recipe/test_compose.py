@@ -15,7 +15,13 @@ from torch import nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.device.failure import failure_from
 from redline.bench.recipe.base import SWITCHES, RecipeSwitch
-from redline.bench.recipe.compose import apply_recipe, number_format_of, switches_of
+from redline.bench.recipe.compose import (
+    applicable_recipes,
+    apply_recipe,
+    number_format_of,
+    refuse_impossible,
+    switches_of,
+)
 from redline.bench.recipe.switches.compiler import Compile
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload, assemble
@@ -247,6 +253,15 @@ def test_channels_last_is_refused_where_nothing_has_channels() -> None:
     with pytest.raises(BenchError, match="channels-last: the model has no convolution weights") as caught:
         applied("channels-last", workload_of(nn.Linear(4, 3), torch.randn(2, 4)))
     assert caught.value.kind == "unsupported"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_compile_is_neither_advised_nor_tried_for_torchscript() -> None:
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    assert "compile" in applicable_recipes(nn.Linear(2, 2), CpuDevice(), "infer")
+    assert not any("compile" in text for text in applicable_recipes(scripted, CpuDevice(), "infer"))
+    with pytest.raises(BenchError, match=r"compile: torch\.compile does not take TorchScript"):
+        refuse_impossible(switches_of(Recipe.parse("compile"), "infer"), "infer", CpuDevice(), scripted)
 
 
 PLUGIN = """

@@ -54,6 +54,7 @@ MODELS: dict[str, Known] = {
     "graphs": TOLD,
     "nested": TOLD,
     "ragged_out": Known(1, "asked", 1, resized=6, trains=False),
+    "one_mode": Known(1, "asked", 1, resized=6, trains=False),
     "keywords": TOLD,
     "dataclasses": TOLD,
     "named_tuples": TOLD,
@@ -218,13 +219,17 @@ def test_a_model_that_fails_whatever_the_mode_fails_as_it_did_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("undifferentiated", "no gradient reaches the loss"), ("ragged_out", "the model returned a ragged tensor")],
+    ("name", "kind", "says"),
+    [
+        ("undifferentiated", "user", "no gradient reaches the loss"),
+        ("ragged_out", "user", "the model returned a ragged tensor"),
+        ("one_mode", "unsupported", "OneMode cannot be trained: NotImplementedError: Calling train()"),
+    ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_line(name: str, says: str) -> None:
+def test_what_cannot_be_trained_is_refused_in_one_line(name: str, kind: str, says: str) -> None:
     found = measured(spec_of(name, task="train", batch=2))
     assert isinstance(found, Failure)
-    assert found.kind == "user"
+    assert found.kind == kind
     assert says in found.message
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from redline.bench.device.failure import one_line
 from redline.bench.workload.batch import declared_axes, size_along
 from redline.bench.workload.called import OwnStep, StepModule, TrainsItself, trains_itself
 from redline.bench.workload.fingerprint import code_of, forward_code
@@ -149,6 +151,7 @@ def workload_of(
     else:
         inputs = handed.inputs
         _refuse_image_size(spec, whose)
+    _settle_mode(model, spec.task)
     if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         with torch.no_grad():
             model.eval()(*inputs[0], **inputs[1])  # lazy layers take their shape from the first call
@@ -183,6 +186,21 @@ def workload_of(
         workload.notes.append(note("model", text))
     # Built without memory, for counting alone, there is nothing to move.
     return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
+
+
+def _settle_mode(model: nn.Module, task: str) -> None:
+    """Let a module that refuses to change its mode, as those of torch.export do, stay as it is."""
+    try:
+        model.train(task == "train")
+    except NotImplementedError as error:
+        if task == "train":
+            raise BenchError("unsupported", f"{type(model).__name__} cannot be trained: {one_line(error)}") from error
+        for name in ("train", "eval"):
+            setattr(model, name, MethodType(_stay, model))
+
+
+def _stay(model: nn.Module, mode: bool = True) -> nn.Module:
+    return model
 
 
 def _training_itself(module: nn.Module, spec: WorkloadSpec, notes: list[Note]) -> TrainsItself:

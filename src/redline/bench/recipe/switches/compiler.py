@@ -105,6 +105,8 @@ class Compile(RecipeSwitch):
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
         if self.switch.argument == "freeze" and facts is not None and facts.mutates:
             return f"freeze turns buffers into constants, and the forward writes to {facts.mutates[0]}"
+        if isinstance(model, torch.jit.ScriptModule):
+            return "torch.compile does not take TorchScript: give the module it was made from"
         return why_not_by_block(model, facts) if self.switch.argument == "regional" else None
 
     def apply(self, setup: Setup) -> None:
