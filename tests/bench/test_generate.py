@@ -11,6 +11,7 @@ import torch
 
 from redline.analyze.summary import summarize
 from redline.bench.device import open_device
+from redline.bench.measure.generation import generation_info
 from redline.bench.recipe.compose import apply_recipe
 from redline.bench.recipe.greedy import GreedyReference
 from redline.bench.recipe.snippet import snippet_of
@@ -235,6 +236,46 @@ def test_what_a_token_reads_of_the_cache_does_not_depend_on_its_size(recipe: str
     assert sum(tensor.numel() for tensor, _ in reads) == position * (16 if recipe == "baseline" else 64)
     # Of 10 to 16 positions, on average.
     assert sum(share * tensor.numel() for tensor, share in reads) == pytest.approx(position * 13)
+
+
+MIXTRAL = f"hf:mixtral?{SMALL},num_key_value_heads=2,num_local_experts=4,num_experts_per_tok=2"
+MAMBA = "hf:mamba?hidden_size=64,num_hidden_layers=2,vocab_size=97,state_size=8"
+EXPERTS = 2 * 4 * 3 * 64 * 128  # layers, experts, matrices
+ATTENTION = 2 * (2 * 64 * 64 + 2 * 64 * 32)
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "read", "cache"),
+    [
+        # One table for tokens and for logits; that of positions gives a row.
+        (GPT2, 30624, 30624 - 64 * 32, 2 * 2 * 32 * 16),
+        # Of four experts, the two that a token is sent to; with the router, five norms and the layer of logits.
+        (
+            MIXTRAL,
+            EXPERTS + ATTENTION + 2 * 4 * 64 + 5 * 64 + 2 * 97 * 64,
+            EXPERTS // 2 + ATTENTION + 2 * 4 * 64 + 5 * 64 + 97 * 64,
+            2 * 2 * 32 * 16,
+        ),
+        # Layers without attention keep a state of one size: of the convolution, and of the recurrence.
+        (MAMBA, 65536, 65536, 2 * 128 * (4 + 8)),
+    ],
+)
+def test_what_a_model_holds_and_what_a_token_reads_of_it(model: str, weights: int, read: int, cache: int) -> None:
+    workload, device = build_workload(workload_spec(model, batch=1), 0), open_device("cpu")
+    step = GenerateStep(apply_recipe(Recipe.parse("baseline"), workload, device))
+    with step.context():
+        step()
+    info = generation_info(step, device)
+    assert (info.weight_bytes, info.read_bytes, info.cache_bytes) == (4 * weights, 4 * read, 4 * cache)
+
+
+def test_a_model_that_decodes_without_its_text_is_refused() -> None:
+    with pytest.raises(SpecError, match="takes no cache of transformers"):
+        build_workload(workload_spec("hf:rwkv?hidden_size=32,num_hidden_layers=1,vocab_size=97"), 0)
+    workload = build_workload(workload_spec(LLAMA), 0)
+    workload.model._cache_argument = "another"  # which it takes and never looks at
+    with pytest.raises(BenchError, match=r"after the prompt and 2 tokens its logits are .* off"):
+        GreedyReference.of(workload, open_device("cpu"), "fp32")
 
 
 def test_a_live_model_of_transformers_has_a_cache() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from redline.bench.device.base import Device
 from redline.bench.device.process import ProcessorUse
 from redline.bench.measure.blocks import OVERRUN, Sampling, quiet_collector
+from redline.bench.workload.decoder import WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.protocol import Measure
 from redline.record import Block, GenerationInfo
@@ -18,6 +22,8 @@ from redline.record import Block, GenerationInfo
 COPY_BYTES = {True: 2**30, False: 2**27}
 """Copied to see how fast memory is, on an accelerator and on a CPU: more than any cache holds."""
 COPIES = 8
+WATCHED_TOKENS = 4
+"""Decode steps whose reads of weights are watched: which experts they need differs from token to token."""
 
 
 def measure_generations(step: GenerateStep, device: Device, request: Measure, estimate_s: float) -> Block:
@@ -69,16 +75,75 @@ def measure_generations(step: GenerateStep, device: Device, request: Measure, es
 
 def generation_info(step: GenerateStep, device: Device) -> GenerationInfo:
     decoder = step.decoder
+    cache_bytes = _bytes(decoder.cache_tensors())  # as the last text has left it
+    cache_read_bytes = round(sum(share * _bytes([tensor]) for tensor, share in decoder.cache_reads()))
     return GenerationInfo(
         prompt=decoder.prompt.shape[1],
         new_tokens=decoder.new_tokens,
         weight_bytes=_bytes(decoder.parameters()),
-        read_bytes=_bytes(decoder.decoding_parameters()),
-        cache_bytes=_bytes(decoder.cache_tensors()),
-        cache_read_bytes=round(sum(share * _bytes([tensor]) for tensor, share in decoder.cache_reads())),
+        read_bytes=round(_read_bytes(step)),
+        cache_bytes=cache_bytes,
+        cache_read_bytes=cache_read_bytes,
         copy_bytes_per_s=_copy_bytes_per_s(device),
         is_static=decoder.is_static,
     )
+
+
+class WeightReads(TorchDispatchMode):
+    """Which parts of a model's weights its operators read: of many experts only those that a token is sent to.
+
+    Tables of which rows are taken do not count.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._weights = {weight.untyped_storage().data_ptr(): weight for weight in weights}
+        self._parts: dict[int, dict[tuple[int, int], int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+        if not is_view and func is not torch.ops.aten.embedding.default:
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                    self._note(func, tensor, found, kwargs, args)
+        return found
+
+    def _note(self, func: Any, tensor: Tensor, found: Any, kwargs: Any, args: Any) -> None:
+        key = tensor.untyped_storage().data_ptr()
+        if key not in self._weights:
+            return
+        read = tensor.numel()
+        if "grouped_mm" in func.__name__:
+            ends = kwargs.get("offs") if kwargs.get("offs") is not None else args[2] if len(args) > 2 else None
+            if isinstance(ends, Tensor) and tensor.ndim == 3:
+                begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+                read = read * int((ends > begins).sum()) // tensor.shape[0]
+        elif func.__name__.startswith("index") and isinstance(found, Tensor):
+            read = found.numel()
+        self._parts.setdefault(key, {})[int(tensor.storage_offset()), tensor.numel()] = read
+
+    def bytes(self) -> int:
+        return sum(
+            min(sum(parts.values()), self._weights[key].numel()) * self._weights[key].element_size()
+            for key, parts in self._parts.items()
+        )
+
+
+def _read_bytes(step: GenerateStep) -> float:
+    """Bytes of weights per decode step, on average over a few; those of a quantized model by what it holds."""
+    decoder = step.decoder
+    if isinstance(decoder, WholeGenerator) or any(len(_parts(each)) > 1 for each in decoder.parameters()):
+        return _bytes(decoder.decoding_parameters())
+    taken = []
+    with step.context(), torch.compiler.set_stance("force_eager"):
+        step.prefill()
+        for _ in range(min(decoder.new_tokens - 1, WATCHED_TOKENS)):
+            with WeightReads(decoder.parameters()) as reads:
+                step.decode_eagerly()
+            taken.append(reads.bytes())
+    return sum(taken) / len(taken) if taken else _bytes(decoder.decoding_parameters())
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -12,15 +12,20 @@ from redline.bench.device.base import Device
 from redline.bench.recipe.numerics import REFERENCE, judged
 from redline.bench.recipe.outputs import Difference, answer_of, difference
 from redline.bench.recipe.rounding import rounded_weights
-from redline.bench.workload.decoder import WholeGenerator
+from redline.bench.workload.decoder import Decoder, HfDecoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
+from redline.errors import BenchError
 from redline.note import note
 from redline.record import Numerics
 
 CHECKED_TOKENS = 32
 """How many of the new tokens are compared."""
+REREAD_TOKENS = 2
+"""After so many, the logits are compared with those of the same text read at once."""
+REREAD_TOLERANCE = 1e-3
+"""In fp32 they differ by the order of sums only; a step that sees nothing of the text is off by far more."""
 
 
 @dataclass
@@ -44,6 +49,7 @@ class GreedyReference:
         with step.context():
             tokens = step.write(min(step.decoder.new_tokens, CHECKED_TOKENS))
             logits = step.forced(tokens)
+            _see_that_the_cache_serves(workload, step.decoder, tokens, logits)
             with rounded_weights(workload.model, number_format):
                 floor = _difference(step.forced(tokens), logits).rel_l2
         return cls(tokens, logits, floor, number_format)
@@ -93,8 +99,25 @@ class GreedyReference:
         return True
 
 
+def _see_that_the_cache_serves(workload: Workload, decoder: Decoder, tokens: Tensor, logits: list[Tensor]) -> None:
+    """A model that decodes as if there had been no text is refused; one of the user's own may mean it."""
+    after = min(REREAD_TOKENS, len(logits) - 1)
+    error = _difference([logits[after]], [decoder.read_at_once(tokens[:, :after]).float()]).rel_l2
+    if after == 0 or error <= REREAD_TOLERANCE:
+        return
+    text = f"after the prompt and {after} tokens its logits are {error:.1g} off those of the same text read at once"
+    if not isinstance(decoder, HfDecoder):
+        workload.notes.append(note("model", f"the cache changes what the model writes: {text}"))
+        return
+    hint = "or its tokens see later ones, as without ?is_decoder=true"
+    raise BenchError("unsupported", f"{text}: it keeps its state where Redline does not see it, {hint}")
+
+
 def _difference(found: list[Tensor], expected: list[Tensor]) -> Difference:
-    return difference([answer_of(torch.stack(found))], [answer_of(torch.stack(expected))])
+    """Of all logits, over what they differ by from position to position; where a text repeats itself, from token to token."""
+    got, want = torch.cat(found), torch.cat(expected)
+    told = difference([answer_of(got)], [answer_of(want)])
+    return told if not told.degenerate else difference([answer_of(got.view(1, -1))], [answer_of(want.view(1, -1))])
 
 
 def _agreed(own: Tensor, expected: Tensor) -> int:

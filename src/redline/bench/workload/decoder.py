@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from redline.bench.workload.inputs import seeded
 from redline.bench.workload.workload import Workload, assemble
@@ -151,6 +152,12 @@ class Decoder(nn.Module):
         """What the first forward reads, once `begin` was called."""
         return self.prompt
 
+    def read_at_once(self, written: Tensor) -> Tensor:
+        """The logits after what was written so far, without the help of a cache."""
+        self.begin()
+        text = torch.cat([self.first_tokens(), written], dim=1)
+        return self(text, torch.arange(text.shape[1], device=text.device))
+
     def decoding_parameters(self) -> list[Tensor]:
         """Weights that every decoded token reads: all but tables of which a row is taken, unless they are tied to a
         layer that reads them whole."""
@@ -172,6 +179,12 @@ class Decoder(nn.Module):
         return self
 
 
+def cache_argument(model: nn.Module) -> str | None:
+    """What the forward of a model of transformers calls its cache; those of state-space models call it otherwise."""
+    takes = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in takes), None)
+
+
 class HfDecoder(Decoder):
     """A causal or encoder–decoder model of transformers."""
 
@@ -179,6 +192,7 @@ class HfDecoder(Decoder):
         super().__init__(model, prompt, new_tokens)
         self._config: Any = model.config
         self._takes = set(inspect.signature(model.forward).parameters)
+        self._cache_argument = cache_argument(model) or "past_key_values"
         self.has_encoder = bool(getattr(self._config, "is_encoder_decoder", False))
         self._cache: Any = None
         self._has_static = False
@@ -224,7 +238,7 @@ class HfDecoder(Decoder):
         if self._cache is None:
             self.begin()
         self._place["positions"] = positions
-        named: dict[str, Any] = {"past_key_values": self._cache, "use_cache": True}
+        named: dict[str, Any] = {self._cache_argument: self._cache, "use_cache": True}
         if "cache_position" in self._takes:  # versions whose caches do not count by themselves
             named["cache_position"] = positions
         if self.has_encoder:
@@ -248,9 +262,10 @@ class HfDecoder(Decoder):
         others = getattr(self._cache.cross_attention_cache, "layers", ()) if whole else ()
         for layer in (*getattr(own, "layers", ()), *others):
             for name, value in vars(layer).items():
-                if isinstance(value, Tensor) and value.ndim > 1:
-                    grows = name in ("keys", "values") and not any(layer is other for other in others)
-                    yield value, min(self.mean_filled / max(value.shape[-2], 1), 1.0) if grows else 1.0
+                grows = name in ("keys", "values") and not any(layer is other for other in others)
+                for tensor in tree_leaves(value):  # states of a layer that is no attention stand in a dict
+                    if isinstance(tensor, Tensor) and tensor.ndim > 1:
+                        yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
 
     def decoding_parameters(self) -> list[Tensor]:
         weights = super().decoding_parameters()
@@ -366,7 +381,7 @@ def own_decoder(model: nn.Module, spec: WorkloadSpec, batch: int, seed: int, who
         parameters = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
         parameters = []
-    if "past_key_values" in parameters and hasattr(model, "config"):
+    if {"past_key_values", "cache_params"} & set(parameters) and hasattr(model, "config"):
         return HfDecoder(model, prompt, new_tokens)
     if "cache" in parameters:
         return OwnDecoder(model, prompt, new_tokens)

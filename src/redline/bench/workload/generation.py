@@ -109,6 +109,11 @@ class GenerateStep:
         self._replay()
         self._logits = self._recorded_logits
 
+    def decode_eagerly(self) -> None:
+        """A decode step as the model's own code takes it, without compiler or graph."""
+        with self._setup.autocast():
+            NextToken(self._setup.model)(self._tokens, self._positions)
+
     def _decode(self) -> None:
         for prepare in self._setup.before_step:
             prepare()

@@ -24,6 +24,7 @@ from redline.bench.workload.decoder import (
     DEFAULT_PROMPT,
     HfDecoder,
     WriterCode,
+    cache_argument,
     drawn_prompt,
     generator_workload,
     hf_writer,
@@ -312,6 +313,9 @@ def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: li
         if is_out_of_memory(error):
             raise
         raise SpecError(f"{spec.model} cannot be built from its config: {first_line(error)}") from error
+    model.tie_weights()  # type: ignore[operator]  # which goes with the first weights
+    if cache_argument(model) is None:
+        raise SpecError(f"{spec.model}: its forward takes no cache of transformers, so that it cannot be decoded here")
     _fill(model, getattr(_text_config(config), "initializer_range", None) or 0.02)
     vocabulary = int(_text_config(config).vocab_size)
     decoder = HfDecoder(model, drawn_prompt(spec, batch, vocabulary, seed), spec.new_tokens or DEFAULT_NEW_TOKENS)
