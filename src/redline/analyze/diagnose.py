@@ -53,7 +53,7 @@ def explained(profile: Profile) -> Explained | None:
         return None
     idle, timeline = profile.idle, profile.timeline
     parts = {
-        ("host-bound", "host-stall", "decode-host-bound"): idle.host_wait_s + idle.latency_s,
+        ("host-bound", "host-stall", "no-work", "decode-host-bound"): idle.host_wait_s + idle.latency_s,
         ("sync-bound", "blocking-copy"): idle.sync_s,
         ("data-bound",): idle.data_wait_s,
         ("allocator",): idle.allocator_s,

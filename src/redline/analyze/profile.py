@@ -39,7 +39,7 @@ from redline.trace.kernels import (
     unclassified_share,
 )
 from redline.trace.links import Links, named
-from redline.trace.losses import DeviceRun, Loss, device_runs, losses_of
+from redline.trace.losses import DeviceRun, Loss, device_runs, gradient_reductions, losses_of
 from redline.trace.memory import MemoryLine, memory_lines
 from redline.trace.operators import OperatorRow, class_times, operator_rows
 from redline.trace.phases import Phase, bottleneck, phases_of
@@ -140,6 +140,8 @@ class Profile(Frozen):
     """Of several ranks, the one that the others waited for, and why; None where none is clearly late."""
     limits: tuple[OperatorLimit, ...] = ()
     """Operators against what the device can do, from the shapes of their inputs."""
+    gradient_reductions: int | None = None
+    """How often gradients are reduced for each step of the optimizer; None where the trace does not tell."""
     strips: tuple[Strip, ...] = ()
     """Each device over time."""
     path: CriticalPath | None = None
@@ -220,6 +222,7 @@ def profile_of(
         losses=tuple(losses),
         waits=tuple(waits_of([(host, [run.idle for run in own]) for host, own in zip(hosts, runs, strict=True)])),
         collectives=tuple(collective_rows(calls, waiting)),
+        gradient_reductions=gradient_reductions(every, calls) if has_device else None,
         stragglers=tuple(waiting.stragglers),
         slowest=slowest_rank(works_of(every, links, times), waiting) if waiting.from_ranks else None,
         limits=tuple(operator_limits(links, hardware, ceilings)),

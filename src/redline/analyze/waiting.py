@@ -45,10 +45,11 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
     told = profile.bound.evidence if profile.bound.label == "host" else _share(profile, loss, "the host is late")
     each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
-    next_step = _fewer_launches(profile)
+    next_step = _fewer_launches(profile, loss)
+    beside = f"; meanwhile a thread that launches nothing runs {loss.what}" if loss.what else ""
     return Finding(
         code="host-bound",
-        evidence=f"{told}; {per_step}{each}",
+        evidence=f"{told}; {per_step}{each}{beside}",
         next=next_step.text,
         recipe=next_step.recipe,
         gain_bound=waiting_gain(profile, loss),
@@ -56,7 +57,12 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
     )
 
 
-def _fewer_launches(profile: Profile) -> Advice:
+def _fewer_launches(profile: Profile, loss: Loss) -> Advice:
+    if loss.what and profile.capture is None:
+        return Advice(
+            "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
+            "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
+        )
     if does(profile).records_graph:
         return Advice("a larger batch: graphs are on already, so the host is late with something else")
     if is_about_code(profile):
@@ -84,19 +90,33 @@ def stall(profile: Profile, loss: Loss) -> Finding | None:
     if is_small(profile, loss) or host_is_cleared(profile):
         return None
     share = share_of(profile, loss.seconds)
+    most = f"; most of it in {loss.what}" if loss.what else ""
+    see = "" if loss.what else " (record with with_stack=True to see the Python functions)"
+    server = "" if loss.what or profile.steps_seen else ". A server that has no requests looks the same"
     return Finding(
         code="host-stall",
         evidence=f"the device waits {share:.0%} of the time in {loss.count:,} stretches in which the host launches "
-        f"nothing, {format_seconds(loss.seconds / max(loss.count, 1))} each on average{_meanwhile(loss)}",
-        next="take what the program does there out of the step, or do it less often or in another thread: logging, "
-        "metrics, checkpoints, preprocessing on the host (record with with_stack=True to see the Python functions)",
+        f"nothing, {format_seconds(loss.seconds / max(loss.count, 1))} each on average{most}",
+        next="take what the program does there out of the step, or do it less often or in another process: logging, "
+        f"metrics, checkpoints, preprocessing on the host{see}{server}",
         gain_bound=waiting_gain(profile, loss),
         saves_s=loss.saves_s,
     )
 
 
-def _meanwhile(loss: Loss) -> str:
-    return f"; most of it in {loss.what}" if loss.what else ""
+def no_work(profile: Profile, loss: Loss) -> Finding | None:
+    """The program waits for something to do."""
+    if is_small(profile, loss) or host_is_cleared(profile):
+        return None
+    return Finding(
+        code="no-work",
+        evidence=f"the device is idle {_time(profile, loss)} because the program has nothing to do: it sits in {loss.what}, "
+        f"{loss.count:,} times, {format_seconds(loss.seconds / max(loss.count, 1))} each on average",
+        next="nothing to mend in the model: a server needs more requests, or larger batches of them; where the program "
+        "fills that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
+        gain_bound=waiting_gain(profile, loss),
+        saves_s=loss.saves_s,
+    )
 
 
 def synchronisation(profile: Profile, loss: Loss) -> Finding | None:
@@ -136,7 +156,8 @@ def _sites(profile: Profile, waits: list[Wait]) -> str:
     called = f", called by {first.operator}" if first.operator else ""
     frame = f" in {first.frame}" if first.frame else ""
     steps = profile.steps_seen
-    often = f"{first.calls / steps:.3g} times a step" if steps else f"{first.calls:,} times"
+    a_step = "once a step" if steps == first.calls else f"{first.calls / steps:.3g} times a step" if steps else ""
+    often = a_step or f"{first.calls:,} times"
     return f": {first.call}{called}{frame}, {often}, {format_seconds(first.blocked_s)} in all"
 
 
@@ -161,8 +182,8 @@ def allocator(profile: Profile, loss: Loss) -> Finding | None:
         code="allocator",
         evidence=f"the device is idle {_time(profile, loss)} while the host takes memory from the driver or gives it "
         f"back, in {loss.count:,} calls",
-        next="run a few steps before measuring, so that torch's allocator holds what it needs; if it goes on, set "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True and keep shapes constant",
+        next="run a few steps before measuring, so that torch's allocator holds what it needs; if it goes on, take "
+        "torch.cuda.empty_cache() out of the loop, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True and keep shapes constant",
         gain_bound=waiting_gain(profile, loss),
         saves_s=loss.saves_s,
     )
@@ -172,11 +193,12 @@ def warm_up(profile: Profile, loss: Loss) -> Finding | None:
     """What happens once, inside the recorded steps."""
     if is_small(profile, loss):
         return None
+    again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(profile).compiles else ""
     return Finding(
         code="warm-up",
         evidence=f"the device is idle {_time(profile, loss)} while the host loads code, compiles or captures, in "
         f"{loss.count:,} calls that happen once: these steps are not the usual ones",
-        next="record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones",
+        next=f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}",
         gain_bound=waiting_gain(profile, loss),
         saves_s=loss.saves_s,
     )
@@ -270,10 +292,12 @@ def communication(profile: Profile, loss: Loss) -> Finding | None:
         return None
     timeline = profile.timeline
     hidden = 1 - timeline.exposed_communication_s / max(timeline.communication_s, 1e-12)
+    often = profile.gradient_reductions
+    repeated = f"; gradients are reduced {often} times for each step of the optimizer" if often and often > 1 else ""
     return Finding(
         code="communication-bound",
         evidence=f"communication with nothing computed beside it takes {share_of(profile, loss.seconds):.0%} of the "
-        f"time; {hidden:.0%} is hidden{_largest_collective(profile)}",
+        f"time; {hidden:.0%} is hidden{_largest_collective(profile)}{repeated}",
         next=_overlap_advice(profile),
         gain_bound=gain_without(profile, loss.most_s),
         saves_s=loss.saves_s,
@@ -281,17 +305,40 @@ def communication(profile: Profile, loss: Loss) -> Finding | None:
 
 
 def _overlap_advice(profile: Profile) -> str:
-    kinds = {row.name for row in profile.collectives[:3]}
+    first = profile.collectives[0] if profile.collectives else None
     wide = any(row.dtype.lower() in WIDE_TYPES for row in profile.collectives[:3])
-    more = "a larger batch per device, " + (
-        "gradient accumulation, or bf16 gradients" if wide else "or gradient accumulation"
-    )
-    if kinds and not kinds & {"allreduce", "reducescatter", "other"}:
+    if (profile.gradient_reductions or 0) > 1:
         return (
-            "start it earlier on a stream of its own and compute beside it; "
-            f"{'smaller messages (lower precision); ' if wide else ''}{more}"
+            "reduce gradients once for each step of the optimizer: run all but its last micro-batch inside model.no_sync() "
+            "(FSDP: no_sync() or set_requires_gradient_sync(False))"
         )
-    return f"overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), {more}"
+    if first is not None and first.name in _ADVICE:
+        return _ADVICE[first.name]
+    more = (
+        "gradient accumulation under no_sync(), or bf16 gradients"
+        if wide
+        else "or gradient accumulation under no_sync()"
+    )
+    return (
+        f"overlap it with the backward (larger DDP buckets, gradient_as_bucket_view), a larger batch per device, {more}"
+    )
+
+
+_STAGES = (
+    "this is mostly waiting for the neighbouring stage of a pipeline: more micro-batches for each step, an interleaved "
+    "schedule, and stages that take equally long"
+)
+_ADVICE = {
+    "allgather": "start it earlier: let FSDP prefetch the next layer's parameters (forward_prefetch, backward_prefetch) or "
+    "keep them between forward and backward where memory allows (reshard_after_forward=False); a larger batch per device",
+    "alltoall": "compute beside it what does not need its result (dense layers, another micro-batch); balance who sends "
+    "what, and send less (lower precision)",
+    "sendrecv": _STAGES,
+    "send": _STAGES,
+    "recv": _STAGES,
+    "broadcast": "DDP(broadcast_buffers=False) where the ranks need not share their buffers; else fewer, larger broadcasts",
+}
+"""For what is exchanged most, how to wait less for it; of reductions, see above."""
 
 
 def _largest_collective(profile: Profile) -> str:
@@ -333,6 +380,7 @@ Rule = Callable[["Profile", Loss], Finding | None]
 WAITING: dict[LossCode, Rule] = {
     "host": host,
     "stall": stall,
+    "no-work": no_work,
     "sync": synchronisation,
     "blocking-copy": blocking_copy,
     "data": data_loader,

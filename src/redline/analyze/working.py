@@ -103,11 +103,12 @@ def fp32_products(profile: Profile, loss: Loss) -> Finding | None:
     if share < FP32_SHARE or not (hardware.has_tf32 or hardware.has_fp16):
         return None
     on_amd = hardware.maker == "amd"
+    check = "the numerics check tells what it costs" if profile.capture is not None else "compare the outputs"
     if hardware.has_tf32:
         next_step = advice(
             profile,
             "tf32",
-            "tensor cores, or amp for more; the numerics check tells what it costs",
+            f"tensor cores{', or amp for more' if profile.capture is not None else ''}; {check}",
             "torch.backends.fp32_precision = 'tf32' (or torch.set_float32_matmul_precision('high')), or autocast for more",
         )
     elif hardware.maker == "nvidia" and hardware.capability is None and profile.capture is None:
@@ -121,7 +122,7 @@ def fp32_products(profile: Profile, loss: Loss) -> Finding | None:
         next_step = advice(
             profile,
             "amp",
-            f"{why}; the numerics check tells what it costs",
+            f"{why}; {check}",
             f"torch.autocast('cuda', dtype={form}), with a GradScaler when training in fp16",
         )
     evidence = f"{share:.0%} of the device's work is matrix products and convolutions in full fp32 ({loss.what})"

@@ -135,8 +135,16 @@ def _described(links: Links, rows: Ints) -> list[Collective]:
         elif mark >= 0:
             found.append(_of_mark(links, int(marks[mark])))
         else:
-            found.append(Collective(kind_of(trace.names[trace.work.name[row]]), "", UNKNOWN, UNKNOWN, UNKNOWN))
+            found.append(Collective(_kind_by_names(links, row), "", UNKNOWN, UNKNOWN, UNKNOWN))
     return found
+
+
+def _kind_by_names(links: Links, row: int) -> str:
+    """By the kernel's name; kernels that send and receive serve several collectives, and there the operator tells."""
+    trace, operator = links.trace, int(links.operator[row])
+    kind = kind_of(trace.names[trace.work.name[row]])
+    told = kind_of(trace.names[trace.operators.name[operator]]) if operator >= 0 else "other"
+    return told if kind in ("sendrecv", "other") and told != "other" else kind
 
 
 def _by_operator(links: Links, rows: Ints) -> Ints:

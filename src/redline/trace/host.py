@@ -11,8 +11,9 @@ import numpy as np
 
 from redline.spec import Frozen
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace, Work
-from redline.trace.intervals import Intervals, distinct, overlap, seconds, union
+from redline.trace.intervals import Intervals, both, distinct, overlap, seconds, union
 from redline.trace.links import Links, Nesting, matching
+from redline.trace.names import label_of
 
 SHORT_KERNEL_NS = 10_000
 """A kernel this short takes no longer than it takes to launch it."""
@@ -140,6 +141,57 @@ class HostView:
     def frames(self) -> Nesting:
         frames = self.trace.frames
         return Nesting(frames.thread, frames.start, frames.end)
+
+
+MOSTLY = 0.5
+"""So much of a stretch of time must be covered to explain it."""
+
+_NOT_TELLING = re.compile(r"^(ProfilerStep|<built-in|<string>|threading\.py|contextlib\.py|nn\.Module: )")
+WAITS_FOR_WORK = re.compile(
+    r"queue\.py\(\d+\): get\b|multiprocessing/(queues|connection)\.py\(\d+\): (get|recv|poll|wait)\b|"
+    r"selectors\.py\(\d+\): select\b|socket\.py\(\d+\): (accept|recv)|<built-in method (sleep|select|epoll)|"
+    r"asyncio/base_events\.py\(\d+\): _run_once|\bzmq/|Event\.wait|of select\.epoll"
+)
+"""Python functions in which a program sits when it has nothing to do."""
+
+
+def meanwhile(view: HostView, when: Intervals) -> str:
+    """The Python function or annotation that the steps' threads were in for most of this time; empty where none was.
+
+    The tightest around it is the most telling; torch's own functions tell only where nothing else does.
+    """
+    trace = view.trace
+    best: tuple[bool, bool, float, str] | None = None
+    for ranges in (trace.frames, trace.annotations):
+        rows = np.flatnonzero(np.isin(ranges.thread, view.launching_threads))
+        inside = when.within(ranges.start[rows], ranges.end[rows])
+        rows, inside = rows[inside > 0], inside[inside > 0]
+        numbers, which = np.unique(ranges.name[rows], return_inverse=True)
+        covered, whole = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
+        np.add.at(covered, which, inside)
+        np.add.at(whole, which, ranges.duration[rows])
+        for number, cover, total in zip(numbers.tolist(), covered.tolist(), whole.tolist(), strict=True):
+            name = trace.names[number]
+            if cover < MOSTLY * when.total or _NOT_TELLING.search(name):
+                continue
+            told = (bool(WAITS_FOR_WORK.search(name)), not name.startswith("torch/"), cover / total, name)
+            best = told if best is None or told > best else best
+    return label_of(best[-1]) if best is not None and best[2] >= MOSTLY else ""
+
+
+def other_threads(view: HostView, when: Intervals) -> str:
+    """What threads that launch nothing computed for most of this time; empty where they did not.
+
+    Threads of one process share one interpreter: such work makes the one that launches late.
+    """
+    operators = view.trace.operators
+    rows = np.flatnonzero(~np.isin(operators.thread, view.launching_threads))
+    busy = union(operators.start[rows], operators.end[rows])
+    if both(busy, when).total < MOSTLY * when.total or not when.total:
+        return ""
+    total = np.zeros(len(view.trace.names), np.int64)
+    np.add.at(total, operators.name[rows], when.within(operators.start[rows], operators.end[rows]))
+    return label_of(view.trace.names[int(total.argmax())])
 
 
 def picked(ranges: HostRanges, rows: Mask | Ints) -> HostRanges:

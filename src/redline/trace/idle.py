@@ -117,16 +117,19 @@ def gaps_of(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals
     return Gaps(start[real], end[real], late_until[real], call[real])
 
 
-def idle_time(view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals) -> IdleTime:
+def idle_time(
+    view: HostView, rows: Ints, bounds: tuple[int, int], busy: Intervals, stalls: Intervals = NEVER
+) -> IdleTime:
+    """`stalls`: when the host did something else of its own, so that a wait before it is not to blame."""
     gaps = gaps_of(view, rows, bounds, busy)
     when: dict[Cause, Intervals] = dict.fromkeys(CAUSES, NEVER)
     by_call = np.zeros(len(view.trace.calls), np.int64)
-    _split_lateness(view, gaps, when, by_call)
+    _split_lateness(view, gaps, stalls, when, by_call)
     _split_the_rest(view, gaps, when, by_call)
     return IdleTime(when, by_call)
 
 
-def _split_lateness(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], by_call: Ints) -> None:
+def _split_lateness(view: HostView, gaps: Gaps, stalls: Intervals, when: dict[Cause, Intervals], by_call: Ints) -> None:
     """From the beginning of a gap to the end of the launch: by what the launching thread did, else the main one."""
     calls = view.trace.calls
     main = view.main_thread
@@ -144,6 +147,8 @@ def _split_lateness(view: HostView, gaps: Gaps, when: dict[Cause, Intervals], by
                 rest = without(rest, busy)
         left.append(rest)
     rest = joined(*left) if left else NEVER
+    _add(when, "host", both(rest, stalls))
+    rest = without(rest, stalls)
     drained, drains = _drained(view, gaps)
     after_a_wait = union(gaps.start[drained], gaps.late_until[drained])
     np.add.at(by_call, drains, rest.within(gaps.start[drained], gaps.late_until[drained]))

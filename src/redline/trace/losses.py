@@ -6,9 +6,10 @@ a slow loader, so that removing either saves both. They are not to be added up.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -16,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.spec import Frozen
-from redline.trace.collectives import Calls, Waiting, calls_of, waiting_of
+from redline.trace.collectives import Calls, Waiting, calls_of, kind_of, waiting_of
 from redline.trace.columns import HostRanges, Ints, Mask, Work
-from redline.trace.host import HostView, picked
+from redline.trace.host import WAITS_FOR_WORK, HostView, meanwhile, other_threads, picked
 from redline.trace.idle import LAUNCH_GAP_NS, IdleTime, idle_time
 from redline.trace.intervals import NEVER, Intervals, both, gaps, joined, seconds, union, without
+from redline.trace.links import matching
 from redline.trace.names import short_name
 from redline.trace.patterns import cold_kernels, launching, recomputed, unfused_attention
 from redline.trace.replay import Replay, host_time_without
@@ -28,9 +30,11 @@ from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_v
 from redline.trace.window import Recorded
 
 LossCode = Literal[
-    "data", "sync", "blocking-copy", "allocator", "warm-up", "cold", "stall", "host", "launch", "dependency",
+    "data", "sync", "blocking-copy", "allocator", "warm-up", "cold", "stall", "no-work", "host", "launch", "dependency",
     "communication", "straggler", "copies", "attention", "layout", "fp32", "norm", "elementwise", "recompute",
 ]  # fmt: skip
+
+_UPDATE = re.compile(r"^Optimizer\.step#")
 
 STALL_NS = 300_000
 STALL_RATIO = 10
@@ -66,6 +70,8 @@ class DeviceRun:
     bounds: tuple[int, int]
     idle: IdleTime
     time: DeviceTime
+    stalls_after_waits: Intervals = NEVER
+    """Idle time that began in a wait, but is the host's own: it was busy with something else for long."""
 
     @cached_property
     def replay(self) -> Replay:
@@ -77,8 +83,39 @@ def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
     for view in device_views(recorded.links):
         bounds = recorded.bounds(view.device, view.busy)
         idle = idle_time(host, view.rows, bounds, view.busy)
-        found.append(DeviceRun(recorded, host, view, bounds, idle, device_time(view, bounds)))
+        run = DeviceRun(recorded, host, view, bounds, idle, device_time(view, bounds))
+        stalls = _stalls_after_waits(run)
+        if len(stalls):
+            run = replace(run, idle=idle_time(host, view.rows, bounds, view.busy, stalls), stalls_after_waits=stalls)
+        found.append(run)
     return found
+
+
+def _stalls_after_waits(run: DeviceRun) -> Intervals:
+    """A device that ran dry while the host waited for it stays so while the host does something else.
+
+    That is the wait's doing, unless the host would be as late without it: then these are the stretches.
+    """
+    replay = run.replay
+    stalls = both(both(_plain_time(run), _stalls(run.host, run.bounds)), run.idle.when["sync"])
+    if not len(stalls):
+        return NEVER
+    every_wait = np.ones(len(replay.waits), np.bool_)
+    saved = replay.saved(without_host=stalls)
+    return stalls if saved > replay.saved(without_waits=every_wait) else NEVER
+
+
+def _plain_time(run: DeviceRun) -> Intervals:
+    """When the host did none of the things that have a name of their own."""
+    host = run.host
+    calls = host.trace.calls
+    named = (host.loader, host.warming_up, picked(calls, host.blocking), picked(calls, host.allocating))
+    return host_time_without(host, run.bounds, *(_on_launching_threads(host, ranges) for ranges in named))
+
+
+def _on_launching_threads(host: HostView, ranges: HostRanges) -> Intervals:
+    mine = np.isin(ranges.thread, host.launching_threads)
+    return union(ranges.start[mine], ranges.end[mine])
 
 
 @dataclass
@@ -144,24 +181,12 @@ def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiti
 
 def _of_the_host(run: DeviceRun, sums: Sums) -> None:
     host, replay, idle = run.host, run.replay, run.idle
-    calls = host.trace.calls
-    threads = host.launching_threads
-
-    def when(ranges: HostRanges) -> Intervals:
-        mine = np.isin(ranges.thread, threads)
-        return union(ranges.start[mine], ranges.end[mine])
-
-    loading, warming = when(host.loader), when(host.warming_up)
-    blocked, allocating = when(picked(calls, host.blocking)), when(picked(calls, host.allocating))
-    plain = host_time_without(host, run.bounds, loading, warming, blocked, allocating)
+    loading, warming = _on_launching_threads(host, host.loader), _on_launching_threads(host, host.warming_up)
+    allocating = _on_launching_threads(host, picked(host.trace.calls, host.allocating))
+    plain = _plain_time(run)
     every_wait = np.ones(len(replay.waits), np.bool_)
-    stalls, drained = both(plain, _stalls(host, run.bounds)), idle.when["sync"]
-    stalled = both(joined(idle.when["host"], drained), stalls)
-    # A device that ran dry while the host waited for it stays so while the host does something else. That is the
-    # wait's doing, unless the host would be as late without it.
-    if replay.saved(without_host=both(stalls, drained)) <= replay.saved(without_waits=every_wait):
-        stalls = without(stalls, drained)
-        stalled = both(idle.when["host"], stalls)
+    stalls = without(both(plain, _stalls(host, run.bounds)), idle.when["sync"])
+    stalled = both(idle.when["host"], stalls)
     steady = without(plain, stalls)
     if len(loading):
         sums["data"].add(idle.ns("data"), replay.saved(without_host=loading), count=len(host.loader))
@@ -171,7 +196,10 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
     if len(warming):
         sums["warm-up"].add(idle.ns("warm-up"), replay.saved(without_host=warming), count=len(host.warming_up))
     if len(stalled):
-        sums["stall"].add(stalled.total, replay.saved(without_host=stalls), count=len(stalls))
+        saved = replay.saved(without_host=stalls)
+        doing = meanwhile(host, stalled)
+        code: LossCode = "no-work" if WAITS_FOR_WORK.search(doing) else "stall"
+        sums[code].add(stalled.total, saved, count=len(stalls), what=doing)
     late = idle.ns("host") + idle.ns("latency") - both(idle.when["host"], stalls).total
     if late > 0:
         # What the host could make good without its waits is theirs.
@@ -179,7 +207,8 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
         beyond = replay.saved(without_host=steady, without_waits=every_wait) - replay.saved(without_waits=every_wait)
         # A faster host would also start its loader and its waits earlier, which is not what is asked here.
         saved = min(max(beyond, 0), with_waits, late)
-        sums["host"].add(late, saved, max(with_waits, late), count=len(replay.start))
+        beside = other_threads(host, without(idle.when["host"], stalls))
+        sums["host"].add(late, saved, max(with_waits, late), count=len(replay.start), what=beside)
     if idle.ns("launch"):
         saved = replay.saved(without_gaps=True)
         sums["launch"].add(idle.ns("launch"), saved, max(saved, _short_gaps(run)), len(replay.start))
@@ -208,7 +237,7 @@ def _of_waits(run: DeviceRun, sums: Sums) -> None:
             copying = int(work.sum()) if work is not None else 0
             saved = replay.saved(without_waits=mask, without_work=work)
             # What the host did next while the device had run dry may have been there for the sake of the result.
-            around = joined(_operators_around(host, replay.waits[mask]), idle.when["sync"])
+            around = joined(_operators_around(host, replay.waits[mask]), idle.when["sync"], run.stalls_after_waits)
             most = replay.saved(without_waits=mask, without_work=work, without_host=around)
             sums[code].add(ns + copying, saved, max(most, ns + copying), int(mask.sum()))  # type: ignore[index]
 
@@ -253,8 +282,34 @@ def _of_communication(run: DeviceRun, calls: Calls, waited: int, sums: Sums) -> 
         sums["straggler"].ns += waited
 
 
+def gradient_reductions(runs: Sequence[DeviceRun], calls: Sequence[Calls]) -> int | None:
+    """How often gradients are reduced for each step of the optimizer: more than once where accumulation forgets to wait.
+
+    A backward pass reduces in one go; between two passes the main thread launches a forward.
+    """
+    found = [_reductions(run, own) for run, own in zip(runs, calls, strict=True)]
+    return found[0] if found and len(set(found)) == 1 else None
+
+
+def _reductions(run: DeviceRun, calls: Calls) -> int | None:
+    host, links = run.host, run.recorded.links
+    trace = host.trace
+    updates = max(int(matching(trace, marks, _UPDATE).sum()) for marks in (trace.annotations, trace.operators))
+    reduces = np.array([kind_of(one.name) in ("allreduce", "reducescatter") for one in calls.kinds], np.bool_)
+    rows = calls.rows[reduces & links.is_launched[calls.rows]] if len(calls) else calls.rows
+    rows = rows[trace.calls.thread[links.call[rows]] != host.main_thread]
+    if not updates or not len(rows):
+        return None
+    launches = host.launching
+    forward = np.sort(trace.calls.start[launches[trace.calls.thread[launches] == host.main_thread]])
+    # How many launches of the main thread came before each: those of one backward pass share that number.
+    _, passes = np.unique(np.searchsorted(forward, links.launched_at[rows]), return_counts=True)
+    usual = np.bincount(passes).argmax()  # a pass that the window cuts has fewer
+    return max(round(int((passes == usual).sum()) / updates), 1)
+
+
 _WAITED_FOR: tuple[LossCode, ...] = (
-    "data", "sync", "blocking-copy", "allocator", "warm-up", "stall", "host", "launch", "dependency",
+    "data", "sync", "blocking-copy", "allocator", "warm-up", "stall", "no-work", "host", "launch", "dependency",
 )  # fmt: skip
 
 

@@ -1,0 +1,259 @@
+"""Programs of other people, as small traces whose truth is known: what the first finding says, and what it advises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kineto import ADAM, AUTOGRAD, MAIN, REDUCE, TraceMaker
+
+from redline.analyze.profile import Profile, profile_of
+from redline.trace.decode import read_traces
+
+US, MS = 1000, 1_000_000
+GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
+TENSILE = "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN"
+SEND_RECEIVE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+class Program:
+    """A host that launches onto the streams of one device."""
+
+    def __init__(self, *, rocm: bool = False) -> None:
+        self.maker = TraceMaker(rocm=rocm)
+        self.now = 0
+        self.main = 0 if rocm else 7
+        self.free = {self.main: 0}
+
+    def work(
+        self, name: str, kernel: str, lasts: int, *, host: int = 10 * US, stream: int | None = None, **how: Any
+    ) -> None:
+        where = self.main if stream is None else stream
+        begin, launched = self.now, self.now + host // 2
+        start = max(launched + 8 * US, self.free.get(where, 0) + US, how.pop("after", 0))
+        self.free[where], self.now = start + lasts, begin + host
+        number = self.maker.operator(name, begin, host, thread=how.get("thread", MAIN))
+        self.maker.kernel(kernel, start, lasts, launched=launched, operator=number, stream=where, **how)
+
+    def copy(
+        self, name: str, lasts: int, *, blocks: bool, stream: int | None = None, caller: str = "cudaMemcpyAsync"
+    ) -> None:
+        where = self.main if stream is None else stream
+        begin, start = self.now, max(self.now + 8 * US, self.free.get(where, 0) + US)
+        self.free[where] = start + lasts
+        self.now = self.free[where] + 8 * US if blocks else begin + 5 * US
+        number = self.maker.operator("aten::copy_", begin - 1, self.now - begin + 2)
+        self.maker.copy(
+            name, start, lasts, launched=begin, call_ns=self.now - begin, operator=number, stream=where, caller=caller,
+            size=lasts * 20,
+        )  # fmt: skip
+
+    def step(self, number: int, begin: int) -> None:
+        self.maker.annotation(f"ProfilerStep#{number}", begin, self.now - begin)
+
+    def profile(self, folder: Path) -> Profile:
+        return profile_of(read_traces([self.maker.write(folder / "trace.json")]))
+
+
+def served(frame: str | None) -> Program:
+    """Requests that come every 20 ms and take 3 ms of the device."""
+    program = Program()
+    for _ in range(8):
+        if frame is not None:
+            program.maker.frame(frame, program.now, 17 * MS)
+            program.maker.frame("threading.py(288): wait", program.now + 5 * US, 17 * MS - 10 * US)
+        program.now += 17 * MS
+        for _ in range(10):
+            program.work("aten::mm", GEMM, 280 * US)
+        program.copy("Memcpy DtoH (Device -> Pageable)", 20 * US, blocks=True)
+    return program
+
+
+def test_a_server_without_requests_has_nothing_to_do(tmp_path: Path) -> None:
+    profile = served("queue.py(154): get").profile(tmp_path)
+    first = profile.findings[0]
+    assert first.code == "no-work"
+    assert "queue.py(154): get" in first.evidence
+    assert "more requests" in first.next
+    # The copy of the result ended long before: the wait in it is not what keeps the device idle.
+    assert profile.idle.sync_s < 0.01 * profile.idle.host_wait_s
+
+
+def test_without_stacks_a_server_looks_like_a_stall_and_the_advice_says_so(tmp_path: Path) -> None:
+    first = served(None).profile(tmp_path).findings[0]
+    assert first.code == "host-stall"
+    assert "no requests" in first.next
+
+
+def test_a_stall_names_the_function_around_it(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(4):
+        begin = program.now
+        for _ in range(10):
+            program.work("aten::mm", GEMM, 200 * US)
+        program.maker.frame("train.py(50): save_checkpoint", program.now, 9 * MS)
+        program.maker.frame("torch/serialization.py(800): save", program.now + 2 * US, 9 * MS - 4 * US)
+        program.now += 9 * MS
+        program.step(number, begin)
+    program.maker.frame("train.py(9): main", 0, program.now)
+    first = program.profile(tmp_path).findings[0]
+    assert (first.code, "save_checkpoint" in first.evidence) == ("host-stall", True)
+
+
+def test_a_thread_that_shares_the_interpreter_is_named(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(4):
+        begin = program.now
+        for _ in range(60):
+            program.work("aten::mm", GEMM, 40 * US, host=250 * US)
+        for at in range(begin, program.now, 500 * US):
+            program.maker.operator("aten::div", at, 400 * US, thread=777)
+        program.step(number, begin)
+    first = program.profile(tmp_path).findings[0]
+    assert first.code == "host-bound"
+    assert "aten::div" in first.evidence
+    assert "process of its own" in first.next
+
+
+def accumulated(*, syncs: bool) -> Program:
+    """Four micro-batches for each step of the optimizer; gradients are reduced after each of them, or after the last."""
+    program = Program()
+    described = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 25_000_000, "Group size": 8}
+    for number in range(3):
+        begin = program.now
+        for batch in range(4):
+            for _ in range(6):
+                program.work("aten::mm", GEMM, 300 * US)
+            for _ in range(6):
+                program.work("autograd::engine::evaluate_function: Mm", GEMM, 600 * US, thread=AUTOGRAD)
+            for _ in range(3 if syncs or batch == 3 else 0):
+                after = program.free[7]
+                program.work(
+                    "c10d::allreduce_", REDUCE, 1500 * US, stream=20, thread=AUTOGRAD, after=after, **described
+                )
+            program.free[7] = max(program.free.values())
+        started = program.now
+        program.work("aten::_fused_adamw_", ADAM, 400 * US)
+        program.maker.annotation("Optimizer.step#AdamW.step", started, program.now - started)
+        program.step(number, begin)
+    return program
+
+
+def test_gradients_that_are_reduced_too_often(tmp_path: Path) -> None:
+    profile = accumulated(syncs=True).profile(tmp_path)
+    first = profile.findings[0]
+    assert (profile.gradient_reductions, first.code) == (4, "communication-bound")
+    assert "no_sync()" in first.next
+    assert "4 times" in first.evidence
+
+
+def test_accumulation_as_it_should_be_is_not_blamed(tmp_path: Path) -> None:
+    profile = accumulated(syncs=False).profile(tmp_path)
+    assert profile.gradient_reductions == 1
+    assert "all but its last micro-batch" not in profile.findings[0].next
+
+
+def talking(operator: str, kernel: str) -> Program:
+    """A layer of computing, then an exchange that nothing runs beside."""
+    program = Program()
+    for number in range(3):
+        begin = program.now
+        for _ in range(6):
+            program.work(operator, kernel, 900 * US, stream=20, after=program.free[7])
+            program.free[7] = program.free[20]
+            program.work("aten::mm", GEMM, 700 * US)
+        program.step(number, begin)
+    return program
+
+
+def test_advice_on_communication_fits_what_is_exchanged(tmp_path: Path) -> None:
+    def advised(operator: str, kernel: str) -> str:
+        first = talking(operator, kernel).profile(tmp_path).findings[0]
+        assert first.code == "communication-bound"
+        return first.next
+
+    assert "micro-batches" in advised("c10d::recv_", SEND_RECEIVE)
+    # The same kernel serves another exchange: its operator tells which.
+    assert "balance who sends" in advised("c10d::alltoall_base_", SEND_RECEIVE)
+    assert "prefetch" in advised("c10d::_allgather_base_", "ncclDevKernel_AllGather_RING_LL(void)")
+    assert "broadcast_buffers" in advised("c10d::broadcast_", "ncclDevKernel_Broadcast_RING_LL(void)")
+
+
+def test_copies_on_other_streams_are_not_blamed(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(5):
+        begin = program.now
+        program.copy("Memcpy HtoD (Pinned -> Device)", 800 * US, blocks=False, stream=20)
+        program.copy("Memcpy DtoH (Device -> Pinned)", 700 * US, blocks=False, stream=21)
+        for _ in range(10):
+            program.work("aten::mm", GEMM, 300 * US)
+        program.step(number, begin)
+    profile = program.profile(tmp_path)
+    assert not profile.findings
+    assert profile.bound.label == "device"
+
+
+def test_of_a_pinned_and_a_pageable_copy_the_pageable_one_is_blamed(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(5):
+        begin = program.now
+        program.copy("Memcpy HtoD (Pinned -> Device)", 900 * US, blocks=False, stream=20)
+        program.copy("Memcpy HtoD (Pageable -> Device)", 900 * US, blocks=True)
+        for _ in range(8):
+            program.work("aten::mm", GEMM, 300 * US)
+        program.step(number, begin)
+    first = program.profile(tmp_path).findings[0]
+    assert (first.code, "once a step" in first.evidence) == ("blocking-copy", True)
+
+
+def test_a_window_that_begins_inside_a_step_counts_only_its_own(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(8):
+        program.maker.kernel(GEMM, number * 400 * US, 390 * US, correlation=900_000 + number)
+    program.free[7], program.now = 3200 * US, MS
+    for number in range(4):
+        begin = program.now
+        for _ in range(8):
+            program.work("aten::mm", GEMM, 390 * US)
+        waits, program.now = program.now, program.free[7] + 5 * US
+        program.maker.call("cudaStreamSynchronize", waits, program.now - waits)
+        program.now += 1500 * US
+        program.step(7 + number, begin)
+    profile = program.profile(tmp_path)
+    assert profile.timeline.busy_s * 1e9 == 4 * 8 * 390 * US
+    assert profile.findings[0].code == "sync-bound"
+
+
+def test_calls_of_amd_are_understood(tmp_path: Path) -> None:
+    late, copying = Program(rocm=True), Program(rocm=True)
+    for number in range(4):
+        begin = late.now
+        for _ in range(60):
+            late.work("aten::mm", TENSILE, 9 * US, host=45 * US, caller="hipExtModuleLaunchKernel")
+        late.step(number, begin)
+        begin = copying.now
+        copying.copy("CopyHostToDevice", 2500 * US, blocks=True, caller="hipMemcpyWithStream")
+        for _ in range(10):
+            copying.work("aten::mm", TENSILE, 300 * US)
+        copying.step(number, begin)
+    assert late.profile(tmp_path).findings[0].code == "host-bound"
+    assert copying.profile(tmp_path).findings[0].code == "blocking-copy"
+
+
+def test_a_loop_of_graphs_that_asks_for_each_token(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(50):
+        number, begin = program.maker.next_number() + 700_000, program.now
+        program.maker.call("cudaGraphLaunch", begin, 40 * US, correlation=number)
+        at = max(begin + 44 * US, program.free[7] + US)
+        for _ in range(40):
+            program.maker.kernel(GEMM, at, 20 * US, correlation=number)
+            at += 21 * US
+        program.free[7], program.now = at, begin + 40 * US
+        program.copy("Memcpy DtoH (Device -> Pinned)", 3 * US, blocks=False)
+        waits, program.now = program.now, program.free[7] + 5 * US
+        program.maker.call("cudaStreamSynchronize", waits, program.now - waits)
+        program.now += 400 * US
+    profile = program.profile(tmp_path)
+    assert profile.findings[0].code == "sync-bound"
+    assert all("reduce-overhead" not in finding.next for finding in profile.findings)
