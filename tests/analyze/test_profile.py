@@ -33,13 +33,13 @@ REQUIRED_ROWS = {
 }
 
 
-def two_steps(*, late_us: int = 0) -> TraceMaker:
+def two_steps(*, late_us: int = 0, names: tuple[str, str] = (GEMM, ADD)) -> TraceMaker:
     """Two steps of two kernels of 100 µs; with `late_us` the host launches each kernel so late."""
     maker = TraceMaker()
     at = 100 * US
     for number in range(2):
         begin = at - 50 * US
-        for name in (GEMM, ADD):
+        for name in names:
             maker.kernel(name, at, 100 * US, launched=at - 2 * US if late_us else begin + US, call_ns=100)
             at += 100 * US + max(late_us * US, US)
         maker.annotation(f"ProfilerStep#{number}", begin, at - 60 * US - begin)
@@ -122,6 +122,16 @@ class TestWithItsRecord:
         assert "busy 50% of the step" in found.evidence
         assert found.gain_bound == pytest.approx(2.0)
         assert "-r fp16+channels-last+graphs" in found.next
+
+    def test_work_can_save_what_the_host_leaves_without_the_profiler(self, profiled, recorded) -> None:
+        """Replayed with the host as slow as the profiler makes it, faster products would save less."""
+        maker = two_steps(late_us=5, names=("ampere_sgemm_128x64_tn", GEMM))
+        bounds = []
+        for issue_share in (0.2, 0.7, 1.0):
+            profile = profiled(maker, recorded(step_s=200e-6, issue_share=issue_share))
+            bounds += [each.gain_bound for each in profile.findings if each.code == "fp32-matmul"]
+        assert bounds[:2] == pytest.approx([2.0, 1 / 0.7], rel=0.01)
+        assert 1 < bounds[2] < bounds[1]
 
     def test_what_capturing_cost_is_told(self, profiled, recorded) -> None:
         capture = profiled(two_steps(), recorded(step_s=200e-6, issue_share=0.5)).capture

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from redline.analyze.finding import Finding
 from redline.analyze.waiting import WAITING
 from redline.analyze.working import WORKING, decoding
 from redline.spec import Frozen
 from redline.trace.classes import Described, describe
-from redline.trace.losses import FUSED_ELEMENTWISE_SAVES, TENSOR_CORES_SAVE, Loss, LossCode
+from redline.trace.losses import FUSED_ATTENTION_SAVES, FUSED_ELEMENTWISE_SAVES, TENSOR_CORES_SAVE, Loss, LossCode
 from redline.trace.names import short_name
 
 if TYPE_CHECKING:
@@ -73,7 +75,28 @@ def losses_by_code(profile: Profile) -> dict[LossCode, Loss]:
     """From the trace; without a timeline of a device, by the names of what ran and by what ranks lose to each other."""
     is_whole = profile.ranks and profile.has_device
     listed = profile.losses if is_whole else [*_by_names(profile), *profile.losses]
-    return {loss.code: loss for loss in listed}
+    return {loss.code: _beside_the_host(profile, loss) for loss in listed}
+
+
+WORK_SAVES: dict[LossCode, float] = {
+    "attention": FUSED_ATTENTION_SAVES,
+    "layout": 1.0,
+    "fp32": TENSOR_CORES_SAVE,
+    "norm": 1.0,
+    "elementwise": FUSED_ELEMENTWISE_SAVES,
+    "recompute": 1.0,
+}
+"""Of the device's own work, what doing it the better way usually saves."""
+
+
+def _beside_the_host(profile: Profile, loss: Loss) -> Loss:
+    """With less work the device waits for the host, but for the host as it is without the profiler that slows it."""
+    share = profile.capture.issue_share if profile.capture is not None else None
+    if share is None or loss.code not in WORK_SAVES or not profile.has_device:
+        return loss
+    room_s = profile.wall_s * max(1 - share, 0.0)
+    saves_s, most_s = (min(loss.seconds * part, room_s) for part in (WORK_SAVES[loss.code], 1.0))
+    return msgspec.structs.replace(loss, saves_s=max(loss.saves_s, saves_s), most_s=max(loss.most_s, most_s))
 
 
 def _by_names(profile: Profile) -> list[Loss]:
