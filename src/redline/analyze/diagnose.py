@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from redline.analyze.finding import Finding
-from redline.analyze.waiting import WAITING
+from redline.analyze.waiting import WAITING, is_worth_a_line
 from redline.analyze.working import WORKING, decoding
 from redline.spec import Frozen
 from redline.trace.classes import Described, describe
@@ -27,7 +27,7 @@ def diagnose(profile: Profile) -> list[Finding]:
     found = [
         finding
         for code, loss in losses_by_code(profile).items()
-        if code in RULES and (finding := RULES[code](profile, loss)) is not None
+        if code in RULES and is_worth_a_line(profile, loss) and (finding := RULES[code](profile, loss)) is not None
     ]
     decoded = decoding(profile)
     if any(finding.code == "decode-host-bound" for finding in decoded):

@@ -75,6 +75,21 @@ def waiting_gain(profile: Profile, loss: Loss) -> float:
     return gain_without(profile, most)
 
 
+def finding_of(
+    profile: Profile, loss: Loss, code: str, *, evidence: str, todo: Advice | str, gain: float | None = None
+) -> Finding:
+    """What a loss comes to; `gain` where it is not the whole of what it could save."""
+    advised = Advice(todo) if isinstance(todo, str) else todo
+    return Finding(
+        code=code,
+        evidence=evidence,
+        next=advised.text,
+        recipe=advised.recipe,
+        gain_bound=gain_without(profile, loss.most_s) if gain is None else gain,
+        saves_s=loss.saves_s,
+    )
+
+
 def host_is_cleared(profile: Profile) -> bool:
     """The steps without the profiler show that the host keeps up: only recording made it late."""
     share = profile.capture.issue_share if profile.capture is not None else None

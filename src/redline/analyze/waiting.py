@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from redline.analyze.finding import (
+    LEAST_SHARE,
     Advice,
     Finding,
     advice,
     does,
-    gain_without,
+    finding_of,
     host_is_cleared,
     is_about_code,
     is_small,
@@ -27,19 +28,23 @@ from redline.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from redline.analyze.profile import Profile
 
-HOST_SHARE = 0.05
-"""Recording slows the host down, so that a smaller share says little about the program without the profiler."""
 LAUNCHES_MISSING = 0.5
 """Of the device's work: with fewer launches in the trace, nothing can be said of the host."""
 WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
 """Of messages, as collectives name them; where none is named, it may be any."""
-LAUNCH_SHARE = 0.05
-"""A microsecond or two between kernels is what every program pays."""
+LEAST: dict[LossCode, float] = {"host": 0.05, "launch": 0.05}
+"""Of the time, where it is more than usual: recording slows the host down, so that a smaller share says little about the
+program without the profiler; and a microsecond or two between kernels is what every program pays."""
+
+
+def _waiting(profile: Profile, loss: Loss, code: str, *, evidence: str, todo: Advice | str) -> Finding:
+    """Of time in which the device waits: without the profiler there may be less of it than the trace shows."""
+    return finding_of(profile, loss, code, evidence=evidence, todo=todo, gain=waiting_gain(profile, loss))
 
 
 def host(profile: Profile, loss: Loss) -> Finding | None:
     """Python and torch issue work more slowly than the device does it."""
-    if is_small(profile, loss, HOST_SHARE) or host_is_cleared(profile):
+    if host_is_cleared(profile):
         return None
     launches, steps = profile.launches, profile.steps_seen
     per_step = f"{launches.calls / steps:.0f} launches a step" if steps else f"{launches.calls:,} launches"
@@ -47,18 +52,17 @@ def host(profile: Profile, loss: Loss) -> Finding | None:
     each = f", {format_seconds(launches.mean_call_s)} of host each" if launches.mean_call_s else ""
     next_step = _fewer_launches(profile, loss)
     beside = f"; meanwhile a thread that launches nothing runs {loss.what}" if loss.what else ""
-    return Finding(
-        code="host-bound",
+    return _waiting(
+        profile,
+        loss,
+        "host-bound",
         evidence=f"{told}; {per_step}{each}{beside}",
-        next=next_step.text,
-        recipe=next_step.recipe,
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
+        todo=next_step,
     )
 
 
 def _fewer_launches(profile: Profile, loss: Loss) -> Advice:
-    if loss.what and profile.capture is None:
+    if loss.what and is_about_code(profile):
         return Advice(
             "move what the other thread does to a process of its own (DataLoader workers): threads of one process share one "
             "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
@@ -87,65 +91,61 @@ def _with_graphs(profile: Profile) -> str:
 
 def stall(profile: Profile, loss: Loss) -> Finding | None:
     """Now and then the host launches nothing for long: it does something else."""
-    if is_small(profile, loss) or host_is_cleared(profile):
+    if host_is_cleared(profile):
         return None
     share = share_of(profile, loss.seconds)
     most = f"; most of it in {loss.what}" if loss.what else ""
     see = "" if loss.what else " (record with with_stack=True to see the Python functions)"
     server = "" if loss.what or profile.steps_seen else ". A server that has no requests looks the same"
-    return Finding(
-        code="host-stall",
+    return _waiting(
+        profile,
+        loss,
+        "host-stall",
         evidence=f"the device waits {share:.0%} of the time in {loss.count:,} stretches in which the host launches "
         f"nothing, {format_seconds(loss.seconds / max(loss.count, 1))} each on average{most}",
-        next="take what the program does there out of the step, or do it less often or in another process: logging, "
+        todo="take what the program does there out of the step, or do it less often or in another process: logging, "
         f"metrics, checkpoints, preprocessing on the host{see}{server}",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
     )
 
 
 def no_work(profile: Profile, loss: Loss) -> Finding | None:
     """The program waits for something to do."""
-    if is_small(profile, loss) or host_is_cleared(profile):
+    if host_is_cleared(profile):
         return None
-    return Finding(
-        code="no-work",
+    return _waiting(
+        profile,
+        loss,
+        "no-work",
         evidence=f"the device is idle {_time(profile, loss)} because the program has nothing to do: it sits in {loss.what}, "
         f"{loss.count:,} times, {format_seconds(loss.seconds / max(loss.count, 1))} each on average",
-        next="nothing to mend in the model: a server needs more requests, or larger batches of them; where the program "
+        todo="nothing to mend in the model: a server needs more requests, or larger batches of them; where the program "
         "fills that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
     )
 
 
 def synchronisation(profile: Profile, loss: Loss) -> Finding | None:
     """Calls that make the host wait, so that nothing is queued when the device is done."""
-    if is_small(profile, loss):
-        return None
     sites = [wait for wait in profile.waits if not wait.copies]
-    return Finding(
-        code="sync-bound",
+    return _waiting(
+        profile,
+        loss,
+        "sync-bound",
         evidence=f"the device is idle {_time(profile, loss)} because the host waits for it{_sites(profile, sites)}",
-        next="read results less often: keep them on the device (no .item(), .cpu(), print or if on a tensor in every "
+        todo="read results less often: keep them on the device (no .item(), .cpu(), print or if on a tensor in every "
         "step), and wait with an event only where the value is needed",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
     )
 
 
 def blocking_copy(profile: Profile, loss: Loss) -> Finding | None:
     """Copies that block the host until they are done."""
-    if is_small(profile, loss):
-        return None
     sites = [wait for wait in profile.waits if wait.copies]
-    return Finding(
-        code="blocking-copy",
+    return _waiting(
+        profile,
+        loss,
+        "blocking-copy",
         evidence=f"the device is idle {_time(profile, loss)} around copies that block the host{_sites(profile, sites)}",
-        next="copy from and to pinned memory with non_blocking=True, and wait for the copy only where its data is "
+        todo="copy from and to pinned memory with non_blocking=True, and wait for the copy only where its data is "
         "needed; launch the next work before asking for results",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
     )
 
 
@@ -162,52 +162,44 @@ def _sites(profile: Profile, waits: list[Wait]) -> str:
 
 
 def data_loader(profile: Profile, loss: Loss) -> Finding | None:
-    if is_small(profile, loss):
-        return None
     share = share_of(profile, loss.seconds)
-    return Finding(
-        code="data-bound",
+    return _waiting(
+        profile,
+        loss,
+        "data-bound",
         evidence=f"the device sits idle {share:.0%} of the time while the host waits for the data loader",
-        next="more loader workers, persistent workers, pinned memory and prefetching; or cheaper decoding",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
+        todo="more loader workers, persistent workers, pinned memory and prefetching; or cheaper decoding",
     )
 
 
 def allocator(profile: Profile, loss: Loss) -> Finding | None:
     """Memory taken from the driver in the middle of a step."""
-    if is_small(profile, loss):
-        return None
-    return Finding(
-        code="allocator",
+    return _waiting(
+        profile,
+        loss,
+        "allocator",
         evidence=f"the device is idle {_time(profile, loss)} while the host takes memory from the driver or gives it "
         f"back, in {loss.count:,} calls",
-        next="run a few steps before measuring, so that torch's allocator holds what it needs; if it goes on, take "
+        todo="run a few steps before measuring, so that torch's allocator holds what it needs; if it goes on, take "
         "torch.cuda.empty_cache() out of the loop, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True and keep shapes constant",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
     )
 
 
 def warm_up(profile: Profile, loss: Loss) -> Finding | None:
     """What happens once, inside the recorded steps."""
-    if is_small(profile, loss):
-        return None
     again = "; if later steps do it too, TORCH_LOGS=recompiles says why" if does(profile).compiles else ""
-    return Finding(
-        code="warm-up",
+    return _waiting(
+        profile,
+        loss,
+        "warm-up",
         evidence=f"the device is idle {_time(profile, loss)} while the host loads code, compiles or captures, in "
         f"{loss.count:,} calls that happen once: these steps are not the usual ones",
-        next=f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
+        todo=f"record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones{again}",
     )
 
 
 def launch(profile: Profile, loss: Loss) -> Finding | None:
     """The work was there in time, and still the device pays between one small kernel and the next."""
-    if is_small(profile, loss, LAUNCH_SHARE):
-        return None
     launches = profile.launches
     if does(profile).records_graph:
         fewer = "a larger batch: the kernels are in a graph already" + (" and fused" if does(profile).compiles else "")
@@ -225,82 +217,75 @@ def launch(profile: Profile, loss: Loss) -> Finding | None:
         )
     else:
         next_step = try_recipe(_with_graphs(profile), "the kernels of a replayed graph follow each other closely")
-    return Finding(
-        code="launch-bound",
+    return _waiting(
+        profile,
+        loss,
+        "launch-bound",
         evidence=(
             f"{share_of(profile, loss.seconds):.0%} of the time lies in short gaps between kernels; "
             f"{launches.short_share:.0%} of the kernels take no more than 10 µs "
             f"(median {format_seconds(launches.median_kernel_s)})"
         ),
-        next=next_step.text,
-        recipe=next_step.recipe,
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
+        todo=next_step,
     )
 
 
 def dependency(profile: Profile, loss: Loss) -> Finding | None:
     """Work that was launched in time and yet started late."""
-    if is_small(profile, loss):
-        return None
     idle = profile.idle
     unlaunched = sum(row.device_share for row in profile.operators if row.source == "no-launch")
     if unlaunched > LAUNCHES_MISSING and not idle.dependency_s:
-        return Finding(
-            code="dependency",
+        return _waiting(
+            profile,
+            loss,
+            "dependency",
             evidence=f"the device is idle {_time(profile, loss)}, and the trace does not say why: for "
             f"{unlaunched:.0%} of the device's work it holds no launch, so that nobody can tell whether the host was late",
-            next="record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of "
+            todo="record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of "
             "category cuda_runtime and the argument 'correlation' when a trace is cut or rewritten",
-            gain_bound=waiting_gain(profile, loss),
-            saves_s=loss.saves_s,
         )
     known = f"{format_seconds(idle.dependency_s)} for an event of another stream" if idle.dependency_s else ""
     unknown = f"{format_seconds(idle.unknown_s)} for reasons that are not in the trace" if idle.unknown_s else ""
-    return Finding(
-        code="dependency",
+    return _waiting(
+        profile,
+        loss,
+        "dependency",
         evidence=f"the device is idle {_time(profile, loss)} although the next work was launched in time: it waited "
         + " and ".join(part for part in (known, unknown) if part),
-        next="record synchronisation between streams too (torch.profiler._ExperimentalConfig(enable_cuda_sync_events="
+        todo="record synchronisation between streams too (torch.profiler._ExperimentalConfig(enable_cuda_sync_events="
         "True)) and look at what each stream waits for; other processes on the device stop it as well",
-        gain_bound=waiting_gain(profile, loss),
-        saves_s=loss.saves_s,
     )
 
 
 def copies(profile: Profile, loss: Loss) -> Finding | None:
     """Copies with no kernel beside them."""
-    if is_small(profile, loss):
-        return None
     moves = [row for row in profile.copies if row.kind == "copy"]
     longest = moves[0] if moves else None
     speed = f" at {longest.bytes_per_s / 1e9:.1f} GB/s" if longest and longest.bytes_per_s else ""
     most = f"; most of it {label_of(longest.name)}{speed}" if longest else ""
     pageable = any("pageable" in row.name.lower() for row in moves)
     pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
-    return Finding(
-        code="copy-bound",
+    return finding_of(
+        profile,
+        loss,
+        "copy-bound",
         evidence=f"copies with no kernel beside them take {share_of(profile, loss.seconds):.0%} of the time{most}",
-        next=f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own",
-        gain_bound=gain_without(profile, loss.most_s),
-        saves_s=loss.saves_s,
+        todo=f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own",
     )
 
 
 def communication(profile: Profile, loss: Loss) -> Finding | None:
-    if is_small(profile, loss):
-        return None
     timeline = profile.timeline
     hidden = 1 - timeline.exposed_communication_s / max(timeline.communication_s, 1e-12)
     often = profile.gradient_reductions
     repeated = f"; gradients are reduced {often} times for each step of the optimizer" if often and often > 1 else ""
-    return Finding(
-        code="communication-bound",
+    return finding_of(
+        profile,
+        loss,
+        "communication-bound",
         evidence=f"communication with nothing computed beside it takes {share_of(profile, loss.seconds):.0%} of the "
         f"time; {hidden:.0%} is hidden{_largest_collective(profile)}{repeated}",
-        next=_overlap_advice(profile),
-        gain_bound=gain_without(profile, loss.most_s),
-        saves_s=loss.saves_s,
+        todo=_overlap_advice(profile),
     )
 
 
@@ -352,18 +337,18 @@ def _largest_collective(profile: Profile) -> str:
 
 def straggler(profile: Profile, loss: Loss) -> Finding | None:
     """One rank comes late to collectives, and the others wait for it there."""
-    if is_small(profile, loss) or not profile.stragglers:
+    if not profile.stragglers:
         return None
     worst = profile.stragglers[0]
-    return Finding(
-        code="straggler",
+    return finding_of(
+        profile,
+        loss,
+        "straggler",
         evidence=f"ranks wait {_time(profile, loss)} inside collectives for the last one to arrive; {worst.label} is "
         f"last in {worst.last} of {worst.collectives}, the others wait {format_seconds(worst.waited_s)} for it"
         + (f"; {profile.slowest.label}: {profile.slowest.why}" if profile.slowest is not None else ""),
-        next=f"look at {worst.label} by itself: more work than the others (uneven batches, sequence lengths, sharding), "
+        todo=f"look at {worst.label} by itself: more work than the others (uneven batches, sequence lengths, sharding), "
         "a slower loader, or a slower or shared device",
-        gain_bound=gain_without(profile, loss.most_s),
-        saves_s=loss.saves_s,
     )
 
 
@@ -392,3 +377,8 @@ WAITING: dict[LossCode, Rule] = {
     "communication": communication,
     "straggler": straggler,
 }
+"""Asked only of losses that are not small."""
+
+
+def is_worth_a_line(profile: Profile, loss: Loss) -> bool:
+    return loss.code not in WAITING or not is_small(profile, loss, LEAST.get(loss.code, LEAST_SHARE))

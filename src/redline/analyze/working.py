@@ -12,7 +12,7 @@ from redline.analyze.finding import (
     Finding,
     advice,
     does,
-    gain_without,
+    finding_of,
     recipe_of,
     try_recipe,
     whole_work_s,
@@ -44,17 +44,6 @@ def _part(profile: Profile, loss: Loss) -> float:
     return loss.seconds / whole if whole else 0.0
 
 
-def _finding(profile: Profile, loss: Loss, code: str, evidence: str, next_step: Advice) -> Finding:
-    return Finding(
-        code=code,
-        evidence=evidence,
-        next=next_step.text,
-        recipe=next_step.recipe,
-        gain_bound=gain_without(profile, loss.most_s),
-        saves_s=loss.saves_s,
-    )
-
-
 def attention(profile: Profile, loss: Loss) -> Finding | None:
     """Attention written out: products, scaling, mask and softmax one by one, with the whole matrix of scores in memory."""
     share = _part(profile, loss)
@@ -66,13 +55,13 @@ def attention(profile: Profile, loss: Loss) -> Finding | None:
         "gradient, so that a fused kernel fits"
     )
     fused = "use torch.nn.functional.scaled_dot_product_attention: one kernel that never writes the scores to memory"
-    return _finding(
+    return finding_of(
         profile,
         loss,
         "attention",
-        f"{share:.0%} of the device's work is attention that is not fused: softmax and the batched products around "
+        evidence=f"{share:.0%} of the device's work is attention that is not fused: softmax and the batched products around "
         f"it ({loss.count:,} kernels)",
-        Advice(falls_back if by_torch else fused),
+        todo=falls_back if by_torch else fused,
     )
 
 
@@ -93,7 +82,7 @@ def layout_conversions(profile: Profile, loss: Loss) -> Finding | None:
             "model.to(memory_format=torch.channels_last), and the inputs too",
         )
     evidence = f"{share:.0%} of the device's work only turns one memory layout into the other ({loss.what})"
-    return _finding(profile, loss, "layout-conversions", evidence, next_step)
+    return finding_of(profile, loss, "layout-conversions", evidence=evidence, todo=next_step)
 
 
 def fp32_products(profile: Profile, loss: Loss) -> Finding | None:
@@ -126,7 +115,7 @@ def fp32_products(profile: Profile, loss: Loss) -> Finding | None:
             f"torch.autocast('cuda', dtype={form}), with a GradScaler when training in fp16",
         )
     evidence = f"{share:.0%} of the device's work is matrix products and convolutions in full fp32 ({loss.what})"
-    return _finding(profile, loss, "fp32-matmul", evidence, next_step)
+    return finding_of(profile, loss, "fp32-matmul", evidence=evidence, todo=next_step)
 
 
 def batch_norm_in_eval(profile: Profile, loss: Loss) -> Finding | None:
@@ -141,7 +130,7 @@ def batch_norm_in_eval(profile: Profile, loss: Loss) -> Finding | None:
         "torch.fx.experimental.optimization.fuse(model.eval()), or torch.compile with inductor's freezing",
     )
     evidence = f"{share:.0%} of the device's work is batch-norm with fixed statistics ({loss.what})"
-    return _finding(profile, loss, "batch-norm-eval", evidence, next_step)
+    return finding_of(profile, loss, "batch-norm-eval", evidence=evidence, todo=next_step)
 
 
 def unfused_elementwise(profile: Profile, loss: Loss) -> Finding | None:
@@ -164,7 +153,7 @@ def unfused_elementwise(profile: Profile, loss: Loss) -> Finding | None:
     # An operator that a CPU is through with so soon was called for longer than it moved memory.
     kind = "kernels bound by memory" if profile.has_device or each_s > SHORT_CALL_S else "operators, mostly their calls"
     evidence = f"{share:.0%} of the device's work is elementwise {kind} ({loss.what})"
-    return _finding(profile, loss, "elementwise", evidence, next_step)
+    return finding_of(profile, loss, "elementwise", evidence=evidence, todo=next_step)
 
 
 def recompute(profile: Profile, loss: Loss) -> Finding | None:
@@ -172,15 +161,13 @@ def recompute(profile: Profile, loss: Loss) -> Finding | None:
     share = _part(profile, loss)
     if share < RECOMPUTE_SHARE:
         return None
-    return _finding(
+    return finding_of(
         profile,
         loss,
         "recompute",
-        f"{share:.0%} of the device's work is the forward pass done again during the backward ({loss.what}): "
+        evidence=f"{share:.0%} of the device's work is the forward pass done again during the backward ({loss.what}): "
         "activation checkpointing",
-        Advice(
-            "checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)"
-        ),
+        todo="checkpoint fewer layers, as far as memory allows, or save the expensive ones (selective checkpointing)",
     )
 
 
@@ -189,13 +176,13 @@ def cold_start(profile: Profile, loss: Loss) -> Finding | None:
     if _part(profile, loss) < COLD_SHARE:
         return None
     steps = f"{loss.count} steps" if loss.count > 1 else "step"
-    return _finding(
+    return finding_of(
         profile,
         loss,
         "cold-start",
-        f"the kernels of the first {steps} take {format_seconds(loss.seconds)} longer than the same kernels later, most "
+        evidence=f"the kernels of the first {steps} take {format_seconds(loss.seconds)} longer than the same kernels later, most "
         f"of it {loss.what}: caches or clocks were cold",
-        Advice("record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones"),
+        todo="record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones",
     )
 
 
