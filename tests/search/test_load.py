@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from redline.analyze.load import LoadSummary, load_of, load_point
+from redline.analyze.trust import verdict
 from redline.api.load import load, parse_rates
 from redline.api.workspace import Workspace
 from redline.errors import SpecError
@@ -211,6 +212,7 @@ def test_a_load_is_kept_in_the_history_and_told_as_json(tmp_path: Path) -> None:
         result = load("resnet18", rate="100..400", max_batch=4, max_wait="2ms", slo_p99="50ms", workspace=workspace)
         stored = workspace.history.load(result.records[0].id)
     assert stored.loads == result.records[0].loads
+    assert verdict(stored).labels == ("valid",)  # though no step was timed by itself
     told = msgspec.json.decode(result.to_json())
     assert told["kind"] == "load"
     assert told["sustainable_rate"] == 400.0

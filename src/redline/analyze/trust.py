@@ -84,7 +84,7 @@ class Verdict(Frozen, frozen=True, kw_only=True):
 def verdict(record: RunRecord) -> Verdict:
     if record.failure is not None:
         return Verdict(labels=("invalid",), reasons=(note("failed", record.failure.message),), notes=record.notes)
-    if not any(block.samples for block in record.blocks):
+    if not record.loads and not any(block.samples for block in record.blocks):
         return Verdict(labels=("invalid",), reasons=(note("not-timed", "no step was timed"),), notes=record.notes)
     doubts = [
         *_noise(record),

@@ -243,7 +243,8 @@ const CHARTS = {
         hovertext: points.map((row) => `<b>${plain(name(row), 70)}</b><br>batch ${row.batch}: ${figure(row.decode_tokens_per_s, 4)} tokens/s, ${known(row[field]) ? figure(row[field] * factor, 4) : "n/a"} ${unit}<br>record ${plain(row.record_id)}`),
       };
     });
-    return { traces, remark, layout: layout({ xaxis: axis("tokens written per second", { rangemode: "tozero" }), yaxis: axis(`${title}, ${unit}`, { rangemode: "tozero" }) }) };
+    const [across, up] = ["x", "y"].map((side) => traces.flatMap((trace) => trace[side].filter(known)));
+    return { traces, remark, layout: layout({ xaxis: logWhenWide(axis("tokens written per second"), across), yaxis: logWhenWide(axis(`${title}, ${unit}`), up) }) };
   },
 
   load: (rows, section, redraw) => {
@@ -268,7 +269,7 @@ const CHARTS = {
       hoverinfo: "text", hovertext: each.rate.map((rate, at) => `<b>${plain(name(ROWS[each.row]), 70)}</b><br>${figure(rate, 4)} requests/s: ${known(each.series[field][at]) ? figure(each.series[field][at] * factor, 4) : "n/a"} ${unit}<br>record ${plain(ROWS[each.row].record_id)}`),
     })));
     const values = traces.flatMap((trace) => trace.y.filter(known));
-    return { traces, remark, layout: layout({ xaxis: axis("requests per second", { type: "log" }), yaxis: logWhenWide(axis(unit ? `${title}, ${unit}` : title), values) }) };
+    return { traces, remark, layout: layout({ xaxis: logWhenWide(axis("requests per second"), lines.flatMap((each) => each.rate)), yaxis: logWhenWide(axis(unit ? `${title}, ${unit}` : title), values) }) };
   },
 
   learning: (rows, section, redraw) =>
