@@ -11,9 +11,10 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from redline.api.compare import compare
@@ -41,6 +42,9 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+Words: TypeAlias = Mapping[str, str]
 
 
 class Access:
@@ -85,8 +89,75 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A page, before the web framework makes a response of it."""
+
+    body: str | bytes
+    status: int = 200
+    kind: str = "text/html"
+    policy: str | None = PAGE_POLICY
+
+
+def plain(text: str, status: int) -> Answer:
+    return Answer(f"{text}\n", status, "text/plain")
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What each address shows: from the words in the address (`path`) and behind its question mark (`query`)."""
+
+    workspace: Workspace
+
+    def live(self) -> LiveState:
+        with self.workspace.reading() as kept:
+            return live_state(kept)
+
+    def start(self, path: Words, query: Words) -> Answer:
+        asked = query.get("limit", "20")
+        limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
+        found = history(limit=limit, workspace=self.workspace)
+        rows, _ = latest(20, workspace=self.workspace)
+        return Answer(start_page(found.series, found.left_out, rows, self.live()))
+
+    def series(self, path: Words, query: Words) -> Answer:
+        found = history(HistoryFilters(key=path["key"]), workspace=self.workspace)
+        if not found:
+            return plain("no such series", 404)
+        return Answer(page("serve_series", all_series=[(each, picture_of(each)) for each in found]))
+
+    def record(self, path: Words, query: Words) -> Answer:
+        known, row, is_cut_off = record_and_row(path["id"], workspace=self.workspace)
+        text = as_text(detail(row, known, is_cut_off=is_cut_off))
+        return Answer(page("serve_text", title=f"record {known.id}", text=text, asks=False, first="", other=""))
+
+    def compared(self, path: Words, query: Words) -> Answer:
+        first, other = (query.get(name, "") for name in ("a", "b"))
+        text = ""
+        if first and other:
+            if not all(part.strip().isalnum() for side in (first, other) for part in side.split(",")):
+                raise UsageError("give ids of records, or several joined by commas")
+            text = str(compare(first, other, workspace=self.workspace))
+        return Answer(page("serve_text", title="compare", text=text, asks=True, first=first, other=other))
+
+    def report(self, path: Words, query: Words) -> Answer:
+        with self.workspace.reading() as kept:
+            records = kept.find(limit=REPORTED)[::-1]
+        ceilings_of = self.workspace.ceilings_of(records)
+        contents = contents_of(records, title="the latest records", ceilings_of=ceilings_of)
+        policy = f"{dashboard_policy()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        return Answer(dashboard(contents), policy=policy)
+
+    def as_json(self, path: Words, query: Words) -> Answer:
+        return Answer(history(workspace=self.workspace).to_json(), kind="application/json", policy=None)
+
+    def static(self, path: Words, query: Words) -> Answer:
+        found = static_file(path["name"])
+        return plain("no such file", 404) if found is None else Answer(found[0], kind=found[1], policy=None)
+
+
 def make_app(workspace: Workspace, access: Access) -> Any:
-    """The ASGI application."""
+    """The ASGI application: who is let in, and the pages as responses."""
     try:
         from starlette.applications import Starlette
         from starlette.requests import Request
@@ -94,114 +165,75 @@ def make_app(workspace: Workspace, access: Access) -> Any:
         from starlette.routing import Route
     except ImportError:
         raise MissingExtra("redline serve", "starlette", "serve") from None
+    pages = Pages(workspace)
+    live = Live(pages.live)
 
-    def look() -> LiveState:
-        with workspace.reading() as kept:
-            return live_state(kept)
+    def response(answer: Answer) -> Response:
+        headers = HEADERS if answer.policy is None else {**HEADERS, "Content-Security-Policy": answer.policy}
+        return Response(answer.body, answer.status, headers, answer.kind)
 
-    live = Live(look)
-    Page = Callable[[Request], Response]
+    def turned_away(request: Request, *, is_open: bool = False) -> Response | None:
+        refusal = access.refusal(request.method, request.headers, str(request.url))
+        if refusal is not None:
+            return response(plain(refusal[1], refusal[0]))
+        if not is_open and not access.knows(request.cookies.get(COOKIE)):
+            return response(plain("open the address with the token that the server printed when it was started", 401))
+        return None
 
-    def html(text: str, policy: str = PAGE_POLICY, status: int = 200) -> Response:
-        return Response(text, status, {**HEADERS, "Content-Security-Policy": policy}, "text/html")
-
-    def plain(text: str, status: int) -> Response:
-        return Response(f"{text}\n", status, {**HEADERS, "Content-Security-Policy": PAGE_POLICY}, "text/plain")
-
-    def guarded(make: Page, *, is_open: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    def shown(make: Callable[[Words, Words], Answer], *, is_open: bool = False) -> Callable[..., Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            refusal = access.refusal(request.method, request.headers, str(request.url))
-            if refusal is not None:
-                return plain(refusal[1], refusal[0])
-            if not is_open and not access.knows(request.cookies.get(COOKIE)):
-                return plain("open the address with the token that the server printed when it was started", 401)
+            if (refused := turned_away(request, is_open=is_open)) is not None:
+                return refused
             try:
-                return await asyncio.to_thread(make, request)
+                return response(await asyncio.to_thread(make, request.path_params, request.query_params))
             except RedlineError as error:
-                return plain(" ".join(str(error).splitlines()), 404)
+                return response(plain(" ".join(str(error).splitlines()), 404))
 
         return answer
 
-    def start(request: Request) -> Response:
-        asked = request.query_params.get("limit", "20")
-        limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
-        found = history(limit=limit, workspace=workspace)
-        rows, _ = latest(20, workspace=workspace)
-        return html(start_page(found.series, found.left_out, rows, look()))
-
-    def series(request: Request) -> Response:
-        key = request.path_params["key"]
-        found = history(HistoryFilters(key=key), workspace=workspace)
-        if not found:
-            return plain("no such series", 404)
-        return html(page("serve_series", all_series=[(each, picture_of(each)) for each in found]))
-
-    def record(request: Request) -> Response:
-        known, row, is_cut_off = record_and_row(request.path_params["id"], workspace=workspace)
-        text = as_text(detail(row, known, is_cut_off=is_cut_off))
-        return html(page("serve_text", title=f"record {known.id}", text=text, asks=False, first="", other=""))
-
-    def compared(request: Request) -> Response:
-        first, other = (request.query_params.get(name, "") for name in ("a", "b"))
-        text = ""
-        if first and other:
-            if not all(part.strip().isalnum() for side in (first, other) for part in side.split(",")):
-                raise UsageError("give ids of records, or several joined by commas")
-            text = str(compare(first, other, workspace=workspace))
-        return html(page("serve_text", title="compare", text=text, asks=True, first=first, other=other))
-
-    def report(request: Request) -> Response:
-        with workspace.reading() as kept:
-            records = kept.find(limit=REPORTED)[::-1]
-        contents = contents_of(records, title="the latest records", ceilings_of=workspace.ceilings_of(records))
-        return html(
-            dashboard(contents), f"{dashboard_policy()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-
-    def as_json(request: Request) -> Response:
-        return Response(history(workspace=workspace).to_json(), 200, HEADERS, "application/json")
-
-    def static(request: Request) -> Response:
-        found = static_file(request.path_params["name"])
-        return plain("no such file", 404) if found is None else Response(found[0], 200, HEADERS, found[1])
-
-    def enter(request: Request) -> Response:
+    async def enter(request: Request) -> Response:
+        if (refused := turned_away(request, is_open=True)) is not None:
+            return refused
         if not access.knows(request.query_params.get("token")):
-            return plain("wrong token", 401)
-        response = RedirectResponse("/", 303, HEADERS)
+            return response(plain("wrong token", 401))
+        entered = RedirectResponse("/", 303, HEADERS)
         secure = request.url.scheme == "https"
-        response.set_cookie(COOKIE, access.token or "", httponly=True, samesite="strict", secure=secure, path="/")
-        return response
+        entered.set_cookie(COOKIE, access.token or "", httponly=True, samesite="strict", secure=secure, path="/")
+        return entered
 
     async def events(request: Request) -> Response:
-        refusal = access.refusal(request.method, request.headers, str(request.url))
-        if refusal is not None:
-            return plain(refusal[1], refusal[0])
-        if not access.knows(request.cookies.get(COOKIE)):
-            return plain("no token", 401)
+        if (refused := turned_away(request)) is not None:
+            return refused
         if live.viewers >= MOST_VIEWERS:
-            return plain("too many viewers", 503)
+            return response(plain("too many viewers", 503))
+        return StreamingResponse(_stream(live), 200, HEADERS, "text/event-stream")
 
-        async def stream() -> AsyncIterator[bytes]:
-            async with live.viewing() as queue:
-                while True:
-                    with suppress(TimeoutError):
-                        yield b"data: " + await asyncio.wait_for(queue.get(), 15.0) + b"\n\n"
-                        continue
-                    yield b": still here\n\n"
-
-        return StreamingResponse(stream(), 200, HEADERS, "text/event-stream")
-
-    routes = {"/": start, "/series/{key}": series, "/records/{id}": record, "/compare": compared, "/report": report}
-    routes |= {"/api/history": as_json}
+    routes = {
+        "/": pages.start,
+        "/series/{key}": pages.series,
+        "/records/{id}": pages.record,
+        "/compare": pages.compared,
+        "/report": pages.report,
+        "/api/history": pages.as_json,
+    }
     return Starlette(
         routes=[
-            *(Route(path, guarded(make)) for path, make in routes.items()),
-            Route("/static/{name}", guarded(static, is_open=True)),
-            Route("/login", guarded(enter, is_open=True)),
+            *(Route(path, shown(make)) for path, make in routes.items()),
+            Route("/static/{name}", shown(pages.static, is_open=True)),
+            Route("/login", enter),
             Route("/events", events),
         ]
     )
+
+
+async def _stream(live: Live) -> AsyncIterator[bytes]:
+    """What happens, as server-sent events; now and then a sign of life."""
+    async with live.viewing() as queue:
+        while True:
+            with suppress(TimeoutError):
+                yield b"data: " + await asyncio.wait_for(queue.get(), 15.0) + b"\n\n"
+                continue
+            yield b": still here\n\n"
 
 
 def serve(
