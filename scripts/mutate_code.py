@@ -45,7 +45,7 @@ ROOMS: dict[str, Any] = {
     "forkserver": (["bench/forkserver.py"], ["launch/test_doors.py"]),  # loads torch for every fault
     "store": (
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
-        ["store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "report/test_export.py", "store/test_writers.py"],
+        ["store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_location.py", "report/test_export.py", "store/test_writers.py"],
         "postgres",
     ),
 }  # fmt: skip
@@ -72,6 +72,7 @@ EQUIVALENT = {
     "return bool(poll.poll(1000": "a thousandth of a look",
     "def __init__(self, backlog": "one worker calls",
     "psutil.wait_procs(strays, timeout": "how long is waited between two looks",
+    "is_over = found is None or max(found.until": "of a lease on a server: test_postgres.py, with a real one",
     "while not self._over.wait(LEASE_S": "how often a lease on a server is renewed: test_postgres.py, with a real one",
 }
 """Lines that begin so are left as they are, and why."""

@@ -237,6 +237,14 @@ class TestGuardian:
         assert guardian.wait() == 0
         line.close()
 
+    def test_ctrl_c_is_for_the_desk(self) -> None:
+        line, guardian = self.start("sh", "-c", "sleep 0.2; exit 7")
+        assert int(line.recv(64)) > 0
+        guardian.send_signal(signal.SIGINT)
+        assert int(line.recv(64)) == 7
+        assert guardian.wait() == 0
+        line.close()
+
     @linux_only
     @pytest.mark.parametrize("hang_up", [True, False])
     def test_nothing_that_the_worker_started_stays(self, tmp_path: Path, hang_up: bool) -> None:

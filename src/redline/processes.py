@@ -124,8 +124,8 @@ def guard(descriptor: int, command: list[str]) -> None:
     worker = subprocess.Popen(command, pass_fds=inherited, process_group=0)
     for number in inherited:
         os.close(number)
-    desk.send(str(worker.pid).encode())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    desk.send(str(worker.pid).encode())
     ended = os.pidfd_open(worker.pid)
     readable, _, _ = select.select([desk.fileno(), ended], [], [])
     kill_group(worker.pid)  # also what a worker that ended by itself has left behind

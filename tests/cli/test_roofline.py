@@ -219,6 +219,7 @@ def test_a_model_on_this_cpu_from_ceilings_to_plot(tmp_path: Path, inline: None)
     found = document("roofline", *SMALL, "-o", tmp_path / "roof.svg")
     (row,) = found["results"]
     assert row["points"]
+    assert row["profiled"].startswith("redline profile simple_cnn --image-size 32 ")
     assert {one["name"] for one in row["classes"]} >= {"convolution", "norm", "elementwise"}
     assert (tmp_path / "roof.svg").read_text().startswith("<?xml")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from redline.analyze.command_line import command_line
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
 from redline.errors import UsageError
@@ -73,6 +74,8 @@ class RooflineRow(Roofline, kw_only=True):
     record_id: str
     setting: str = ""
     """Sizes, threads, versions, in words."""
+    profiled: str | None = None
+    """The command that shows where its time goes; None for a live module."""
     formats: tuple[str, ...]
     """What its products compute in."""
     points: tuple[Point, ...] = ()
@@ -133,6 +136,7 @@ def roofline_row(record: RunRecord, ceilings: Ceilings, profile: Profile | None 
         device_name=prepared.environment.device.name,
         record_id=record.id,
         setting=conditions_text(record),
+        profiled=command_line("profile", record.spec, batch=record.spec.workload.batch),
         formats=tuple(prepared.work.flops_by_format()),
         points=tuple(_points(record)),
     )

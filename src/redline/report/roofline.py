@@ -133,7 +133,8 @@ def _next(rows: Sequence[RooflineRow]) -> str:
         "memory": "unfused operators move too many bytes: compile fuses them, fp16 halves them",
         "compute": "matrix products limit it: a smaller number format (tf32, fp16, bf16) is faster",
     }
-    return f"{left}; {advice.get(best.bound.label, 'redline profile shows where the time goes')}"
+    look = f"; '{best.profiled}' shows where the time goes" if best.profiled is not None else ""
+    return f"{left}; {advice[best.bound.label]}" if best.bound.label in advice else f"{left}{look}"
 
 
 class Roof(Frozen):
