@@ -288,6 +288,8 @@ class MemoryPoint(Frozen):
     phase: str
     categories: dict[MemoryCategory, int] = {}
     """They add up to the bytes; what an allocator gave out beyond tensors is in neither."""
+    reserved_bytes: int | None = None
+    """What the allocator held then, given out or not; None without an allocator that tells."""
 
 
 class MemoryUse(Frozen):

@@ -169,6 +169,26 @@ def test_a_compiled_model_has_no_modules_to_tell_of(tmp_path: Path) -> None:
         use_of(tmp_path, "infer", "compile")
 
 
+def test_reserved_memory_is_told_beside_the_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an allocator that takes 32 MiB at a time and gives nothing back."""
+    held = iter(range(1, 10_000))
+    monkeypatch.setattr("redline.bench.device.cpu.CpuDevice.reserved_bytes", lambda _: 2**25 * -(-next(held) // 20))
+    use = use_of(tmp_path, "train")
+    reserved = [point.reserved_bytes or 0 for point in use.timeline]
+    assert reserved == sorted(reserved)
+    assert len(set(reserved)) > 1
+    row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)
+    drawn = []
+    monkeypatch.setattr("redline.report.memory.save_figure", lambda figure, path: drawn.append(figure))
+    draw_memory([row], tmp_path / "memory.png")
+    (line,) = drawn[0].axes[0].get_lines()
+    assert line.get_ydata().tolist() == [each / 2**20 for each in reserved]
+
+
+def test_without_an_allocator_that_tells_nothing_is_said_of_it(tmp_path: Path) -> None:
+    assert {point.reserved_bytes for point in use_of(tmp_path, "infer").timeline} == {None}
+
+
 def test_the_report_names_kinds_and_modules(tmp_path: Path) -> None:
     use = use_of(tmp_path, "train")
     row = MemoryRow(model="wide", task="train", recipe="baseline", batch=256, device="a CPU", use=use)

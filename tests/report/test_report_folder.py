@@ -13,13 +13,16 @@ import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from reported import captured, everything, failed_record, race_records, sweep_records
 
 from redline.analyze.summary import summarize
+from redline.api.memory import KEPT, keep_memory, kept_memories
 from redline.api.report import choose, report_records, write_report
+from redline.api.workspace import Workspace
 from redline.errors import SpecError
 from redline.note import note
 from redline.record import RunRecord
@@ -28,8 +31,10 @@ from redline.report.dashboard import dashboard
 from redline.report.export import COLUMNS, export_json
 from redline.report.folder import write_folder
 from redline.report.markdown import markdown
+from redline.report.memory import MemoryRow
 from redline.report.payload import as_json, payload_of
 from redline.store import History
+from redline.work import MemoryPoint, MemoryUse
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -53,6 +58,11 @@ def keep(records: list[RunRecord]) -> None:
             history.finish(record)
 
 
+def data_of(page: str) -> Any:
+    """What the page draws."""
+    return json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
+
+
 def beside_history(record: RunRecord) -> RunRecord:
     """With its trace where a history keeps it."""
     assert record.trace is not None
@@ -61,6 +71,34 @@ def beside_history(record: RunRecord) -> RunRecord:
     path.parent.mkdir(parents=True)
     shutil.copyfile(record.trace.path, path)
     return msgspec.structs.replace(record, trace=msgspec.structs.replace(record.trace, path=str(path)))
+
+
+def test_memory_that_was_looked_at_is_in_the_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the whole history all of it, of chosen records what is about their models; a damaged file is named."""
+    monkeypatch.setenv("REDLINE_STORE", str(tmp_path / "history.sqlite"))
+    point = MemoryPoint(at=0.5, bytes=30, phase="backward", categories={"weights": 30}, reserved_bytes=40)
+    use = MemoryUse(peak_bytes=30, peak_phase="backward", categories={"weights": 30}, timeline=(point,))
+    rows = [
+        MemoryRow(model=name, task="infer", recipe="baseline", batch=8, device="a GPU", use=use)
+        for name in ("resnet50", "another")
+    ]
+    record = everything()[0]
+    with Workspace() as workspace:
+        workspace.history.finish(record)
+        for row in (*rows, rows[0]):
+            keep_memory(row, workspace)
+        (workspace.traces / f"0{KEPT}").write_text("{")
+        found, unreadable = kept_memories(workspace)
+        assert sorted(row.model for row in found) == ["another", "resnet50"]
+        assert [each.about for each in unreadable] == [f"0{KEPT}"]
+        for chosen, shown in (((), 2), ((record.id,), 1)):
+            files = write_report(chosen, tmp_path / "out", workspace=workspace)
+            page = Path(files.dashboard).read_text()
+            names = [row["name"] for row in data_of(page)["memories"]]
+            assert len(names) == shown
+            assert f"resnet50 · {record.spec.workload.task} · baseline · batch 8 · a GPU" in names
+        told = payload_of(contents_of([record], memories=rows))["memories"][0]
+        assert (told["kinds"], told["reserved"]) == ({"weights": [30]}, [40])
 
 
 def test_the_folder_has_everything_and_the_page_is_small(tmp_path: Path) -> None:

@@ -11,30 +11,12 @@ from rich.console import RenderableType
 from redline.analyze.command_line import command_line
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
+from redline.note import Note, note
 from redline.protocol import AskMemory, MemoryAnswer
 from redline.record import new_id
 from redline.report.export import JsonDocument, json_document
-from redline.report.memory import memory_report
+from redline.report.memory import MemoryRow, memory_report
 from redline.report.notebook import Bars, Shown
-from redline.spec import Frozen
-from redline.work import MemoryUse
-
-
-class MemoryRow(Frozen):
-    """One model under one recipe."""
-
-    model: str
-    task: str
-    recipe: str
-    batch: int | None
-    device: str
-    use: MemoryUse
-    saved_bytes: int | None = None
-    """Of the peak, against the first row."""
-    compared: str | None = None
-    """The command that compares it with bf16; None for a live module."""
-    sized: str | None = None
-    """The command that finds its largest batch."""
 
 
 class MemoryResult(Shown, Sequence[MemoryRow]):
@@ -98,4 +80,34 @@ def memory(
                     sized=command_line("batch", spec) if spec.workload.task in ("infer", "train") else None,
                 )
             )
+            keep_memory(rows[-1], working)
         return MemoryResult(rows)
+
+
+KEPT = ".memory.json"
+"""How the files end that lie beside the history's traces."""
+
+
+def keep_memory(row: MemoryRow, workspace: Workspace) -> None:
+    """For the dashboard."""
+    if workspace.keeps:
+        workspace.traces.mkdir(parents=True, exist_ok=True)
+        (workspace.traces / f"{new_id()}{KEPT}").write_bytes(msgspec.json.encode(row))
+
+
+def kept_memories(workspace: Workspace) -> tuple[list[MemoryRow], list[Note]]:
+    """What was last seen of each model, task, recipe, batch and device; and which files cannot be read."""
+    newest: dict[tuple[Any, ...], MemoryRow] = {}
+    unreadable = []
+    if not workspace.keeps:
+        return [], []
+    with workspace.reading() as history:
+        folder = history.folder / "traces"
+    for path in sorted(folder.glob(f"*{KEPT}")):
+        try:
+            row = msgspec.json.decode(path.read_bytes(), type=MemoryRow)
+        except (OSError, msgspec.DecodeError) as error:
+            unreadable.append(note("unreadable", f"left out {path.name}: {error}", about=path.name))
+            continue
+        newest[row.model, row.task, row.recipe, row.batch, row.device] = row
+    return list(newest.values()), unreadable

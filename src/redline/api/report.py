@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from redline.analyze.profile import Profile
+from redline.api.memory import kept_memories
 from redline.api.tune import TuneResult, kept_searches, kept_tune
 from redline.api.workspace import Workspace, use
 from redline.errors import RecordError, UsageError
@@ -86,6 +87,7 @@ def write_report(
             notes=chosen.notes,
             tunes=chosen.tunes,
             across=across,
+            is_all=not (what or last or sweep or tune),
             workspace=opened,
         )
 
@@ -99,13 +101,25 @@ def report_records(
     profiles: Sequence[Profile] | None = None,
     tunes: Sequence[TuneSummary] = (),
     across: bool = False,
+    is_all: bool = False,
     workspace: Workspace | None = None,
 ) -> ReportFiles:
-    """`profiles`: those at hand already; None reads the traces that the records name. `tunes`: the searches among them."""
+    """`is_all`: the records are the whole history, and so is what `redline memory` saw. `profiles`: those at hand already; None reads the traces that the records name. `tunes`: the searches among them."""
     with use(workspace) as opened:
         known = opened.ceilings_of(records)
+        memories, unreadable = kept_memories(opened)
+    if not is_all:
+        about = {(record.spec.workload.model, record.spec.workload.task) for record in records}
+        memories = [row for row in memories if (row.model, row.task) in about]
     contents = contents_of(
-        records, title=title, notes=notes, profiles=profiles, tunes=tunes, ceilings_of=known, across=across
+        records,
+        title=title,
+        notes=[*notes, *unreadable],
+        profiles=profiles,
+        tunes=tunes,
+        ceilings_of=known,
+        across=across,
+        memories=memories,
     )
     return write_folder(contents, Path(folder))
 

@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def memory_of(
 
 def _run(step: InferenceStep | TrainingStep, setup: Setup, device: Device, snapshot: str | None) -> Ledger:
     """One step with all that it holds written down; where memory runs out, who asked and who held it is told."""
-    ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1)
+    ledger = Ledger(list(step.phases), GPU_ROUNDING if device.is_accelerator else 1, device.reserved_bytes)
     for category, module, tensor in _resident(step, setup):
         ledger.hold(tensor, category, module)
     try:
@@ -140,8 +140,9 @@ def _tensors(structure: Any) -> Iterable[Tensor]:
 class Ledger(TorchDispatchMode):
     """Writes down when storages come and go while a step runs."""
 
-    def __init__(self, phases: list[str], rounding: int) -> None:
+    def __init__(self, phases: list[str], rounding: int, reserved: Callable[[], int | None]) -> None:
         super().__init__()
+        self._reserved = reserved
         self._phases = phases
         self._phase = phases[0]
         self._passed = 0
@@ -149,6 +150,8 @@ class Ledger(TorchDispatchMode):
         self._stack: list[str] = []
         self._live: dict[int, Held] = {}
         self._events: list[tuple[Held, int, str]] = []
+        self._reserved_at: dict[int, int] = {}
+        """By number of the event, what the allocator held after it: memory that is freed stays reserved."""
         self._is_over = False
         self._broke_at: tuple[str, str, str, str] | None = None
 
@@ -179,6 +182,9 @@ class Ledger(TorchDispatchMode):
         held = Held(size, category, module, self._phase, _line() if category == "temporaries" else "")
         self._live[key] = held
         self._events.append((held, 1, self._phase))
+        reserved = self._reserved()
+        if reserved is not None:
+            self._reserved_at[len(self._events) - 1] = reserved
         weakref.finalize(storage, self._gone, key, held).atexit = False
 
     def _gone(self, key: int, held: Held) -> None:
@@ -251,12 +257,14 @@ class Ledger(TorchDispatchMode):
         pieces = [range(first, min(first + size, len(course))) for first in range(0, len(course), size)]
         highest = {max(piece, key=lambda number: course[number][0]): piece.start for piece in pieces}
         held_now: Counter[MemoryCategory] = Counter()
+        reserved: int | None = None
         for number, (held, sign, _) in enumerate(self._events):
             held_now[self._category(held)] += sign * held.bytes
+            reserved = self._reserved_at.get(number, reserved)
             if number in highest:
                 most, phase = course[number]
                 at = highest[number] / len(course)
-                yield MemoryPoint(at=at, bytes=most, phase=phase, categories=dict(+held_now))
+                yield MemoryPoint(at=at, bytes=most, phase=phase, categories=dict(+held_now), reserved_bytes=reserved)
 
     def _category(self, held: Held) -> MemoryCategory:
         is_inference = len(self._phases) == 1

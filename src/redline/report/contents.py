@@ -19,6 +19,7 @@ from redline.errors import TraceError
 from redline.identity import Subject, subjects_of
 from redline.note import Note, note
 from redline.record import Environment, RunRecord
+from redline.report.memory import MemoryRow
 from redline.report.roofline import RooflineChart, roofline_charts
 from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios, with_winners
 from redline.search.tune.result import TuneSummary
@@ -55,6 +56,8 @@ class Contents:
     rooflines: Sequence[RooflineChart]
     across: bool = False
     """Whether different devices and thread counts are set side by side: only where somebody asks for it."""
+    memories: Sequence[MemoryRow] = ()
+    """What steps held in memory, where `redline memory` looked at that."""
 
     @property
     def trainings(self) -> list[TrainingSummary]:
@@ -77,6 +80,7 @@ def contents_of(
     tunes: Sequence[TuneSummary] = (),
     ceilings_of: CeilingsOf | None = None,
     across: bool = False,
+    memories: Sequence[MemoryRow] = (),
 ) -> Contents:
     """`profiles`: those that are already there; None reads the traces that the records name.
 
@@ -125,6 +129,7 @@ def contents_of(
         ),
         rooflines=roofline_charts(lines, ceilings_of) if ceilings_of else [],
         across=across,
+        memories=memories,
     )
 
 

@@ -191,6 +191,13 @@ SECTIONS = (
         _memory_by_batch,
     ),
     Section(
+        "held",
+        "Memory over a step",
+        "Allocated bytes by kind; the dashed line is what the allocator has reserved. From redline memory.",
+        _filled("memories"),
+        wide=True,
+    ),
+    Section(
         "distribution",
         "Latency distribution",
         "The share of steps that took at most this long. A steep line means steady times; a stair means two speeds in one run.",

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
+from redline.spec import Frozen
 from redline.units import format_bytes, format_share
 from redline.work import MemoryCategory, MemoryUse
 
@@ -18,7 +19,24 @@ SHOWN = 12
 """Modules a person is shown; the document has more."""
 
 
-def memory_report(rows: Sequence[Any]) -> RenderableType:
+class MemoryRow(Frozen):
+    """One model under one recipe."""
+
+    model: str
+    task: str
+    recipe: str
+    batch: int | None
+    device: str
+    use: MemoryUse
+    saved_bytes: int | None = None
+    """Of the peak, against the first row."""
+    compared: str | None = None
+    """The command that compares it with bf16; None for a live module."""
+    sized: str | None = None
+    """The command that finds its largest batch."""
+
+
+def memory_report(rows: Sequence[MemoryRow]) -> RenderableType:
     """Recipes beside each other by kind of memory, then who holds the first one's peak."""
     first = rows[0]
     batch = f" · batch {first.batch}" if first.batch else ""
@@ -46,7 +64,7 @@ def memory_report(rows: Sequence[Any]) -> RenderableType:
     return Group(Fitted(table, hidden), shown, Text(_next(rows), style="bold"))
 
 
-def _next(rows: Sequence[Any]) -> str:
+def _next(rows: Sequence[MemoryRow]) -> str:
     """What to do about the largest part. A batch that is not known is not searched for either."""
     first, parts = rows[0], rows[0].use.categories
     most = max(parts, key=lambda kind: parts[kind])
@@ -70,11 +88,25 @@ def _draw_kinds(axes: Any, use: MemoryUse) -> None:
         labels=kinds,
         colors=[COLOURS[number % len(COLOURS)] for number in range(len(kinds))],
     )
+    _draw_reserved(axes, use, "black", "reserved")
 
 
-def draw_memory(rows: Sequence[Any], path: Path) -> None:
-    """Allocated bytes over a step: of one recipe by kind, of several a line each."""
+def _draw_reserved(axes: Any, use: MemoryUse, colour: str, label: str | None) -> None:
+    """Dashed, above what is given out; nothing where no allocator tells."""
+    known = [point for point in use.timeline if point.reserved_bytes is not None]
+    if known:
+        heights = [(point.reserved_bytes or 0) / 2**20 for point in known]
+        axes.plot([point.at for point in known], heights, color=colour, linestyle="--", linewidth=1.2, label=label)
+
+
+def _tells_reserved(rows: Sequence[MemoryRow]) -> bool:
+    return any(point.reserved_bytes is not None for row in rows for point in row.use.timeline)
+
+
+def draw_memory(rows: Sequence[MemoryRow], path: Path) -> None:
+    """Allocated bytes over a step, of one recipe by kind, of several a line each; what is reserved is dashed."""
     figure, axes = new_figure(8.0, 4.4)
+    drawn = list(rows)
     if len(rows) == 1:
         _draw_kinds(axes, rows[0].use)
         rows = ()
@@ -86,7 +118,8 @@ def draw_memory(rows: Sequence[Any], path: Path) -> None:
             color=COLOURS[number % len(COLOURS)],
             label=label_text(row.recipe),
         )
+        _draw_reserved(axes, row.use, COLOURS[number % len(COLOURS)], None)
     axes.set_xlabel("course of a step, by allocations")
-    axes.set_ylabel("allocated MiB")
+    axes.set_ylabel("MiB, allocated (reserved: dashed)" if _tells_reserved(drawn) else "allocated MiB")
     axes.legend()
     save_figure(figure, path)

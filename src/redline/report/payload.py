@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from redline.record import RunRecord, TelemetrySample
 from redline.report.contents import Contents
 from redline.report.export import COLUMNS, iso_8601
 from redline.search.tune.gains import waterfall
+from redline.work import MemoryCategory
 
 DIGITS = 6
 """Of numbers in the page; `results.csv` and `results.json` have all of them."""
@@ -112,6 +113,7 @@ DISTRIBUTIONS = 200
 TELEMETRY_RECORDS = 60
 PROFILES = 40
 TRAININGS = 60
+MEMORIES = 20
 """So many of the newest are in the page: a page of thousands of records must still open at once."""
 QUANTILES = 61
 TELEMETRY_SAMPLES = 400
@@ -136,6 +138,7 @@ def payload_of(contents: Contents) -> dict[str, Any]:
         "processes": _processes(contents),
         "trainings": list(_trainings(contents)),
         "loads": list(_loads(contents)),
+        "memories": list(_memories(contents)),
         "gain_paths": list(_gain_paths(contents)),
     }
 
@@ -327,6 +330,22 @@ def _loads(contents: Contents) -> Iterator[dict[str, Any]]:
         rates = [short(point.rate) for point in load.points]
         row = numbers[contents.records[number].id]
         yield {"row": row, "rate": rates, "series": series, "sustainable_rate": short(load.sustainable_rate)}
+
+
+def _memories(contents: Contents) -> Iterator[dict[str, Any]]:
+    """Bytes over a step by kind, and what the allocator reserved; the newest first."""
+    for row in list(reversed(contents.memories))[:MEMORIES]:
+        points = row.use.timeline
+        kinds = [kind for kind in get_args(MemoryCategory) if any(point.categories.get(kind) for point in points)]
+        batch = f"batch {row.batch}" if row.batch else ""
+        yield {
+            "name": " · ".join(part for part in (row.model, row.task, row.recipe, batch, row.device) if part),
+            "at": [short(point.at) for point in points],
+            "phase": [point.phase for point in points],
+            "kinds": {kind: [point.categories.get(kind, 0) for point in points] for kind in kinds},
+            "reserved": [point.reserved_bytes for point in points],
+            "peak_bytes": row.use.peak_bytes,
+        }
 
 
 def _newest(records: Sequence[RunRecord], most: int, fits: Any) -> list[int]:

@@ -96,6 +96,10 @@ class Device(ABC):
         """Write the allocator's own snapshot; False where it has none."""
         return False
 
+    def reserved_bytes(self) -> int | None:
+        """What the allocator holds now, given out or not; None where there is none that tells."""
+        return None
+
     def release_cache(self) -> None:
         """Give cached memory back, so that what follows is counted afresh."""
         return

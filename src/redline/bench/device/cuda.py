@@ -142,6 +142,9 @@ class CudaDevice(Device):
             limit_bytes=self._limit_bytes,
         )
 
+    def reserved_bytes(self) -> int | None:
+        return int(torch.cuda.memory_reserved(self.torch_device))
+
     def release_cache(self) -> None:
         torch.cuda.empty_cache()
 

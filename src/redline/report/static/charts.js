@@ -226,6 +226,25 @@ const CHARTS = {
     return { traces, remark, layout: layout({ height: 360, xaxis: axis("seconds since the first timed block"), yaxis: axis(`${title}, ${unit}`, { rangemode: name === "clock_hz" || name === "memory_used_bytes" ? "normal" : "tozero" }) }) };
   },
 
+  held(rows, section, redraw) {
+    const steps = PAYLOAD.memories;
+    if (!steps.length) return null;
+    const step = steps[Number(pick(section, "step", steps.map((each, at) => [String(at), each.name]), redraw))];
+    const told = (label, values) => values.map((bytes, at) => `<b>${plain(label)}</b><br>${figure(bytes / 2 ** 20, 4)} MiB in the ${plain(step.phase[at])} pass`);
+    const x = step.at.map((at) => 100 * at);
+    const traces = Object.entries(step.kinds).map(([kind, bytes], place) => ({
+      type: "scatter", mode: "lines", stackgroup: "held", label: kind, x, y: bytes.map((each) => each / 2 ** 20),
+      line: { color: paletteColour(place), width: 1 }, hoverinfo: "text", hovertext: told(kind, bytes),
+    }));
+    if (step.reserved.some(known)) {
+      traces.push({
+        type: "scatter", mode: "lines", label: "reserved", x, y: step.reserved.map((each) => (known(each) ? each / 2 ** 20 : null)),
+        line: { color: colour("ink"), width: 1.6, dash: "dash" }, hoverinfo: "text", hovertext: told("reserved", step.reserved),
+      });
+    }
+    return { traces, layout: layout({ height: 360, xaxis: axis("% of a step, by allocations"), yaxis: axis("MiB", { rangemode: "tozero" }) }) };
+  },
+
   generation: (rows, section, redraw) => {
     const kept = rows.filter((row) => known(row.tpot_s));
     if (!kept.length) return null;
