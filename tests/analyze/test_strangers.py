@@ -206,6 +206,21 @@ def test_of_a_pinned_and_a_pageable_copy_the_pageable_one_is_blamed(tmp_path: Pa
     assert (first.code, "once a step" in first.evidence) == ("blocking-copy", True)
 
 
+def test_a_copy_on_a_stream_of_its_own_that_the_host_waits_for(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(5):
+        begin = program.now
+        program.copy("Memcpy HtoD (Pinned -> Device)", 3 * MS, blocks=False, stream=20)
+        waits, program.now = program.now, program.free[20] + 5 * US
+        program.maker.call("cudaEventSynchronize", waits, program.now - waits)
+        for _ in range(8):
+            program.work("aten::mm", GEMM, 300 * US)
+        program.step(number, begin)
+    first = program.profile(tmp_path).findings[0]
+    assert first.code == "copy-bound"
+    assert "before this step's kernels" in first.next
+
+
 def test_a_window_that_begins_inside_a_step_counts_only_its_own(tmp_path: Path) -> None:
     program = Program()
     for number in range(8):

@@ -265,12 +265,18 @@ def copies(profile: Profile, loss: Loss) -> Finding | None:
     most = f"; most of it {label_of(longest.name)}{speed}" if longest else ""
     pageable = any("pageable" in row.name.lower() for row in moves)
     pinned = "pinned memory first (copies from pageable memory block the host), then " if pageable else ""
+    start = "prefetch: copy the next batch with non_blocking=True on a stream of its own"
+    if longest is not None and longest.is_apart:
+        start = (
+            "start the copy of the next batch before this step's kernels are launched, and let their stream wait for it "
+            "(wait_stream, wait_event), not the host: it has a stream of its own, but nothing runs beside it"
+        )
     return finding_of(
         profile,
         loss,
         "copy-bound",
         evidence=f"copies with no kernel beside them take {share_of(profile, loss.seconds):.0%} of the time{most}",
-        todo=f"{pinned}prefetch: copy the next batch with non_blocking=True on a stream of its own",
+        todo=f"{pinned}{start}",
     )
 
 

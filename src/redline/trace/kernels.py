@@ -12,7 +12,7 @@ import numpy as np
 from redline.spec import Frozen
 from redline.trace.classes import CLASSES, UNCLASSIFIED, KernelClass, class_of
 from redline.trace.columns import Trace, Work
-from redline.trace.intervals import seconds
+from redline.trace.intervals import distinct, seconds
 from redline.trace.names import short_name
 
 MOST_OF_THE_TIME = 0.8
@@ -62,6 +62,8 @@ class Direction(Frozen):
     bytes: int | None
     bytes_per_s: float | None
     kind: Literal["copy", "fill"] = "copy"
+    is_apart: bool = False
+    """All of them ran on streams on which no kernel ran."""
 
 
 def times_by_name(traces: Sequence[Trace], kinds: Iterable[Work]) -> list[NamedTime]:
@@ -155,6 +157,7 @@ def copy_rows(traces: Sequence[Trace]) -> list[Direction]:
     """Copies and fills by direction, with the bandwidth where every copy tells its size."""
     device_ns = sum(int(trace.work.duration.sum()) for trace in traces)
     kinds: tuple[tuple[Work, Literal["copy", "fill"]], ...] = ((Work.COPY, "copy"), (Work.FILL, "fill"))
+    beside_kernels = {name for trace in traces for name in _on_streams_of_kernels(trace)}
     rows = [
         Direction(
             name=one.name,
@@ -164,11 +167,21 @@ def copy_rows(traces: Sequence[Trace]) -> list[Direction]:
             share=one.total_ns / device_ns if device_ns else 0.0,
             bytes=one.bytes,
             bytes_per_s=one.bytes / seconds(one.total_ns) if one.bytes is not None and one.total_ns else None,
+            is_apart=one.name not in beside_kernels,
         )
         for kind, label in kinds
         for one in times_by_name(traces, [kind])
     ]
     return sorted(rows, key=lambda row: -row.total_s)
+
+
+def _on_streams_of_kernels(trace: Trace) -> set[str]:
+    """Names of copies and fills that share a stream with kernels."""
+    work = trace.work
+    queues = (work.device.astype(np.int64) << 32) ^ work.stream.astype(np.int64)
+    kernels = work.kind == Work.KERNEL
+    rows = ~kernels & np.isin(queues, queues[kernels])
+    return {trace.names[number] for number in distinct(work.name[rows]).tolist()}
 
 
 def _together(one: NamedTime, other: NamedTime) -> NamedTime:
