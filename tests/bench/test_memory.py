@@ -118,6 +118,14 @@ class Spread(nn.Module):
     def forward(self, graph):
         return torch.sparse.mm(graph.edges, graph.nodes)
 
+class Force(nn.Linear):
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(x).sum(), x)[0]
+
+def force():
+    return Force(4, 4), torch.randn(3, 4)
+
 class Lazy(nn.Module):
     def forward(self, x):
         yield x
@@ -137,6 +145,8 @@ def test_inputs_of_any_layout_and_structure_are_held(tmp_path: Path) -> None:
     use = answer_memory(RunSpec(workload=workload, device="cpu")).use
     assert use.categories["inputs"] == 1000 * 4 * 4 + 10 * 4 + 2 * 10 * 8
     assert use.categories["activations"] >= 1000 * 4 * 4
+    force = WorkloadSpec(model=f"{tmp_path / 'unusual.py'}:force")
+    assert answer_memory(RunSpec(workload=force, device="cpu")).use.categories["weights"] == 4 * (16 + 4)
     lazy = WorkloadSpec(model=f"{tmp_path / 'unusual.py'}:lazy")
     with pytest.raises(BenchError, match="Lazy returned a generator"):
         answer_memory(RunSpec(workload=lazy, device="cpu"))

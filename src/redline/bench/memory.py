@@ -58,10 +58,21 @@ def answer_memory(spec: RunSpec, snapshot: str | None = None) -> MemoryAnswer:
                 "unsupported", f"no memory by module under {spec.recipe}: its modules no longer run one by one"
             )
         setup.let_originals_go()
-        use = memory_of(make_step(setup, spec.workload.optimizer), setup, device, snapshot)
+        step = make_step(setup, spec.workload.optimizer)
+        try:
+            use = memory_of(step, setup, device, snapshot)
+        except RuntimeError:
+            if not workload.differentiates(lambda: _once(step)):
+                raise
+            use = memory_of(step, setup, device, snapshot)
         return MemoryAnswer(use=use, workload=workload.info(), environment=describe(device))
     finally:
         give_back()
+
+
+def _once(step: InferenceStep | TrainingStep) -> None:
+    with step.context():
+        step()
 
 
 @dataclass(eq=False)
