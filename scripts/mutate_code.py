@@ -73,6 +73,8 @@ EQUIVALENT = {
     "def __init__(self, backlog": "one worker calls",
     "psutil.wait_procs(strays, timeout": "how long is waited between two looks",
     "is_over = found is None or max(found.until": "of a lease on a server: test_postgres.py, with a real one",
+    "lease.give_back()": "the same",
+    "if found is None or found.token != self.token": "the same",
     "while not self._over.wait(LEASE_S": "how often a lease on a server is renewed: test_postgres.py, with a real one",
 }
 """Lines that begin so are left as they are, and why."""

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import text
 from store_writer import make_block, make_prepared, make_record
 
-from redline.errors import RecordError, StoreError
+from redline.errors import RecordError, StoreError, UsageError
 from redline.note import note
 from redline.record import Closed, Failure, Memory, RunRecord, TelemetrySample, TraceRef
 from redline.spec import LAST_MOMENT
 from redline.store import History, Row, queries
-from redline.store.codec import pack_head
+from redline.store.codec import pack_head, point_values, read_exported
 
 HOSTILE = [
     'it\'s "quoted" `so`; DROP TABLE records; --',
@@ -49,6 +49,26 @@ def test_a_record_comes_back_whole(history: History) -> None:
     )
     history.finish(done)
     assert history.load(record.id) == replace(done, blocks=(block, make_block(1)))
+
+
+@pytest.mark.parametrize(("samples", "step_s"), [((0.1, 0.2, 0.3), 0.2), ((0.0, 0.0, 1.0), None), ((), None)])
+def test_a_point_of_the_trend_is_the_middle_of_what_was_timed(samples: tuple[float, ...], step_s: float | None) -> None:
+    record = make_record(prepared=make_prepared(), blocks=(make_block(samples=samples),))
+    point = point_values(record)
+    assert (point and point["step_s"]) == step_s
+    assert point_values(replace(record, failure=Failure(stage="measure", kind="user", message="no"))) is None
+
+
+@pytest.mark.parametrize(
+    ("document", "says"), [({"results": []}, "holds no raw records"), ({"records": []}, "it has no results")]
+)
+def test_a_document_without_raw_records_is_not_read(tmp_path: Path, document: dict[str, object], says: str) -> None:
+    path = tmp_path / "exported.json"
+    path.write_bytes(msgspec.json.encode(document))
+    with pytest.raises(UsageError, match=says):
+        read_exported(path)
+    path.write_bytes(msgspec.json.encode({"results": [], "records": []}))
+    assert read_exported(path) == []
 
 
 @pytest.mark.parametrize("sample", [math.nan, math.inf, -1.0, 1e308])
