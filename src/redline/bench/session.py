@@ -212,7 +212,9 @@ class BenchSession:
             work=work,
             ranks=self._ranks.info(device, info.items_per_step),
             gradient_bytes=gradient_bytes(workload.model) if workload.task == "train" and self._ranks.is_rank else None,
-            generation=generation_info(step, device) if isinstance(step, GenerateStep) else None,
+            generation=generation_info(step, device, watch=not spec.measure.sparing)
+            if isinstance(step, GenerateStep)
+            else None,
         )
 
     def _prepare_bare(self, spec: RunSpec) -> Prepared:

@@ -73,7 +73,8 @@ def measure_generations(step: GenerateStep, device: Device, request: Measure, es
     )
 
 
-def generation_info(step: GenerateStep, device: Device) -> GenerationInfo:
+def generation_info(step: GenerateStep, device: Device, *, watch: bool = True) -> GenerationInfo:
+    """`watch` False: near the edge of memory, where nothing more may run, all weights count that a token may read."""
     decoder = step.decoder
     cache_bytes = _bytes(decoder.cache_tensors())  # as the last text has left it
     cache_read_bytes = round(sum(share * _bytes([tensor]) for tensor, share in decoder.cache_reads()))
@@ -81,7 +82,7 @@ def generation_info(step: GenerateStep, device: Device) -> GenerationInfo:
         prompt=decoder.prompt.shape[1],
         new_tokens=decoder.new_tokens,
         weight_bytes=_bytes(decoder.parameters()),
-        read_bytes=round(_read_bytes(step)),
+        read_bytes=round(_read_bytes(step)) if watch else _bytes(decoder.decoding_parameters()),
         cache_bytes=cache_bytes,
         cache_read_bytes=cache_read_bytes,
         copy_bytes_per_s=_copy_bytes_per_s(device),
