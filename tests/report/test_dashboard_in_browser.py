@@ -516,3 +516,11 @@ def test_the_page_of_a_profile_draws_its_steps(browser: Any, tmp_path: Path) -> 
     browser.until("return document.querySelector('.boxes').dataset.drawn")
     assert int(browser.ask("return document.querySelector('.boxes').dataset.drawn")) > 1000
     assert browser.console() == []
+
+
+def test_memory_alone_makes_a_page(browser: Any, tmp_path: Path) -> None:
+    """Who only ran `redline memory` has no record."""
+    browser.open(page_of(tmp_path, [], memories=[HELD]))
+    draw_all(browser)
+    assert points(browser, "held") == 15
+    assert browser.console() == []
