@@ -320,8 +320,9 @@ _STAGES = (
     "schedule, and stages that take equally long"
 )
 _ADVICE = {
-    "allgather": "start it earlier: let FSDP prefetch the next layer's parameters (forward_prefetch, backward_prefetch) or "
-    "keep them between forward and backward where memory allows (reshard_after_forward=False); a larger batch per device",
+    "allgather": "start it earlier and compute beside it: FSDP can prefetch the next layer's parameters (forward_prefetch, "
+    "backward_prefetch), or keep them until the backward where memory allows (reshard_after_forward=False); a larger batch "
+    "per device",
     "alltoall": "compute beside it what does not need its result (dense layers, another micro-batch); balance who sends "
     "what, and send less (lower precision)",
     "sendrecv": _STAGES,
