@@ -22,7 +22,7 @@ from redline.search.tune.result import summary_of
 from redline.search.tune.space import BASELINE, COLD_COMPILE_S, SLOW_PREPARE_S, Space, Switches
 from redline.search.tune.tuner import FAILED_SHARE, Tuner
 from redline.spec import Recipe, RunSpec, WorkloadSpec
-from redline.work import Facts
+from redline.work import Facts, RepeatedBlock
 
 GRAPHED = ("compile:reduce-overhead", "compile:max-autotune")
 CHOICES = (
@@ -266,13 +266,8 @@ class TestOneMinute:
 
     @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0])
     def test_is_enough_for_a_compiled_training_step_too(self, compile_s: float) -> None:
-        compiles = Capabilities(compiles=True)
-        resnet50 = like_an_h200()
-        choices = [
-            msgspec.structs.replace(each, capabilities=compiles) if each.family == "compiler" else each
-            for each in resnet50.choices
-        ]
-        truth = replace(resnet50, choices=tuple(choices), cold_compile_s=compile_s, warm_compile_s=0.27 * compile_s)
+        truth = trained_on_an_h200(compile_s)
+        truth = replace(truth, choices=truth.choices[:-1])
         tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth, launches=500), before_s=7.0)
         winner = summary_of(tuner.tune, tuner.records).winner
         assert winner is not None
@@ -312,6 +307,78 @@ class TestOneMinute:
         first = tuner.records[tuner.tune.trials[0].record_id]
         assert first.prepared is not None
         assert not first.prepared.cold_start.contended
+
+
+COMPILED = ("compile", "compile:reduce-overhead", "compile:max-autotune", "compile:regional")
+
+
+def trained_on_an_h200(compile_s: float) -> RecipeTruth:
+    compiles = Capabilities(compiles=True)
+    choices = [
+        msgspec.structs.replace(each, capabilities=compiles) if each.family == "compiler" else each for each in CHOICES
+    ]
+    truth = like_an_h200()
+    effects = {**truth.effects, "compile:regional": -0.08}
+    warm_s = 0.27 * compile_s
+    return replace(truth, choices=tuple(choices), effects=effects, cold_compile_s=compile_s, warm_compile_s=warm_s)
+
+
+class TestWhatAMinuteConcludes:
+    """The same costs; models on which what usually pays does not."""
+
+    @staticmethod
+    def tuned(truth: RecipeTruth, launches: int = 200, blocks: RepeatedBlock | None = None) -> Tuner:
+        facts = msgspec.structs.replace(simulated_facts(truth, launches=launches), blocks=blocks)
+        return tune_simulated(truth, 1, 60.0, jobs=8, facts=facts, before_s=7.0)
+
+    def test_where_no_compile_fits_the_best_without_one_has_its_interval_and_the_rest_is_named(self) -> None:
+        many_kinds = RepeatedBlock(class_name="Block", count=16, share=0.9, kinds=7)
+        tuner = self.tuned(trained_on_an_h200(90.0), launches=1100, blocks=many_kinds)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert {"amp", "channels-last", "fused-optimizer", "graphs", "cudnn-benchmark"} <= switches(winner.recipe)
+        assert len(tuner.tune.finals) == 3
+        assert winner.low is not None
+        assert winner.low > 0.9 * winner.ratio
+        assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
+        assert any("compile" in each.recipe for each in tuner.tune.untried)
+        assert all(each.budget_s is not None and each.budget_s > 60.0 for each in tuner.tune.untried)
+
+    def test_a_compiler_that_slows_the_model_down_is_not_recommended(self) -> None:
+        truth = convnext_on_an_h200(12.0)
+        truth = replace(truth, effects=truth.effects | dict.fromkeys(COMPILED, 0.2))
+        tuner = self.tuned(truth)
+        assert loss_of(tuner, truth) < 0.03
+        assert len(tuner.tune.finals) == 3
+
+    def test_nor_is_a_slow_half_precision(self) -> None:
+        truth = convnext_on_an_h200(12.0)
+        truth = replace(truth, effects=truth.effects | {"fp16": 0.4, "bf16": 0.5})
+        tuner = self.tuned(truth)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert not {"fp16", "bf16"} & switches(winner.recipe)
+        assert loss_of(tuner, truth) < 0.2
+
+    def test_a_model_that_cannot_be_captured_costs_little_and_gets_the_rest(self) -> None:
+        graphed = [Fault(frozenset({each}), "build") for each in ("graphs", *GRAPHED)]
+        truth = replace(trained_on_an_h200(12.0), failing=tuple(graphed))
+        tuner = self.tuned(truth, launches=300)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert winner.low is not None
+        assert "amp" in winner.recipe
+        assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
+
+    def test_where_the_baseline_is_the_best_there_is_no_winner(self) -> None:
+        truth = convnext_on_an_h200(12.0)
+        slower = dict.fromkeys(truth.effects, 0.05)
+        truth = replace(truth, effects=slower, host_s=0.001, host_effects={})
+        tuner = self.tuned(truth)
+        found = summary_of(tuner.tune, tuner.records)
+        assert found.winner is None
+        assert found.leader is not None
+        assert found.leader.recipe == "baseline"
 
 
 def a_busy_cpu() -> RecipeTruth:

@@ -22,7 +22,7 @@ CONTENTION = 0.1
 """By so much each worker that prepares slows down the others."""
 UNKNOWN_COMPILE = 2.0
 """What compiling may take over what is expected of it, before any was timed: nine in ten take less."""
-KNOWN_COMPILE = 1.25
+KNOWN_COMPILE = 1.5
 """The same once others like it were timed."""
 ENDLESS = 0.1
 """The chance that compiling takes longer than anybody waits for."""
@@ -110,28 +110,36 @@ class Costs:
         return self._by_block_s <= BY_BLOCK_SAVES * self._compile_s
 
     def caution(self, switches: Switches) -> float:
-        """By how much more a recipe may take than is expected: nothing that compiles as it does has been timed yet."""
-        return UNKNOWN_COMPILE if self.compiles(switches) and not self._alike(switches) else 1.0
+        """By how much more a recipe may take than is expected, beside another that compiles or after others like it."""
+        if not self.compiles(switches):
+            return 1.0
+        return math.sqrt(KNOWN_COMPILE) if self._alike(switches) else UNKNOWN_COMPILE
 
-    def ready_chance(self, switches: Switches, others: int, taken_s: float, within_s: float) -> float:
+    def ready_chance(self, switches: Switches, others: float, taken_s: float, within_s: float) -> float:
         """That it is prepared within so many seconds more, after it has taken so many."""
         before, after = (self._done_by(switches, others, each) for each in (taken_s, taken_s + max(within_s, 0.0)))
-        return (after - before) / (1 - before)
+        return (after - before) / max(1 - before, 1e-6)
 
-    def patience_s(self, switches: Switches, others: int, taken_s: float, within_s: float, chance: float) -> float:
+    def patience_s(self, switches: Switches, others: float, taken_s: float, within_s: float, chance: float) -> float:
         """How many seconds more to wait for it: as long as it is at least so likely to be ready within those that are left."""
         by_then = (self._done_by(switches, others, taken_s + within_s) - chance) / (1 - chance)
         if by_then <= 0:
             return 0.0
-        return max(math.exp(self._log_s(switches, others).inv_cdf(by_then / (1 - ENDLESS))) - taken_s, 0.0)
+        return max(
+            math.exp(self._log_s(switches, others).inv_cdf(min(by_then / self._ends(switches), 0.999))) - taken_s, 0.0
+        )
 
-    def _done_by(self, switches: Switches, others: int, seconds: float) -> float:
+    def _done_by(self, switches: Switches, others: float, seconds: float) -> float:
         """The chance that preparing takes no longer than this."""
-        return (1 - ENDLESS) * self._log_s(switches, others).cdf(math.log(max(seconds, 1e-3)))
+        return self._ends(switches) * self._log_s(switches, others).cdf(math.log(max(seconds, 1e-3)))
 
-    def _log_s(self, switches: Switches, others: int) -> NormalDist:
+    def _ends(self, switches: Switches) -> float:
+        """The chance that preparing it ends at all; certain where others were prepared in the same way."""
+        return 1.0 if self._alike(switches) else 1 - ENDLESS
+
+    def _log_s(self, switches: Switches, others: float) -> NormalDist:
         """The logarithm of the seconds that preparing it takes beside so many others."""
-        most = KNOWN_COMPILE if self.compiles(switches) and self._alike(switches) else UNKNOWN_COMPILE
+        most = KNOWN_COMPILE if self._alike(switches) else UNKNOWN_COMPILE
         middle_s = self.expected_s(switches) * (1 + CONTENTION * others)
         return NormalDist(math.log(middle_s), math.log(most) / NormalDist().inv_cdf(0.9))
 

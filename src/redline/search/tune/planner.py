@@ -30,7 +30,7 @@ SAFE_CHANCE = 0.9
 """A recipe that is less likely to run must fit into what may be spent on failures."""
 RISK_SHARE = 0.01
 """Of the budget: so much may be lost, on average, on a recipe that holds suspects when that is used up."""
-LIKELY = 0.3
+LIKELY = 0.25
 """The chance that a recipe will be ready in time for its race, down to which it is waited for."""
 WORTH_A_DELAY = 5.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
@@ -93,7 +93,7 @@ def kept_s(tuner: Tuner, trials: Trials) -> float:
 
     It would not be raced any more, or it is unlikely to be ready in time, or the race of the fastest needs the rest.
     """
-    costs, others = Costs(tuner), len(trials.in_flight) - 1
+    costs, others = Costs(tuner), len(trials.flights) - 1
     last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
     race_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), min(last_s, default=0.0))
 
@@ -103,7 +103,8 @@ def kept_s(tuner: Tuner, trials: Trials) -> float:
             return math.inf
         within_s = tuner.left_s - max(race_s, last_race_s(tuner, costs, flight.switches))
         taken_s = flight.taken_s(tuner.clock())
-        likely_s = costs.patience_s(flight.switches, others, taken_s, within_s, LIKELY)
+        beside = max(others, flight.others(tuner.clock()))
+        likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY)
         return max(likely_s, tuner.allowance_s - flight.waited_s)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
@@ -135,12 +136,13 @@ def _awaited(tuner: Tuner, beliefs: Beliefs, trials: Trials, costs: Costs) -> li
 
     def awaited(flight: Flight) -> Awaited:
         switches, taken_s = flight.switches, flight.taken_s(tuner.clock())
+        beside = max(others, flight.others(tuner.clock()))
         room_s = tuner.left_s - timing_s - fewest_race_s(tuner, costs, switches)
         row = beliefs.index.get(switches)
         return Awaited(
             switches,
             max(fastest - float(expected[row]), WORTH_A_TRIAL) if row is not None else WORTH_A_TRIAL,
-            lambda delay_s: costs.ready_chance(switches, others, taken_s, room_s - delay_s),
+            lambda delay_s: costs.ready_chance(switches, beside, taken_s, room_s - delay_s),
         )
 
     return [awaited(flight) for flight in compiling]
@@ -224,7 +226,7 @@ def _candidates(
         own_s = room_s if gain >= PROMISING else spare_s
         is_slow = any(is_slow_for_its_gain(tuner.space.by_switch[switch]) for switch in switches)
         own_s *= SLOW_SHARE if is_slow else 1.0
-        caution = costs.caution(switches) if any(map(costs.compiles, in_flight)) else 1.0
+        caution = costs.caution(switches) if any(map(costs.compiles, (*tried, *in_flight))) else 1.0
         needed_s = caution * cost_s + max(fewest_race_s(tuner, costs, switches), leaders_race_s)
         is_worth_it = gain >= WORTH_A_TRIAL * math.sqrt(max(cost_s / (USUAL_SHARE * tuner.budget_s), 1.0))
         fits = cost_s <= own_s and needed_s <= tuner.left_s

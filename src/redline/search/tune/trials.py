@@ -81,10 +81,13 @@ class Flight:
         """For how long it has been prepared."""
         return now_s - self.started_s - self.still_s
 
+    def others(self, now_s: float) -> float:
+        """How many were prepared beside it, on average."""
+        return self.shared_s / max(self.taken_s(now_s), 1e-6)
+
     def cost_s(self, now_s: float) -> float:
         """What it took, less what others slowed it down."""
-        own_s = self.taken_s(now_s)
-        return own_s / (1 + CONTENTION * self.shared_s / own_s) if own_s > 0 else 0.0
+        return self.taken_s(now_s) / (1 + CONTENTION * self.others(now_s))
 
 
 class Trials:
