@@ -24,6 +24,9 @@ COLD_COMPILE_S = 25.0
 COMPILE_START_S = 5.0
 COMPILE_OPERATOR_S = 0.035
 """On a GPU: to begin with, and for each operator of a step. ResNet-50 on an H200 took 6 s for inference, 21 s for training."""
+COMPILE_ON_CPU_START_S = 8.0
+COMPILE_ON_CPU_OPERATOR_S = 0.1
+"""The same on a CPU, where each kernel goes through a C++ compiler."""
 LONGEST_COMPILE_S = 120.0
 BY_BLOCK_SHARE = 0.4
 """Of that, where only one of the blocks that repeat is compiled, and nothing is known about them."""
@@ -134,9 +137,11 @@ def pair_expectation(one: SwitchChoice, other: SwitchChoice) -> float:
 
 def compile_s(facts: Facts | None, *, on_cpu: bool) -> float:
     """What compiling the model may take, by how many operators its step was seen to run."""
-    if facts is None or not facts.launches or on_cpu:
+    if facts is None or not facts.launches:
         return COLD_COMPILE_S
-    return min(COMPILE_START_S + COMPILE_OPERATOR_S * facts.launches, LONGEST_COMPILE_S)
+    start_s = COMPILE_ON_CPU_START_S if on_cpu else COMPILE_START_S
+    operator_s = COMPILE_ON_CPU_OPERATOR_S if on_cpu else COMPILE_OPERATOR_S
+    return min(start_s + operator_s * facts.launches, LONGEST_COMPILE_S)
 
 
 def by_block_s(facts: Facts | None, *, on_cpu: bool) -> float:

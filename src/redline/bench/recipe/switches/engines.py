@@ -23,6 +23,9 @@ from redline.record import Capabilities
 from redline.spec import Task
 from redline.work import Facts
 
+TRACE_S = 3.0
+"""To trace a model and to freeze what was traced."""
+
 
 class _Engine(RecipeSwitch):
     """Another engine runs a program of its own, made from one example, with BatchNorm folded into it."""
@@ -142,6 +145,9 @@ class TensorRt(_Engine):
 class TorchScript(_Engine):
     name = "torchscript"
     summary = "torch.jit trace, freeze and optimize_for_inference"
+
+    def prepare_s(self, task: Task) -> float | None:
+        return TRACE_S
 
     def apply(self, setup: Setup) -> None:
         if setup.args and setup.kwargs:
