@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 
 import msgspec
+import pytest
 from reported import race_records
 
 from redline.analyze.summary import summarize
 from redline.analyze.trust import Verdict
 from redline.api.checklist import _optimised, checklist
 from redline.api.workspace import Workspace
+from redline.errors import UnknownName
+from redline.report.checklist import Checklist, Technique
 from redline.store import History
 
 
@@ -21,6 +24,17 @@ def test_an_empty_history_ticks_nothing_and_creates_none() -> None:
     assert {line.stage for line in found.lines} == {"measure", "analyse", "optimise", "validate", "scale"}
 
 
+def test_a_name_that_no_model_has_is_refused() -> None:
+    with pytest.raises(UnknownName, match="resnet5000"):
+        checklist("resnet5000")
+
+
+def test_an_interval_that_leaves_everything_open_is_told_so() -> None:
+    wide = Technique(switch="compile", task="infer", batch=4, ratio=3.0, low=0.0, high=2364.0, effort="", when="")
+    told = str(Checklist(model="m", records=1, lines=(), techniques=(wide,)))
+    assert "3.00× (<0.01–>100)" in told
+
+
 def test_what_was_measured_is_ticked_with_its_gain() -> None:
     records = race_records(recipes=("baseline", "fp16"))
     model = records[0].spec.workload.model
@@ -28,7 +42,7 @@ def test_what_was_measured_is_ticked_with_its_gain() -> None:
         for record in records:
             history.finish(record)
         found = checklist(model, workspace=Workspace(history=history))
-        other = checklist("another", workspace=Workspace(history=history))
+        other = checklist("resnet18", workspace=Workspace(history=history))
     done = {line.text: line.done for line in found.lines}
     assert done["a baseline was measured"]
     assert done["other recipes were compared with the baseline"]

@@ -268,6 +268,14 @@ def test_a_history_file_of_someone_else(machine: MakeMachine, tmp_path: Path) ->
     assert items_of(theirs)["history"].ok is False
 
 
+@pytest.mark.parametrize("body", [None, b"a letter"])
+def test_a_history_that_is_something_else(machine: MakeMachine, tmp_path: Path, body: bytes | None) -> None:
+    file = tmp_path / "history.sqlite"
+    file.mkdir() if body is None else file.write_bytes(body)
+    item = items_of(machine(environ={"REDLINE_STORE": str(file)}))["history"]
+    assert (item.ok, "is a folder" in item.seen) == (False, body is None)
+
+
 def test_a_history_on_a_server_shows_no_password(machine: MakeMachine) -> None:
     items = items_of(machine(environ={"REDLINE_STORE": "postgresql://ada:secret@db/redline"}))
     assert items["history"].ok is True

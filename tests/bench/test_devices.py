@@ -116,6 +116,15 @@ def torch_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return pretend
 
 
+def test_a_variable_that_hides_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in cuda.VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    assert cuda.unavailable_because() == "torch sees no GPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert cuda.unavailable_because() == "torch sees no GPU and CUDA_VISIBLE_DEVICES='7' may hide it"
+
+
 def test_names_of_devices_become_exact(torch_of: Callable[..., None]) -> None:
     torch_of("cuda", cards=2)
     assert [resolve_device(text) for text in ("auto", "cpu", "cuda", "cuda:0", "cuda:1")] == [

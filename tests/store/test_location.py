@@ -124,7 +124,7 @@ class TestRefusals:
             assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmarks",)]
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        assert f"cannot open the history at {tmp_path}: unable to open database file; check" in self.refused(tmp_path)
+        assert f"no history at {tmp_path}: it is a folder; name a file in it" in self.refused(tmp_path)
 
     def test_a_folder_that_is_a_file(self, path: Path) -> None:
         path.write_text("")

@@ -10,9 +10,10 @@ from redline.analyze.summary import RunSummary, summarize
 from redline.api.tune import kept_searches
 from redline.api.workspace import Workspace, use
 from redline.identity import device_key
+from redline.names import refuse_impossible_name
 from redline.record import RunRecord
 from redline.report.checklist import Checklist, Line, Technique
-from redline.spec import BASELINE, Recipe
+from redline.spec import BASELINE, Recipe, WorkloadSpec
 
 EFFORTS = {
     "amp": ("one line", "training and inference where accuracy must stay close to fp32"),
@@ -34,6 +35,8 @@ def checklist(model: str, *, workspace: Workspace | None = None) -> Checklist:
     """Measure, analyse, optimise, validate, scale: ticked from the records that exist."""
     with use(workspace) as opened, opened.reading() as history:
         records = history.find(model=model, newest_first=False)
+        if not records:  # of a name that nothing has, no command below would run
+            refuse_impossible_name(WorkloadSpec(model=model))
         rows = summarize(records, opened.ceilings_of(records))
         searches = [search for search in kept_searches(history) if search.tune.spec.workload.model == model]
         ceilings_known = any(

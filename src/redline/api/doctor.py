@@ -29,6 +29,7 @@ from redline.units import format_bytes
 OLDEST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2**30
 TOOL_TIMEOUT_S = 10.0
+SQLITE = b"SQLite format 3\x00"
 CAP_SYS_ADMIN = 1 << 21
 
 NVIDIA_PROFILERS = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
@@ -322,6 +323,17 @@ def extra_items(machine: Machine) -> Iterator[HealthItem]:
             yield HealthItem(name=package, ok=None, seen=f"not installed: {purpose}", mend=mend)
 
 
+def _may_be_a_history(file: Path) -> bool:
+    """Whether it is not there yet, is empty, or begins as databases of SQLite do."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(SQLITE)) in (b"", SQLITE)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def history_items(machine: Machine) -> Iterator[HealthItem]:
     try:
         place = resolve(machine.environ.get(VARIABLE))
@@ -335,9 +347,15 @@ def history_items(machine: Machine) -> Iterator[HealthItem]:
     # A new history makes its folders: what counts is the nearest one that is there.
     folder = next(parent for parent in file.parents if parent.exists())
     writable = machine.access(folder, os.W_OK | os.X_OK) and (not file.exists() or machine.access(file, os.W_OK))
-    mend = "" if writable else f"make {folder} writable, or set {VARIABLE} to another place"
-    seen = str(file) if writable else f"{file} cannot be written"
-    yield HealthItem(name="history", ok=writable, seen=seen, mend=mend)
+    if file.is_dir():
+        seen, mend = f"{file} is a folder", f"set {VARIABLE} to a file in it"
+    elif not writable:
+        seen, mend = f"{file} cannot be written", f"make {folder} writable, or set {VARIABLE} to another place"
+    elif not _may_be_a_history(file):
+        seen, mend = f"{file} is not a database", f"move it away, or set {VARIABLE} to another place"
+    else:
+        seen, mend = str(file), ""
+    yield HealthItem(name="history", ok=not mend, seen=seen, mend=mend)
     free = machine.free_bytes(folder)
     enough = free >= LEAST_FREE_BYTES
     mend = "" if enough else f"free some space, or set {VARIABLE} to another disk"

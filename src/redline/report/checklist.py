@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from redline.analyze.recommend.evidence import interval_text
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, as_text, make_table
 from redline.spec import Frozen, Task
@@ -70,7 +71,7 @@ def checklist_report(found: Checklist) -> RenderableType:
         table.add_column("effort", overflow="fold")
         table.add_column("when", overflow="fold")
         for each in found.techniques:
-            high = "" if each.high is None else f"–{each.high:.2f}"
-            table.add_row(each.switch, each.task, f"{each.ratio:.2f}× ({each.low:.2f}{high})", each.effort, each.when)
+            between = f"{each.low:.2f}" if each.high is None else interval_text(each.low, each.high)
+            table.add_row(each.switch, each.task, f"{each.ratio:.2f}× ({between})", each.effort, each.when)
         parts.append(Fitted(table))
     return Group(*parts)

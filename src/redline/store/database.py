@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from redline.errors import MissingExtra, StoreError
 from redline.store import layout
-from redline.store.location import KINDS, VARIABLE, describe, folder_of, for_reading, in_memory, is_missing
+from redline.store.location import KINDS, VARIABLE, describe, file_of, folder_of, for_reading, in_memory, is_missing
 from redline.store.outbox import Outbox
 from redline.store.writer import SettleCell, Write, perform
 
@@ -261,6 +261,7 @@ _ADVICE = {
     sqlite3.SQLITE_CANTOPEN: f"check that it is a file in a folder you may write to, or {_ELSEWHERE}",
     sqlite3.SQLITE_BUSY: "another program holds it: try again when that is done",
     sqlite3.SQLITE_FULL: f"free some space or {_ELSEWHERE}",
+    sqlite3.SQLITE_IOERR: f"the disk may be full or broken: free some space or {_ELSEWHERE}",
 }
 
 
@@ -283,6 +284,8 @@ def _make_folder(url: URL, location: str) -> None:
 
 
 def _engine(url: URL, location: str) -> Engine:
+    if (file := file_of(url)) is not None and file.is_dir():
+        raise StoreError(f"no history at {location}: it is a folder; name a file in it or {_ELSEWHERE}")
     options: dict[str, Any] = {}
     if url.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": BUSY_SECONDS, "check_same_thread": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -14,6 +15,7 @@ from redline.bench.device.failure import is_about_synchronizing
 from redline.record import DeviceInfo, Memory, TelemetrySample
 from redline.telemetry.nvml import NvmlCard, open_card
 
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CYCLES_PER_S = 2e9
 """About the clock of today's cards."""
 
@@ -40,7 +42,8 @@ def unavailable_because() -> str | None:
         if torch.cuda.is_available():
             return None
     said = [str(warning.message).splitlines()[0] for warning in caught]
-    return said[0] if said else "torch sees no GPU"
+    hiding = [f"{name}={os.environ[name]!r} may hide it" for name in VISIBLE if name in os.environ]
+    return said[0] if said else " and ".join(["torch sees no GPU", *hiding])
 
 
 RECORDED_ALLOCATIONS = 100_000
