@@ -45,7 +45,7 @@ ROOMS: dict[str, Any] = {
     "forkserver": (["bench/forkserver.py"], ["launch/test_doors.py"]),  # loads torch for every fault
     "store": (
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
-        ["store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_location.py", "report/test_export.py", "store/test_writers.py"],
+        ["store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_location.py", "store/test_tunes.py", "store/test_ceiling_shelf.py", "report/test_export.py", "store/test_writers.py"],
         "postgres",
     ),
 }  # fmt: skip
