@@ -154,8 +154,8 @@ def test_inputs_of_any_layout_and_structure_are_held(tmp_path: Path) -> None:
 
 def test_a_function_of_the_users_has_weights_and_modules_too(tmp_path: Path) -> None:
     step = MODEL + "\ndef setup():\n    return Wide()\n\ndef step(model):\n    model(torch.ones(2, 64))\n"
-    (tmp_path / "steps.py").write_text(step)
-    workload = WorkloadSpec(model=f"{tmp_path / 'steps.py'}:step", task="step")
+    (tmp_path / "a_step_that_reaches_weights.py").write_text(step)
+    workload = WorkloadSpec(model=f"{tmp_path / 'a_step_that_reaches_weights.py'}:step", task="step")
     use = answer_memory(RunSpec(workload=workload, device="cpu")).use
     assert use.categories["weights"] == WEIGHTS
     assert any(holder.module.endswith("first") and holder.category == "weights" for holder in use.holders)

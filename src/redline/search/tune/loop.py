@@ -108,7 +108,7 @@ def explore(tuner: Tuner) -> None:
                 trials.start(chosen.switches, f"may bring {chosen.gain:.1%}")
             if not trials.in_flight:
                 break
-            trials.finish_one(keep_s=kept_s(tuner, trials))
+            trials.finish_one(keep_s=kept_s(tuner, beliefs, trials))
             prove_fastest(tuner)
     if tuner.baseline() is not None:
         _keep_untried(tuner, too_dear)

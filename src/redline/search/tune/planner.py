@@ -32,6 +32,8 @@ RISK_SHARE = 0.01
 """Of the budget: so much may be lost, on average, on a recipe that holds suspects when that is used up."""
 LIKELY = 0.25
 """The chance that a recipe will be ready in time for its race, down to which it is waited for."""
+LIKELY_GAIN = 0.05
+"""While nothing that compiles was timed, one that promises more than this is waited for with as much less of a chance."""
 WORTH_A_DELAY = 5.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
 SURE_TO_BE_READY = 0.95
@@ -88,12 +90,15 @@ def _unproven(tuner: Tuner) -> Callable[[Switches], Switches]:
     return unproven
 
 
-def kept_s(tuner: Tuner, trials: Trials) -> float:
+def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
     """When no more than this is left of the budget, what is still being prepared is given up.
 
-    It would not be raced any more, or it is unlikely to be ready in time, or the race of the fastest needs the rest.
+    It would not be raced any more, or it is unlikely to be ready in time for what it may bring, or the race of the fastest
+    needs the rest.
     """
     costs, others = Costs(tuner), len(trials.flights) - 1
+    seen = tuner.seen()
+    is_first, expected, fastest = not any(map(costs.compiles, seen)), beliefs.expected(seen), tuner.fastest_log_s()
     last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
     race_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), min(last_s, default=0.0))
 
@@ -104,7 +109,9 @@ def kept_s(tuner: Tuner, trials: Trials) -> float:
         within_s = tuner.left_s - max(race_s, last_race_s(tuner, costs, flight.switches))
         taken_s = flight.taken_s(tuner.clock())
         beside = max(others, flight.others(tuner.clock()))
-        likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY)
+        row = beliefs.index.get(flight.switches) if is_first else None
+        gain = max(fastest - float(expected[row]), LIKELY_GAIN) if row is not None else LIKELY_GAIN
+        likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY * LIKELY_GAIN / gain)
         return max(likely_s, tuner.allowance_s - flight.waited_s)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
@@ -156,9 +163,16 @@ def next_safe(tuner: Tuner, in_flight: Sequence[Switches]) -> Candidate | None:
         recipes.sort(key=lambda each: -costs.expected_s(each))
     for switches in recipes:
         cost_s = costs.beside_s(switches, len(in_flight))
-        if cost_s + fewest_race_s(tuner, costs, switches) <= tuner.left_s:
+        fits = cost_s + fewest_race_s(tuner, costs, switches) <= tuner.left_s
+        if fits or _may_be_ready(tuner, costs, switches, len(in_flight)):
             return Candidate(switches, PROMISING, cost_s, tuner.left_s)
     return None
+
+
+def _may_be_ready(tuner: Tuner, costs: Costs, switches: Switches, others: int) -> bool:
+    """Whether it is likely enough to be compiled in time for a short race: what compiling takes is not known exactly."""
+    room_s = tuner.left_s - last_race_s(tuner, costs, switches)
+    return costs.compiles(switches) and costs.ready_chance(switches, others, 0.0, room_s) >= LIKELY
 
 
 def safe_to_race(tuner: Tuner) -> Switches | None:
