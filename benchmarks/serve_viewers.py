@@ -1,14 +1,15 @@
 """Do viewers of `redline serve` disturb a measurement? The same model with and without 50 of them, in turns.
 
-    python benchmarks/serve_viewers.py [--viewers 50] [--seconds 60] [--device auto] [--model simple_cnn]
+    python benchmarks/serve_viewers.py [--viewers 50] [--seconds 60] [--device auto] [--model simple_cnn] [--threads 1]
 
-Each viewer is a connection that receives all events. The difference should stay below 1 %; on a CPU whose cores are all in use,
-compare it with the spread between rounds, which is printed too.
+Each viewer is a connection that receives all events. The difference should stay below 1 %; it is printed with its interval over
+pairs of rounds. On a CPU one thread measures, so that the server has a core of its own where there are two.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import socket
@@ -20,10 +21,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, stdev
+from statistics import fmean, median, stdev
+from typing import Any
 
 import redline
 from redline.analyze.gate import middle_s
+from redline.analyze.statistics import student_t
 
 
 def main() -> None:
@@ -32,25 +35,31 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="with viewers, and as long without")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", default="simple_cnn")
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["REDLINE_STORE"] = str(Path(folder) / "history.sqlite")
-        measure(arguments.model, arguments.device)  # warm up, and something to look at
+        settings = {"device": arguments.device, "threads": arguments.threads}
+        measure(arguments.model, settings)  # warm up, and something to look at
         times: dict[bool, list[float]] = {True: [], False: []}
         deadline = time.monotonic() + 2 * arguments.seconds
         while time.monotonic() < deadline or len(times[True]) < 3:
             for watched in (True, False):
                 with viewers(arguments.viewers if watched else 0):
-                    times[watched].append(measure(arguments.model, arguments.device))
+                    times[watched].append(measure(arguments.model, settings))
+    logs = [math.log(one / other) for one, other in zip(times[True], times[False], strict=True)]
+    middle, half = fmean(logs), student_t(len(logs) - 1, 0.95) * stdev(logs) / math.sqrt(len(logs))
     with_, without = (median(times[watched]) for watched in (True, False))
     print(f"step: {with_ * 1e3:.3f} ms with {arguments.viewers} viewers, {without * 1e3:.3f} ms without")
+    low, change, high = (math.expm1(each) for each in (middle - half, middle, middle + half))
+    spread = stdev(times[False]) / without
     print(
-        f"difference {with_ / without - 1:+.2%}; rounds without viewers differ by {stdev(times[False]) / without:.2%}"
+        f"difference {change:+.2%} ({low:+.2%} to {high:+.2%}) over {len(logs)} pairs; {spread:.2%} between rounds without viewers"
     )
 
 
-def measure(model: str, device: str) -> float:
-    found = middle_s(redline.run(model, device=device, effort="quick").records)
+def measure(model: str, settings: dict[str, Any]) -> float:
+    found = middle_s(redline.run(model, effort="quick", **settings).records)
     assert found is not None
     return found
 
