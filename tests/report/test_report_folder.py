@@ -27,13 +27,14 @@ from redline.errors import SpecError
 from redline.note import note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
-from redline.report.dashboard import dashboard
+from redline.report.dashboard import dashboard, unbroken
 from redline.report.export import COLUMNS, export_json
 from redline.report.folder import write_folder
 from redline.report.markdown import markdown
 from redline.report.memory import MemoryRow
 from redline.report.payload import as_json, payload_of
 from redline.store import History
+from redline.units import significant
 from redline.work import MemoryPoint, MemoryUse
 
 HOSTILE = {
@@ -223,6 +224,14 @@ def _check_csv(text: str, count: int) -> None:
 def test_data_in_the_page_reads_back_as_it_was() -> None:
     payload = payload_of(contents_of(sweep_records(model=["</script>&\u2028"])))
     assert json.loads(as_json(payload)) == json.loads(json.dumps(payload))
+
+
+def test_no_line_ends_inside_a_number_or_an_interval() -> None:
+    told = unbroken(f"a faster one {significant(10335, 5)} <img>/s, 4.08× (3.15–5.28)")
+    assert (
+        told
+        == 'a faster one <span class="nb">10\u2009335</span> &lt;img&gt;/s, 4.08× <span class="nb">(3.15–5.28)</span>'
+    )
 
 
 def test_nothing_to_report_is_a_page_and_a_line(tmp_path: Path) -> None:

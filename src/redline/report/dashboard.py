@@ -25,7 +25,7 @@ from redline.report.answers import answers_of
 from redline.report.contents import METHOD, Contents, places_of
 from redline.report.payload import as_json, payload_of
 from redline.spec import Frozen
-from redline.units import format_seconds
+from redline.units import THIN_SPACE, format_seconds
 
 FIRST = ("recipe", "throughput", "latency")
 FINDINGS = 3
@@ -293,7 +293,7 @@ def dashboard(contents: Contents) -> str:
     environment = Environment(
         loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["unbroken"] = _unbroken
+    environment.filters["unbroken"] = unbroken
     return environment.get_template("dashboard.html.j2").render(
         contents=contents,
         sections=sections_of(payload),
@@ -312,12 +312,12 @@ def dashboard(contents: Contents) -> str:
     )
 
 
-_INTERVAL = re.compile(r"\([^()\s]{1,12}–[^()\s]{1,12}\)")
+_KEPT_WHOLE = re.compile(rf"\([^()\s]{{1,12}}–[^()\s]{{1,12}}\)|\d{{1,3}}(?:{THIN_SPACE}\d{{3}})+")
 
 
-def _unbroken(text: str) -> Markup:
-    """Escaped, with intervals that no line ends inside of."""
-    return Markup(_INTERVAL.sub(lambda found: f'<span class="nb">{found.group()}</span>', str(escape(text))))
+def unbroken(text: str) -> Markup:
+    """Escaped, with intervals and numbers that no line ends inside of."""
+    return Markup(_KEPT_WHOLE.sub(lambda found: f'<span class="nb">{found.group()}</span>', str(escape(text))))
 
 
 def dashboard_policy() -> str:
