@@ -1,16 +1,19 @@
 """Training on data on the GPU at hand: accuracy over recipes and seeds, prefetching, the speed of the bare step, the ladder.
 
-    python scripts/check_train_on_gpu.py [--short] [--only accuracy prefetch speed ladder] [--out FOLDER]
+    python scripts/check_train_on_gpu.py [--seconds N] [--short] [--only accuracy speed prefetch ladder] [--out FOLDER]
 
-- accuracy: `resnet18` on `synthetic-learnable` is above 60 % on held-out samples with every recipe and seed, and no recipe is
-  further from fp32 than its seeds are apart.
-- prefetch: with a loader that costs as much as a step, an epoch takes at most 0.7 times what it takes without prefetching, and
-  the losses are the same bit for bit.
-- speed: CIFAR-shaped `resnet18` at batch 256 trains at 90 % or more of the speed of its bare step in `run --task train`.
-- ladder: from one CPU thread to the best recipe in less than 8 minutes.
+- accuracy (about 260 s on an H200: 12 s per training, 45 s per compiled one): `resnet18` on `synthetic-learnable` is above 60 %
+  on held-out samples with every recipe and seed, and no recipe is further from fp32 than its seeds are apart.
+- speed (about 20 s per recipe, 110 s for the compiled one): CIFAR-shaped `resnet18` at batch 256 trains at 90 % or more of the
+  speed of its bare step in `run --task train`. The compiled recipe is the one that `tune` found to be best on an H200.
+- prefetch (about 35 s): with a loader that costs as much as a step, an epoch takes at most 0.7 times what it takes without
+  prefetching, and the losses are the same bit for bit.
+- ladder (about 420 s): from one CPU thread to the best recipe in less than 8 minutes.
 
-`--short` takes about a minute and a half: one seed, nothing that compiles, no ladder. Each check writes its result to the
-folder as soon as it is done.
+Every row is in the folder as soon as it is known. `--seconds N` leaves out each row that would not end within N seconds of
+the start, and says so: `complete` is then false. `--short` takes about a minute and a half: one seed, nothing compiled, no ladder.
+The whole takes about 850 s. In two calls of at most ten minutes: `--seconds 580 --only accuracy speed prefetch`, then
+`--only ladder`.
 """
 
 from __future__ import annotations
@@ -19,22 +22,31 @@ import argparse
 import contextlib
 import json
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import redline
+from redline.analyze.training import training_of
 from redline.api.workspace import Workspace
+from redline.errors import RedlineError
 from redline.launch import open_door
+from redline.record import RunRecord
+from redline.search.observer import Observer
 from redline.spec import LaunchSpec
 
-RECIPES = ("baseline", "amp", "amp-bf16", "amp-bf16+channels-last+compile", "amp-bf16+channels-last+graphs")
+COMPILED = "amp-bf16+channels-last+compile"
+RECIPES = ("baseline", "amp", "amp-bf16", "amp-bf16+channels-last+graphs", COMPILED)
 FAST = "amp-bf16+channels-last+fused-optimizer+graphs"
+BEST = "amp-bf16+channels-last+compile+fused-optimizer+graphs+cudnn-benchmark"
 LEAST_ACCURACY, MOST_OF_EPOCH, LEAST_OF_STEP, LADDER_S = 0.6, 0.7, 0.9, 480.0
 SEED_NOISE = 0.03
 """Accuracy may differ by this much more than seeds do: 1 000 held-out samples have a standard error of 0.015."""
+ROW_S = {"accuracy": 15.0, "compiled": 60.0, "speed": 25.0, "best": 130.0, "prefetch": 40.0, "ladder": 450.0}
+"""Seconds that a row may take; the longest of the same kind counts where it took longer."""
 SLOW_LOADERS = '''"""A loader that takes {load_s} s for each batch."""
 
 import time
@@ -62,53 +74,91 @@ class Slow:
 def loaders():
     return Slow({steps}, 0), Slow(1, 1)
 '''
-Check = Callable[[Workspace, argparse.Namespace], dict[str, Any]]
+Found = dict[str, Any]
+Check = Callable[[Workspace, argparse.Namespace], Iterator[Found]]
+"""Gives what it has found after every row; `left_out` names the rows for which there was no time."""
 
 
-def accuracy(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
-    """By recipe, the accuracy of each seed."""
-    recipes = [each for each in RECIPES if "compile" not in each] if given.short else list(RECIPES)
-    sizes = {"train_samples": 5120, "val_samples": 1000} if given.short else {}
-    reached: dict[str, list[float | None]] = {}
-    for recipe in recipes:
-        for seed in range(1 if given.short else 3):
-            (row,) = redline.train(
-                "resnet18", epochs=3, recipes=recipe, seed=seed, device=given.device, on_device=True, **sizes,
-                workspace=workspace,
-            )  # fmt: skip
-            reached.setdefault(recipe, []).append(None if row.failure else row.accuracy)
+class TimeLeft:
+    """Whether another row of a kind still ends before the limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.perf_counter() + seconds
+        self._longest = dict(ROW_S)
+
+    def fits(self, kind: str) -> bool:
+        return time.perf_counter() + self._longest[kind] <= self._end
+
+    @contextlib.contextmanager
+    def row(self, kind: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._longest[kind] = max(self._longest[kind], time.perf_counter() - started)
+
+
+def accuracy(workspace: Workspace, given: argparse.Namespace) -> Iterator[Found]:
+    """By recipe, the accuracy of each seed: first one seed of all recipes, then the others."""
+    recipes = given.recipes or [each for each in RECIPES if not (given.short and "compile" in each)]
+    seeds = range(1 if given.short else 3)
+    reached: dict[str, list[float | None]] = {recipe: [] for recipe in recipes}
+    failures: list[str] = []
+    left_out: list[str] = []
+    for seed, recipe in ((seed, recipe) for seed in seeds for recipe in recipes):
+        kind = "compiled" if "compile" in recipe else "accuracy"
+        if not given.left.fits(kind):
+            left_out.append(f"{recipe}, seed {seed}")
+        else:
+            with given.left.row(kind):
+                (row,) = redline.train(
+                    given.model, epochs=given.epochs, recipes=recipe, seed=seed, device=given.device, on_device=True,
+                    **given.sizes, workspace=workspace,
+                )  # fmt: skip
+            reached[recipe].append(None if row.failure else row.accuracy)
+            failures += [f"{recipe}, seed {seed}: {row.failure}"] if row.failure else []
             print(f"accuracy: {recipe}, seed {seed}: {row.failure or row.accuracy}", flush=True)
-    known = {recipe: [each or 0.0 for each in values] for recipe, values in reached.items()}
+        yield _judged(reached, failures, left_out)
+
+
+def _judged(reached: dict[str, list[float | None]], failures: list[str], left_out: list[str]) -> Found:
+    known = {recipe: [each or 0.0 for each in values] for recipe, values in reached.items() if values}
+    if not known:
+        return {"fine": False, "left_out": left_out}
     spread = max(max(values) - min(values) for values in known.values())
-    middles = {recipe: statistics.mean(values) for recipe, values in known.items()}
-    apart = max(middles.values()) - min(middles.values())
-    fine = min(min(values) for values in known.values()) > LEAST_ACCURACY and apart <= spread + SEED_NOISE
-    return {"fine": fine, "accuracy": reached, "apart": apart, "spread_of_seeds": spread}
+    middles = [statistics.mean(values) for values in known.values()]
+    apart = max(middles) - min(middles)
+    least = min(min(values) for values in known.values())
+    fine = least > LEAST_ACCURACY and apart <= spread + SEED_NOISE
+    return {"fine": fine, "accuracy": reached, "least": least, "apart": apart, "spread_of_seeds": spread,
+            "failures": failures, "left_out": left_out}  # fmt: skip
 
 
-def prefetch(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
+def prefetch(workspace: Workspace, given: argparse.Namespace) -> Iterator[Found]:
     """Epoch times with and without prefetching, with a loader that takes as long as a step."""
-    step_s = _epochs(workspace, given, load_s=0.0, prefetch=True, steps=20)[1]["step_s"]
+    if not given.left.fits("prefetch"):
+        yield {"fine": False, "left_out": ["prefetch"]}
+        return
+    step_s = _epochs(workspace, given, load_s=0.0, prefetch=True, steps=given.steps // 3)[1]["step_s"]
     load_s = max(round(step_s, 4), 0.002)
-    steps = 60 if given.short else 200
-    alone, ahead = (_epochs(workspace, given, load_s=load_s, prefetch=on, steps=steps) for on in (False, True))
+    found: Found = {"fine": False, "load_s": load_s, "step_s": step_s}
+    alone = found["without"] = _epochs(workspace, given, load_s=load_s, prefetch=False, steps=given.steps)
+    yield found
+    ahead = found["with"] = _epochs(workspace, given, load_s=load_s, prefetch=True, steps=given.steps)
     ratio = ahead[1]["train_s"] / alone[1]["train_s"]
     same = [each["loss"] for each in alone] == [each["loss"] for each in ahead]
-    return {"fine": ratio <= MOST_OF_EPOCH and same, "ratio": ratio, "same_losses": same, "load_s": load_s, "step_s": step_s,
-            "without": alone, "with": ahead}  # fmt: skip
+    yield found | {"fine": ratio <= MOST_OF_EPOCH and same, "ratio": ratio, "same_losses": same}
 
 
 def _epochs(
     workspace: Workspace, given: argparse.Namespace, *, load_s: float, prefetch: bool, steps: int
-) -> list[dict[str, Any]]:
+) -> list[Found]:
     file = given.scratch / f"slow_loaders_{steps}_{round(load_s * 1e6)}.py"
     file.write_text(SLOW_LOADERS.format(load_s=load_s, batch=given.batch, steps=steps))
     (row,) = redline.train(
-        "resnet18", data=f"{file.absolute()}:loaders", epochs=2, image_size=32, classes=10, prefetch=prefetch,
+        given.model, data=f"{file.absolute()}:loaders", epochs=2, image_size=32, classes=10, prefetch=prefetch,
         deterministic=True, device=given.device, workspace=workspace,
     )  # fmt: skip
     if row.failure:
-        raise SystemExit(f"prefetch: {row.failure}")
+        raise RuntimeError(row.failure)
     return [
         {
             "loss": epoch.train_loss,
@@ -119,60 +169,137 @@ def _epochs(
     ]
 
 
-def speed(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
-    """Samples per second of a training with the data on the device, over those of its bare step."""
-    recipe = given.recipe
+def speed(workspace: Workspace, given: argparse.Namespace) -> Iterator[Found]:
+    """By recipe, samples per second of a training with the data on the device, over those of its bare step."""
+    recipes = given.recipes or ([FAST] if given.short else [FAST, BEST])
+    rows: dict[str, Found] = {}
+    left_out: list[str] = []
+    for recipe in recipes:
+        kind = "best" if "compile" in recipe else "speed"
+        if not given.left.fits(kind):
+            left_out.append(recipe)
+        else:
+            with given.left.row(kind):
+                rows[recipe] = _speed(workspace, given, recipe)
+            print(f"speed: {recipe}: {rows[recipe]}", flush=True)
+        shares = {recipe: row["share"] for recipe, row in rows.items()}
+        fine = bool(shares) and min(shares.values()) >= LEAST_OF_STEP
+        yield {"fine": fine, "least": min(shares.values(), default=0.0), "rows": rows, "left_out": left_out}
+
+
+def _speed(workspace: Workspace, given: argparse.Namespace, recipe: str) -> Found:
     (bare,) = redline.run(
-        "resnet18", task="train", batch=given.batch, image_size=32, classes=10, stem="cifar", recipes=recipe, device=given.device,
-        effort="quick", workspace=workspace,
+        given.model, task="train", batch=given.batch, image_size=32, classes=10, stem=given.stem, recipes=recipe,
+        device=given.device, effort="quick", workspace=workspace,
     )  # fmt: skip
     (row,) = redline.train(
-        "resnet18", epochs=3, batch=given.batch, recipes=recipe, device=given.device, on_device=True, augment="device",
-        train_samples=100 * given.batch, val_samples=1024, workspace=workspace,
+        given.model, epochs=3, batch=given.batch, recipes=recipe, device=given.device, on_device=True, augment="device",
+        train_samples=given.batches * given.batch, val_samples=4 * given.batch, workspace=workspace,
     )  # fmt: skip
-    share = (row.samples_per_s or 0.0) / (bare.throughput_per_s or float("inf"))
-    return {"fine": share >= LEAST_OF_STEP, "share": share, "recipe": recipe, "bare_per_s": bare.throughput_per_s,
-            "train_per_s": row.samples_per_s, "where_the_time_goes": row.phase_shares, "failure": row.failure}  # fmt: skip
+    return {"share": (row.samples_per_s or 0.0) / (bare.throughput_per_s or float("inf")),
+            "bare_per_s": bare.throughput_per_s, "train_per_s": row.samples_per_s,
+            "where_the_time_goes": row.phase_shares, "failure": row.failure or bare.failure}  # fmt: skip
 
 
-def ladder(workspace: Workspace, given: argparse.Namespace) -> dict[str, Any]:
+def ladder(workspace: Workspace, given: argparse.Namespace) -> Iterator[Found]:
+    if not given.left.fits("ladder"):
+        yield {"fine": False, "left_out": ["ladder"]}
+        return
+    yield {"fine": False, "left_out": ["the ladder was begun and not ended: its trainings are in trainings.jsonl"]}
     started = time.perf_counter()
-    result = redline.ladder("resnet18", device=given.device, workspace=workspace)
+    result = redline.ladder(
+        given.model, device=given.device, quick=given.quick, workspace=workspace, **given.sizes if given.quick else {}
+    )
     seconds = time.perf_counter() - started
     (given.out / "ladder.txt").write_text(str(result))
     result.plot(given.out / "ladder.png")
     print(result, flush=True)
-    return {"fine": seconds < LADDER_S and not result.failed, "seconds": seconds, **json.loads(str(result.to_json()))}
+    told = json.loads(str(result.to_json()))
+    yield {"fine": seconds < LADDER_S and not result.failed, "seconds": seconds, "left_out": [], **told}
 
 
-CHECKS: dict[str, Check] = {"accuracy": accuracy, "prefetch": prefetch, "speed": speed, "ladder": ladder}
+class WriteTrainings(Observer):
+    """Writes one line per training that ended, so that a ladder that is killed has left its rungs."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._started = file, time.perf_counter()
+
+    def closed(self, record: RunRecord) -> None:
+        if record.spec.train is None:
+            return
+        row = training_of(record)
+        told = {"at_s": round(time.perf_counter() - self._started, 1), "device": row.device, "threads": row.threads,
+                "batch": row.batch, "recipe": row.recipe, "data": row.data, "epochs": len(row.epochs),
+                "epoch_s": row.epoch_s, "samples_per_s": row.samples_per_s, "accuracy": row.accuracy,
+                "failure": row.failure}  # fmt: skip
+        with self._file.open("a") as file:
+            file.write(json.dumps(told) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="about a minute and a half, without the ladder")
-    parser.add_argument("--only", nargs="+", choices=CHECKS, metavar="NAME", help=f"of {', '.join(CHECKS)}")
-    parser.add_argument("--recipe", default=FAST, help=f"of the check of speed; {FAST} by default")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batch", type=int, default=256, help="of prefetch and speed")
-    parser.add_argument("--out", type=Path, default=Path("train"))
-    given = parser.parse_args()
+CHECKS: dict[str, Check] = {"accuracy": accuracy, "speed": speed, "prefetch": prefetch, "ladder": ladder}
+
+
+def main() -> int:
+    given = _parsed()
     given.out.mkdir(parents=True, exist_ok=True)
     names = given.only or [name for name in CHECKS if not (given.short and name == "ladder")]
     fine = 0
     with contextlib.closing(open_door(LaunchSpec())) as door, tempfile.TemporaryDirectory() as scratch:
         given.scratch = Path(scratch)
-        workspace = Workspace(door=door, history=given.scratch / "history.sqlite")
+        observer = WriteTrainings(given.out / "trainings.jsonl")
+        workspace = Workspace(door=door, history=given.scratch / "history.sqlite", observer=observer)
         for name in names:
-            started = time.perf_counter()
-            found = CHECKS[name](workspace, given)
-            found["took_s"] = time.perf_counter() - started
-            (given.out / f"{name}.json").write_text(json.dumps(found, indent=1))
-            fine += found["fine"]
+            found = _checked(name, workspace, given)
+            fine += found["fine"] and found["complete"]
             told = {key: value for key, value in found.items() if isinstance(value, int | float | str)}
             print(f"{'ok ' if found['fine'] else 'NOT'} {name}: {told}", flush=True)
-    print(f"{fine} of {len(names)} fine")
+            for row in found.get("left_out", ()):
+                print(f"    left out: {row}", flush=True)
+    print(f"{fine} of {len(names)} fine and complete")
+    return 0 if fine == len(names) else 1
+
+
+def _checked(name: str, workspace: Workspace, given: argparse.Namespace) -> Found:
+    """What the check found, written after each of its rows; what breaks ends this check and not the others."""
+    started = time.perf_counter()
+    found: Found = {"fine": False, "complete": False}
+
+    def write() -> None:
+        found["took_s"] = time.perf_counter() - started
+        (given.out / f"{name}.json").write_text(json.dumps(found, indent=1))
+
+    try:
+        for each in CHECKS[name](workspace, given):
+            found.update(each)
+            write()
+        found["complete"] = not found.get("left_out")
+    except (RedlineError, RuntimeError) as error:
+        found.update(fine=False, error=f"{type(error).__name__}: {error}")
+    write()
+    return found
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="leave out rows that would end later")
+    parser.add_argument("--short", action="store_true", help="about a minute and a half, without the ladder")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, metavar="NAME", help=f"of {', '.join(CHECKS)}")
+    parser.add_argument("--recipes", nargs="+", metavar="RECIPE", help="of accuracy and speed, instead of their own")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batch", type=int, default=256, help="of prefetch and speed")
+    parser.add_argument("--out", type=Path, default=Path("train"))
+    tiny = "a tiny model, few samples and the quick ladder: whether this script runs at all, on a CPU too"
+    parser.add_argument("--tiny", action="store_true", help=tiny)
+    given = parser.parse_args()
+    given.left = TimeLeft(given.seconds)
+    given.model, given.stem, given.epochs, given.quick = "resnet18", "cifar", 3, given.tiny
+    given.sizes = {"train_samples": 5120, "val_samples": 1000} if given.short else {}
+    given.steps, given.batches = 60, 100
+    if given.tiny:
+        given.model, given.stem, given.epochs, given.batch, given.steps, given.batches = "simple_cnn", None, 1, 16, 9, 8
+        given.sizes = {"train_samples": 128, "val_samples": 32}
+    return given
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

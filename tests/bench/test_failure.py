@@ -257,3 +257,10 @@ class TestTheUsersLine:
         gone.rmdir()
         path, names = made
         assert user_line(raised_by(names["deep"])) == f"{path}:3 in deep"
+
+
+def test_a_line_that_only_announces_the_cause_is_told_with_the_cause() -> None:
+    failed = torch._dynamo.exc.TorchDynamoException(
+        "backend='inductor' raised:\nCppCompileError: C++ compile error\nmore"
+    )
+    assert one_line(failed) == "TorchDynamoException: backend='inductor' raised: CppCompileError: C++ compile error"

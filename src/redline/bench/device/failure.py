@@ -227,7 +227,7 @@ def _unicode(text: str) -> str:
 
 def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
-    said = lines[0] if lines else ""
+    said = _opening(lines)
     if isinstance(error, BenchError | UsageError):
         return said
     if isinstance(error, SystemExit):
@@ -240,6 +240,9 @@ def one_line(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of what an error says, with the next where it ends in a colon; some list every model there is."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
-    return told[:160] or type(error).__name__
+    return _opening([line.strip() for line in str(error).splitlines() if line.strip()])[:160] or type(error).__name__
+
+
+def _opening(lines: list[str]) -> str:
+    """The first line, with the next where it only announces it: "backend='inductor' raised:"."""
+    return " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
