@@ -24,8 +24,7 @@ from redline.spec import MeasureSpec, RunSpec, WorkloadSpec
 from redline.trace.decode import read_trace
 from redline.trace.host import HostView
 from redline.trace.links import Links
-from redline.trace.phases import phases_of
-from redline.trace.window import recorded, steps_of
+from redline.trace.window import phases_of, recorded, steps_of
 
 MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"
 

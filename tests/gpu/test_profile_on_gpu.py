@@ -9,7 +9,7 @@ import pytest
 import redline
 from redline.errors import UsageError
 from redline.search.profile import find_tool
-from redline.trace.vendors.ncu import Ncu
+from redline.trace.vendors.nvidia import Ncu
 
 torch = pytest.importorskip("torch")
 

@@ -16,8 +16,8 @@ from redline.search.profile import TIMED_BLOCKS, as_profiled, capture, check_dev
 from redline.spec import RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
-from redline.trace.vendors.ncu import Ncu
-from redline.trace.vendors.rocprof_compute import RocprofCompute
+from redline.trace.vendors.nvidia import Ncu
+from redline.trace.vendors.rocm import RocprofCompute
 from redline.trace.vendors.tool import TOOLS
 
 MISBEHAVING = Path(__file__).parents[1] / "models" / "misbehaving.py"

@@ -14,7 +14,7 @@ from redline.bench.device.cpu import CpuDevice
 from redline.protocol import Profile
 from redline.trace.decode import read_trace
 from redline.trace.links import Links
-from redline.trace.modules import MODULE_PREFIX, module_times
+from redline.trace.operators import MODULE_PREFIX, module_times
 
 US = 1000
 

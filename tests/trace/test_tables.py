@@ -13,9 +13,8 @@ from redline.trace.host import HostView, host_of, launches_of
 from redline.trace.kernels import class_rows, copy_rows, kernel_rows, most_of_the_time, times_by_name
 from redline.trace.links import Links
 from redline.trace.operators import operator_rows
-from redline.trace.phases import bottleneck, phases_of
 from redline.trace.timeline import device_time, device_views, timeline_of
-from redline.trace.window import recorded, steps_of
+from redline.trace.window import bottleneck, phases_of, recorded, steps_of
 
 US = 1000
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from redline.errors import TraceError, UnknownName
-from redline.trace.vendors.ncu import DURATION
-from redline.trace.vendors.rocprof_compute import counters_in
+from redline.trace.vendors.nvidia import DURATION
+from redline.trace.vendors.rocm import counters_in
 from redline.trace.vendors.tables import nanoseconds, number, rows_under, size_in_bytes
 from redline.trace.vendors.tool import TOOLS, VendorTable, bandwidth_share, counters_of
 

@@ -14,7 +14,7 @@ from redline.record import RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.decode import read_trace
-from redline.trace.modules import module_times
+from redline.trace.operators import module_times
 from redline.trace.window import recorded, steps_of
 from redline.work import Ceilings
 

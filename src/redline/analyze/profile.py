@@ -39,14 +39,14 @@ from redline.trace.kernels import (
     unclassified_share,
 )
 from redline.trace.links import Links, named
-from redline.trace.losses import DeviceRun, Loss, device_runs, gradient_reductions, losses_of
+from redline.trace.losses import Loss, gradient_reductions, losses_of
 from redline.trace.memory import MemoryLine, memory_lines
 from redline.trace.operators import OperatorRow, class_times, operator_rows
-from redline.trace.phases import Phase, bottleneck, phases_of
+from redline.trace.replay import DeviceRun, device_runs
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
-from redline.trace.window import Outside, Recorded, Steps, recorded, steps_of
+from redline.trace.window import Outside, Phase, Recorded, Steps, bottleneck, phases_of, recorded, steps_of
 from redline.work import Ceilings
 
 KERNELS_WITH_COUNTERS = 10

@@ -17,8 +17,9 @@ from redline.trace.columns import Trace, Work
 from redline.trace.intervals import seconds
 from redline.trace.kernels import NamedTime, times_by_name
 from redline.trace.links import Links, matching
-from redline.trace.losses import DeviceRun, Loss, LossCode
+from redline.trace.losses import Loss, LossCode
 from redline.trace.operators import class_times
+from redline.trace.replay import DeviceRun
 from redline.trace.timeline import ANNOTATED, DeviceTime
 from redline.units import format_seconds
 

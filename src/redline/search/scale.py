@@ -19,7 +19,7 @@ from redline.search.observer import Journal, Observer
 from redline.spec import RunSpec
 from redline.trace.decode import read_trace
 from redline.trace.host import HostView
-from redline.trace.losses import device_runs
+from redline.trace.replay import device_runs
 from redline.trace.timeline import DeviceTime, host_time
 from redline.trace.window import recorded
 

@@ -20,8 +20,8 @@ from redline.trace.columns import Ids, Ints, Work
 from redline.trace.host import picked
 from redline.trace.idle import Cause
 from redline.trace.intervals import NEVER, Intervals, both, distinct, joined, seconds, union, without
-from redline.trace.losses import DeviceRun
 from redline.trace.names import label_of
+from redline.trace.replay import DeviceRun
 
 PathKind = Literal["device", "host", "launch"]
 

@@ -29,8 +29,16 @@ from redline.trace.events import (
 )
 from redline.trace.intervals import distinct
 from redline.trace.processes import split_by_process
-from redline.trace.scanning import find_any_events, find_events, last_boundary, pieces, scan
-from redline.trace.source import TraceFile, rank_in_name, trace_files
+from redline.trace.source import (
+    TraceFile,
+    find_any_events,
+    find_events,
+    last_boundary,
+    pieces,
+    rank_in_name,
+    scan,
+    trace_files,
+)
 
 LONGEST_EVENT_BYTES = 64 << 20
 """Nothing that is a trace goes on so long without an event ending."""

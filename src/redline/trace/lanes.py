@@ -12,10 +12,9 @@ from redline.trace.classes import class_of
 from redline.trace.columns import UNKNOWN, Ints, Trace
 from redline.trace.host import HostView
 from redline.trace.intervals import distinct
-from redline.trace.losses import DeviceRun, device_runs
 from redline.trace.names import label_of, short_name
-from redline.trace.phases import phases_marked
-from redline.trace.window import recorded
+from redline.trace.replay import DeviceRun, device_runs
+from redline.trace.window import phases_marked, recorded
 
 MOST_BOXES = 20_000
 """Longer traces lose their shortest boxes: nobody sees them before the page is slow."""

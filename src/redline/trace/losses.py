@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -18,16 +17,14 @@ from numpy.typing import NDArray
 
 from redline.spec import Frozen
 from redline.trace.collectives import Calls, Waiting, calls_of, kind_of, waiting_of
-from redline.trace.columns import HostRanges, Ints, Mask, Work
+from redline.trace.columns import Ints, Mask, Work
 from redline.trace.host import WAITS_FOR_WORK, HostView, meanwhile, other_threads, picked
-from redline.trace.idle import LAUNCH_GAP_NS, IdleTime, idle_time
-from redline.trace.intervals import NEVER, Intervals, both, gaps, joined, seconds, union, without
+from redline.trace.idle import LAUNCH_GAP_NS
+from redline.trace.intervals import Intervals, both, gaps, joined, seconds, union, without
 from redline.trace.links import matching
 from redline.trace.names import short_name
 from redline.trace.patterns import cold_kernels, launching, recomputed, unfused_attention
-from redline.trace.replay import Replay, host_time_without
-from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_views
-from redline.trace.window import Recorded
+from redline.trace.replay import DeviceRun, on_launching_threads, plain_time, stalls_of
 
 LossCode = Literal[
     "data", "sync", "blocking-copy", "allocator", "warm-up", "cold", "stall", "no-work", "host", "launch", "dependency",
@@ -35,10 +32,6 @@ LossCode = Literal[
 ]  # fmt: skip
 
 _UPDATE = re.compile(r"^Optimizer\.step#")
-
-STALL_NS = 300_000
-STALL_RATIO = 10
-"""The host launched nothing for so long, and for so many times longer than usual: it did something else."""
 
 FUSED_ATTENTION_SAVES = 0.6
 FUSED_ELEMENTWISE_SAVES = 0.6
@@ -58,64 +51,6 @@ class Loss(Frozen):
     """Pieces of work, or calls."""
     what: str = ""
     """What took most of it."""
-
-
-@dataclass(frozen=True)
-class DeviceRun:
-    """One device over the recorded steps."""
-
-    recorded: Recorded
-    host: HostView
-    view: DeviceView
-    bounds: tuple[int, int]
-    idle: IdleTime
-    time: DeviceTime
-    stalls_after_waits: Intervals = NEVER
-    """Idle time that began in a wait, but is the host's own: it was busy with something else for long."""
-
-    @cached_property
-    def replay(self) -> Replay:
-        return Replay.of(self.host, self.view, self.bounds)
-
-
-def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
-    found = []
-    for view in device_views(recorded.links):
-        bounds = recorded.bounds(view.device, view.busy)
-        idle = idle_time(host, view.rows, bounds, view.busy)
-        run = DeviceRun(recorded, host, view, bounds, idle, device_time(view, bounds))
-        stalls = _stalls_after_waits(run)
-        if len(stalls):
-            run = replace(run, idle=idle_time(host, view.rows, bounds, view.busy, stalls), stalls_after_waits=stalls)
-        found.append(run)
-    return found
-
-
-def _stalls_after_waits(run: DeviceRun) -> Intervals:
-    """A device that ran dry while the host waited for it stays so while the host does something else.
-
-    That is the wait's doing, unless the host would be as late without it: then these are the stretches.
-    """
-    replay = run.replay
-    stalls = both(both(_plain_time(run), _stalls(run.host, run.bounds)), run.idle.when["sync"])
-    if not len(stalls):
-        return NEVER
-    every_wait = np.ones(len(replay.waits), np.bool_)
-    saved = replay.saved(without_host=stalls)
-    return stalls if saved > replay.saved(without_waits=every_wait) else NEVER
-
-
-def _plain_time(run: DeviceRun) -> Intervals:
-    """When the host did none of the things that have a name of their own."""
-    host = run.host
-    calls = host.trace.calls
-    named = (host.loader, host.warming_up, picked(calls, host.blocking), picked(calls, host.allocating))
-    return host_time_without(host, run.bounds, *(_on_launching_threads(host, ranges) for ranges in named))
-
-
-def _on_launching_threads(host: HostView, ranges: HostRanges) -> Intervals:
-    mine = np.isin(ranges.thread, host.launching_threads)
-    return union(ranges.start[mine], ranges.end[mine])
 
 
 @dataclass
@@ -181,11 +116,11 @@ def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiti
 
 def _of_the_host(run: DeviceRun, sums: Sums) -> None:
     host, replay, idle = run.host, run.replay, run.idle
-    loading, warming = _on_launching_threads(host, host.loader), _on_launching_threads(host, host.warming_up)
-    allocating = _on_launching_threads(host, picked(host.trace.calls, host.allocating))
-    plain = _plain_time(run)
+    loading, warming = on_launching_threads(host, host.loader), on_launching_threads(host, host.warming_up)
+    allocating = on_launching_threads(host, picked(host.trace.calls, host.allocating))
+    plain = plain_time(run)
     every_wait = np.ones(len(replay.waits), np.bool_)
-    stalls = without(both(plain, _stalls(host, run.bounds)), idle.when["sync"])
+    stalls = without(both(plain, stalls_of(host, run.bounds)), idle.when["sync"])
     stalled = both(idle.when["host"], stalls)
     steady = without(plain, stalls)
     if len(loading):
@@ -253,19 +188,6 @@ def _operators_around(host: HostView, calls: Ints) -> Intervals:
     rows = host.links.operators_of(calls)
     rows = rows[rows >= 0]
     return union(operators.start[rows], operators.end[rows])
-
-
-def _stalls(host: HostView, bounds: tuple[int, int]) -> Intervals:
-    """Stretches in which no thread launched anything, far longer than usual."""
-    calls = host.trace.calls
-    launches = host.launching
-    if len(launches) < 2:
-        return NEVER
-    busy = union(calls.start[launches], calls.end[launches])
-    start, end = np.concatenate(([bounds[0]], busy.end)), np.concatenate((busy.start, [bounds[1]]))
-    usual = float(np.median(end[1:-1] - start[1:-1])) if len(busy) > 1 else 0.0
-    long = (end - start) >= max(STALL_NS, STALL_RATIO * usual)
-    return union(start[long], end[long])
 
 
 def _of_communication(run: DeviceRun, calls: Calls, waited: int, sums: Sums) -> None:

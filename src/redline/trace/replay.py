@@ -10,16 +10,21 @@ than its own length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from redline.trace.columns import Ints, Mask
-from redline.trace.host import HostView
-from redline.trace.idle import LAUNCH_GAP_NS
-from redline.trace.intervals import NEVER, Intervals, union, without
-from redline.trace.timeline import DeviceView
+from redline.trace.columns import HostRanges, Ints, Mask
+from redline.trace.host import HostView, picked
+from redline.trace.idle import LAUNCH_GAP_NS, IdleTime, idle_time
+from redline.trace.intervals import NEVER, Intervals, both, union, without
+from redline.trace.timeline import DeviceTime, DeviceView, device_time, device_views
+from redline.trace.window import Recorded
 
+STALL_NS = 300_000
+STALL_RATIO = 10
+"""The host launched nothing for so long, and for so many times longer than usual: it did something else."""
 _LONG_AGO = -(2**62)
 
 
@@ -200,3 +205,75 @@ def host_time_without(host: HostView, bounds: tuple[int, int], *named: Intervals
     for part in named:
         everything = without(everything, part)
     return everything
+
+
+@dataclass(frozen=True)
+class DeviceRun:
+    """One device over the recorded steps."""
+
+    recorded: Recorded
+    host: HostView
+    view: DeviceView
+    bounds: tuple[int, int]
+    idle: IdleTime
+    time: DeviceTime
+    stalls_after_waits: Intervals = NEVER
+    """Idle time that began in a wait, but is the host's own: it was busy with something else for long."""
+
+    @cached_property
+    def replay(self) -> Replay:
+        return Replay.of(self.host, self.view, self.bounds)
+
+
+def device_runs(recorded: Recorded, host: HostView) -> list[DeviceRun]:
+    """One run for each device that worked in the recorded steps."""
+    found = []
+    for view in device_views(recorded.links):
+        bounds = recorded.bounds(view.device, view.busy)
+        idle = idle_time(host, view.rows, bounds, view.busy)
+        run = DeviceRun(recorded, host, view, bounds, idle, device_time(view, bounds))
+        stalls = _stalls_after_waits(run)
+        if len(stalls):
+            run = replace(run, idle=idle_time(host, view.rows, bounds, view.busy, stalls), stalls_after_waits=stalls)
+        found.append(run)
+    return found
+
+
+def _stalls_after_waits(run: DeviceRun) -> Intervals:
+    """A device that ran dry while the host waited for it stays so while the host does something else.
+
+    That is the wait's doing, unless the host would be as late without it: then these are the stretches.
+    """
+    replay = run.replay
+    stalls = both(both(plain_time(run), stalls_of(run.host, run.bounds)), run.idle.when["sync"])
+    if not len(stalls):
+        return NEVER
+    every_wait = np.ones(len(replay.waits), np.bool_)
+    saved = replay.saved(without_host=stalls)
+    return stalls if saved > replay.saved(without_waits=every_wait) else NEVER
+
+
+def plain_time(run: DeviceRun) -> Intervals:
+    """When the host did none of the things that have a name of their own."""
+    host = run.host
+    calls = host.trace.calls
+    named = (host.loader, host.warming_up, picked(calls, host.blocking), picked(calls, host.allocating))
+    return host_time_without(host, run.bounds, *(on_launching_threads(host, ranges) for ranges in named))
+
+
+def on_launching_threads(host: HostView, ranges: HostRanges) -> Intervals:
+    mine = np.isin(ranges.thread, host.launching_threads)
+    return union(ranges.start[mine], ranges.end[mine])
+
+
+def stalls_of(host: HostView, bounds: tuple[int, int]) -> Intervals:
+    """Stretches in which no thread launched anything, far longer than usual."""
+    calls = host.trace.calls
+    launches = host.launching
+    if len(launches) < 2:
+        return NEVER
+    busy = union(calls.start[launches], calls.end[launches])
+    start, end = np.concatenate(([bounds[0]], busy.end)), np.concatenate((busy.start, [bounds[1]]))
+    usual = float(np.median(end[1:-1] - start[1:-1])) if len(busy) > 1 else 0.0
+    long = (end - start) >= max(STALL_NS, STALL_RATIO * usual)
+    return union(start[long], end[long])

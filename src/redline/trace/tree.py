@@ -19,8 +19,8 @@ from redline.trace.building import MODULE_FRAME
 from redline.trace.columns import UNKNOWN, HostRanges, Ids, Ints, Mask, Trace
 from redline.trace.intervals import seconds
 from redline.trace.links import Links, Nesting, matching
-from redline.trace.modules import MODULE_PREFIX, forward_rows
 from redline.trace.names import label_of
+from redline.trace.operators import MODULE_PREFIX, forward_rows
 
 NodeKind = Literal["annotation", "module", "function", "operator", "all"]
 _KINDS: tuple[NodeKind, ...] = ("annotation", "module", "function", "operator")

@@ -19,10 +19,8 @@ from typing import Any
 from redline.errors import TraceError
 from redline.note import Note, note
 from redline.trace.kernels import NamedTime
-from redline.trace.vendors.ncu import NEEDED as NCU_COLUMNS
-from redline.trace.vendors.ncu import read_ncu
-from redline.trace.vendors.nsys import COLUMNS as NSYS_COLUMNS
-from redline.trace.vendors.rocprof import STATISTICS_COLUMNS
+from redline.trace.vendors.nvidia import NCU_COLUMNS, NSYS_COLUMNS, read_ncu
+from redline.trace.vendors.rocm import STATISTICS_COLUMNS
 from redline.trace.vendors.tables import (
     added_up,
     dispatches,

@@ -1,4 +1,4 @@
-"""Nsight Compute: hardware counters of every kernel. Each kernel is run several times over, so that times are its own."""
+"""NVIDIA's profilers: Nsight Compute and Nsight Systems. The latter is written from its documentation and was never run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import ClassVar
 
 from redline.errors import TraceError
 from redline.note import note
-from redline.trace.vendors.tables import added_up, nanoseconds, number, rows_under, safe_lines, size_in_bytes, text_of
-from redline.trace.vendors.tool import TOOLS, CounterName, Reading, VendorTable, VendorTool
+from redline.trace.vendors.tables import (
+    added_up,
+    nanoseconds,
+    number,
+    rows_under,
+    safe_lines,
+    size_in_bytes,
+    statistics,
+    text_of,
+)
+from redline.trace.vendors.tool import TOOLS, CounterName, FollowUp, Reading, VendorTable, VendorTool
 
 DURATION = "gpu__time_duration.sum"
 TRAFFIC = "dram__bytes.sum"
@@ -31,13 +40,15 @@ IN_WORDS = {
     "Compute (SM) Throughput": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
 }
 """Metrics as the sections of ncu's own report call them, where no metric was asked for by name."""
-NEEDED = ("ID", "Kernel Name", "Metric Name", "Metric Value")
-_NEEDED_RAW = ("ID", "Kernel Name", DURATION)
+NCU_COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Value")
+_NCU_RAW_COLUMNS = ("ID", "Kernel Name", DURATION)
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 
 
 @TOOLS.register("ncu")
 class Ncu(VendorTool):
+    """Hardware counters of every kernel. Each kernel is run several times, so its times are its own."""
+
     name = "ncu"
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     also_in: ClassVar[tuple[str, ...]] = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
@@ -83,7 +94,7 @@ def read_ncu(text: str) -> VendorTable | None:
 def _calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Each call of a kernel with its metrics: times in nanoseconds, sizes in bytes, shares between 0 and 1."""
     calls: dict[tuple[str, str], tuple[str, dict[str, float]]] = {}
-    for row in rows_under(text, NEEDED):
+    for row in rows_under(text, NCU_COLUMNS):
         metric, unit = IN_WORDS.get(row["Metric Name"], row["Metric Name"]), row.get("Metric Unit", "")
         value = _value(metric, number(row["Metric Value"]), unit)
         key = (row.get("Process ID", ""), row["ID"])
@@ -98,7 +109,7 @@ def _raw_calls(text: str) -> Iterator[tuple[str, dict[str, float]]]:
     """`ncu --csv --page raw`: one row per call, a column per metric, and a row of units below the header."""
     units: dict[str, str] | None = None
     for cells in csv.reader(safe_lines(text)):
-        if units is None and all(name in cells for name in _NEEDED_RAW):
+        if units is None and all(name in cells for name in _NCU_RAW_COLUMNS):
             header, units = cells, {}
         elif units == {} and len(cells) == len(header):
             units = dict(zip(header, cells, strict=True))
@@ -138,3 +149,60 @@ def _reason(text: str) -> str:
     errors = [line.strip() for line in text.splitlines() if line.startswith("==ERROR==")]
     warnings = [line.strip() for line in text.splitlines() if line.startswith("==WARNING==")]
     return (errors or warnings or ["it says nothing about why"])[0]
+
+
+NSYS_COLUMNS = {
+    "name": "Name",
+    "calls": "Instances",
+    "total": "Total Time (ns)",
+    "min": "Min (ns)",
+    "max": "Max (ns)",
+}
+
+
+@TOOLS.register("nsys")
+class Nsys(VendorTool):
+    """A timeline of the whole process."""
+
+    name = "nsys"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    also_in: ClassVar[tuple[str, ...]] = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems*/*/bin")
+    how_to_get = "install Nsight Systems (package nsight-systems-cli, or developer.nvidia.com/nsight-systems)"
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        return (
+            "nsys",
+            "profile",
+            "--trace=cuda,nvtx",
+            "--sample=none",
+            "--capture-range=cudaProfilerApi",
+            # By itself it would end the worker together with the range.
+            "--capture-range-end=stop",
+            "--cuda-graph-trace=node",
+            "--force-overwrite=true",
+            "--output",
+            str(folder / "report"),
+        )
+
+    def follow_ups(self, folder: Path) -> list[FollowUp]:
+        report = folder / "report.nsys-rep"
+        command = (
+            "nsys",
+            "stats",
+            "--report",
+            "cuda_gpu_kern_sum",
+            "--format",
+            "csv",
+            "--force-export=true",
+            str(report),
+        )
+        return [FollowUp(command=command, output=folder / "kernels.csv")]
+
+    def read(self, folder: Path) -> VendorTable:
+        kernels = statistics(text_of(folder / "kernels.csv"), NSYS_COLUMNS)
+        if not kernels:
+            raise TraceError(f"nsys reports no kernels: see {folder / 'kernels.csv'}")
+        return VendorTable(
+            kernels=kernels,
+            notes=(note("profiler", f"open {folder / 'report.nsys-rep'} in Nsight Systems for the timeline"),),
+        )
