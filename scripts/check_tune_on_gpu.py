@@ -1,11 +1,15 @@
 """`redline tune` against plain loops that a careful hand wrote, on the GPU at hand.
 
-    python scripts/check_tune_on_gpu.py [--budget 60s] [--only NAME…] [--out FOLDER] [--no-snippets]
+    python scripts/check_tune_on_gpu.py --out FOLDER [--budget 60s] [--only NAME…] [--seconds 600] [--no-snippets]
+    python scripts/check_tune_on_gpu.py --out FOLDER --merge EARLIER/tune_on_gpu.jsonl … --table
 
 For each workload of `tune_workloads.py`: the by-hand loop, `redline.tune`, and the snippet of the winner run alone, all in
-this one call. The winner must have an interval and reach at least 0.95 times the hand's speed, its snippet must run within
-5 % of what tune measured, and failed trials may take a tenth of the budget. A short table comes last; each search's report
-and JSON go to the folder.
+this one call and one after the other. The winner must have an interval and reach at least 0.95 times the hand's speed, its
+snippet must run within 5 % of what tune measured, and failed trials may take a tenth of the budget.
+
+Each row is written as soon as it is known: a line of `tune_on_gpu.jsonl` and the table `tune_on_gpu.md`; each search's report
+and JSON go beside them. Several calls into one folder make one table, and `--merge` adds the rows of other folders. Every
+process compiles from an empty cache of its own, so neither the hand nor the tuner profits from what the other one compiled.
 """
 
 from __future__ import annotations
@@ -13,13 +17,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
+import os
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tune_workloads import WORKLOADS, Workload
+from tune_workloads import WORKLOADS
 
 import redline
 from redline.api.workspace import Workspace
@@ -30,52 +39,109 @@ from redline.units import parse_seconds
 
 FILE = Path(__file__).with_name("tune_workloads.py")
 AT_LEAST, WITHIN, MOST_FAILED = 0.95, 0.05, 0.1
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+HAND_S, SNIPPET_S, ENDING_S = 60.0, 45.0, 15.0
+"""What a loop by hand, a snippet, and starting and ending a search are expected to take before they were seen."""
 Row = dict[str, Any]
+Key = tuple[str, str]
+"""Workload and budget."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("tune"))
     parser.add_argument("--budget", default="60s")
     parser.add_argument("--only", choices=WORKLOADS, nargs="+", metavar="NAME", help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--out", type=Path, default=Path("tune"))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="leave out what would end later than this")
     parser.add_argument("--no-snippets", action="store_true", help="do not run the winners' code alone")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="JSONL", help="add rows of earlier calls")
+    parser.add_argument(
+        "--keep-hand", action="store_true", help="use the by-hand figures of earlier rows, and mark them"
+    )
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    file = given.out / "tune_on_gpu.jsonl"
+    rows = rows_of([*given.merge, file])
+    names = [] if given.table else given.only or list(WORKLOADS)
+    for row in checked_rows(names, given, rows):
+        rows[row["name"], row["budget"]] = row
+        write_rows(rows.values(), given.out)
+        print(f"{row['name']}: {row['wall_s']:.0f} s in all\n", flush=True)
+    write_rows(rows.values(), given.out)
+    print(table_of(rows.values()))
+
+
+def checked_rows(names: list[str], given: argparse.Namespace, earlier: dict[Key, Row]) -> Iterator[Row]:
+    """One row for each workload for which there is time."""
+    ends_at = time.perf_counter() + given.seconds
+    left_out, broken = [], []
     with contextlib.closing(open_door(LaunchSpec())) as door:
-        for name in given.only or WORKLOADS:
+        for name in names:
             started = time.perf_counter()
-            rows.append(checked(name, given.budget, given.out, door, with_snippet=not given.no_snippets))
-            print(f"{name}: {time.perf_counter() - started:.0f} s in all\n{told(rows[-1])}", flush=True)
-            (given.out / "tune_on_gpu.json").write_text(json.dumps(rows, indent=1))
-    table = "\n".join([HEADER, *map(told, rows)])
-    (given.out / "tune_on_gpu.txt").write_text(table + "\n")
-    fine = sum(row["fine"] for row in rows)
-    print(f"\n== budget {given.budget}: {fine} of {len(rows)} fine\n{table}")
+            known = next((row["hand"] for (other, _), row in earlier.items() if other == name), None)
+            kept = known if given.keep_hand else None
+            if started + expected_s(given, known, kept) > ends_at:
+                left_out.append(name)
+                continue
+            hand = kept or hand_of(name, ends_at - started)
+            try:
+                document = searched(name, given, door)
+            except Exception:  # the rows of other workloads are worth having all the same
+                traceback.print_exc()
+                broken.append(name)
+                continue
+            row = row_of(name, given, hand, document)
+            yield {**row, "hand_is_earlier": kept is not None, "wall_s": time.perf_counter() - started}
+    for what, those in (("left out, as they would not end in time", left_out), ("the search broke", broken)):
+        if those:
+            print(f"{what}: {' '.join(those)}", flush=True)
 
 
-def checked(name: str, budget: str, out: Path, door: Door, *, with_snippet: bool) -> Row:
-    workload = WORKLOADS[name]
-    hand = {variant: by_hand(name, variant) for variant in workload.by_hand}
-    print(f"{name}: by hand {', '.join(f'{variant} {rate:,.0f}/s' for variant, rate in hand.items())}", flush=True)
-    with LiveTune() as observer:
-        workspace = Workspace(observer=observer, door=door)
-        result = redline.tune(**workload.settings(str(FILE)), device="cuda", budget=budget, workspace=workspace)
-    print(str(result), flush=True)
+def expected_s(given: argparse.Namespace, known: Row | None, kept: Row | None) -> float:
+    """How long a workload takes from here, by what the loop by hand took earlier."""
+    hand_s = 0.0 if kept else known["seconds"] if known else HAND_S
+    return hand_s + parse_seconds(given.budget) + ENDING_S + (0.0 if given.no_snippets else SNIPPET_S)
+
+
+@contextlib.contextmanager
+def empty_cache() -> Iterator[None]:
+    """Compile into an empty folder, here and in all processes that begin here, and forget it afterwards."""
+    before = {name: os.environ.get(name) for name in CACHES}
+    with tempfile.TemporaryDirectory(prefix="tune-cache-", ignore_cleanup_errors=True) as folder:
+        os.environ.update({name: f"{folder}/{name}" for name in CACHES})
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def hand_of(name: str, seconds: float) -> Row:
+    """Items per second of each loop by hand, timed one after the other; 0 where one does not run."""
+    started = time.perf_counter()
+    rates = {}
+    for variant in WORKLOADS[name].by_hand:
+        with empty_cache():
+            said = output_of([str(FILE), name, variant], seconds)
+        rates[variant] = WORKLOADS[name].batch / float(said) if said is not None else 0.0
+    print(f"{name}: by hand {', '.join(f'{variant} {rate:,.0f}/s' for variant, rate in rates.items())}", flush=True)
+    return {"rates": rates, "seconds": time.perf_counter() - started}
+
+
+def searched(name: str, given: argparse.Namespace, door: Door) -> Row:
+    """The document of the search, with the speed of the winner's own code."""
+    settings = WORKLOADS[name].settings(str(FILE))
+    with empty_cache(), tempfile.TemporaryDirectory() as folder, LiveTune() as observer:
+        with Workspace(observer=observer, door=door, history=Path(folder) / "history.sqlite") as workspace:
+            result = redline.tune(**settings, device="cuda", budget=given.budget, workspace=workspace)
+        print(str(result), flush=True)
     document = result.document()
-    (out / f"{name}.txt").write_text(str(result))
-    (out / f"{name}.json").write_text(json.dumps(document, indent=1))
-    alone = run_snippet(document["snippet"], out / f"{name}_snippet.py") if with_snippet else None
-    return row_of(name, workload, document, max(hand.values()), alone, parse_seconds(budget))
-
-
-def by_hand(name: str, variant: str) -> float:
-    """Items per second; 0 where the loop does not run."""
-    done = subprocess.run([sys.executable, str(FILE), name, variant], capture_output=True, text=True)
-    if done.returncode:
-        print(f"{name}: the {variant} loop by hand fails: {done.stderr.strip().splitlines()[-1]}", flush=True)
-        return 0.0
-    return WORKLOADS[name].batch / float(done.stdout.splitlines()[-1])
+    base = f"{name}_{given.budget}"
+    (given.out / f"{base}.txt").write_text(str(result))
+    (given.out / f"{base}.json").write_text(json.dumps(document, indent=1))
+    file = given.out / f"{base}_snippet.py"
+    return {**document, "alone": None if given.no_snippets else run_snippet(document["snippet"], file)}
 
 
 def run_snippet(code: str | None, file: Path) -> float | None:
@@ -83,51 +149,121 @@ def run_snippet(code: str | None, file: Path) -> float | None:
     if code is None:
         return None
     file.write_text(code)
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    with empty_cache():
+        said = output_of([str(file)], SNIPPET_S * 4)
+    return float(said.split()[0]) if said is not None else 0.0
+
+
+def output_of(command: list[str], seconds: float) -> str | None:
+    """The last line that a script prints; None where it fails or takes longer than this."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=None if math.isinf(seconds) else seconds
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{' '.join(command)} took longer than {seconds:.0f} s", flush=True)
+        return None
     if done.returncode:
-        print(f"{file.name} fails: {done.stderr.strip().splitlines()[-1]}", flush=True)
-        return 0.0
-    return float(done.stdout.splitlines()[-1].split()[0])
+        print(f"{' '.join(command)} fails: {done.stderr.strip().splitlines()[-1]}", flush=True)
+        return None
+    return done.stdout.splitlines()[-1]
 
 
-def row_of(
-    name: str, workload: Workload, document: dict[str, Any], by_hand: float, alone: float | None, budget_s: float
-) -> Row:
-    winner, spent = document["winner"], document["spent"]
-    found = winner["throughput_per_s"] if winner else document["leader"]["throughput_per_s"]
-    is_fast = found >= AT_LEAST * by_hand
+def row_of(name: str, given: argparse.Namespace, hand: Row, document: Row) -> Row:
+    winner, leader, spent, alone = (document[key] for key in ("winner", "leader", "spent", "alone"))
+    best_by_hand = max(hand["rates"].values())
+    found = leader["throughput_per_s"] if leader else 0.0
+    failed = spent["failed"] / parse_seconds(given.budget)
+    is_fast = found >= AT_LEAST * best_by_hand
     runs_alone = alone is None or abs(alone / found - 1) <= WITHIN
-    failed = spent["failed"] / budget_s
     return {
         "name": name,
-        "task": workload.task,
-        "by_hand": by_hand,
+        "budget": given.budget,
+        "task": WORKLOADS[name].task,
+        "batch": WORKLOADS[name].batch,
+        "device": document["device_name"],
+        "hand": hand,
+        "by_hand": best_by_hand,
         "found": found,
-        "of_hand": found / by_hand if by_hand else None,
-        "recipe": winner["recipe"] if winner else None,
-        "ratio": [winner["low"], winner["ratio"], winner["high"]] if winner else None,
+        "of_hand": found / best_by_hand if best_by_hand else None,
+        "recipe": leader["recipe"] if leader else None,
+        "ratio": [leader["low"], leader["ratio"], leader["high"]] if leader else None,
+        "has_winner": winner is not None,
         "failed": failed,
         "snippet": alone / found if alone is not None else None,
         "seconds": document["seconds"],
         "spent": spent,
-        "fine": bool(winner and is_fast and runs_alone and failed <= MOST_FAILED),
+        "untried": document["untried"],
+        "fine": bool(winner and best_by_hand and is_fast and runs_alone and failed <= MOST_FAILED),
     }
 
 
-HEADER = (
-    f"    {'workload':<18} {'by hand':>9} {'tune':>9} {'of hand':>8} {'vs baseline':>20} {'failed':>7} "
-    f"{'snippet':>8} {'s':>5}  recipe"
-)
+def rows_of(files: Iterable[Path]) -> dict[Key, Row]:
+    """The rows of earlier calls; a later one of the same workload and budget counts."""
+    lines = (line for file in files if file.exists() for line in file.read_text().splitlines())
+    return {(row["name"], row["budget"]): row for row in map(json.loads, lines)}
 
 
-def told(row: Row) -> str:
-    ratio = "no winner" if row["ratio"] is None else "{1:.2f}x ({0:.2f}-{2:.2f})".format(*row["ratio"])
-    of_hand = f"{row['of_hand']:.2f}" if row["of_hand"] else "–"
-    snippet = "–" if row["snippet"] is None else f"{row['snippet']:.2f}"
-    return (
-        f"{'ok ' if row['fine'] else 'NOT'} {row['name']:<18} {row['by_hand']:>9,.0f} {row['found']:>9,.0f} {of_hand:>8} "
-        f"{ratio:>20} {row['failed']:>6.0%} {snippet:>8} {row['seconds']:>5.0f}  {row['recipe'] or '–'}"
+def write_rows(rows: Iterable[Row], out: Path) -> None:
+    rows = list(rows)
+    (out / "tune_on_gpu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (out / "tune_on_gpu.md").write_text(table_of(rows) + "\n")
+
+
+COLUMNS = (
+    "workload", "budget", "by hand, items/s", "tune, items/s", "tune / hand", "vs baseline", "failed", "snippet / tune",
+    "seconds", "recipe", "spent on", "aims",
+)  # fmt: skip
+
+
+def table_of(rows: Iterable[Row]) -> str:
+    """In the order of the workloads, each budget by itself, with how many reach every aim."""
+    order = list(WORKLOADS)
+    rows = sorted(rows, key=lambda row: (parse_seconds(row["budget"]), order.index(row["name"])))
+    budgets = dict.fromkeys(row["budget"] for row in rows)
+    counts = [
+        f"Budget {budget}: {sum(row['fine'] for row in of)} of {len(of)} reach every aim, "
+        f"{sum((row['of_hand'] or 0) >= 1 for row in of)} are at least as fast as by hand."
+        for budget in budgets
+        for of in [[row for row in rows if row["budget"] == budget]]
+    ]
+    head = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    return "\n".join([*head, *map(line_of, rows), "", *counts])
+
+
+def line_of(row: Row) -> str:
+    return "| {} |".format(" | ".join(cells_of(row)))
+
+
+def cells_of(row: Row) -> list[str]:
+    spent = ", ".join(
+        f"{what} {seconds:.0f}" for what, seconds in row["spent"].items() if what != "reserved" and seconds >= 0.5
     )
+    hand = (
+        f"{row['by_hand']:,.0f}{' (earlier)' if row['hand_is_earlier'] else ''}" if row["by_hand"] else "does not run"
+    )
+    return [
+        f"{row['name']}, batch {row['batch']}",
+        row["budget"],
+        hand,
+        f"{row['found']:,.0f}",
+        f"{row['of_hand']:.2f}" if row["of_hand"] else "–",
+        told_ratio(row),
+        f"{row['failed']:.0%}",
+        f"{row['snippet']:.2f}" if row["snippet"] is not None else "–",
+        f"{row['seconds']:.0f}",
+        row["recipe"] or "–",
+        spent,
+        "met" if row["fine"] else "NOT met",
+    ]
+
+
+def told_ratio(row: Row) -> str:
+    if row["ratio"] is None:
+        return "nothing was timed"
+    low, ratio, high = row["ratio"]
+    interval = f"({low:.2f}–{high:.2f})" if low is not None else "(no interval)"
+    return f"{ratio:.2f}× {interval}{'' if row['has_winner'] else ', no winner'}"
 
 
 if __name__ == "__main__":
