@@ -13,7 +13,7 @@ import redline
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.numerics import LossReference
-from redline.bench.recipe.plain.models import repeated_blocks
+from redline.bench.recipe.plain.models import repeated_blocks, store_inputs
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import TrainingStep
 from redline.errors import BenchError, SpecError
@@ -263,3 +263,32 @@ def test_the_code_that_people_paste_does_the_same() -> None:
     step = redline.recipe("checkpointing", task="train", device="cpu").training_step(trained, loss, x, targets)
     assert torch.isfinite(step(x, targets))
     assert "forward" in vars(trained[0]), "its blocks recompute"
+
+
+def test_a_compiler_stores_what_a_linear_layer_reads() -> None:
+    model = Block().eval()
+    x = torch.randn(1, 8)
+    before = model(x)
+    store_inputs(model)
+    assert torch.equal(model(x), before), "without a compiler nothing changes"
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    assert torch.equal(torch.compile(model, backend=keep)(x), before)
+    (graph,) = graphs
+    linears = [node for node in graph.graph.nodes if node.target is torch._C._nn.linear]
+    assert [node.args[0].target for node in linears] == ["as_strided", "as_strided"]
+
+
+def test_the_code_for_a_tuned_decode_step_stores_what_linear_layers_read() -> None:
+    code = code_of("bf16+static-cache+compile:pdl", "generate", device="cuda")
+    assert code.model_lines[-1] == "store_inputs(model)"
+    names: dict[str, Any] = {}
+    exec(compile("\n".join([*code.imports, "import torch", "\n\n\n".join(code.helpers)]), "<snippet>", "exec"), names)
+    layer = nn.Linear(2, 2)
+    names["store_inputs"](layer)
+    assert len(layer._forward_pre_hooks) == 1
+    assert "store_inputs(model)" not in code_of("compile:pdl", "infer", device="cuda").model_lines

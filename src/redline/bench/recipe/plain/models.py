@@ -69,6 +69,24 @@ def compile_blocks(model: torch.nn.Module, **settings: Any) -> list[str]:
     return names
 
 
+def store_inputs(model: torch.nn.Module) -> None:
+    """Have a compiler store what each linear layer reads, in place.
+
+    Where a product of one row becomes a reduction, the compiler would compute that row anew for every row of the
+    weight: the exponentials of a gated layer cost as much time there as reading the weight.
+    """
+
+    def stored(layer: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not torch.compiler.is_compiling():
+            return None
+        # Inductor must have stored what it is asked to see with other strides; the view itself costs nothing.
+        return (inputs[0].as_strided(inputs[0].shape, inputs[0].stride()), *inputs[1:])
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(stored)
+
+
 def recompute_blocks(model: torch.nn.Module) -> list[str]:
     """Let every repeated block keep its inputs only, in place: the backward computes its insides again."""
     names = repeated_blocks(model)

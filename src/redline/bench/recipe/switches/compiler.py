@@ -10,7 +10,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, literal
-from redline.bench.recipe.plain.models import compile_blocks, kinds_of_blocks, repeated_blocks
+from redline.bench.recipe.plain.models import compile_blocks, kinds_of_blocks, repeated_blocks, store_inputs
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
@@ -82,8 +82,7 @@ class Compile(RecipeSwitch):
         )
 
     def prepare_s(self, task: Task) -> float | None:
-        is_tuned_decode = task == "generate" and self.switch.argument in ("coordinate-descent", "pdl")
-        return DECODE_TUNING_S if is_tuned_decode else None
+        return DECODE_TUNING_S if self._reads_rows(task) else None
 
     def refusal(self, device: Device, task: Task) -> str | None:
         if self.switch.argument == "freeze" and task != "infer":
@@ -118,6 +117,8 @@ class Compile(RecipeSwitch):
             kind = type(setup.workload.model.get_submodule(names[0])).__name__
             setup.notes[self.name] = f"compiled {len(names)} blocks of class {kind} one by one, and nothing around them"
         else:
+            if self._reads_rows(setup.task):
+                store_inputs(setup.workload.model)
             if setup.task == "generate":
                 # The prompt has another shape, and is read once per text.
                 setup.decode = torch.compile(NextToken(setup.model), **self.settings)
@@ -138,9 +139,17 @@ class Compile(RecipeSwitch):
             code.carry(repeated_blocks, compile_blocks)
             code.model_lines.append(f"compile_blocks(model, {settings})")
         elif code.task == "generate":
+            if self._reads_rows(code.task):
+                code.bring_in("from typing import Any")
+                code.carry(store_inputs)
+                code.model_lines.append("store_inputs(model)")
             code.decode_lines.append(f"step = torch.compile(step, {settings})")
         else:
             code.model_lines.append(f"model = torch.compile(model, {settings})")
+
+    def _reads_rows(self, task: Task) -> bool:
+        """Whether products of one row become reductions, which is what inductor tunes best in a decode step."""
+        return task == "generate" and self.switch.argument in ("coordinate-descent", "pdl")
 
     def _settings(self) -> dict[str, Any]:
         options = dict(self.switch.options)
