@@ -8,18 +8,22 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from reported import race_records
+from sqlalchemy import text
 from starlette.testclient import TestClient
 
 import redline
-from redline.api.serve import COOKIE, Access, is_loopback, make_app
+from redline.api import serve
+from redline.api.serve import COOKIE, Access, Answer, Answers, is_loopback, make_app
 from redline.api.serve_state import Live, live_state
 from redline.api.workspace import Workspace
+from redline.protocol import SwitchChoice
 from redline.record import RunRecord, TelemetrySample
 from redline.report.live import LiveState, LiveSweep, Readings
 from redline.search.observer import Observer
@@ -28,6 +32,7 @@ from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
 NASTY = "<script>alert(1)</script>"
+FP16 = SwitchChoice(switch="fp16", family="precision")
 
 
 @pytest.fixture
@@ -202,7 +207,7 @@ def test_viewers_share_one_look_and_a_slow_one_holds_nobody_up() -> None:
         looks += 1
         return LiveState(stored=looks)
 
-    async def watch() -> tuple[list[bytes], int]:
+    async def watch() -> tuple[list[bytes | None], int]:
         live = Live(look)
         async with live.viewing() as first, live.viewing() as second, live.viewing():
             got = [await first.get(), await second.get()]
@@ -211,7 +216,105 @@ def test_viewers_share_one_look_and_a_slow_one_holds_nobody_up() -> None:
     got, left = asyncio.run(watch())
     assert (looks, left) == (1, 0)
     assert got[0] == got[1]
-    assert json.loads(got[0])["stored"] == 1
+    assert got[0] is not None
+    assert json.loads(got[0].removeprefix(b"data: "))["stored"] == 1
+
+
+def test_a_crowd_that_asks_for_one_page_costs_one() -> None:
+    made: list[str] = []
+
+    def make() -> Answer:
+        made.append("page")
+        return Answer("page")
+
+    async def ask() -> None:
+        answers = Answers()
+        await asyncio.gather(*(answers.get("/", make) for _ in range(50)))
+        assert len(made) == 1
+        answers.forget()
+        await answers.get("/", make)
+        await answers.get("/other", make)
+
+    asyncio.run(ask())
+    assert len(made) == 3
+
+
+def test_an_error_of_the_look_ends_the_streams_and_the_next_viewer_is_answered() -> None:
+    said: list[Exception | LiveState] = [ValueError("a bug"), LiveState(stored=7)]
+
+    def look() -> LiveState:
+        answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def watch() -> tuple[bytes | None, bytes | None]:
+        live = Live(look)
+        async with live.viewing() as first:
+            sent_away = await first.get()
+        async with live.viewing() as again:
+            return sent_away, await again.get()
+
+    sent_away, after = asyncio.run(watch())
+    assert sent_away is None
+    assert after is not None
+    assert b'"stored":7' in after
+
+
+def test_a_history_that_is_replaced_or_deleted_is_shown_as_it_is(
+    kept: list[RunRecord], own_history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "FRESH_S", 0.0)
+    browser = client()
+    other = tmp_path / "other.sqlite"
+    with History.open(other) as history:
+        history.finish(kept[-1])
+    assert kept[0].id[:13] in browser.get("/").text
+    other.replace(own_history)
+    start = browser.get("/").text
+    assert (kept[0].id[:13] in start, kept[-1].id[:13] in start) == (False, True)
+    own_history.unlink()
+    assert "nothing measured yet" in browser.get("/").text
+    own_history.write_text("no database" * 100)
+    broken = browser.get("/")
+    assert (broken.status_code, "move the file away" in broken.text) == (503, True)
+    own_history.unlink()
+    with History.open() as history:
+        history.finish(kept[0])
+    assert kept[0].id[:13] in browser.get("/").text
+
+
+def test_a_search_whose_process_is_gone_was_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Observer):
+        """Looks at the search before its process is gone, and after."""
+
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
+            if not self.seen:
+                self.seen = [each.state for each in look_anew().tunes]
+                with monkeypatch.context() as patched:
+                    patched.setattr(ledgers, "is_gone", lambda process: True)
+                    self.seen += [each.state for each in look_anew().tunes]
+
+    observer, door = Killed(), FakeDoor(Landscape(step_s={"*": 0.01}, choices=(FP16,), offset_sigma=0.001))
+    with Workspace(door=door, observer=observer) as workspace:
+        settings: dict[str, Any] = {"budget": "5m", "launch": {"door": "fake"}, "clock": lambda: door.clock_s}
+        redline.tune("resnet50", batch=32, **settings, workspace=workspace)
+    assert observer.seen == ["running", "cut short"]
+    assert look_anew().tunes == ()
+
+
+def test_a_running_record_that_cannot_be_read_hides_nothing_else(kept: list[RunRecord]) -> None:
+    running = msgspec.structs.replace(kept[0], id="e" * 21, stopped=None, closed=None, group=None)
+    with History.open() as history:
+        history.begin(running)
+        history.announcer("watch", "train.py").tell(3, None, "step 3")
+        with history._database.writing() as connection:
+            connection.execute(text("UPDATE records SET head = :head WHERE id = :id"), {"head": b"x", "id": running.id})
+        state = live_state(history)
+    assert (state.records, len(state.watches)) == ((), 1)
 
 
 @pytest.mark.parametrize(

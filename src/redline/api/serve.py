@@ -1,7 +1,7 @@
 """`redline.serve`: the history as web pages, read-only, with live progress as server-sent events.
 
-Viewers never touch the measurement: pages come from read-only transactions, one task looks at the history for all viewers
-together, and telemetry is what the measuring process has written down.
+Viewers do not disturb a measurement: pages come from read-only transactions and are made once for all who ask in the same
+second, one task looks at the history for all viewers together, and telemetry is what the measuring process has written down.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import hmac
 import ipaddress
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,10 +21,10 @@ from urllib.parse import urlsplit
 
 from redline.api.compare import compare
 from redline.api.history import HistoryFilters, history
-from redline.api.serve_state import Live, live_state
+from redline.api.serve_state import Live, Looker
 from redline.api.show import latest, record_and_row
 from redline.api.workspace import Workspace
-from redline.errors import MissingExtra, RedlineError, UsageError
+from redline.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, dashboard_policy
 from redline.report.live import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
@@ -34,6 +36,10 @@ MOST_VIEWERS = 200
 REPORTED = 500
 """How many of the latest records the served report has; `redline report` writes one of all."""
 LONGEST_URL = 4096
+FRESH_S = 1.0
+"""So long a page is given again to whoever asks for it."""
+MAKERS = 2
+"""Pages that are made at the same time."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -109,16 +115,12 @@ class Pages:
 
     workspace: Workspace
 
-    def live(self) -> LiveState:
-        with self.workspace.reading() as kept:
-            return live_state(kept)
-
     def start(self, path: Words, query: Words) -> Answer:
         asked = query.get("limit", "20")
         limit = min(int(asked), 1000) if asked.isdecimal() and int(asked) > 0 else 20
         found = history(limit=limit, workspace=self.workspace)
         rows, _ = latest(20, workspace=self.workspace)
-        return Answer(start_page(found.series, found.left_out, rows, self.live()))
+        return Answer(start_page(found.series, found.left_out, rows))
 
     def series(self, path: Words, query: Words) -> Answer:
         found = history(HistoryFilters(key=path["key"]), workspace=self.workspace)
@@ -156,6 +158,33 @@ class Pages:
         return plain("no such file", 404) if found is None else Answer(found[0], kind=found[1], policy=None)
 
 
+Make: TypeAlias = Callable[[Pages, Words, Words], Answer]
+
+
+class Answers:
+    """Pages of the last second: viewers who ask for the same one cost as much as a single viewer.
+
+    Few are made at a time, so that a crowd does not take the processor from what is being measured.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[float, asyncio.Future[Answer]]] = {}
+        self._makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="page")
+
+    async def get(self, name: str, make: Callable[[], Answer]) -> Answer:
+        now = time.monotonic()
+        self._made = {
+            each: (at, answer) for each, (at, answer) in self._made.items() if now - at < FRESH_S or not answer.done()
+        }
+        if name not in self._made:
+            self._made[name] = now, asyncio.get_running_loop().run_in_executor(self._makers, make)
+        return await asyncio.shield(self._made[name][1])
+
+    def forget(self) -> None:
+        """Another look has found something new: what was made before is out of date."""
+        self._made.clear()
+
+
 def make_app(workspace: Workspace, access: Access) -> Any:
     """The ASGI application: who is let in, and the pages as responses."""
     try:
@@ -165,8 +194,13 @@ def make_app(workspace: Workspace, access: Access) -> Any:
         from starlette.routing import Route
     except ImportError:
         raise MissingExtra("redline serve", "starlette", "serve") from None
-    pages = Pages(workspace)
-    live = Live(pages.live)
+    looker, answers = Looker(), Answers()
+
+    def look() -> LiveState:
+        with workspace.reader() as opened, opened.reading() as kept:
+            return looker.look(kept)
+
+    live = Live(look, answers.forget)
 
     def response(answer: Answer) -> Response:
         headers = HEADERS if answer.policy is None else {**HEADERS, "Content-Security-Policy": answer.policy}
@@ -180,14 +214,21 @@ def make_app(workspace: Workspace, access: Access) -> Any:
             return response(plain("open the address with the token that the server printed when it was started", 401))
         return None
 
-    def shown(make: Callable[[Words, Words], Answer], *, is_open: bool = False) -> Callable[..., Awaitable[Response]]:
+    def shown(make: Make, *asked: str, is_open: bool = False) -> Callable[..., Awaitable[Response]]:
+        def made(path: Words, query: Words) -> Answer:
+            try:
+                with workspace.reader() as opened:
+                    return make(Pages(opened), path, query)
+            except RedlineError as error:
+                is_away = isinstance(error, StoreError) and error.__cause__ is not None
+                return plain(" ".join(str(error).splitlines()), 503 if is_away else 404)
+
         async def answer(request: Request) -> Response:
             if (refused := turned_away(request, is_open=is_open)) is not None:
                 return refused
-            try:
-                return response(await asyncio.to_thread(make, request.path_params, request.query_params))
-            except RedlineError as error:
-                return response(plain(" ".join(str(error).splitlines()), 404))
+            path = dict(request.path_params)
+            query = {name: request.query_params[name] for name in asked if name in request.query_params}
+            return response(await answers.get(f"{make.__name__} {path} {query}", lambda: made(path, query)))
 
         return answer
 
@@ -208,18 +249,15 @@ def make_app(workspace: Workspace, access: Access) -> Any:
             return response(plain("too many viewers", 503))
         return StreamingResponse(_stream(live), 200, HEADERS, "text/event-stream")
 
-    routes = {
-        "/": pages.start,
-        "/series/{key}": pages.series,
-        "/records/{id}": pages.record,
-        "/compare": pages.compared,
-        "/report": pages.report,
-        "/api/history": pages.as_json,
-    }
     return Starlette(
         routes=[
-            *(Route(path, shown(make)) for path, make in routes.items()),
-            Route("/static/{name}", shown(pages.static, is_open=True)),
+            Route("/", shown(Pages.start, "limit")),
+            Route("/series/{key}", shown(Pages.series)),
+            Route("/records/{id}", shown(Pages.record)),
+            Route("/compare", shown(Pages.compared, "a", "b")),
+            Route("/report", shown(Pages.report)),
+            Route("/api/history", shown(Pages.as_json)),
+            Route("/static/{name}", shown(Pages.static, is_open=True)),
             Route("/login", enter),
             Route("/events", events),
         ]
@@ -229,11 +267,8 @@ def make_app(workspace: Workspace, access: Access) -> Any:
 async def _stream(live: Live) -> AsyncIterator[bytes]:
     """What happens, as server-sent events; now and then a sign of life."""
     async with live.viewing() as queue:
-        while True:
-            with suppress(TimeoutError):
-                yield b"data: " + await asyncio.wait_for(queue.get(), 15.0) + b"\n\n"
-                continue
-            yield b": still here\n\n"
+        while (message := await queue.get()) is not None:
+            yield message
 
 
 def serve(

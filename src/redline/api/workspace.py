@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -69,6 +70,8 @@ class Workspace:
         self._scratch: History | None = None
         self._passing: Path | None = None
         self._parent: Workspace | None = None
+        self._reader: History | None = None
+        self._opening = Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -84,6 +87,9 @@ class Workspace:
         self.observer.ended()
         self._stack.close()
         self._doors.clear()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def derived(self, *, door: Door | None = None, observer: Observer | None = None) -> Workspace:
         """The same history behind another door or with another observer. Only the original is closed."""
@@ -199,6 +205,28 @@ class Workspace:
             return
         with History.open(self._location, only_to_read=True, on_note=self.observer.noted) as history:
             yield history
+
+    @contextmanager
+    def reader(self) -> Iterator[Workspace]:
+        """A workspace for one request of a server, on a history that stays open for reading between requests.
+
+        It is opened anew when the file was deleted or replaced. A database server that is away is not waited for.
+        """
+        if self._parent is not None or self._history is not None:
+            yield self
+            return
+        with self._opening:
+            if self._reader is not None and not self._reader.is_current():
+                self._reader.close()
+                self._reader = None
+            opened = self._reader or History.open(self._location, only_to_read=True, patience_s=0.0)
+            if opened.is_current() and self._reader is None:
+                self._reader = opened
+        try:
+            yield Workspace(history=opened, observer=self.observer)
+        finally:
+            if opened is not self._reader:
+                opened.close()
 
     @property
     def journal(self) -> Journal:

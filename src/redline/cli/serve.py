@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from redline.cli.options import WAY, Exit, opt, tell
@@ -28,6 +29,7 @@ def serve(
     """
     from redline.api.serve import serve as run_server
 
+    os.nice(10)  # a measurement on the same machine comes first
     run_server(
         host=host, port=port, token=token, names=tuple(name or ()), on_start=lambda address: tell(f"redline: {address}")
     )

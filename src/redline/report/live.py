@@ -45,7 +45,7 @@ class LiveRecord(Frozen):
     since: float
     blocks: int = 0
     step_s: float | None = None
-    """The median so far."""
+    """The median of its latest blocks."""
     epochs: int = 0
     total_epochs: int | None = None
     """Of a training on data."""
@@ -54,11 +54,12 @@ class LiveRecord(Frozen):
 
 
 class LiveSearch(Frozen):
-    """A tune that is running."""
+    """A tune that is running, or was cut short."""
 
     name: str
     model: str
     trials: int
+    state: Literal["running", "cut short"] = "running"
     leader: str | None = None
     ratio: float | None = None
     left_s: float = 0.0
@@ -103,6 +104,8 @@ class LiveState(Frozen):
     stored: int = 0
     """Records in the history."""
     latest: str | None = None
+    problem: str | None = None
+    """Why the history cannot be read at the moment."""
 
 
 def page(name: str, **values: Any) -> str:
@@ -161,6 +164,6 @@ def picture_of(series: SeriesTrend, width: int = WIDTH, height: int = HEIGHT) ->
     )
 
 
-def start_page(series: Sequence[SeriesTrend], left_out: int, latest: Sequence[Listed], live: LiveState) -> str:
+def start_page(series: Sequence[SeriesTrend], left_out: int, latest: Sequence[Listed]) -> str:
     shown = [(each, picture_of(each, 160, 28)) for each in series]
-    return page("serve_start", series=shown, left_out=left_out, latest=latest, live=live)
+    return page("serve_start", series=shown, left_out=left_out, latest=latest)

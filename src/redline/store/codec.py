@@ -74,7 +74,7 @@ class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-ActivityKind = Literal["sweep", "watch"]
+ActivityKind = Literal["sweep", "tune", "watch"]
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):

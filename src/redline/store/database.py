@@ -15,7 +15,17 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from redline.errors import MissingExtra, StoreError
 from redline.store import layout
-from redline.store.location import KINDS, VARIABLE, describe, file_of, folder_of, for_reading, in_memory, is_missing
+from redline.store.location import (
+    KINDS,
+    VARIABLE,
+    describe,
+    file_of,
+    folder_of,
+    for_reading,
+    identity,
+    in_memory,
+    is_missing,
+)
 from redline.store.outbox import Outbox
 from redline.store.writer import SettleCell, Write, perform
 
@@ -55,8 +65,11 @@ class Database:
         self._on_note = on_note
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._was_there = False
+        self._identity = identity(url)
+        opened = for_reading(url) if only_to_read else url
+        self._is_frozen = "immutable" in opened.query
         with self._in_one_line("open"):
-            self._engine = _engine(for_reading(url) if only_to_read else url, self.location)
+            self._engine = _engine(opened, self.location)
         if only_to_read:
             self._engine = self._engine.execution_options(postgresql_readonly=True)
         self._writer = self._engine.execution_options(**{_WRITES: True})
@@ -131,6 +144,12 @@ class Database:
             self._wait(error, f"what was measured is kept in {outbox.folder} and sent by the next run")
             self._send_waiting()
 
+    def is_current(self) -> bool:
+        """Whether reading on shows what is there now: not of a file that was replaced, nor of a copy in memory."""
+        if self.on_server:
+            return True
+        return self._identity is not None and not self._is_frozen and self._identity == identity(self.url)
+
     @property
     def on_server(self) -> bool:
         return self._engine.dialect.name != "sqlite"
@@ -150,7 +169,7 @@ class Database:
         try:
             connection = engine.connect()
         except DBAPIError as error:
-            if not patient or not self._is_away(error):
+            if not patient or not self._patience_s or not self._is_away(error):
                 raise
             self._wait(error, "nothing was measured meanwhile")
             connection = engine.connect()

@@ -87,13 +87,15 @@ class History:
         *,
         only_to_read: bool = False,
         on_note: OnNote = lambda note: None,
+        patience_s: float | None = None,
     ) -> History:
         """Open the history at a database URL or path; by default `REDLINE_STORE`, else the one of this user.
 
-        `only_to_read` creates no file and no table. `on_note` is told when a server is waited for.
+        `only_to_read` creates no file and no table. A server that goes away is waited for `patience_s` seconds (None: five
+        minutes), and `on_note` is told.
         """
         location = resolve(None if url is None else os.fspath(url))
-        return cls(Database.open(location, only_to_read=only_to_read, on_note=on_note))
+        return cls(Database.open(location, only_to_read=only_to_read, on_note=on_note, patience_s=patience_s))
 
     @property
     def location(self) -> str:
@@ -104,6 +106,10 @@ class History:
     def folder(self) -> Path:
         """Where the files that belong to this history are, such as traces."""
         return folder_of_files(self._database.url)
+
+    def is_current(self) -> bool:
+        """Whether this still reads what is there: not where a file was deleted or replaced since it was opened."""
+        return self._database.is_current()
 
     def close(self) -> None:
         self._database.close()
@@ -165,6 +171,15 @@ class History:
             head: bytes = connection.execute(queries.HEAD_OF, {"record_id": record_id}).one().head
             bodies = _bodies(connection, [record_id]).get(record_id, [])
         return with_found_trace(unpack(record_id, head, bodies), self.folder)
+
+    def load_recent(self, record_id: str, blocks: int) -> tuple[RunRecord, int]:
+        """One record with only its last blocks, and how many there are: cheap for one that is being measured."""
+        with self._database.reading() as connection:
+            found = connection.execute(queries.HEAD_OF, {"record_id": record_id}).first()
+            if found is None:
+                raise StoreError(f"no record {record_id!r} in {self.location}")
+            last = connection.execute(queries.LAST_BLOCKS, {"record_id": record_id, "number": blocks}).all()
+        return unpack(record_id, found.head, [row.body for row in reversed(last)]), last[0].number + 1 if last else 0
 
     def rows(self, **filters: Unpack[Filters]) -> list[Row]:
         """The records that fit, newest first, without what was measured: cheap, and nothing in it can be damaged."""

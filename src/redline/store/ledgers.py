@@ -267,9 +267,12 @@ class TuneLedger:
     def held(self, name: str) -> Iterator[None]:
         """Only one process at a time works on a search; the hold ends with the process, however that ends."""
         with held(self._database, "tune", name) as self._tokens[name]:
+            announcer = Announcer(self._database, "tune", name)
+            announcer.tell(0, None, "")
             try:
                 yield
             finally:
+                announcer.end()
                 del self._tokens[name]
 
     def save(self, row: TuneRow, body: bytes) -> None:

@@ -90,6 +90,16 @@ def is_missing(url: URL) -> bool:
         return False
 
 
+def identity(url: URL) -> tuple[int, int] | None:
+    """Tells a SQLite file from another that is put in its place; None where there is none to look at."""
+    path = _path_of(url)
+    try:
+        found = None if path is None else os.stat(path)
+    except OSError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)
+
+
 def for_reading(url: URL) -> URL:
     """The same location, opened so that nothing is written."""
     path = file_of(url)

@@ -52,8 +52,11 @@ APPEND_BLOCK = insert(blocks).values(
     record_id=bindparam("record_id"), number=NEXT_BLOCK.scalar_subquery(), body=bindparam("body")
 )
 
-LAST_BLOCK = (
-    select(blocks.c.body).where(blocks.c.record_id == bindparam("record_id")).order_by(blocks.c.number.desc()).limit(1)
+LAST_BLOCKS = (
+    select(blocks.c.body, blocks.c.number)
+    .where(blocks.c.record_id == bindparam("record_id"))
+    .order_by(blocks.c.number.desc())
+    .limit(bindparam("number"))
 )
 
 BLOCKS_OF = (

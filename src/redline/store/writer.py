@@ -146,7 +146,7 @@ def keep_point(connection: Connection, record: RunRecord) -> None:
 def _append(connection: Connection, record_id: str, body: bytes, *, again: bool) -> None:
     if connection.execute(queries.LOCK_RECORD, {"record_id": record_id}).first() is None:
         raise NoSuchRecord(f"no record {record_id!r}: begin it before appending to it")
-    if again and connection.execute(queries.LAST_BLOCK, {"record_id": record_id}).scalar() == body:
+    if again and connection.execute(queries.LAST_BLOCKS, {"record_id": record_id, "number": 1}).scalar() == body:
         return
     connection.execute(queries.APPEND_BLOCK, {"record_id": record_id, "body": body})
 

@@ -17,9 +17,11 @@
   ];
   const show = (state) => {
     const lines = [];
+    if (state.problem) lines.push(line([state.problem]));
     for (const tune of state.tunes) {
       const leader = tune.leader ? `leader ${tune.leader}${tune.ratio ? ` ${tune.ratio.toFixed(2)}×` : ""}` : "no leader yet";
-      lines.push(line([`tune ${tune.name}`, `${tune.trials} trials`, leader, `${Math.round(tune.left_s)} s left at most`]));
+      const ahead = tune.state === "running" ? `${Math.round(tune.left_s)} s left at most` : "cut short; the same command goes on";
+      lines.push(line([`tune ${tune.name}`, `${tune.trials} trials`, leader, ahead]));
     }
     for (const sweep of state.sweeps) {
       const count = sweep.total == null ? `${sweep.settled} cells settled` : `${sweep.settled} of ${sweep.total} cells settled`;
@@ -41,6 +43,15 @@
     now.replaceChildren(...lines);
   };
   if (!now) return;
+  // Tables are fetched anew some seconds after a record begins or ends, and not by all viewers at the same moment.
+  let waiting = false;
+  const refresh = async () => {
+    waiting = false;
+    const answer = await fetch(location.pathname + location.search).catch(() => null);
+    if (!answer || !answer.ok) return;
+    const other = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const id of ["benchmarks", "latest"]) document.getElementById(id).replaceWith(other.getElementById(id));
+  };
   const source = new EventSource("/events");
   let latest;
   source.onopen = () => { connection.textContent = "live"; };
@@ -48,7 +59,11 @@
   source.onmessage = (event) => {
     const state = JSON.parse(event.data);
     show(state);
-    if (latest !== undefined && state.latest !== latest && !state.records.length) location.reload();
-    latest = state.latest;
+    const seen = `${state.latest} ${state.records.length} ${state.stored}`;
+    if (latest !== undefined && seen !== latest && !waiting) {
+      waiting = true;
+      setTimeout(refresh, 1000 + 7000 * Math.random());
+    }
+    latest = seen;
   };
 })();
