@@ -11,6 +11,7 @@ from kineto import ADD, GEMM, REDUCE, TraceMaker, training_trace
 
 from redline.analyze.profile import Profile, profile_of
 from redline.record import RunRecord, TraceRef
+from redline.spec import Recipe
 from redline.trace.decode import read_trace, read_traces
 
 US = 1000
@@ -132,6 +133,41 @@ class TestWithItsRecord:
             bounds += [each.gain_bound for each in profile.findings if each.code == "fp32-matmul"]
         assert bounds[:2] == pytest.approx([2.0, 1 / 0.7], rel=0.01)
         assert 1 < bounds[2] < bounds[1]
+
+    def test_a_host_that_was_quicker_now_and_then_does_not_lower_what_work_can_save(self, profiled, recorded) -> None:
+        """The first steps of a block find a host that has just been waiting: what faster products bring is not held to it."""
+        maker = two_steps(late_us=5, names=("ampere_sgemm_128x64_tn", GEMM))
+        record = recorded(step_s=200e-6, issue_share=0.8)
+        (block,) = record.blocks
+        issue_s = (*block.issue_s[:3], *[60e-6] * 5, *[200e-6] * 12)  # then it is quick, until its queue is full
+        quick = msgspec.structs.replace(block, issue_s=issue_s)
+        profile = profiled(maker, msgspec.structs.replace(record, blocks=(quick,)))
+        (found,) = [each for each in profile.findings if each.code == "fp32-matmul"]
+        assert profile.capture is not None
+        assert (profile.capture.issue_share, profile.capture.least_issue_s) == (pytest.approx(0.8), 60e-6)
+        assert found.gain_bound == pytest.approx(2.0, rel=0.01)
+        assert found.saves_s == pytest.approx(2 * 0.2 * 200e-6, rel=0.01)
+
+    def test_where_issuing_says_nothing_work_may_save_all_its_time(self, profiled, recorded) -> None:
+        record = recorded(step_s=200e-6, issue_share=0.99)
+        assert record.prepared is not None
+        waits = msgspec.structs.replace(record.prepared, step_synchronises=True)
+        record = msgspec.structs.replace(record, prepared=waits)
+        profile = profiled(two_steps(late_us=5, names=("ampere_sgemm_128x64_tn", GEMM)), record)
+        (found,) = [each for each in profile.findings if each.code == "fp32-matmul"]
+        assert found.gain_bound == pytest.approx(2.0, rel=0.01)
+
+    def test_a_compiler_is_not_held_to_the_host_of_what_it_replaces(self, profiled, recorded) -> None:
+        profile = profiled(two_steps(), recorded(step_s=200e-6, issue_share=0.8))
+        (found,) = [each for each in profile.findings if each.code == "elementwise"]
+        assert found.gain_bound == pytest.approx(2.0, rel=0.01)
+
+    def test_strict_products_under_tf32_are_told_to_go_further(self, profiled, recorded) -> None:
+        maker = two_steps(names=("ampere_sgemm_128x64_tn", GEMM))
+        record = recorded(step_s=200e-6, issue_share=0.2)
+        spec = msgspec.structs.replace(record.spec, recipe=Recipe.parse("tf32"))
+        (found, *_) = profiled(maker, msgspec.structs.replace(record, spec=spec)).findings
+        assert (found.code, found.recipe) == ("fp32-matmul", "tf32+amp")
 
     def test_what_capturing_cost_is_told(self, profiled, recorded) -> None:
         capture = profiled(two_steps(), recorded(step_s=200e-6, issue_share=0.5)).capture

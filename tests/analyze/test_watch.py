@@ -115,6 +115,15 @@ def test_what_comes_after_the_last_step_is_counted() -> None:
     assert rates_of([FakeLog([*steps[:10], early, *steps[10:]])]).steps_per_s == pytest.approx(10.0)
 
 
+def test_a_slow_end_of_the_last_step_is_an_outlier_like_any_other() -> None:
+    steps = [row(n, other=1.0 if n in (10, 20) else 0.0) for n in range(30)]
+    tail = {"kind": 2.0, "step": 30.0, "other": 1.0}
+    rates = rates_of([FakeLog([*steps, tail])])
+    usual = 30 * rates.median_step_s
+    assert (rates.outliers, rates.outlier_share) == (3, pytest.approx(3 / (3 + usual)))
+    assert rates_of([FakeLog([*steps, {**tail, "other": 0.01}])]).outliers == 2
+
+
 def test_work_that_the_device_had_still_to_do_is_counted() -> None:
     steps = [row(n) for n in range(20)]  # the last ends at 2.0 by the host's clock
     on_device = {"kind": 1.0, "step": 19.0, "ended": 3.5, "paused": 0.5, "forward": 1.0}

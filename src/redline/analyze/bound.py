@@ -361,8 +361,18 @@ def is_fused(record: RunRecord | None) -> bool:
 
 def telling_host_share(record: RunRecord) -> float | None:
     """The host's share of a step, where it says who waits for whom."""
-    has_say = _not_measured(record) is None and _untold_by_issuing(record) is None
-    return host_share(record) if has_say else None
+    return host_share(record) if _issuing_tells(record) else None
+
+
+def least_issue_s(record: RunRecord) -> float | None:
+    """The shortest issue of a step. The usual one is longer: a host that has just been waiting is slow at first, and one
+    whose queue is full waits for the device."""
+    issues = [issue_s for block in timed_blocks(record, "throughput") for issue_s in block.issue_s]
+    return min(issues, default=None) if _issuing_tells(record) else None
+
+
+def _issuing_tells(record: RunRecord) -> bool:
+    return _not_measured(record) is None and _untold_by_issuing(record) is None
 
 
 Tested = tuple[float, Bound] | None

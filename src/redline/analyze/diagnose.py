@@ -90,13 +90,26 @@ WORK_SAVES: dict[LossCode, float] = {
 
 
 def _beside_the_host(profile: Profile, loss: Loss) -> Loss:
-    """With less work the device waits for the host, but for the host as it is without the profiler that slows it."""
-    share = profile.capture.issue_share if profile.capture is not None else None
-    if share is None or loss.code not in WORK_SAVES or not profile.has_device:
+    """What less work of the device saves beside the host as it is without the profiler, which slows it down."""
+    capture = profile.capture
+    timed = capture is not None and capture.step_s is not None and profile.steps is not None and profile.has_device
+    if not timed or loss.code not in WORK_SAVES:
         return loss
-    room_s = profile.wall_s * max(1 - share, 0.0)
-    saves_s, most_s = (min(loss.seconds * part, room_s) for part in (WORK_SAVES[loss.code], 1.0))
-    return msgspec.structs.replace(loss, saves_s=max(loss.saves_s, saves_s), most_s=max(loss.most_s, most_s))
+    assert capture is not None
+    saves_s = loss.saves_s
+    if capture.issue_share is not None:
+        room_s = profile.wall_s * max(1 - capture.issue_share, 0.0)
+        saves_s = max(saves_s, min(loss.seconds * WORK_SAVES[loss.code], room_s))
+    most_s = max(min(loss.seconds, profile.wall_s - _least_host_s(profile, loss)), saves_s, loss.most_s)
+    return msgspec.structs.replace(loss, saves_s=saves_s, most_s=most_s)
+
+
+def _least_host_s(profile: Profile, loss: Loss) -> float:
+    """What the host needs at the very least for the profiled steps, once this work is done in the better way."""
+    issue_s = profile.capture.least_issue_s if profile.capture is not None else None
+    if issue_s is None or loss.code == "elementwise":  # a compiler takes most of the host's work away with it
+        return 0.0
+    return max(issue_s * (profile.steps_seen or 0) - loss.host_s, 0.0)
 
 
 def _by_names(profile: Profile) -> list[Loss]:

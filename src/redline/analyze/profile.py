@@ -9,7 +9,14 @@ import msgspec
 import numpy as np
 
 from redline.analyze.blocks import timed_blocks
-from redline.analyze.bound import Bound, TraceEvidence, bound_of_counters, bound_of_trace, telling_host_share
+from redline.analyze.bound import (
+    Bound,
+    TraceEvidence,
+    bound_of_counters,
+    bound_of_trace,
+    least_issue_s,
+    telling_host_share,
+)
 from redline.analyze.diagnose import Explained, diagnose, explained
 from redline.analyze.finding import Finding
 from redline.analyze.generation import Generation, generation_of
@@ -77,6 +84,8 @@ class Capture(Frozen):
     """What each switch of the recipe does to the program."""
     issue_share: float | None = None
     """Host time to issue a step over the time of a step, without the profiler; None where that says nothing."""
+    least_issue_s: float | None = None
+    """The shortest that the host was seen to need for a step, without the profiler; None where that says nothing."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -419,4 +428,5 @@ def _capture(record: RunRecord, steps: Steps | None) -> Capture:
         trace=trace.path if trace else None,
         switches=prepared.switches if prepared else {},
         issue_share=telling_host_share(record),
+        least_issue_s=least_issue_s(record),
     )

@@ -240,7 +240,10 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     whole = lead.seconds
     middle = float(np.median(wall))
     later = wall[FIRST_STEPS:]
-    slow = later[later > OUTLIER * middle]
+    slow = later[later > OUTLIER * middle] - middle
+    # What the last step left behind it belongs to no row, but makes that step as slow as it would any other.
+    if (tail := float(lead.tail_s.sum())) > (OUTLIER - 1) * middle:
+        slow = np.append(slow, tail)
     per_s = [_samples_per_s(rank) for rank in ranks]
     known = [each for each in per_s if each is not None]
     return Rates(
@@ -251,7 +254,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
         first_step_s=float(lead.wall_s[0]),
         median_step_s=middle,
         outliers=len(slow),
-        outlier_share=float((slow - middle).sum()) / whole if whole > 0 else None,
+        outlier_share=float(slow.sum()) / whole if whole > 0 else None,
         shares=lead.shares(),
         host_shares=lead.shares(of_host=True),
         device_clock=lead.has_device_clock,

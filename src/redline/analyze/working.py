@@ -93,7 +93,10 @@ def fp32_products(profile: Profile, loss: Loss) -> Finding | None:
         return None
     on_amd = hardware.maker == "amd"
     check = "the numerics check tells what it costs" if profile.capture is not None else "compare the outputs"
-    if hardware.has_tf32:
+    tf32_is_on = any(switch.name == "tf32" for switch in recipe_of(profile))
+    if tf32_is_on:
+        next_step = advice(profile, "amp", f"tf32 is on, and these kernels do not use it; {check}", "torch.autocast")
+    elif hardware.has_tf32:
         next_step = advice(
             profile,
             "tf32",

@@ -51,6 +51,8 @@ class Loss(Frozen):
     """Pieces of work, or calls."""
     what: str = ""
     """What took most of it."""
+    host_s: float = 0.0
+    """Of work: the host's time, under the profiler, that goes with it where it is done in another way."""
 
 
 @dataclass
@@ -61,12 +63,14 @@ class _Sum:
     count: int = 0
     what: str = ""
     longest: int = 0
+    host: int = 0
 
-    def add(self, ns: int, saved: int, most: int | None = None, count: int = 0, what: str = "") -> None:
+    def add(self, ns: int, saved: int, most: int | None = None, count: int = 0, what: str = "", host: int = 0) -> None:
         self.ns += ns
         self.saved += saved
         self.most += max(saved, ns) if most is None else most
         self.count += count
+        self.host += host
         if what and ns > self.longest:
             self.what, self.longest = what, ns
 
@@ -98,7 +102,7 @@ def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiti
     total = Sums(_Sum)
     for sums in each:
         for code, one in sums.items():
-            total[code].add(one.ns, one.saved, max(one.most, one.saved), one.count, one.what)
+            total[code].add(one.ns, one.saved, max(one.most, one.saved), one.count, one.what, one.host)
     found = [
         Loss(
             code=code,
@@ -107,6 +111,7 @@ def losses_of(runs: Sequence[DeviceRun]) -> tuple[list[Loss], list[Calls], Waiti
             most_s=seconds(one.most),
             count=one.count,
             what=one.what,
+            host_s=seconds(one.host),
         )
         for code, one in total.items()
         if one.ns or one.saved
@@ -318,7 +323,7 @@ def _of_work(run: DeviceRun, sums: Sums) -> None:
     if not in_training:
         found.append(("norm", links.are(lambda name: name.is_fixed_norm), 1.0))
     for code, rows, share in found:
-        _add_work(run, sums[code], rows, share)
+        _add_work(run, sums[code], rows, share, same_operators=code == "fp32")
     cold = cold_kernels(run.recorded)
     excess = cold.excess[run.view.rows]
     if excess.any():
@@ -328,7 +333,8 @@ def _of_work(run: DeviceRun, sums: Sums) -> None:
         sums["cold"].add(int(excess.sum()), saved, max(most, saved), cold.steps, _longest(run, cold.excess > 0))
 
 
-def _add_work(run: DeviceRun, total: _Sum, rows: Mask, share: float) -> None:
+def _add_work(run: DeviceRun, total: _Sum, rows: Mask, share: float, *, same_operators: bool) -> None:
+    """`same_operators`: the better way is another kernel of the same operator, which the host still has to call."""
     mine = rows[run.view.rows]
     if not mine.any():
         return
@@ -339,7 +345,11 @@ def _add_work(run: DeviceRun, total: _Sum, rows: Mask, share: float) -> None:
     most = replay.saved(without_work=shorter, without_host=host)
     saved = most if share == 1.0 else replay.saved(without_work=(shorter * share).astype(np.int64))
     ns = int(links.trace.work.duration[run.view.rows][mine].sum())
-    total.add(ns, saved, max(most, saved), int(mine.sum()), _longest(run, rows))
+    goes = host.total
+    if same_operators:
+        calls, launches = links.trace.calls, links.call[run.view.rows[mine & links.is_launched[run.view.rows]]]
+        goes = union(calls.start[launches], calls.end[launches]).total
+    total.add(ns, saved, max(most, saved), int(mine.sum()), _longest(run, rows), goes)
 
 
 def _longest(run: DeviceRun, rows: Mask) -> str:
