@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from redline.analyze import bound as rules
-from redline.analyze.bound import Attainable, TraceEvidence, bound, bound_of_counters, bound_of_trace, host_share
+from redline.analyze.attainable import Attainable
+from redline.analyze.bound import TraceEvidence, bound, bound_of_counters, bound_of_trace, host_share
 from redline.record import Failure
 from redline.training import Epoch
 

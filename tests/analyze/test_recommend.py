@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from reported import failed_record, fake_door, race_records, sweep_records
 
-from redline.analyze.curves import curves_of
 from redline.analyze.recommend import Advice, headline, recommend
+from redline.analyze.recommend.evidence import curves_of
 from redline.analyze.replicates import lines_of
 from redline.analyze.summary import summarize
 from redline.record import Numerics, RunRecord

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.bound import Bound, attainable, bound
+from redline.analyze.attainable import attainable
+from redline.analyze.bound import Bound, bound
 from redline.analyze.roofline import Roofline, roofline, roofline_of
 from redline.analyze.summary import summarize
 from redline.note import note

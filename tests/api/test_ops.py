@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from redline.analyze.ops import operator_row
+from redline.analyze.attainable import operator_row
 from redline.api.ops import OPERATORS, _cases, ops
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from invoking import invoke
 
-from redline.analyze.command_line import command_line
+from redline.analyze.advice import command_line
 from redline.api.train import training_table
 from redline.api.workspace import Workspace
 from redline.errors import UsageError

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from redline.analyze.advice import command_line
 from redline.analyze.blocks import (
     latency_blocks,
     limit_bytes,
@@ -17,7 +18,6 @@ from redline.analyze.blocks import (
     resident_bytes,
     retries_while_timed,
 )
-from redline.analyze.command_line import command_line
 from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, ThroughputInterval, summarize

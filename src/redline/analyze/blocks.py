@@ -1,4 +1,4 @@
-"""Which blocks a record's figures come from, and how contention between sessions is taken out of them.
+"""Which blocks a record's figures come from, those figures, and how contention between sessions is taken out of them.
 
 On a GPU, processes that take turns can affect each other. On an H200, compiled steps replayed from CUDA graphs ran up to
 8 % faster in every block that followed another process, at the same clock, than by themselves; a deployed model runs by
@@ -11,13 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from statistics import median
+from typing import Any
 
 import msgspec
 
 from redline.analyze.statistics import Ratio, paired_ratio
-from redline.record import Block, Memory, RunRecord, TimeKind
+from redline.record import (
+    Block,
+    Memory,
+    RunRecord,
+    TimeKind,
+)
 
+ENERGY_LEAST_S = 1.0
+"""A driver's counter of joules moves every 20 to 100 ms: below this, a figure would be off by a tenth or more."""
 FEWEST_BLOCKS = 2
 """Of each sort: a single one may be an outlier."""
 SMALLEST_SHIFT = 0.01
@@ -171,3 +180,55 @@ def peak(record: RunRecord, figure: str) -> int | None:
 
 def _timed(record: RunRecord) -> Iterator[Memory]:
     return (block.memory for block in record.blocks if block.samples)
+
+
+def largest_memory(record: RunRecord) -> Memory | None:
+    """The peak of each figure over the timed blocks; None where the device has no such figure."""
+    if next(_timed(record), None) is None:
+        return None
+    return Memory(**{figure: peak(record, figure) for figure in Memory.__struct_fields__})
+
+
+def median_step_s(blocks: Sequence[Block]) -> float | None:
+    samples = list(chain.from_iterable(block.samples for block in blocks))
+    return median(samples) if samples else None
+
+
+def per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None:
+    timed = [block for block in blocks if block.wall_s > 0]
+    wall_s = sum(block.wall_s for block in timed)
+    return items * _steps(timed) / wall_s if items and wall_s else None
+
+
+def energy_figures(blocks: Sequence[Block], items: int | None) -> dict[str, Any]:
+    metered = [block for block in blocks if block.energy_j is not None]
+    found = metered_energy(metered)
+    if found is None:
+        return {}
+    energy_j, wall_s = found
+    if wall_s < ENERGY_LEAST_S or not energy_j:
+        return {"energy_too_short": True}
+    count = (items or 0) * _steps(metered)
+    per_item = {"energy_per_item_j": energy_j / count, "items_per_j": count / energy_j} if count else {}
+    return {**per_item, "power_w": energy_j / wall_s}
+
+
+def utilisation_of(record: RunRecord) -> float | None:
+    seen = [look.utilisation for block in record.blocks for look in block.telemetry if look.utilisation is not None]
+    return sum(seen) / len(seen) if seen else None
+
+
+def _steps(blocks: Iterable[Block]) -> int:
+    """Wall time and energy are of whole blocks, so the settling steps count."""
+    return sum(len(block.samples) + len(block.settling) for block in blocks)
+
+
+def phase_medians(record: RunRecord) -> dict[str, float] | None:
+    """The median of each phase of a training step; None for inference."""
+    if record.spec.workload.task == "infer":
+        return None
+    pooled: dict[str, list[float]] = {}
+    for block in timed_blocks(record, "throughput"):
+        for phase, samples in block.phases.items():
+            pooled.setdefault(phase, []).extend(samples)
+    return {phase: median(samples) for phase, samples in pooled.items() if samples} or None

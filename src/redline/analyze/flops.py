@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from redline.analyze.bound import LimitedBy
+from redline.analyze.attainable import LimitedBy
 from redline.analyze.summary import RunSummary
 from redline.note import Note
 from redline.record import DeviceInfo, WorkloadInfo

@@ -20,15 +20,22 @@ from redline.analyze.bound import (
 from redline.analyze.diagnose import Explained, diagnose, explained
 from redline.analyze.finding import Finding
 from redline.analyze.generation import Generation, generation_of
-from redline.analyze.hardware import Hardware, hardware_by_kernels, hardware_of
-from redline.analyze.operator_limits import OperatorLimit, operator_limits
-from redline.analyze.slowest import SlowestRank, host_losses, slowest_rank, works_of
+from redline.analyze.hardware import Hardware, OperatorLimit, hardware_by_kernels, hardware_of, operator_limits
+from redline.analyze.profile_ranks import (
+    RankTime,
+    SlowestRank,
+    host_losses,
+    rank_times,
+    slowest_rank,
+    with_waiting,
+    works_of,
+)
 from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
-from redline.trace.collectives import CollectiveRow, Straggler, Waiting, collective_rows, host_calls, waiting_of
+from redline.trace.collectives import CollectiveRow, Straggler, collective_rows, host_calls, waiting_of
 from redline.trace.columns import Lost, Trace, Work
 from redline.trace.critical import CriticalPath, critical_path
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
@@ -49,7 +56,7 @@ from redline.trace.links import Links, named
 from redline.trace.losses import Loss, gradient_reductions, losses_of
 from redline.trace.memory import MemoryLine, memory_lines
 from redline.trace.operators import OperatorRow, class_times, operator_rows
-from redline.trace.replay import DeviceRun, device_runs
+from redline.trace.replay import device_runs
 from redline.trace.timeline import Strip, Timeline, host_time, strip_of, timeline_of
 from redline.trace.tree import PartRow, TreeNode, parts_of, tree_of
 from redline.trace.vendors.tool import Counter, Reading, bandwidth_share, counters_of
@@ -91,21 +98,6 @@ class Capture(Frozen):
     def capabilities(self) -> Capabilities:
         """Of the whole recipe."""
         return Capabilities.together(self.switches.values())
-
-
-class RankTime(Frozen):
-    """One device of one trace."""
-
-    source: str
-    rank: int | None
-    device: int
-    timeline: Timeline
-    idle: Idle
-    world_size: int | None = None
-    process: str | None = None
-    """Of a file that holds several."""
-    waiting_s: float | None = None
-    """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
 
 
 class Profile(Frozen):
@@ -220,7 +212,7 @@ def profile_of(
         host=host_of(hosts, timeline.busy_s if has_device else 0.0),
         copies=tuple(copy_rows(cut)),
         counters=(),
-        ranks=tuple(_with_waiting(_ranks(every, cut), waiting)),
+        ranks=tuple(with_waiting(rank_times(every, cut), waiting)),
         lost=_lost(links),
         has_device=has_device,
         sources=tuple(dict.fromkeys(trace.source for trace in traces)),
@@ -335,45 +327,6 @@ def evidence_of(profile: Profile) -> TraceEvidence:
         busy_share=min(timeline.busy_s / profile.wall_s, 1.0) if known else None,
         compute_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "compute"),
         memory_limited_s=sum(row.device_s for row in profile.limits if row.limited_by == "memory"),
-    )
-
-
-def _ranks(runs: Sequence[DeviceRun], traces: Sequence[Trace]) -> list[RankTime]:
-    """Devices; where there are none, the hosts of traces that belong to ranks."""
-    if runs:
-        return list(map(_rank, runs))
-    return [
-        RankTime(
-            source=trace.source,
-            rank=trace.rank,
-            device=0,
-            timeline=timeline_of([host_time(trace)]),
-            idle=idle_of([]),
-            world_size=trace.world_size,
-            process=trace.process,
-        )
-        for trace in traces
-        if trace.rank is not None and (trace.world_size or 1) > 1
-    ]
-
-
-def _with_waiting(ranks: Sequence[RankTime], waiting: Waiting) -> list[RankTime]:
-    if not waiting.from_ranks or len(ranks) != len(waiting.waits):
-        return list(ranks)
-    waited = [float(np.nansum(waits)) / 1e9 for waits in waiting.waits]
-    return [msgspec.structs.replace(rank, waiting_s=each) for rank, each in zip(ranks, waited, strict=True)]
-
-
-def _rank(run: DeviceRun) -> RankTime:
-    trace = run.recorded.trace
-    return RankTime(
-        source=trace.source,
-        rank=trace.rank,
-        device=run.view.device,
-        timeline=timeline_of([run.time]),
-        idle=idle_of([run.idle]),
-        world_size=trace.world_size,
-        process=trace.process,
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from redline.analyze.bound import Attainable, Bound, ClassLimit, LimitedBy, attainable, bound, step_s
+from redline.analyze.attainable import Attainable, ClassLimit, LimitedBy, attainable
+from redline.analyze.bound import Bound, bound, step_s
 from redline.note import Note, note
 from redline.record import RunRecord
 from redline.spec import Frozen

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from redline.analyze.advice import worth_trying
+from redline.analyze.advice import command_line, worth_trying
 from redline.analyze.blocks import (
+    phase_medians,
+    energy_figures,
+    largest_memory,
     latency_blocks,
-    metered_energy,
+    median_step_s,
+    per_wall_second,
     ratio_in_turns,
     round_medians_s,
     timed_blocks,
+    utilisation_of,
 )
 from redline.analyze.bound import Bound, bound
-from redline.analyze.command_line import command_line
 from redline.analyze.generation import TokenTimes, generation_of
 from redline.analyze.load import LoadSummary, load_of
 from redline.analyze.race import TIME_BAND, RaceVerdict, verdict_of
@@ -43,9 +47,6 @@ from redline.record import (
 )
 from redline.spec import Frozen, Task
 from redline.work import Ceilings
-
-ENERGY_LEAST_S = 1.0
-"""A driver's counter of joules moves every 20 to 100 ms: below this, a figure would be off by a tenth or more."""
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
 """What is known of the limits of the device a record was measured on."""
@@ -239,7 +240,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         bound=bound(record, ceilings),
         group=record.group,
         batch=batch_of(record),
-        memory=_memory(record),
+        memory=largest_memory(record),
         rank_peak_bytes=rank_peaks(record.blocks) if record.spec.ranks > 1 else (),
         straggler=late.rank if (late := late_rank(record)) is not None else None,
         failure=record.failure.brief() if record.failure is not None else None,
@@ -266,7 +267,7 @@ def _row(record: RunRecord, first: RunRecord | None, ceilings: Ceilings | None) 
         row = msgspec.structs.replace(row, training=training)
         if record.failure is None:
             # Of whole epochs: medians of single steps do not see a loader that stalls now and then.
-            return msgspec.structs.replace(row, throughput_per_s=training.samples_per_s, phases_s=_phases(record))
+            return msgspec.structs.replace(row, throughput_per_s=training.samples_per_s, phases_s=phase_medians(record))
     if record.failure is not None:
         return row
     return _with_tokens(_with_speed(row, record, first), record, ceilings)
@@ -292,8 +293,8 @@ def _with_tokens(row: RunSummary, record: RunRecord, ceilings: Ceilings | None) 
 def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> RunSummary:
     blocks = timed_blocks(record, "throughput")
     items = row.items_per_step
-    step_s = _median_step_s(blocks)
-    interval, by_wall = _throughput_interval(blocks, items), _per_wall_second(blocks, items)
+    step_s = median_step_s(blocks)
+    interval, by_wall = _throughput_interval(blocks, items), per_wall_second(blocks, items)
     per_s = items / step_s if items and step_s else None
     return msgspec.structs.replace(
         row,
@@ -302,9 +303,9 @@ def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> 
         throughput_wall_per_s=by_wall,
         sustained_per_s=by_wall if _stalled(per_s, interval, by_wall) else None,
         latency_s=_latency(record),
-        phases_s=_phases(record),
-        **_energy(blocks, items),
-        utilisation=_utilisation(record),
+        phases_s=phase_medians(record),
+        **energy_figures(blocks, items),
+        utilisation=utilisation_of(record),
         vs_first=_versus(record, first),
     )
 
@@ -338,7 +339,7 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
         low=paired.low if paired else None,
         high=paired.high if paired else None,
         latency_change=_change(own_latency.p50, first_latency.p50) if own_latency and first_latency else None,
-        memory_change=_memory_change(_memory(record), _memory(first)),
+        memory_change=_memory_change(largest_memory(record), largest_memory(first)),
     )
 
 
@@ -382,57 +383,6 @@ def _latency(record: RunRecord) -> Latency | None:
     )
 
 
-def _phases(record: RunRecord) -> dict[str, float] | None:
-    if record.spec.workload.task == "infer":
-        return None
-    pooled: dict[str, list[float]] = {}
-    for block in timed_blocks(record, "throughput"):
-        for phase, samples in block.phases.items():
-            pooled.setdefault(phase, []).extend(samples)
-    return {phase: median(samples) for phase, samples in pooled.items() if samples} or None
-
-
-def _memory(record: RunRecord) -> Memory | None:
-    """The peak of each figure over the timed blocks; None where the device has no such figure."""
-    blocks = [block.memory for block in record.blocks if block.samples]
-    if not blocks:
-        return None
-
-    def peak(figure: str) -> int | None:
-        return max((value for memory in blocks if (value := getattr(memory, figure)) is not None), default=None)
-
-    return Memory(**{figure: peak(figure) for figure in Memory.__struct_fields__})
-
-
-def _median_step_s(blocks: Sequence[Block]) -> float | None:
-    samples = list(chain.from_iterable(block.samples for block in blocks))
-    return median(samples) if samples else None
-
-
-def _per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None:
-    timed = [block for block in blocks if block.wall_s > 0]
-    wall_s = sum(block.wall_s for block in timed)
-    return items * _steps(timed) / wall_s if items and wall_s else None
-
-
-def _energy(blocks: Sequence[Block], items: int | None) -> dict[str, Any]:
-    metered = [block for block in blocks if block.energy_j is not None]
-    found = metered_energy(metered)
-    if found is None:
-        return {}
-    energy_j, wall_s = found
-    if wall_s < ENERGY_LEAST_S or not energy_j:
-        return {"energy_too_short": True}
-    count = (items or 0) * _steps(metered)
-    per_item = {"energy_per_item_j": energy_j / count, "items_per_j": count / energy_j} if count else {}
-    return {**per_item, "power_w": energy_j / wall_s}
-
-
-def _utilisation(record: RunRecord) -> float | None:
-    seen = [look.utilisation for block in record.blocks for look in block.telemetry if look.utilisation is not None]
-    return sum(seen) / len(seen) if seen else None
-
-
 def with_price(rows: Sequence[RunSummary], per_hour: float) -> list[RunSummary]:
     """With what a million items cost at this price of the machine."""
     return [
@@ -442,8 +392,3 @@ def with_price(rows: Sequence[RunSummary], per_hour: float) -> list[RunSummary]:
 
 def cost_per_million(per_s: float | None, per_hour: float) -> float | None:
     return per_hour / 3600 / per_s * 1e6 if per_s else None
-
-
-def _steps(blocks: Iterable[Block]) -> int:
-    """Wall time and energy are of whole blocks, so the settling steps count."""
-    return sum(len(block.samples) + len(block.settling) for block in blocks)

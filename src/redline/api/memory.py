@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import msgspec
 from rich.console import RenderableType
 
-from redline.analyze.command_line import command_line
+from redline.analyze.advice import command_line
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.note import Note, note

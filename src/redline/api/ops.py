@@ -8,7 +8,7 @@ from typing import Any, Unpack, get_args
 
 from rich.console import RenderableType
 
-from redline.analyze.ops import OperatorRow, by_time, operator_row
+from redline.analyze.attainable import OperatorRow, by_time, operator_row
 from redline.api.settings import Settings, listed, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError

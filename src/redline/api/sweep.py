@@ -11,8 +11,7 @@ from rich.console import RenderableType
 
 from redline.analyze.replicates import replicate_rows
 from redline.analyze.summary import CeilingsOf, RunSummary, with_price
-from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
-from redline.analyze.targets import TokenTargets, UnderTargets, under_targets
+from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, TokenTargets, UnderTargets, under_targets
 from redline.api.settings import OtherSettings, described_model, listed, takes_settings, with_named_functions
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError

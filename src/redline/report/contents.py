@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from redline.analyze.curves import Curve, curves_of
 from redline.analyze.load import LoadSummary
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.recommend import Advice, headline, recommend
+from redline.analyze.recommend.evidence import Curve, curves_of
 from redline.analyze.replicates import Line, lines_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.training import TrainingSummary

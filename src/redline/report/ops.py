@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.ops import OperatorRow
+from redline.analyze.attainable import OperatorRow
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
 from redline.units import format_seconds, format_share, significant

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from redline.analyze.batch import BatchFinding
-from redline.analyze.curves import Curve
 from redline.analyze.profile import Profile
+from redline.analyze.recommend.evidence import Curve
 from redline.analyze.summary import RunSummary
 from redline.analyze.training import TrainingSummary
 from redline.identity import Subject

@@ -10,8 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from redline.analyze.profile import Profile, RankTime
+from redline.analyze.profile import Profile
 from redline.analyze.profile_diff import Changed, ProfileDiff, counts
+from redline.analyze.profile_ranks import RankTime
 from redline.errors import SpecError
 from redline.report.profile_facts import facts, hints, title, told_part, told_time
 from redline.report.terminal import Fitted, as_text, plain_table

@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
-from redline.analyze.sweep import Estimate, SweepCell, SweepSummary
-from redline.analyze.targets import UnderTargets
+from redline.analyze.sweep import Estimate, SweepCell, SweepSummary, UnderTargets
 from redline.report.cells import TRUST_STYLE, cheapest, energy_cells, energy_columns
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from redline.analyze.curves import Curve
 from redline.analyze.recommend.evidence import (
     CLEARLY_FASTER,
     Advice,
+    Curve,
     Evidence,
     advise,
     held_bytes,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from redline.analyze.command_line import command_line
+from redline.analyze.advice import command_line
 from redline.analyze.race import Pair, RaceVerdict, pair_of, verdict_of
 from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, summarize
 from redline.analyze.trust import farthest

@@ -1,4 +1,4 @@
-"""Which of several traced ranks the others waited for, and what it did meanwhile that they did not."""
+"""The ranks of a profile: the time of each, which of them the others waited for, and what it did meanwhile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
 import numpy as np
 
 from redline.note import Note, note
@@ -14,13 +15,14 @@ from redline.spec import Frozen
 from redline.trace.classes import class_of
 from redline.trace.collectives import Calls, Waiting
 from redline.trace.columns import Trace, Work
+from redline.trace.idle import Idle, idle_of
 from redline.trace.intervals import seconds
 from redline.trace.kernels import NamedTime, times_by_name
 from redline.trace.links import Links, matching
 from redline.trace.losses import Loss, LossCode
 from redline.trace.operators import class_times
 from redline.trace.replay import DeviceRun
-from redline.trace.timeline import ANNOTATED, DeviceTime
+from redline.trace.timeline import ANNOTATED, DeviceTime, Timeline, host_time, timeline_of
 from redline.units import format_seconds
 
 NOTED = 0.02
@@ -177,3 +179,57 @@ def host_losses(calls: Sequence[Calls], times: Sequence[DeviceTime], waiting: Wa
 
 def _loss(code: LossCode, lost: int, most: int, count: int) -> Loss:
     return Loss(code=code, seconds=seconds(lost), saves_s=seconds(lost), most_s=seconds(most), count=count, what="")
+
+
+class RankTime(Frozen):
+    """One device of one trace."""
+
+    source: str
+    rank: int | None
+    device: int
+    timeline: Timeline
+    idle: Idle
+    world_size: int | None = None
+    process: str | None = None
+    """Of a file that holds several."""
+    waiting_s: float | None = None
+    """In collectives, until the last rank arrived; None where the traces of the other ranks are not there."""
+
+
+def rank_times(runs: Sequence[DeviceRun], traces: Sequence[Trace]) -> list[RankTime]:
+    """Devices; where there are none, the hosts of traces that belong to ranks."""
+    if runs:
+        return list(map(_rank, runs))
+    return [
+        RankTime(
+            source=trace.source,
+            rank=trace.rank,
+            device=0,
+            timeline=timeline_of([host_time(trace)]),
+            idle=idle_of([]),
+            world_size=trace.world_size,
+            process=trace.process,
+        )
+        for trace in traces
+        if trace.rank is not None and (trace.world_size or 1) > 1
+    ]
+
+
+def with_waiting(ranks: Sequence[RankTime], waiting: Waiting) -> list[RankTime]:
+    if not waiting.from_ranks or len(ranks) != len(waiting.waits):
+        return list(ranks)
+    waited = [float(np.nansum(waits)) / 1e9 for waits in waiting.waits]
+    return [msgspec.structs.replace(rank, waiting_s=each) for rank, each in zip(ranks, waited, strict=True)]
+
+
+def _rank(run: DeviceRun) -> RankTime:
+    trace = run.recorded.trace
+    return RankTime(
+        source=trace.source,
+        rank=trace.rank,
+        device=run.view.device,
+        timeline=timeline_of([run.time]),
+        idle=idle_of([run.idle]),
+        world_size=trace.world_size,
+        process=trace.process,
+    )
