@@ -21,8 +21,7 @@ from redline.analyze.profile import Profile, profile_of
 from redline.errors import TraceError
 from redline.report.export import json_document
 from redline.report.profile import profile_text
-from redline.report.profile_page import profile_page
-from redline.report.profile_tables import kernel_csv
+from redline.report.profile_files import kernel_csv, profile_page
 from redline.trace.decode import read_traces
 
 US = 1000

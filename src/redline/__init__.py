@@ -8,124 +8,34 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "batch": (
-        "BatchResult",
-        "find_batch",
-    ),
-    "bisect": (
-        "BisectResult",
-        "bisect",
-    ),
-    "ceilings": (
-        "CeilingsResult",
-        "ceilings",
-    ),
-    "checklist": ("checklist",),
-    "compare": (
-        "CompareResult",
-        "compare",
-    ),
-    "doctor": (
-        "doctor",
-        "models",
-    ),
-    "flops": (
-        "FlopsResult",
-        "flops",
-    ),
-    "gate": (
-        "GateResult",
-        "gate",
-    ),
-    "history": (
-        "HistoryFilters",
-        "HistoryResult",
-        "history",
-    ),
+    "batch": ("BatchResult", "find_batch"),
+    "bisect": ("BisectResult", "bisect"),
+    "ceilings": ("CeilingsResult", "ceilings"),
+    "compare": ("CompareResult", "compare"),
+    "doctor": ("doctor", "models"),
+    "flops": ("FlopsResult", "flops"),
+    "gate": ("GateResult", "gate"),
+    "history": ("HistoryFilters", "HistoryResult", "history"),
     "serve": ("serve",),
-    "ops": (
-        "OpsResult",
-        "ops",
-    ),
-    "ladder": (
-        "LadderResult",
-        "ladder",
-    ),
-    "load": (
-        "LoadResult",
-        "load",
-    ),
-    "loader": (
-        "LoaderResult",
-        "loader",
-    ),
-    "memory": (
-        "MemoryResult",
-        "memory",
-    ),
-    "monitor": (
-        "MonitorResult",
-        "monitor",
-    ),
-    "profile": (
-        "ProfileResult",
-        "compare_profiles",
-        "import_profile",
-        "profile",
-        "read_profile",
-    ),
-    "quick": (
-        "QuickProfile",
-        "run_quick_profile",
-    ),
-    "race": (
-        "RaceResult",
-        "race",
-    ),
-    "recipe": (
-        "PlainRecipe",
-        "recipe",
-    ),
+    "ops": ("OpsResult", "ops"),
+    "ladder": ("LadderResult", "ladder"),
+    "load": ("LoadResult", "load"),
+    "memory": ("MemoryResult", "memory"),
+    "monitor": ("MonitorResult", "monitor"),
+    "profile": ("ProfileResult", "compare_profiles", "import_profile", "profile", "read_profile"),
+    "quick": ("QuickProfile", "run_quick_profile"),
+    "race": ("RaceResult", "race"),
+    "recipe": ("PlainRecipe", "recipe"),
     "report": ("write_report",),
-    "roofline": (
-        "RooflineResult",
-        "roofline",
-    ),
-    "run": (
-        "RunResult",
-        "demo",
-        "run",
-        "run_step",
-    ),
-    "scale": (
-        "ScaleResult",
-        "scale",
-    ),
-    "study": (
-        "StudyResult",
-        "study",
-    ),
-    "sweep": (
-        "SweepResult",
-        "sweep",
-    ),
-    "train": (
-        "TrainResult",
-        "train",
-    ),
-    "tune": (
-        "TuneResult",
-        "kept_tune",
-        "tune",
-    ),
-    "watch": (
-        "Watch",
-        "WatchResult",
-        "lightning_callback",
-        "trainer_callback",
-        "watch",
-    ),
-    "workshop": ("workshop",),
+    "roofline": ("RooflineResult", "roofline"),
+    "run": ("RunResult", "demo", "run", "run_step"),
+    "scale": ("ScaleResult", "scale"),
+    "study": ("StudyResult", "study"),
+    "sweep": ("SweepResult", "sweep"),
+    "train": ("LoaderResult", "TrainResult", "loader", "train"),
+    "tune": ("TuneResult", "kept_tune", "tune"),
+    "watch": ("Watch", "WatchResult", "lightning_callback", "trainer_callback", "watch"),
+    "workshop": ("checklist", "workshop"),
     "workspace": ("Workspace",),
 }
 """Which module of `redline.api` each public name is in. It is loaded on first use, so that importing Redline is free."""
@@ -134,7 +44,6 @@ if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
     from redline.api.bisect import BisectResult, bisect
     from redline.api.ceilings import CeilingsResult, ceilings
-    from redline.api.checklist import checklist
     from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
@@ -142,7 +51,6 @@ if TYPE_CHECKING:
     from redline.api.history import HistoryFilters, HistoryResult, history
     from redline.api.ladder import LadderResult, ladder
     from redline.api.load import LoadResult, load
-    from redline.api.loader import LoaderResult, loader
     from redline.api.memory import MemoryResult, memory
     from redline.api.monitor import MonitorResult, monitor
     from redline.api.ops import OpsResult, ops
@@ -157,10 +65,10 @@ if TYPE_CHECKING:
     from redline.api.serve import serve
     from redline.api.study import StudyResult, study
     from redline.api.sweep import SweepResult, sweep
-    from redline.api.train import TrainResult, train
+    from redline.api.train import LoaderResult, TrainResult, loader, train
     from redline.api.tune import TuneResult, kept_tune, tune
     from redline.api.watch import Watch, WatchResult, lightning_callback, trainer_callback, watch
-    from redline.api.workshop import workshop
+    from redline.api.workshop import checklist, workshop
     from redline.api.workspace import Workspace
 
 __all__ = [

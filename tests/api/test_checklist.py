@@ -10,10 +10,10 @@ from reported import race_records
 
 from redline.analyze.summary import summarize
 from redline.analyze.trust import Verdict
-from redline.api.checklist import _optimised, checklist
+from redline.api.workshop import _optimised, checklist
 from redline.api.workspace import Workspace
 from redline.errors import UnknownName
-from redline.report.checklist import Checklist, Technique
+from redline.report.workshop import Checklist, Technique
 from redline.store import History
 
 

@@ -12,8 +12,7 @@ from reported import captured, race_records
 from redline.analyze.compare import compare_records
 from redline.analyze.profile import profile_of
 from redline.analyze.profile_diff import diff_profiles
-from redline.report.compare import compare_json, compare_markdown, compare_report
-from redline.report.compare_page import compare_page
+from redline.report.compare import compare_json, compare_markdown, compare_page, compare_report
 from redline.report.terminal import as_text
 from redline.trace.decode import read_trace
 

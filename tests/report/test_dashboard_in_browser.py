@@ -21,7 +21,7 @@ from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
 from redline.report.export import COLUMNS, export_csv
 from redline.report.memory import MemoryRow
-from redline.report.profile_page import profile_page
+from redline.report.profile_files import profile_page
 from redline.search.tune.gains import Gain, GainPath
 from redline.trace.decode import read_trace
 from redline.work import MemoryPoint, MemoryUse

@@ -11,7 +11,7 @@ from reported import fake_door, race_records
 from redline.api.run import run
 from redline.api.workspace import Workspace
 from redline.protocol import Progress
-from redline.report.notebook_progress import NotebookProgress, Show, in_notebook
+from redline.report.notebook import NotebookProgress, Show, in_notebook
 
 
 class Pages:

@@ -28,10 +28,9 @@ from redline.api.run import RunResult
 from redline.errors import UsageError
 from redline.identity import conditions_of
 from redline.protocol import HealthItem
-from redline.report.bisect import BisectStep, bisect_report
 from redline.report.compare import compare_report
 from redline.report.doctor import health_report
-from redline.report.gate import gate_report
+from redline.report.gate import BisectStep, bisect_report, gate_report
 from redline.report.memory import memory_report
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Shown, html_of

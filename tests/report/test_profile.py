@@ -13,9 +13,9 @@ from rich.console import Console
 
 from redline.analyze.profile import Profile, profile_of
 from redline.api.profile import compare_profiles
-from redline.report.profile import DiffReport, ProfileReport, Sort, profile_text
-from redline.report.profile_page import profile_page
-from redline.report.profile_tables import kernel_csv
+from redline.report.compare import DiffReport
+from redline.report.profile import ProfileReport, Sort, profile_text
+from redline.report.profile_files import kernel_csv, profile_page
 from redline.trace.decode import read_trace, read_traces
 from redline.trace.links import Links
 from redline.trace.timeline import device_views, strip_of

@@ -12,12 +12,12 @@ import numpy as np
 
 from redline.analyze.advice import command_line, worth_trying
 from redline.analyze.blocks import (
-    phase_medians,
     energy_figures,
     largest_memory,
     latency_blocks,
     median_step_s,
     per_wall_second,
+    phase_medians,
     ratio_in_turns,
     round_medians_s,
     timed_blocks,

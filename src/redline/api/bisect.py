@@ -16,8 +16,8 @@ from redline.api.benchmarks import GateBenchmark, load_benchmarks
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
-from redline.report.bisect import BisectStep, bisect_json, bisect_report
 from redline.report.export import JsonDocument
+from redline.report.gate import BisectStep, bisect_json, bisect_report
 from redline.report.notebook import Bars, Shown
 from redline.search.gate import Clock, GateRun
 from redline.spec import Recipe, RunSpec

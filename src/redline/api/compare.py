@@ -14,8 +14,7 @@ from redline.api.report import Chosen, choose, is_file
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.record import RunRecord
-from redline.report.compare import compare_json, compare_report
-from redline.report.compare_page import compare_page
+from redline.report.compare import compare_json, compare_page, compare_report
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 

@@ -22,7 +22,7 @@ from redline.record import RunRecord, new_id
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.profile import ProfileReport
-from redline.report.profile_page import profile_page
+from redline.report.profile_files import profile_page
 from redline.search.profile import as_profiled, capture, check_device, find_tool, profile_behind
 from redline.spec import RunSpec
 from redline.trace.decode import read_trace, read_traces

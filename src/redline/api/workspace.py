@@ -30,7 +30,7 @@ from redline.protocol import (
     Reply,
 )
 from redline.record import Environment, RunRecord
-from redline.report.notebook_progress import NotebookProgress, in_notebook
+from redline.report.notebook import NotebookProgress, in_notebook
 from redline.search.observer import Journal, NoJournal, Observer
 from redline.spec import LaunchSpec, RunSpec
 from redline.store import History

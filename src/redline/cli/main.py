@@ -15,19 +15,15 @@ from typing import Annotated, ParamSpec
 import typer
 
 from redline.cli.batch import batch
-from redline.cli.bisect import bisect
 from redline.cli.ceilings import ceilings
-from redline.cli.checklist import checklist
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
-from redline.cli.gate import gate
+from redline.cli.gate import bisect, gate
 from redline.cli.history import delete, history, import_, prune, tag
 from redline.cli.ladder import ladder
 from redline.cli.load import load
-from redline.cli.loader import loader
 from redline.cli.memory import memory
-from redline.cli.micro import micro
 from redline.cli.monitor import monitor
 from redline.cli.ops import ops
 from redline.cli.options import Command, Exit, Group
@@ -35,16 +31,16 @@ from redline.cli.profile import profile
 from redline.cli.race import race
 from redline.cli.report import report
 from redline.cli.roofline import roofline
-from redline.cli.run import demo, run
+from redline.cli.run import demo, micro, run
 from redline.cli.scale import scale
 from redline.cli.serve import serve
 from redline.cli.show import export, show
 from redline.cli.study import study
 from redline.cli.sweep import sweep
-from redline.cli.train import train
+from redline.cli.train import loader, train
 from redline.cli.tune import tune
 from redline.cli.watch import watch
-from redline.cli.workshop import workshop
+from redline.cli.workshop import checklist, workshop
 from redline.errors import BenchError, DoorError, RedlineError
 from redline.units import printable
 

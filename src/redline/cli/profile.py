@@ -155,8 +155,8 @@ def _refuse_mixtures(
 def _compare(diff: tuple[str, str], rows: int, json: bool) -> int:
     from redline.api.profile import compare_profiles
     from redline.api.workspace import Workspace
+    from redline.report.compare import DiffReport
     from redline.report.export import json_document
-    from redline.report.profile import DiffReport
     from redline.report.terminal import make_console
 
     with Workspace() as workspace:
@@ -188,8 +188,7 @@ def _profiled(
 def _write_files(found: Profile, csv: Path | None, tables: Path | None, page: Path | None) -> list[str]:
     """Write what was asked for; returns the lines that say where tables and page are."""
     from redline.api.profile import captured_lanes
-    from redline.report.profile_page import profile_page
-    from redline.report.profile_tables import kernel_csv, write_tables
+    from redline.report.profile_files import kernel_csv, profile_page, write_tables
 
     told = []
     if csv is not None:

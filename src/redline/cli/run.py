@@ -1,9 +1,11 @@
-"""`redline run` and `redline demo`."""
+"""`redline run`, `redline demo` and `redline micro`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+
+import typer
 
 from redline.cli.options import (
     HOW,
@@ -100,3 +102,16 @@ def demo(device: DeviceName = "auto", json: Json = False) -> int:
         observer.stop()
     print_json(result.to_json()) if json else make_console().print(RunReport(result.rows))
     return Exit.FAILED_ROW if result.failed else Exit.DONE
+
+
+def micro(context: typer.Context) -> int:
+    """Run `micro_benchmarking_pytorch.py` with its own flags ('redline micro --help' lists them).
+
+    \b
+    Examples:
+      redline micro --network resnet50 --batch-size 64 --iterations 20
+      redline micro --network resnet50 --fp16 1 --flops-prof-step 10
+    """
+    from redline.compat.micro import main
+
+    return main(context.args)

@@ -1,4 +1,4 @@
-"""`redline train`, and the options of all commands that train on data."""
+"""`redline train` and `redline loader`, and the options of all commands that train on data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from redline.cli.options import (
     Exit,
     Given,
     Json,
+    Model,
     Models,
     Options,
     Price,
+    Recipe,
     Recipes,
     Report,
     only_set,
@@ -181,3 +183,34 @@ def data_settings(given: Given) -> dict[str, Any]:
     """Flags that switch something off, under the names that specs use."""
     off = {"no_prefetch": "prefetch", "no_pin_memory": "pin_memory", "no_persistent_workers": "persistent_workers"}
     return {off.get(name, name): False if name in off else value for name, value in given.items()}
+
+
+@takes(DATA_OPTIONS | BATCH | TRAINED_MODEL | ISOLATED)
+def loader(
+    *,
+    model: Model = "resnet18",
+    data: DataName = "synthetic-learnable",
+    recipe: Recipe = None,
+    given: Given,
+    json: Json = False,
+) -> int:
+    """Measure loader and model separately and together: is the training data-bound, and how many workers would end that?
+
+    \b
+    Examples:
+      redline loader resnet18 --data cifar10 --folder ~/data --batch 256 -r amp-bf16+channels-last
+      redline loader resnet50 --data imagefolder --folder ~/pictures --workers 4
+    """
+    from redline.api.train import loader as measure_loader
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver
+    from redline.report.terminal import make_console
+    from redline.report.train import loader_report
+
+    with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+        result = measure_loader(
+            model, data=data, recipe=recipe or "baseline", **data_settings(given), workspace=workspace
+        )
+        observer.stop()
+    print_json(result.to_json()) if json else make_console().print(loader_report(result.finding))
+    return Exit.DONE

@@ -1,4 +1,4 @@
-"""`redline workshop`."""
+"""`redline workshop` and `redline checklist`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-from redline.cli.options import HOW, OUTPUT, DeviceName, Exit, Json, opt, print_json, tell
+from redline.cli.options import HOW, OUTPUT, DeviceName, Exit, Json, Model, opt, print_json, tell
 
 
 def workshop(
@@ -84,3 +84,19 @@ def workshop(
         print_json(result.to_json())
     tell(f"{outcome(result)}; results in {out / 'my_workshop_results.txt'}")
     return Exit.DONE  # a checkpoint that is not met is part of the answer
+
+
+def checklist(model: Model, json: Json = False) -> int:
+    """Show what has been measured of a model here (measure, analyse, optimise, validate, scale) and what has not.
+
+    \b
+    Examples:
+      redline checklist resnet50
+    """
+    from redline.api.workshop import checklist as check
+    from redline.report.terminal import make_console
+    from redline.report.workshop import checklist_report
+
+    found = check(model)
+    print_json(found.to_json()) if json else make_console().print(checklist_report(found))
+    return Exit.DONE

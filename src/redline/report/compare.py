@@ -1,17 +1,25 @@
-"""A comparison for people and programs: terminal, Markdown, JSON."""
+"""A comparison of records (terminal, Markdown, JSON, and before and after on one page), and of two profiles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import msgspec
-from rich.console import Group, RenderableType
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
 from rich.text import Text
 
+from redline.analyze.blocks import latency_blocks
 from redline.analyze.compare import Comparison, Comparisons
+from redline.analyze.profile_diff import Changed, ProfileDiff, counts
+from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
-from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, table
-from redline.units import format_bytes, format_seconds
+from redline.report.profile import DEFAULT_ROWS, STYLE
+from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, plain_table, table
+from redline.units import format_bytes, format_seconds, format_share
 
 STYLES = {
     "faster": "green",
@@ -115,3 +123,147 @@ def _remarks(found: Comparisons) -> Iterator[tuple[str, bool]]:
 
 def _some(names: Sequence[str], most: int = 3) -> str:
     return "; ".join(names[:most]) + (" …" if len(names) > most else "")
+
+
+WIDTH, HEIGHT, MARGIN = 900, 280, 36
+KERNELS = 40
+
+
+def compare_page(
+    found: Comparisons,
+    sides: tuple[str, str],
+    records: tuple[Sequence[RunRecord], Sequence[RunRecord]],
+    diff: ProfileDiff | None = None,
+) -> str:
+    """`sides`: what A and B are called. `diff`: of the two profiles, where both sides have one."""
+    environment = Environment(
+        loader=PackageLoader("redline.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["time"] = format_seconds
+    samples = [_samples(side) for side in records]
+    return environment.get_template("compare.html.j2").render(
+        title=f"{sides[0]} (A) against {sides[1]} (B)",
+        conclusion=conclusion(found),
+        headers=HEADERS,
+        rows=[comparison_cells(each) for each in found.comparisons],
+        reasons=[str(each) for one in found.comparisons for each in (*one.reasons, *one.notes)],
+        curves=_curves(samples),
+        ticks=_ticks(samples),
+        size=(WIDTH, HEIGHT),
+        diff=diff,
+        kernels=diff.kernels[:KERNELS] if diff is not None else (),
+    )
+
+
+def _samples(side: Sequence[RunRecord]) -> list[float]:
+    return list(chain.from_iterable(block.samples for record in side for block in latency_blocks(record)))
+
+
+def _bounds(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Up to the 99th percentile: one step that was held up would flatten everything else."""
+    known = [each for each in samples if each]
+    return min(min(each) for each in known), max(float(np.quantile(each, 0.99)) for each in known)
+
+
+def _curves(samples: Sequence[Sequence[float]]) -> list[str]:
+    """The share of steps that took at most this long, as the points of two lines."""
+    if not all(samples):
+        return []
+    low, high = _bounds(samples)
+    span = (high - low) or low or 1.0
+    lines = []
+    for each in samples:
+        shares = np.linspace(0, 0.99, 100)
+        across = MARGIN + (np.quantile(each, shares) - low) / span * (WIDTH - 2 * MARGIN)
+        up = HEIGHT - MARGIN - shares * (HEIGHT - 2 * MARGIN)
+        lines.append(" ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, up, strict=True)))
+    return lines
+
+
+def _ticks(samples: Sequence[Sequence[float]]) -> list[tuple[float, str]]:
+    if not all(samples):
+        return []
+    low, high = _bounds(samples)
+    return [
+        (MARGIN + share * (WIDTH - 2 * MARGIN), format_seconds(low + share * (high - low)))
+        for share in np.linspace(0, 1, 5)
+    ]
+
+
+class DiffReport:
+    def __init__(self, diff: ProfileDiff, rows: int = DEFAULT_ROWS) -> None:
+        self._diff = diff
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        diff = self._diff
+        yield Text(f"before: {diff.before}", style="bold")
+        yield Text(f"after:  {diff.after}", style="bold")
+        yield Text(diff.answer, style="bold")
+        tables = [_changes(f"per {diff.unit}", [diff.step, diff.busy], 2)]
+        tables.append(_changes("classes", diff.classes, len(diff.classes)))
+        if diff.kernels:
+            tables.append(_changes(f"kernels: {_told(diff.kernels)}", diff.kernels, self._rows))
+        if diff.operators:
+            tables.append(_changes(f"operators: {_told(diff.operators)}", diff.operators, self._rows))
+        yield from (Fitted(table, ("calls", "difference", "before", "after")) for table in tables)
+        if diff.aligned:
+            yield Fitted(_alignment(diff, self._rows))
+        if diff.findings_gone:
+            yield Text(f"resolved: {', '.join(diff.findings_gone)}", style="green")
+        if diff.findings_new:
+            yield Text(f"new: {', '.join(diff.findings_new)}", style="red")
+        yield from (Text(f"note: {note}", style="dim") for note in diff.notes)
+
+
+def _changes(title: str, rows: Sequence[Changed], most: int) -> Table:
+    table = plain_table(title)
+    table.add_column("name", overflow="fold")
+    for header in ("before", "after", "difference", "ratio", "calls"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("change", no_wrap=True)
+    for row in rows[:most]:
+        change = row.after_s - row.before_s
+        calls = f"{row.calls_before:.4g} → {row.calls_after:.4g}"
+        ratio = f"{row.ratio:.2f}×" if row.ratio is not None else "–"
+        table.add_row(
+            Text(row.short_name),
+            format_seconds(row.before_s) if row.before_s else "–",
+            format_seconds(row.after_s) if row.after_s else "–",
+            f"{'+' if change > 0 else '−' if change < 0 else ''}{format_seconds(abs(change))}",
+            ratio,
+            calls,
+            Text(row.change, style=STYLE.get(row.change, "dim")),
+        )
+    if len(rows) > most:
+        table.caption = f"and {len(rows) - most} that changed less: --rows {len(rows)} or --json shows all"
+    return table
+
+
+def _alignment(diff: ProfileDiff, most: int) -> Table:
+    table = plain_table("by module, annotation and operator, each with what is inside it")
+    table.add_column("where", overflow="fold")
+    for header in ("before", "after", "difference", "ratio", "of the whole"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in diff.aligned[:most]:
+        change = row.after_s - row.before_s
+        sign = "+" if change > 0 else "−" if change < 0 else ""
+        table.add_row(
+            Text(row.path),
+            format_seconds(row.before_s) if row.before_s else "–",
+            format_seconds(row.after_s) if row.after_s else "–",
+            f"{sign}{format_seconds(abs(change))}",
+            f"{row.ratio:.2f}×" if row.ratio is not None else "–",
+            f"{sign}{format_share(abs(row.share))}",
+            Text(row.change, style=STYLE.get(row.change, "dim")),
+        )
+    if len(diff.aligned) > most:
+        table.caption = (
+            f"and {len(diff.aligned) - most} that changed less: --rows {len(diff.aligned)} or --json shows all"
+        )
+    return table
+
+
+def _told(rows: Sequence[Changed]) -> str:
+    return ", ".join(f"{count} {change}" for change, count in sorted(counts(rows).items()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -19,9 +18,8 @@ from redline.report.cells import energy_cells, energy_columns
 from redline.report.contents import METHOD, Contents, places_of
 from redline.report.terminal import cell, escaped, table
 from redline.report.train import epoch_cells, epoch_headers, title_of
-from redline.report.tune import answer, compile_told, facts_told, ratio_told, reasons, remark, spent_told
+from redline.report.tune import tune_markdown
 from redline.search.tune.gains import waterfall
-from redline.search.tune.result import TuneSummary
 from redline.units import format_bytes, format_seconds, format_share, significant
 
 MOST_ROWS = 400
@@ -40,7 +38,7 @@ def markdown(contents: Contents, pictures: Mapping[str, str]) -> str:
         _across(contents),
         _knees(contents),
         _cold_starts(contents),
-        _searches(contents),
+        tune_markdown(contents.searches, MOST_ROWS),
         _gains(contents),
         _profiles(contents),
         _environment(contents),
@@ -285,53 +283,6 @@ def _cold_starts(contents: Contents) -> Iterator[str]:
     yield ""
     headers = ["subject", "recipe", "batch", "build", "first call", "of it compiling", "cache"]
     yield from table(headers, rows[-MOST_ROWS:], left=2)
-
-
-def _searches(contents: Contents) -> Iterator[str]:
-    if contents.searches:
-        yield "## Searches for the fastest recipe"
-    for found in contents.searches:
-        yield ""
-        yield f"### {escaped(f'{found.model} · {found.task} · batch {found.batch} · {found.objective}', 200)}"
-        yield ""
-        yield f"**{escaped(answer(found), 400)}**"
-        yield ""
-        yield from (f"- {escaped(line, 400)}" for line in [*_about_the_step(found), *reasons(found)])
-        yield f"- {escaped(spent_told(found), 400)}"
-        yield ""
-        metered = energy_columns(found.ranking, "item", on_gpu=not found.device.startswith("cpu"))
-        rows = [
-            [
-                cell(row.recipe),
-                cell(remark(found, row)),
-                ratio_told(row),
-                row.verdict,
-                error_text(row.numerics, with_steps=True),
-                compile_told(row).replace("<", "&lt;"),
-                *(energy_cells(row)[name] for name in metered),
-            ]
-            for row in found.ranking[:MOST_ROWS]
-        ]
-        headers = ["recipe", "", "vs baseline", "verdict", "rel. error", "compile s", *metered.values()]
-        yield from table(headers, rows, left=2)
-        if found.snippet is not None:
-            yield ""
-            yield "The winner without Redline:"
-            yield ""
-            yield from _code(found.snippet)
-
-
-def _about_the_step(found: TuneSummary) -> list[str]:
-    return [f"a step of the model: {'; '.join(facts_told(found.facts))}"] if found.facts is not None else []
-
-
-def _code(text: str) -> Iterator[str]:
-    """A block of code whose fence is longer than any inside it."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    yield f"{fence}python"
-    yield text.rstrip()
-    yield fence
 
 
 def _gains(contents: Contents) -> Iterator[str]:

@@ -1,15 +1,18 @@
-"""A search for the fastest recipe in a terminal and as a document: the answer first, then what it rests on."""
+"""A search for the fastest recipe in a terminal, in Markdown and as a document: the answer first, then what it rests on."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from redline.analyze.trust import error_text
 from redline.report.cells import energy_cells, energy_columns, error_cell
 from redline.report.race import VERDICT_STYLE
-from redline.report.terminal import Fitted, make_table
+from redline.report.terminal import Fitted, cell, escaped, make_table, table
 from redline.search.tune.record import Spent
 from redline.search.tune.result import Ranked, TuneSummary, Winner
 from redline.spec import BASELINE
@@ -209,3 +212,51 @@ def _next_step(found: TuneSummary, snippet_file: Path | None) -> str:
     if found.snippet is not None and snippet_file is None:
         told += ", or the same command with --resume --snippet FILE for the code"
     return f"{told}; '{found.explained_by}' explains the rest" if found.explained_by else told
+
+
+def tune_markdown(searches: Sequence[TuneSummary], most_rows: int) -> Iterator[str]:
+    """The chapter of a report about searches, line by line."""
+    if searches:
+        yield "## Searches for the fastest recipe"
+    for found in searches:
+        yield ""
+        yield f"### {escaped(f'{found.model} · {found.task} · batch {found.batch} · {found.objective}', 200)}"
+        yield ""
+        yield f"**{escaped(answer(found), 400)}**"
+        yield ""
+        yield from (f"- {escaped(line, 400)}" for line in [*_about_the_step(found), *reasons(found)])
+        yield f"- {escaped(spent_told(found), 400)}"
+        yield ""
+        metered = energy_columns(found.ranking, "item", on_gpu=not found.device.startswith("cpu"))
+        rows = [
+            [
+                cell(row.recipe),
+                cell(remark(found, row)),
+                ratio_told(row),
+                row.verdict,
+                error_text(row.numerics, with_steps=True),
+                compile_told(row).replace("<", "&lt;"),
+                *(energy_cells(row)[name] for name in metered),
+            ]
+            for row in found.ranking[:most_rows]
+        ]
+        headers = ["recipe", "", "vs baseline", "verdict", "rel. error", "compile s", *metered.values()]
+        yield from table(headers, rows, left=2)
+        if found.snippet is not None:
+            yield ""
+            yield "The winner without Redline:"
+            yield ""
+            yield from _code(found.snippet)
+
+
+def _about_the_step(found: TuneSummary) -> list[str]:
+    return [f"a step of the model: {'; '.join(facts_told(found.facts))}"] if found.facts is not None else []
+
+
+def _code(text: str) -> Iterator[str]:
+    """A block of code whose fence is longer than any inside it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield f"{fence}python"
+    yield text.rstrip()
+    yield fence

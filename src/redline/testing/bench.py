@@ -18,9 +18,16 @@ from redline.protocol import OnProgress, Reply, Request
 from redline.record import Capabilities, Failure, Memory, Numerics, Prepared
 from redline.serving import VirtualClock, serve
 from redline.spec import Recipe, RunSpec
-from redline.testing.generation import info_of, parts_of
-from redline.testing.landscape import Landscape, MemoryTruth, look_up
-from redline.testing.training import data_of, epoch_of, fed_of
+from redline.testing.landscape import (
+    Landscape,
+    MemoryTruth,
+    data_of,
+    epoch_of,
+    fed_of,
+    generation_info_of,
+    generation_parts_of,
+    look_up,
+)
 from redline.training import Epoch
 
 Floats = NDArray[np.float64]
@@ -84,7 +91,7 @@ def environment_of(device: str, truth: Landscape) -> record.Environment:
 
 
 def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
-    model, info = spec.workload.model, info_of(spec, truth)
+    model, info = spec.workload.model, generation_info_of(spec, truth)
     return record.WorkloadInfo(
         source="fake",
         class_name=model,
@@ -193,7 +200,7 @@ class FakeBench:
                 step_synchronises=truth.step_synchronises,
                 work=None if spec.measure.sparing else look_up(truth.work, spec),
                 data=data_of(spec, truth) if spec.train is not None else None,
-                generation=info_of(spec, truth),
+                generation=generation_info_of(spec, truth),
             ),
             epochs=tuple(self._world.checkpoints.get(self._checkpoint or "", ())),
         )
@@ -418,4 +425,4 @@ def _plan_steps(request: protocol.Measure, step_s: float) -> tuple[int, int]:
 def _parts(spec: RunSpec, truth: Landscape, times: Floats) -> dict[str, Any]:
     if spec.workload.task == "train":
         return {"phases": {name: tuple((times * share).tolist()) for name, share in _PHASES.items()}}
-    return parts_of(spec, truth, times)
+    return generation_parts_of(spec, truth, times)
