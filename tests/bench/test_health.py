@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from redline.bench import health as under_test
+from redline.bench.environment import TorchDevice, TorchView, dotted
 from redline.bench.health import (
     Machine,
     health,
@@ -27,7 +28,6 @@ from redline.bench.health import (
     runs_on,
     satisfies,
 )
-from redline.bench.torch_view import TorchDevice, TorchView, dotted
 from redline.protocol import HealthItem
 from redline.record import DeviceInfo
 

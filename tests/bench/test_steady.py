@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 import pytest
 
-from redline.bench.measure.steady import CPU_MEDIAN_AGREEMENT, MEDIAN_AGREEMENT, reach_steady_state, windows_agree
+from redline.bench.measure.blocks import CPU_MEDIAN_AGREEMENT, MEDIAN_AGREEMENT, reach_steady_state, windows_agree
 from redline.record import Warmup
 from redline.spec import MeasureSpec
 

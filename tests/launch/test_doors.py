@@ -18,7 +18,7 @@ from redline.errors import UsageError
 from redline.launch import open_door
 from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_log
 from redline.launch.fork import shared_server
-from redline.launch.lock import device_lock, physical_name
+from redline.locks import device_lock, physical_name
 from redline.protocol import (
     Ask,
     AskEnvironment,
@@ -467,7 +467,7 @@ def marked_processes(marker: str) -> list[psutil.Process]:
 def test_two_runs_never_hold_one_gpu(tmp_path: Path) -> None:
     """Not even with different temporary folders, or after the holder asked again. No machine has a card of these numbers."""
     program = textwrap.dedent("""
-        from redline.launch.lock import device_lock
+        from redline.locks import device_lock
         with device_lock("cuda:7777", on_wait=lambda holder: print("waiting for", holder, flush=True)):
             print("held", flush=True)
     """)

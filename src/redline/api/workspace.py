@@ -15,7 +15,7 @@ from redline.api.live import held_artifact
 from redline.errors import BenchError, UsageError
 from redline.identity import device_key
 from redline.launch import Door, open_door
-from redline.launch.lock import device_lock
+from redline.locks import device_lock
 from redline.names import refuse_impossible_name
 from redline.protocol import (
     Ask,

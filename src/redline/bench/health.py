@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from redline.bench.device.failure import DriverProblem, driver_problem
-from redline.bench.torch_view import TorchDevice, TorchView, look
+from redline.bench.environment import TorchDevice, TorchView, look
 from redline.protocol import Health, HealthItem
 from redline.units import format_bytes
 

@@ -22,9 +22,8 @@ from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from, is_out_of_memory
 from redline.bench.environment import describe, few_threads, remember_flags
-from redline.bench.measure.blocks import least_memory, measure_block
+from redline.bench.measure.blocks import least_memory, measure_block, reach_steady_state
 from redline.bench.measure.generation import generation_info, measure_generations
-from redline.bench.measure.steady import reach_steady_state
 from redline.bench.questions import answer
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, number_format_of
 from redline.bench.recipe.greedy import GreedyReference

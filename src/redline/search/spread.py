@@ -15,7 +15,7 @@ import msgspec
 
 from redline.errors import DoorError, MissingExtra, RedlineError, SpecError, UsageError
 from redline.launch import open_door
-from redline.launch.lock import device_lock
+from redline.locks import device_lock
 from redline.record import Failure, RunRecord, decode, encode, new_id
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal

@@ -28,7 +28,7 @@ from redline.analyze.sweep import (
 from redline.errors import DoorError, SpecError, UsageError
 from redline.identity import plan_key
 from redline.launch.door import Door
-from redline.launch.lock import device_lock
+from redline.locks import device_lock
 from redline.note import note
 from redline.protocol import Checked
 from redline.record import Block, Environment, Failure, RunRecord, TelemetrySample, new_id

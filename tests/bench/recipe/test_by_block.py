@@ -13,7 +13,7 @@ import redline
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.numerics import LossReference
-from redline.bench.recipe.plain.models import repeated_blocks, store_inputs
+from redline.bench.recipe.plain import repeated_blocks, store_inputs
 from redline.bench.workload.sources.live import remember_module
 from redline.bench.workload.step import TrainingStep
 from redline.errors import BenchError, SpecError

@@ -10,7 +10,7 @@ import torch
 from applying import applied, judged, output_of, output_of_code
 from torch import Tensor, nn
 
-from redline.bench.recipe.plain.folding import foldable_batchnorms
+from redline.bench.recipe.plain import foldable_batchnorms
 from redline.bench.workload.sources.live import remember_module
 from redline.errors import BenchError, SpecError
 
@@ -232,7 +232,7 @@ def test_numerics_pass_and_a_wrong_fold_is_caught(recipe: str, monkeypatch: pyte
     def without_shift(weight: Any, bias: Any, *rest: Any, **options: Any) -> tuple[nn.Parameter, nn.Parameter]:
         return weight, nn.Parameter(torch.zeros(len(weight)))
 
-    monkeypatch.setattr("redline.bench.recipe.plain.folding.fuse_conv_bn_weights", without_shift)
+    monkeypatch.setattr("redline.bench.recipe.plain.fuse_conv_bn_weights", without_shift)
     assert not judged(recipe, model(), x).passed
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.recipe import base as extras
 from redline.bench.recipe.compose import switches_of
-from redline.bench.recipe.plain.models import CallForm
-from redline.bench.recipe.plain.onnx import OnnxModel
+from redline.bench.recipe.plain import CallForm, OnnxModel
 from redline.bench.workload.step import InferenceStep
 from redline.errors import BenchError, SpecError
 from redline.spec import Recipe

@@ -29,7 +29,7 @@ from redline.bench.count.counter import is_composite, watching
 from redline.bench.count.kinds import known, tensors_in
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
-from redline.bench.recipe.plain.models import BACKENDS, kinds_of_blocks, repeated_blocks
+from redline.bench.recipe.plain import BACKENDS, kinds_of_blocks, repeated_blocks
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import Setup, make_step

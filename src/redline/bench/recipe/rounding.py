@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from redline.bench.recipe.plain.models import plain_linears
+from redline.bench.recipe.plain import plain_linears
 
 FP32_PERTURBATION = 2.0**-20
 """fp32 itself: another sound algorithm (Winograd, another order of sums) differs by some 16 units in the last place."""

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, is_without_attention_backend, one_line, refused_attention
 from redline.bench.recipe.base import ATTENTION, SWITCHES, RecipeCode, RecipeSwitch
-from redline.bench.recipe.plain.models import BACKENDS, WithAttention
+from redline.bench.recipe.plain import BACKENDS, WithAttention
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError, SpecError

@@ -10,7 +10,7 @@ import torch
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import COMPILER, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, literal
-from redline.bench.recipe.plain.models import compile_blocks, kinds_of_blocks, repeated_blocks, store_inputs
+from redline.bench.recipe.plain import compile_blocks, kinds_of_blocks, repeated_blocks, store_inputs
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from redline.bench.device.base import Device
 from redline.bench.device.failure import one_line
 from redline.bench.recipe.base import FLAGS, LAYOUT, SWITCHES, WEIGHTS, RecipeCode, RecipeSwitch
-from redline.bench.recipe.plain.folding import fold_batchnorms, foldable_batchnorms, symbolic_graph
+from redline.bench.recipe.plain import fold_batchnorms, foldable_batchnorms, symbolic_graph
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError
 from redline.record import Capabilities

@@ -15,8 +15,7 @@ import torch
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.base import COMPILER, SWITCHES, RecipeCode, RecipeSwitch, data_dependence, missing_extra
-from redline.bench.recipe.plain.models import CallForm
-from redline.bench.recipe.plain.onnx import OnnxModel
+from redline.bench.recipe.plain import CallForm, OnnxModel
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError
 from redline.record import Capabilities

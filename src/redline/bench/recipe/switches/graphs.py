@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.recipe.base import GRAPHS, NEEDS_STATIC_CACHE, SWITCHES, RecipeCode, RecipeSwitch, data_dependence
-from redline.bench.recipe.plain.models import CallForm
+from redline.bench.recipe.plain import CallForm
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.ranks import world_size
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark

@@ -13,7 +13,7 @@ from torch import nn
 
 from redline.bench.device.base import Device
 from redline.bench.recipe.base import QUANTIZE, SWITCHES, RecipeCode, RecipeSwitch, literal, missing_extra
-from redline.bench.recipe.plain.models import SIDES, is_plain_linear, plain_linears
+from redline.bench.recipe.plain import SIDES, is_plain_linear, plain_linears
 from redline.bench.workload.step import Setup
 from redline.record import Capabilities
 from redline.spec import Task
