@@ -19,7 +19,7 @@ from dashboard_5000 import open_browser, seconds_of
 from reported import captured
 
 from redline.analyze.profile import profile_of
-from redline.report.profile_page import profile_page
+from redline.report.profile_files import profile_page
 from redline.trace.decode import read_trace
 from redline.trace.lanes import MOST_BOXES, Lanes, lanes_of
 

@@ -14,8 +14,10 @@ import pytest
 from redline.analyze.bound import Bound
 from redline.analyze.summary import Latency, RunSummary, VersusFirst
 from redline.analyze.trust import Verdict
+from redline.api import exercise_answers as answers
 from redline.api import exercises as room
-from redline.api.exercises import EXERCISES, Lab, break_even, faster
+from redline.api.exercise_answers import break_even_answer, faster_answer
+from redline.api.exercises import EXERCISES, Lab
 from redline.api.profile import read_profile
 from redline.api.workshop import workshop
 from redline.api.workspace import Workspace
@@ -90,17 +92,17 @@ def test_an_unstable_step_is_noticed_and_explained(monkeypatch: pytest.MonkeyPat
     [(2.0, 1.5, 2.5, "yes: fp16 is 2.00×"), (1.4, 0.9, 2.0, "not certain"), (0.5, 0.4, 0.6, "no: fp16 is 0.50×")],
 )
 def test_a_format_is_faster_only_where_the_interval_says_so(ratio: float, low: float, high: float, says: str) -> None:
-    assert faster(row("fp16", ratio, low, high)).startswith(says)
+    assert faster_answer(row("fp16", ratio, low, high)).startswith(says)
 
 
 def test_an_answer_says_when_the_result_is_doubtful() -> None:
     doubtful = msgspec.structs.replace(row("fp16", 3.8, 1.3, 11.0), verdict=Verdict(labels=("noisy", "shared-cpu")))
-    assert faster(doubtful).endswith("doubtful, as the result is noisy, shared-cpu")
+    assert faster_answer(doubtful).endswith("doubtful, as the result is noisy, shared-cpu")
     sound = row("fp16", 3.8, 1.3, 11.0)
     assert sound.vs_first is not None
     against = msgspec.structs.replace(sound, vs_first=msgspec.structs.replace(sound.vs_first, first_doubted=True))
-    assert faster(against).startswith("not certain")
-    assert break_even(row(), against).startswith("not certain")
+    assert faster_answer(against).startswith("not certain")
+    assert break_even_answer(row(), against).startswith("not certain")
 
 
 @pytest.mark.parametrize(("half", "passed"), [(1.001, True), (1.2, False), (math.nan, False)])
@@ -114,7 +116,7 @@ def test_a_loss_that_fp16_changes_is_noticed(half: float, passed: bool, monkeypa
 
 @pytest.mark.parametrize(("ratio", "passed"), [(0.4, True), (1.9, False)])
 def test_a_host_that_is_too_slow_is_noticed(ratio: float, passed: bool) -> None:
-    assert room._host_keeps_up(ratio, "said").passed is passed
+    assert answers.check_host(ratio, "said").passed is passed
 
 
 def test_convolutions_are_counted_as_operators_not_as_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,17 +138,21 @@ def test_arithmetic_intensity_is_held_against_the_device() -> None:
         kind="cuda", name="d", driver=None, torch=None, threads=None, flops_per_s={"fp32": 50e12}, copy_bytes_per_s=4e12,
         launch_s=1e-6,
     )  # fmt: skip
-    assert room._intensity(100, 4, known, 40e12).startswith("computing: 25.0 FLOPs per byte")
-    assert room._intensity(10, 4, known, 8e12).startswith("memory: 2.50")
-    assert "not known" in room._intensity(10, 4, None, 8e12)
-    assert room._intensity(100, 4, known, 1e12).startswith("neither yet: it reaches 2\u2009% of what computing allows")
-    assert room._intensity(10, 4, known, 1e12).startswith("neither yet: it reaches 10\u2009% of what memory allows")
+    assert answers.intensity_answer(100, 4, known, 40e12).startswith("computing: 25.0 FLOPs per byte")
+    assert answers.intensity_answer(10, 4, known, 8e12).startswith("memory: 2.50")
+    assert "not known" in answers.intensity_answer(10, 4, None, 8e12)
+    assert answers.intensity_answer(100, 4, known, 1e12).startswith(
+        "neither yet: it reaches 2\u2009% of what computing allows"
+    )
+    assert answers.intensity_answer(10, 4, known, 1e12).startswith(
+        "neither yet: it reaches 10\u2009% of what memory allows"
+    )
 
 
 def test_a_larger_batch_is_not_judged_by_times_that_vary() -> None:
     values = {"batch 1 flops_per_s": 1e9, "batch 4 flops_per_s": 2e9}
-    assert room._batch_answer(values, doubted=False).startswith("yes: the largest batch reaches 2.00×")
-    assert room._batch_answer(values, doubted=True).startswith("not certain")
+    assert answers.larger_batch_answer(values, doubted=False).startswith("yes: the largest batch reaches 2.00×")
+    assert answers.larger_batch_answer(values, doubted=True).startswith("not certain")
 
 
 def test_a_peak_that_cannot_be_measured_costs_no_exercise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +169,10 @@ def test_a_peak_that_cannot_be_measured_costs_no_exercise(monkeypatch: pytest.Mo
 
 
 def test_break_even_counts_what_a_step_saves() -> None:
-    assert break_even(row(), row("compile", 2.0)) == "after 400 steps", "2 s over 5 ms"
-    assert break_even(row(), row("compile", 1.05, 0.9, 1.2)).startswith("not certain")
-    assert break_even(row(), row("compile", 0.98, 0.97, 0.99)).startswith("never here")
-    assert break_even(row(), None) == "compiling failed or was not timed"
+    assert break_even_answer(row(), row("compile", 2.0)) == "after 400 steps", "2 s over 5 ms"
+    assert break_even_answer(row(), row("compile", 1.05, 0.9, 1.2)).startswith("not certain")
+    assert break_even_answer(row(), row("compile", 0.98, 0.97, 0.99)).startswith("never here")
+    assert break_even_answer(row(), None) == "compiling failed or was not timed"
 
 
 def test_exercises_are_written_as_they_are_done_and_resumed(

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from redline.analyze.profile import Profile
-from redline.analyze.recommend.evidence import interval_text
-from redline.analyze.summary import RunSummary, VersusFirst
+from redline.analyze.summary import RunSummary
+from redline.api import exercise_answers as words
 from redline.api.ceilings import ceilings
 from redline.api.doctor import doctor
 from redline.api.flops import flops
@@ -30,17 +30,12 @@ from redline.api.workspace import Workspace
 from redline.errors import BenchError
 from redline.protocol import AskHealth, Health
 from redline.report.workshop import Answer, Check, ExerciseResult
-from redline.units import format_bytes, format_count, format_seconds, format_share, significant
+from redline.trace.operators import OperatorRow
+from redline.units import format_bytes, format_count, format_seconds, format_share
 from redline.work import Ceilings
 
-STABLE_SPREAD = 0.05
-"""Standard deviation over mean below which a result is called stable."""
 SAME_LOSS = 0.02
 """Relative difference of the loss below which a 16-bit format is called harmless."""
-NEAR_A_LIMIT = 0.2
-"""Share of what the roofline allows below which neither computing nor memory is called the limit."""
-BUSY_HOST = 1.2
-"""Host time over device time above which the host has too much to do."""
 SCRIPT_TIMEOUT_S = 900.0
 
 
@@ -70,7 +65,7 @@ class Lab:
         settings = {**self.settings, "effort": "quick" if self.quick else "normal", **more}
         return run(self.model, recipes=recipes, **settings, workspace=self.workspace)
 
-    def script(self, *words: str, ranks: int = 1) -> dict[str, Any]:
+    def script(self, *options: str, ranks: int = 1) -> dict[str, Any]:
         """What `micro_benchmarking_pytorch.py` measures, in a process of its own."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "result.json"
@@ -78,7 +73,7 @@ class Lab:
             size = [] if self.image_size is None else ["--image-size", str(self.image_size)]
             command = [sys.executable, *front, "-m", "redline.compat.micro", "--network", self.model]
             command += ["--batch-size", str(self.batch * ranks), "--device", self.device.partition(":")[0], *size]
-            command += [*words, "--output-file", str(file)]
+            command += [*options, "--output-file", str(file)]
             said = ["micro_benchmarking_pytorch.py", *command[command.index("--network") : -2]]
             self.workspace.observer.noted(f"running {' '.join(said)}")
             try:
@@ -99,9 +94,6 @@ def filled(base: ExerciseResult, **parts: Any) -> ExerciseResult:
     return msgspec.structs.replace(base, **parts)
 
 
-# 1
-
-
 def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     result = lab.run(["baseline"])
     (row,) = result
@@ -115,98 +107,21 @@ def baseline(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     return filled(
         base,
         figures={
-            "throughput": _rate(row),
+            "throughput": words.rate_text(row),
             "time per step": format_seconds(latency.p50 if latency else None),
             "memory at its peak": format_bytes(peak),
         },
-        values=_values(row) | ({} if peak is None else {"peak_bytes": float(peak)}) | _spread(row),
-        checks=(_stable(row), _same_loss(losses), _trusted(row)),
+        values=words.speed_values(row)
+        | ({} if peak is None else {"peak_bytes": float(peak)})
+        | words.spread_values(row),
+        checks=(words.check_stable(row), words.check_same_loss(losses), words.check_trusted(row)),
         answers=(
-            Answer(question="Why is the first iteration slow?", answer=_warm_up(script["warmup_times"])),
-            Answer(question="How many batches is that per second?", answer=_batches_per_s(row)),
-            Answer(question="What takes the memory?", answer=_weights(result, peak)),
-            Answer(question="What limits it?", answer=_limit(lab, row)),
+            Answer(question="Why is the first iteration slow?", answer=words.warm_up_answer(script["warmup_times"])),
+            Answer(question="How many batches is that per second?", answer=words.batches_answer(row)),
+            Answer(question="What takes the memory?", answer=words.memory_answer(result, peak)),
+            Answer(question="What limits it?", answer=words.limit_answer(row, lab.on_gpu)),
         ),
     )
-
-
-def _stable(row: RunSummary) -> Check:
-    latency = row.latency_s
-    known = latency is not None and latency.std is not None and latency.mean
-    spread = latency.std / latency.mean if known and latency is not None and latency.std is not None else None
-    return Check(
-        name="the time of a step is stable",
-        passed=None if spread is None else spread < STABLE_SPREAD,
-        seen="n/a" if spread is None else f"standard deviation {format_share(spread)} of the mean",
-        explain="something else uses this machine, or it throttles: close other programs, look at 'redline doctor'",
-    )
-
-
-def _same_loss(losses: Sequence[float]) -> Check:
-    finite = all(math.isfinite(loss) for loss in losses)
-    return Check(
-        name="the loss is the same in every iteration",
-        passed=finite and len(set(losses)) == 1,
-        seen=", ".join(f"{loss:.4f}" for loss in dict.fromkeys(losses)),
-        explain="inference changes nothing, so the same input must give the same loss: look for dropout or randomness"
-        if finite
-        else "the loss is not a number: the weights or the number format overflow",
-    )
-
-
-def _trusted(row: RunSummary) -> Check:
-    return Check(
-        name="the result may be trusted",
-        passed=row.verdict.trusted,
-        seen=", ".join(row.verdict.labels),
-        explain="; ".join(map(str, row.verdict.reasons)) or "measure again on a quieter machine",
-    )
-
-
-def _warm_up(times: Sequence[float]) -> str:
-    if len(times) < 2:
-        return "not measured"
-    first, last = times[0], times[-1]
-    told = (
-        f"the first iteration of micro_benchmarking_pytorch.py took {format_seconds(first)}, the last of its warm-up "
-        f"{format_seconds(last)}"
-    )
-    if first < 1.5 * last:
-        return f"here it is not: {told}"
-    return f"{told}: at first libraries load, memory is taken and algorithms are chosen; so warm-up is not counted"
-
-
-def _limit(lab: Lab, row: RunSummary) -> str:
-    if not lab.on_gpu and row.bound.label == "device":
-        return "the CPU itself: no other device waits for it; exercise 4 asks whether computing or memory is the limit"
-    return f"{row.bound.label}: {row.bound.evidence}"
-
-
-def _spread(row: RunSummary) -> dict[str, float]:
-    latency = row.latency_s
-    if latency is None or latency.std is None:
-        return {}
-    return {"latency_mean_s": latency.mean, "latency_std_s": latency.std}
-
-
-def _batches_per_s(row: RunSummary) -> str:
-    if not row.throughput_per_s or not row.batch:
-        return "not measured"
-    return f"{significant(row.throughput_per_s / row.batch, 3)} batches of {row.batch}"
-
-
-def _weights(result: RunResult, peak: int | None) -> str:
-    prepared = result.records[0].prepared if result.records else None
-    if prepared is None or peak is None:
-        return "not measured"
-    weights = 4 * prepared.workload.parameters
-    return (
-        f"the weights {format_bytes(weights)} ({format_share(weights / peak)} of the peak); the rest is activations, inputs "
-        "and what the libraries need"
-    )
-
-
-# 2
 
 
 def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
@@ -222,10 +137,10 @@ def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
             continue
         change = row.vs_first.memory_change if row.vs_first and lab.on_gpu else None
         memory = "" if change is None else f", {format_share(abs(change))} {'less' if change < 0 else 'more'} memory"
-        figures[row.recipe] = f"{_rate(row)}{_times(row)}{memory}"
-        values |= _compared(row)
+        figures[row.recipe] = f"{words.rate_text(row)}{words.times_text(row)}{memory}"
+        values |= words.compared_values(row)
         if row.recipe != "baseline" and row.numerics is not None and row.numerics.rel_l2 is not None:
-            checks.append(_keeps_answers(row.recipe, row.numerics.passed, row.numerics.rel_l2))
+            checks.append(words.check_answers(row.recipe, row.numerics.passed, row.numerics.rel_l2))
     checks.append(_similar_loss(lab))
     best = max(
         (row for row in rows[1:] if row.vs_first),
@@ -238,27 +153,18 @@ def precision(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         values=values,
         checks=tuple(checks),
         answers=(
-            Answer(question="Is a shorter number format faster here?", answer=faster(best)),
-            Answer(question="Why would it be?", answer=_why_faster(rows[0], best)),
+            Answer(question="Is a shorter number format faster here?", answer=words.faster_answer(best)),
+            Answer(question="Why would it be?", answer=words.why_faster_answer(rows[0], best)),
         ),
-    )
-
-
-def _keeps_answers(recipe: str, passed: bool | None, error: float) -> Check:
-    return Check(
-        name=f"{recipe} keeps the answers",
-        passed=passed,
-        seen=f"relative error {error:.1e}",
-        explain="it is farther from fp32 than rounding explains: do not use this format for this model",
     )
 
 
 def _similar_loss(lab: Lab) -> Check:
     """The workshop's own test: the script's loss in fp32 and in fp16."""
-    words = ("--mode", "inference", "--iterations", "2", "--fp16")
+    options = ("--mode", "inference", "--iterations", "2", "--fp16")
     if "loss" not in lab.shared:
-        lab.shared["loss"] = lab.script(*words, "0")["losses"][0]
-    wide, half = lab.shared["loss"], lab.script(*words, "1")["losses"][0]
+        lab.shared["loss"] = lab.script(*options, "0")["losses"][0]
+    wide, half = lab.shared["loss"], lab.script(*options, "1")["losses"][0]
     apart = abs(half - wide) / abs(wide) if wide and math.isfinite(half) else math.inf
     return Check(
         name="the loss in fp16 is that of fp32",
@@ -266,32 +172,6 @@ def _similar_loss(lab: Lab) -> Check:
         seen=f"{wide:.4f} and {half:.4f}" + (f", {format_share(apart)} apart" if math.isfinite(apart) else ""),
         explain="fp16 has a range of 65504 and three digits: this model leaves one or the other, so use bf16 or amp",
     )
-
-
-def faster(best: RunSummary | None) -> str:
-    if best is None or best.vs_first is None:
-        return "nothing to compare"
-    versus = best.vs_first
-    doubt = "" if best.verdict.trusted else f"; doubtful, as the result is {', '.join(best.verdict.labels)}"
-    if versus.first_doubted:
-        return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, but the times of the baseline itself vary too much"
-    if versus.low is not None and versus.low > 1:
-        return f"yes: {best.recipe} is {versus.ratio:.2f}× as fast{_between(versus)}{doubt}"
-    if versus.high is not None and versus.high < 1:
-        return f"no: {best.recipe} is {versus.ratio:.2f}× as fast as the baseline{doubt}"
-    return f"not certain: {best.recipe} measured {versus.ratio:.2f}×, and the interval includes 1{doubt}"
-
-
-def _why_faster(first: RunSummary, best: RunSummary | None) -> str:
-    if best is None or best.vs_first is None or (best.vs_first.low or 0) <= 1:
-        told = "16-bit numbers halve the bytes, but only a device with units for them computes faster"
-        is_slower = best is not None and best.vs_first is not None and (best.vs_first.high or 2) < 1
-        return f"{told}; {'this one does not' if is_slower else 'these figures do not show it here'}"
-    at_most = "twice, by the bytes alone" if first.bound.label == "memory" else "as much as the faster units allow"
-    return f"half the bytes for weights and activations, and faster units for products; the baseline is bound by {first.bound.label}, so {at_most}"
-
-
-# 3
 
 
 def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
@@ -307,24 +187,16 @@ def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     answers = [
         Answer(
             question="Are convolutions the bottleneck?",
-            answer=f"{'yes,' if share > 0.5 else 'no, only'} {format_share(share)} of the time"
-            + ("" if share > 0.5 or not operators else f"; most is {operators[0].name}"),
+            answer=words.convolutions_answer(share, operators[0].name if operators else ""),
         ),
         Answer(
             question="What is in the way, and what to try?",
             answer="; ".join(f"{one.evidence}: try {one.next}" for one in found.findings[:2]) or "nothing stands out",
         ),
     ]
-    checks = [
-        Check(
-            name="operators were recorded",
-            passed=bool(operators),
-            seen=f"{len(found.operators)} operators",
-            explain="the profiler saw nothing: look at 'redline doctor'",
-        )
-    ]
+    checks = [words.check_recorded(len(found.operators))]
     if found.host.ratio is not None:
-        checks.append(_host_keeps_up(found.host.ratio, found.host.verdict))
+        checks.append(words.check_host(found.host.ratio, found.host.verdict))
     if lab.on_gpu:
         answers.append(_in_half(lab, found))
     return filled(
@@ -336,22 +208,13 @@ def profiler(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     )
 
 
-def _own_s(row: Any, found: Profile) -> float:
-    return float(row.device_self_s if found.has_device else row.cpu_self_s)
+def _own_s(row: OperatorRow, found: Profile) -> float:
+    return row.device_self_s if found.has_device else row.cpu_self_s
 
 
 def _convolutions_s(found: Profile) -> float:
     """By operator: many convolutions run as kernels that multiply matrices, more of them in fp16 than in fp32."""
     return sum(_own_s(row, found) for row in found.operators if re.search("conv(?!ert)", row.name))
-
-
-def _host_keeps_up(ratio: float, verdict: str) -> Check:
-    return Check(
-        name="the host keeps up with the device",
-        passed=ratio < BUSY_HOST,
-        seen=f"host over device {ratio:.2f}: {verdict}",
-        explain="Python launches work more slowly than the device does it: a larger batch, compilation or graphs help",
-    )
 
 
 def _in_half(lab: Lab, found: Profile) -> Answer:
@@ -362,9 +225,6 @@ def _in_half(lab: Lab, found: Profile) -> Answer:
         question="How long do convolutions take in each format?",
         answer=f"{told}: {wide_s / half_s:.2f}×" if half_s else told,
     )
-
-
-# 4
 
 
 def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
@@ -378,37 +238,26 @@ def work(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         if row.failure is None and row.throughput_per_s:
             achieved = counted.flops / items * row.throughput_per_s
             values[f"batch {batch} flops_per_s"] = achieved
-            table[f"batch {batch}"] = f"{format_count(achieved)}FLOP/s{_of_peak(achieved, peak)}"
+            table[f"batch {batch}"] = f"{format_count(achieved)}FLOP/s{words.of_peak_text(achieved, peak)}"
             doubted = doubted or not row.verdict.trusted
     highest = max(values.values(), default=0.0)
-    answers = [Answer(question="Does a larger batch use the device better?", answer=_batch_answer(values, doubted))]
+    answers = [
+        Answer(question="Does a larger batch use the device better?", answer=words.larger_batch_answer(values, doubted))
+    ]
     layers = [one for one in counted.modules if one.depth == 1 and one.share is not None]
     if layers:
-        slowest = max(layers, key=lambda one: one.share or 0.0)
-        part = f" and {format_share(slowest.macs_share)} of the work" if slowest.macs_share is not None else ""
-        told = f"{slowest.path}: {format_share(slowest.share)} of the time{part}"
-        answers.append(Answer(question="Which part takes most of the time?", answer=told))
+        answers.append(Answer(question="Which part takes most of the time?", answer=words.slowest_answer(layers)))
     answers.append(
         Answer(
             question="Is it bound by computing or by memory?",
-            answer=_intensity(counted.flops, counted.min_bytes, known, highest),
+            answer=words.intensity_answer(counted.flops, counted.min_bytes, known, highest),
         )
     )
     return filled(
         base,
         figures={"parameters": f"{counted.params:,}", "forward FLOPs per item": f"{counted.flops // items:,}", **table},
         values=values,
-        checks=(
-            Check(
-                name="the efficiency is plausible",
-                passed=None if not peak else 0 < highest <= peak * 1.05,
-                seen=missing or "no fp32 ceiling"
-                if not peak
-                else f"at most {format_share(highest / peak)} of the peak",
-                explain="no program is faster than the peak: the ceilings were measured on a busy machine, measure them "
-                "again with 'redline ceilings --fresh'",
-            ),
-        ),
+        checks=(words.check_efficiency(highest, peak, missing),),
         answers=tuple(answers),
     )
 
@@ -421,42 +270,6 @@ def _ceilings(lab: Lab) -> tuple[Ceilings | None, str]:
         return None, f"the peak could not be measured: {str(error).splitlines()[0]}"
 
 
-def _of_peak(achieved: float, peak: float | None) -> str:
-    return f", {format_share(achieved / peak)} of the measured fp32 peak" if peak else ""
-
-
-def _intensity(products: int, moved: int, known: Ceilings | None, achieved: float) -> str:
-    if not moved:
-        return "not counted"
-    intensity = products / moved
-    told = f"{significant(intensity, 3)} FLOPs per byte, operator by operator"
-    peak = known.flops_per_s.get("fp32") if known is not None else None
-    if known is None or not peak or not known.copy_bytes_per_s:
-        return f"{told}; the peak of this device is not known"
-    ridge = peak / known.copy_bytes_per_s
-    kind = "computing" if intensity > ridge else "memory"
-    told = f"{told}, and this device needs {significant(ridge, 3)} to be busy with computing"
-    reached = achieved / min(peak, intensity * known.copy_bytes_per_s)
-    if reached < NEAR_A_LIMIT:
-        return (
-            f"neither yet: it reaches {format_share(reached)} of what {kind} allows, so something else takes the time, such "
-            f"as small operators or other programs; {kind} would be the limit: {told}"
-        )
-    return f"{kind}: {told}"
-
-
-def _batch_answer(values: dict[str, float], doubted: bool) -> str:
-    if len(values) < 2:
-        return "only one batch could be measured"
-    first, *_, last = values.values()
-    gain = last / first
-    verdict = "not certain, as these times vary too much" if doubted else "yes" if gain > 1.1 else "no"
-    return f"{verdict}: the largest batch reaches {gain:.2f}× the FLOP/s of the smallest"
-
-
-# 5
-
-
 def many_gpus(lab: Lab, base: ExerciseResult) -> ExerciseResult:
     found = lab.workspace.ask(AskHealth(), Health).devices if lab.on_gpu else ()
     gpus = sum(device.kind != "cpu" for device in found)
@@ -464,8 +277,7 @@ def many_gpus(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         return filled(
             base,
             skipped=f"needs two GPUs, and this machine has {gpus}",
-            example="with two GPUs: torchrun --nproc-per-node 2 micro_benchmarking_pytorch.py --network resnet50 "
-            "--batch-size 128; scaling efficiency is (throughput of 2) / (2 × throughput of 1), often 85 to 95 %",
+            example=words.EXAMPLE_OF_SCALING,
         )
     single = lab.script("--iterations", "10")["throughput_per_s"]
     both = lab.script("--iterations", "10", ranks=2)["throughput_per_s"]
@@ -479,15 +291,7 @@ def many_gpus(lab: Lab, base: ExerciseResult) -> ExerciseResult:
             "efficiency": format_share(efficiency),
         },
         values={"efficiency": efficiency},
-        checks=(
-            Check(
-                name="the efficiency is plausible",
-                passed=0.3 < efficiency <= 1.05,
-                seen=format_share(efficiency),
-                explain="far below: the local batch is too small, or the link between the GPUs is slow; above 1: the single "
-                "GPU was slowed by something",
-            ),
-        ),
+        checks=(words.check_scaling(efficiency),),
         answers=(
             Answer(
                 question="What is lost to communication?",
@@ -495,9 +299,6 @@ def many_gpus(lab: Lab, base: ExerciseResult) -> ExerciseResult:
             ),
         ),
     )
-
-
-# 6
 
 
 def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
@@ -514,62 +315,26 @@ def compilation(lab: Lab, base: ExerciseResult) -> ExerciseResult:
             continue
         compile_s = row.cold_start_s.compile_s if row.cold_start_s else None
         took = "" if compile_s is None else f", {compile_s:.0f} s to compile"
-        figures[row.recipe] = f"{_rate(row)}{_times(row)}{took}"
-        values |= _compared(row) | ({} if compile_s is None else {f"{row.recipe} compile_s": compile_s})
+        figures[row.recipe] = f"{words.rate_text(row)}{words.times_text(row)}{took}"
+        values |= words.compared_values(row) | ({} if compile_s is None else {f"{row.recipe} compile_s": compile_s})
     compiled = next((row for row in rows[1:] if row.failure is None), None)
     ran = [row for row in rows if row.failure is None and row.vs_first is not None]
     best = max(ran, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0, default=None)
-    checks = [
-        Check(
-            name="compiling works here",
-            passed=compiled is not None,
-            seen="yes" if compiled else figures.get("compile", "no"),
-            explain="it needs a C++ compiler on a CPU and Triton on a GPU: 'redline doctor' says what is missing",
-        )
-    ]
+    checks = [words.check_compiles(compiled is not None, figures.get("compile", "no"))]
     if compiled is not None and compiled.numerics is not None and compiled.numerics.rel_l2 is not None:
-        checks.append(_keeps_answers(compiled.recipe, compiled.numerics.passed, compiled.numerics.rel_l2))
+        checks.append(words.check_answers(compiled.recipe, compiled.numerics.passed, compiled.numerics.rel_l2))
     return filled(
         base,
         figures=figures,
         values=values,
         checks=tuple(checks),
         answers=(
-            Answer(question="After how many steps does compiling pay?", answer=break_even(rows[0], compiled)),
-            Answer(question="Is the compiled model faster?", answer=faster(best)),
+            Answer(
+                question="After how many steps does compiling pay?", answer=words.break_even_answer(rows[0], compiled)
+            ),
+            Answer(question="Is the compiled model faster?", answer=words.faster_answer(best)),
         ),
     )
-
-
-def break_even(first: RunSummary, compiled: RunSummary | None) -> str:
-    if compiled is None or compiled.cold_start_s is None or compiled.cold_start_s.compile_s is None:
-        return "compiling failed or was not timed"
-    versus = compiled.vs_first
-    if first.latency_s is None or versus is None:
-        return "not measured"
-    if versus.first_doubted:
-        return "not certain: the times of the baseline itself vary too much"
-    if versus.high is not None and versus.high <= 1:
-        return f"never here: the compiled step is not faster ({versus.ratio:.2f}×)"
-    if versus.low is not None and versus.low <= 1:
-        return f"not certain that it does: {versus.ratio:.2f}×{_between(versus)}"
-    saved = first.latency_s.p50 * (1 - 1 / versus.ratio)
-    if saved <= 0:
-        return "never here: the compiled step is not faster"
-    return f"after {math.ceil(compiled.cold_start_s.compile_s / saved):,} steps"
-
-
-# 7
-
-COUNTERS = {
-    "bandwidth": "How much of the memory bandwidth is used?",
-    "occupancy": "How full of threads are the multiprocessors?",
-    "l1_hits": "How often does the first cache have the data?",
-    "l2_hits": "How often does the second cache have it?",
-    "compute": "How busy are the arithmetic units?",
-    "lds_conflicts": "How often does shared memory wait for bank conflicts?",
-}
-"""The question that each counter answers."""
 
 
 def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
@@ -581,8 +346,7 @@ def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
         return filled(
             base,
             skipped="needs a GPU and its vendor's profiler" if not lab.on_gpu else "no vendor profiler is installed",
-            example="with one: redline profile resnet50 --tool ncu (NVIDIA) or --tool rocprofv3 (AMD) lists kernels with "
-            "their share, bandwidth and occupancy; 'redline profile --import FILE' reads a file you already have",
+            example=words.EXAMPLE_OF_COUNTERS,
         )
     try:
         found = profile(lab.model, tool=there[0], **lab.settings, workspace=lab.workspace).profile
@@ -595,20 +359,13 @@ def vendors(lab: Lab, base: ExerciseResult) -> ExerciseResult:
             f"{place}. {row.short_name[:56]}": f"{format_share(row.share)}, {row.calls} calls"
             for place, row in enumerate(found.kernels[:5], 1)
         },
-        checks=(
-            Check(
-                name="kernels were listed",
-                passed=bool(found.kernels),
-                seen=f"{len(found.kernels)} kernels by {there[0]}",
-                explain="the tool ran and saw nothing: may it read the counters? 'redline doctor' says",
-            ),
-        ),
+        checks=(words.check_listed(len(found.kernels), there[0]),),
         answers=(
             Answer(question="How many kernels matter?", answer=few),
             *(
-                Answer(question=COUNTERS[one.name], answer=f"{format_share(one.value)}: {one.meaning}")
+                Answer(question=words.COUNTERS[one.name], answer=f"{format_share(one.value)}: {one.meaning}")
                 for one in found.counters
-                if one.kernel is None and one.name in COUNTERS
+                if one.kernel is None and one.name in words.COUNTERS
             ),
         ),
     )
@@ -628,36 +385,3 @@ EXERCISES: tuple[tuple[int, str, str, Exercise], ...] = (
 def _require(row: RunSummary) -> None:
     if row.failure is not None:
         raise BenchError("crash", f"{row.recipe}: {row.failure.message}")
-
-
-def _rate(row: RunSummary) -> str:
-    return "n/a" if row.throughput_per_s is None else f"{significant(row.throughput_per_s, 4)} {row.item or 'items'}/s"
-
-
-def _times(row: RunSummary) -> str:
-    """Against the baseline, with the interval."""
-    versus = row.vs_first
-    return "" if versus is None else f", {versus.ratio:.2f}×{_between(versus)} the baseline"
-
-
-def _between(versus: VersusFirst) -> str:
-    if versus.low is None or versus.high is None:
-        return ""
-    return f" ({interval_text(versus.low, versus.high)})"
-
-
-def _compared(row: RunSummary) -> dict[str, float]:
-    versus, numerics = row.vs_first, row.numerics
-    found = {
-        "throughput_per_s": row.throughput_per_s,
-        "ratio": versus.ratio if versus else 1.0,
-        "ratio low": versus.low if versus else None,
-        "ratio high": versus.high if versus else None,
-        "relative error": numerics.rel_l2 if numerics else None,
-    }
-    return {f"{row.recipe} {name}": value for name, value in found.items() if value is not None}
-
-
-def _values(row: RunSummary) -> dict[str, float]:
-    found = {"throughput_per_s": row.throughput_per_s, "latency_p50_s": row.latency_s.p50 if row.latency_s else None}
-    return {name: value for name, value in found.items() if value is not None}
