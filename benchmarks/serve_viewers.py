@@ -32,7 +32,8 @@ import psutil
 
 from redline.analyze.statistics import paired_ratio
 from redline.api.workspace import Workspace
-from redline.protocol import BlockReply, Measure, Prepare, PreparedReply, SwitchChoice
+from redline.protocol import BlockReply, Measure, Prepare, PreparedReply
+from redline.questions import SwitchChoice
 from redline.record import Block
 from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor, FakeSession

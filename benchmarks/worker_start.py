@@ -12,7 +12,8 @@ import sys
 import time
 
 from redline.launch import Door, open_door
-from redline.protocol import Ask, AskCheck, FailureReply
+from redline.protocol import Ask, FailureReply
+from redline.questions import AskCheck
 from redline.spec import LaunchSpec
 
 TARGET_S = 0.1

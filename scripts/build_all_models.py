@@ -19,7 +19,7 @@ import torch
 from redline.bench.workload.build import build_workload, list_models
 from redline.bench.workload.structure import float_tensors
 from redline.bench.workload.workload import Workload
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.spec import Task, WorkloadSpec
 
 SMALL = 64

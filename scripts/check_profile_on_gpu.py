@@ -95,7 +95,7 @@ def complaints(case: Case, document: dict[str, Any]) -> list[str]:
 
 def keep(case: Case, model: str, document: dict[str, Any], folder: Path) -> str:
     """The trace and its record under names that tests know; the record makes the verdict repeatable anywhere."""
-    from redline.record import encode
+    from redline.migrations import encode
     from redline.store import History
 
     slug = re.sub(r"[^a-z0-9]+", "", document["capture"]["device_name"].lower().replace("nvidia", "")) or "gpu"

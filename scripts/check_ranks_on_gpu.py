@@ -20,7 +20,8 @@ import redline
 from redline.api.workspace import Workspace
 from redline.errors import RedlineError
 from redline.launch import Session, open_door
-from redline.protocol import AskHealth, BlockReply, FailureReply, Health, Measure, Prepare, PreparedReply, Reply
+from redline.protocol import BlockReply, FailureReply, Measure, Prepare, PreparedReply, Reply
+from redline.questions import AskHealth, Health
 from redline.spec import RunSpec
 from redline.spec_table import specs_from_table
 

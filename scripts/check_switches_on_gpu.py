@@ -13,7 +13,7 @@ from pathlib import Path
 import redline
 from redline.api.workspace import Workspace
 from redline.launch import open_door
-from redline.protocol import AskSwitches, SwitchChoices
+from redline.questions import AskSwitches, SwitchChoices
 from redline.spec import LaunchSpec
 from redline.spec_table import specs_from_table
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
+from redline.environment import TelemetrySample
+from redline.migrations import decode
 from redline.note import note
-from redline.record import Failure, Numerics, RunRecord, TelemetrySample, decode
+from redline.record import Failure, Numerics, RunRecord
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal
 from redline.spec import RunSpec

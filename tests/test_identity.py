@@ -10,8 +10,10 @@ import pytest
 from reported import sweep_records
 
 from redline import identity
+from redline.environment import DeviceInfo
 from redline.identity import benchmark_of, question_key, record_key, setting_text, spec_key, subjects_of
-from redline.record import DeviceInfo, Prepared, RunRecord, WorkloadInfo, decode
+from redline.migrations import decode
+from redline.record import Prepared, RunRecord, WorkloadInfo
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 RECORDED = Path(__file__).parent / "data" / "traces"

@@ -12,12 +12,40 @@ import msgspec
 import pytest
 
 from redline import protocol
+from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.errors import DoorError
 from redline.note import note
 from redline.protocol import (
     AllReduce,
     AllReduced,
     Ask,
+    BlockReply,
+    Close,
+    ClosedReply,
+    EpochReply,
+    FailureReply,
+    FedReply,
+    Feed,
+    Hello,
+    Measure,
+    Position,
+    Prepare,
+    PreparedReply,
+    Profile,
+    Progress,
+    Serve,
+    ServedReply,
+    Squeeze,
+    SqueezeReply,
+    TraceReply,
+    TrainEpoch,
+    Where,
+    receive_frame,
+    receive_reply,
+    receive_request,
+    send,
+)
+from redline.questions import (
     AskCeilings,
     AskCheck,
     AskCount,
@@ -29,61 +57,32 @@ from redline.protocol import (
     AskOperators,
     AskSnippet,
     AskSwitches,
-    BlockReply,
     CeilingsAnswer,
     Checked,
     CheckedSpecs,
-    Close,
-    ClosedReply,
     CountAnswer,
     EnvironmentAnswer,
-    EpochReply,
-    FailureReply,
-    FedReply,
-    Feed,
     Health,
     HealthItem,
-    Hello,
-    Measure,
     MemoryAnswer,
     MetricAnswer,
     ModelName,
     ModelNames,
     OperatorCase,
     OperatorTimes,
-    Position,
-    Prepare,
-    PreparedReply,
-    Profile,
-    Progress,
-    Serve,
-    ServedReply,
     Snippet,
-    Squeeze,
-    SqueezeReply,
     SwitchChoice,
     SwitchChoices,
     SwitchNeed,
-    TraceReply,
-    TrainEpoch,
-    Where,
-    receive_frame,
-    receive_reply,
-    receive_request,
-    send,
 )
 from redline.record import (
     Block,
     Capabilities,
     Closed,
     ColdStart,
-    DeviceInfo,
-    Environment,
     Failure,
-    Memory,
     Numerics,
     Prepared,
-    TelemetrySample,
     TraceRef,
     Warmup,
     WorkloadInfo,
@@ -260,7 +259,7 @@ class TestTheWire:
     def test_is_tried_with_every_message_there_is(self) -> None:
         questions = {type(message.question) for message in REQUESTS if isinstance(message, Ask)}
         assert {type(message) for message in REQUESTS} == set(get_args(protocol.Request))
-        assert questions == set(get_args(protocol.Question))
+        assert questions == set(get_args(questions.Question))
         assert {type(message) for message in REPLIES} == set(get_args(protocol.Reply))
 
     @pytest.mark.parametrize("request_", REQUESTS, ids=lambda message: type(message).__name__)

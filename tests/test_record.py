@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline import record
+from redline import migrations, record
+from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.errors import RecordError
+from redline.migrations import decode, encode, migrate
 from redline.note import note
 from redline.record import (
     SCHEMA,
@@ -19,23 +21,16 @@ from redline.record import (
     Capabilities,
     Closed,
     ColdStart,
-    DeviceInfo,
-    Environment,
     Failure,
     GenerationInfo,
-    Memory,
     Numerics,
     Prepared,
     RankBlock,
     RankInfo,
     RunRecord,
-    TelemetrySample,
     TraceRef,
     Warmup,
     WorkloadInfo,
-    decode,
-    encode,
-    migrate,
     new_id,
 )
 from redline.serving import Served
@@ -546,14 +541,14 @@ class TestSchema:
         assert found.prepared.warmup.reason is None
 
     def test_the_chain_reaches_today(self) -> None:
-        oldest = min(record.MIGRATIONS, default=SCHEMA)
-        assert sorted(record.MIGRATIONS) == list(range(oldest, SCHEMA))
+        oldest = min(migrations.MIGRATIONS, default=SCHEMA)
+        assert sorted(migrations.MIGRATIONS) == list(range(oldest, SCHEMA))
 
     def test_decode_takes_the_same_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def drop(plain: dict[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in plain.items() if name != "remarks"}
 
-        monkeypatch.setitem(record.MIGRATIONS, SCHEMA - 1, drop)
+        monkeypatch.setitem(migrations.MIGRATIONS, SCHEMA - 1, drop)
         old = msgspec.msgpack.encode(plain_record(schema=SCHEMA - 1, remarks=["old"]))
         assert decode(old) == whole_record()
 

@@ -15,7 +15,7 @@ from itertools import combinations
 from random import Random
 
 from redline.note import note
-from redline.protocol import Relief, SwitchChoice
+from redline.questions import Relief, SwitchChoice
 from redline.record import Capabilities, Failure, FailureScope, Numerics
 from redline.spec import RunSpec
 from redline.testing.landscape import EXACT, Landscape

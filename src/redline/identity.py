@@ -23,8 +23,9 @@ from typing import Any
 
 import msgspec
 
+from redline.environment import Environment
 from redline.note import Note, note
-from redline.record import BENCHMARK_VERSION, Environment, Prepared, RunRecord, device_of
+from redline.record import BENCHMARK_VERSION, Prepared, RunRecord, device_of
 from redline.spec import Frozen, RunSpec
 from redline.units import format_bytes
 from redline.work import Ceilings

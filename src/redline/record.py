@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
-from redline.errors import RecordError, SpecError
-from redline.note import Note, notes_from_texts
+from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
+from redline.note import Note
 from redline.serving import Served
-from redline.spec import Count, Figure, Frozen, Items, Moment, Recipe, RunSpec, Seconds
+from redline.spec import Count, Figure, Frozen, Items, Moment, RunSpec, Seconds
 from redline.training import DataInfo, Epoch, Fed
 from redline.watching import Watched
 from redline.work import WorkCount
@@ -98,55 +98,10 @@ class Capabilities(Frozen):
         return cls(**{name: any(getattr(part, name) for part in found) for name in cls.__struct_fields__})
 
 
-class DeviceInfo(Frozen):
-    kind: str
-    """`cpu`, `cuda` or `rocm`."""
-    index: int | None = None
-    name: str = ""
-    uuid: str | None = None
-    driver: str | None = None
-    memory_bytes: Count | None = None
-    capability: str | None = None
-    """Compute capability, or the gfx architecture on AMD."""
-    multiprocessors: Count | None = None
-    power_limit_w: Figure | None = None
-    max_clock_hz: Figure | None = None
-    ecc: bool | None = None
-    mig: bool | None = None
+SECONDS = ("import_s", "start_s", "build_s", "first_call_s", "compile_s")
 
 
-class Environment(Frozen):
-    """Everything worth knowing about the place of a measurement."""
-
-    device: DeviceInfo
-    hostname: str = ""
-    platform: str = ""
-    python: str = ""
-    redline: str = ""
-    cpu: str = ""
-    physical_cores: Count | None = None
-    logical_cores: Count | None = None
-    affinity: tuple[int, ...] = ()
-    governor: str | None = None
-    memory_bytes: Count | None = None
-    threads: Count | None = None
-    interop_threads: Count | None = None
-    versions: dict[str, str] = {}
-    """torch, torchvision, cuda, hip, cudnn, triton: those that are there."""
-    flags: dict[str, str] = {}
-    """Global switches of torch as they stood while measuring."""
-    variables: dict[str, str] = {}
-    """Environment variables that change speed."""
-    git_commit: str | None = None
-    git_dirty: bool | None = None
-    neighbours: tuple[str, ...] = ()
-    """Other processes seen on the GPU when the bench was opened."""
-
-
-_SECONDS = ("import_s", "start_s", "build_s", "first_call_s", "compile_s")
-
-
-class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in _SECONDS}):
+class ColdStart(Frozen, rename={name: name.removesuffix("_s") for name in SECONDS}):
     """What happened before the steady state. Documents call the whole `cold_start_s` and its parts without the unit."""
 
     import_s: Seconds | None = None
@@ -215,44 +170,6 @@ class Numerics(Frozen):
     def is_wrong(self) -> bool:
         """Whether the outputs were found too far away; False where they were not checked."""
         return not self.passed and not self.is_left_out
-
-
-class Memory(Frozen):
-    """Never one word for all. None where the device has no such figure."""
-
-    peak_allocated_bytes: Count | None = None
-    """What the model's tensors took."""
-    peak_reserved_bytes: Count | None = None
-    """What the allocator took from the device: this must fit."""
-    context_bytes: int | None = None
-    """The driver's view minus reserved: context and libraries."""
-    peak_rss_bytes: Count | None = None
-    peak_private_bytes: Count | None = None
-    """CPU: the most the worker has held for itself since it began; what a memory limit counts."""
-    allocator_retries: Count | None = None
-    resident_bytes: Count | None = None
-    """Held between two steps: weights, optimizer state, inputs."""
-    limit_bytes: Count | None = None
-    """The most there was to be had: the cap that was asked for, or what was free."""
-    needed_bytes: Count | None = None
-    """The least with which a step still ran, where that was tried; the allocator likes to take more."""
-
-
-class TelemetrySample(Frozen):
-    """One look at the device while a block ran."""
-
-    at_s: Seconds
-    """Seconds since the block began."""
-    utilisation: Figure | None = None
-    memory_used_bytes: Count | None = None
-    power_w: Figure | None = None
-    temperature_c: Figure | None = None
-    clock_hz: Figure | None = None
-    memory_clock_hz: Figure | None = None
-    throttle: tuple[str, ...] = ()
-    """Reasons the driver gives for a lowered clock."""
-    foreign: tuple[str, ...] = ()
-    """Processes on the GPU that are not ours."""
 
 
 class WorkloadInfo(Frozen):
@@ -472,121 +389,3 @@ def device_of(record: RunRecord) -> str:
         return record.spec.device
     device = record.prepared.environment.device
     return device.kind if device.index is None else f"{device.kind}:{device.index}"
-
-
-Migration = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def _from_1_to_2(plain: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 called switches steps and solo blocks alone, and had plain texts for notes.
-
-    It said neither what switches do nor how the batch was known.
-    """
-    plain = {**plain, "notes": notes_from_texts(plain.get("notes", []))}
-    if isinstance(plain.get("blocks"), list | tuple):
-        plain["blocks"] = [_renamed(block, "alone", "solo") for block in plain["blocks"]]
-    if isinstance(plain.get("prepared"), dict):
-        plain["prepared"] = _with_batch(_with_notes(plain["prepared"]))
-    spec = plain.get("spec")
-    if isinstance(spec, dict) and isinstance(spec.get("recipe"), dict):
-        recipe = _renamed(spec["recipe"], "steps", "switches")
-        plain["spec"] = {**spec, "recipe": recipe}
-        if isinstance(plain.get("prepared"), dict):
-            plain["prepared"] = {**plain["prepared"], "switches": _capabilities_in_schema_1(recipe)}
-    return plain
-
-
-def _with_batch(prepared: dict[str, Any]) -> dict[str, Any]:
-    workload = prepared.get("workload")
-    if not isinstance(workload, dict) or "batch" in workload:
-        return prepared
-    origin = "guessed" if workload.get("source") in ("user", "live") else "source"
-    workload = {**workload, "batch": workload.get("items_per_step"), "batch_from": origin}
-    return {**prepared, "workload": workload}
-
-
-def _with_notes(prepared: dict[str, Any]) -> dict[str, Any]:
-    changed = dict(prepared)
-    for part, name in (("workload", "notes"), ("work", "notes"), ("numerics", "reason"), ("warmup", "reason")):
-        if isinstance(changed.get(part), dict) and name in changed[part]:
-            texts = notes_from_texts(changed[part][name] or ([] if name == "notes" else None))
-            changed[part] = {**changed[part], name: texts}
-    changed["cold_start"] = _cold_start_in_schema_1(changed.get("cold_start"))
-    by_switch = changed.get("recipe_notes")
-    if isinstance(by_switch, dict):
-        changed["recipe_notes"] = [{**notes_from_texts(text), "about": switch} for switch, text in by_switch.items()]
-    return changed
-
-
-def _cold_start_in_schema_1(cold: Any) -> Any:
-    for name in _SECONDS:
-        cold = _renamed(cold, name, name.removesuffix("_s"))
-    return cold
-
-
-def _renamed(plain: Any, old: str, new: str) -> Any:
-    if not isinstance(plain, dict) or old not in plain:
-        return plain
-    return {new if name == old else name: value for name, value in plain.items()}
-
-
-def _capabilities_in_schema_1(recipe: dict[str, Any]) -> dict[str, Any]:
-    """By name, which is all that records of then tell: these were the switches there were."""
-    try:
-        switches = msgspec.convert(recipe, Recipe).switches
-    except (msgspec.ValidationError, SpecError):
-        return {}  # a damaged record, which is told when it is converted as a whole
-    found = {}
-    for switch in switches:
-        engine = switch.name in ("torchscript", "onnx", "tensorrt")
-        does = Capabilities(
-            compiles=engine or switch.name == "compile",
-            records_graph=switch.name == "graphs" or switch.argument in ("reduce-overhead", "max-autotune"),
-            refuses_graph=engine,
-            dissolves_modules=engine or switch.name in ("compile", "graphs"),
-            folds_norms=engine or switch.name == "fold-bn" or switch.argument == "freeze",
-            quantizes=switch.name in ("int8", "fp8"),
-        )
-        found[str(switch)] = msgspec.to_builtins(does)
-    return found
-
-
-MIGRATIONS: dict[int, Migration] = {1: _from_1_to_2}
-"""From schema n to n + 1, on plain dicts."""
-
-
-def encode(record: RunRecord) -> bytes:
-    return msgspec.msgpack.encode(record)
-
-
-def decode(data: bytes) -> RunRecord:
-    """Read a stored record of this schema or an older one."""
-    try:
-        plain = msgspec.msgpack.decode(data)
-    except (ValueError, RecursionError) as error:  # not msgpack, text that is not UTF-8, tables in tables without end
-        raise RecordError(f"not a record: {error}") from None
-    if not isinstance(plain, dict):
-        raise RecordError("not a record: expected a table")
-    return _convert(migrate(plain))
-
-
-def migrate(plain: dict[str, Any], migrations: dict[int, Migration] | None = None, to: int = SCHEMA) -> dict[str, Any]:
-    table = MIGRATIONS if migrations is None else migrations
-    schema = plain.get("schema")
-    if not isinstance(schema, int):
-        raise RecordError(f"not a record: its schema is {schema!r}")
-    if schema > to:
-        raise RecordError(f"record of schema {schema!r}; this Redline reads up to {to}: update Redline")
-    while schema < to:
-        if schema not in table:
-            raise RecordError(f"cannot update a record from schema {schema} to {schema + 1}")
-        plain = {**table[schema](plain), "schema": schema + 1}
-        schema += 1
-    return plain
-
-
-def _convert(plain: dict[str, Any]) -> RunRecord:
-    try:
-        return msgspec.convert(plain, RunRecord)
-    except (msgspec.ValidationError, SpecError) as error:
-        raise RecordError(f"record {plain.get('id')!r} is damaged: {error}") from None

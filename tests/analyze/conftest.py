@@ -9,19 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from redline.record import (
-    Block,
-    ColdStart,
-    DeviceInfo,
-    Environment,
-    Memory,
-    Numerics,
-    Prepared,
-    RunRecord,
-    TelemetrySample,
-    Warmup,
-    WorkloadInfo,
-)
+from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
+from redline.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 
 MakeRecord = Callable[..., RunRecord]

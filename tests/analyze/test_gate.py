@@ -9,7 +9,8 @@ import pytest
 
 from redline.analyze.gate import CheckName, check, count_check, judge
 from redline.analyze.statistics import PairedLog
-from redline.record import Memory, Numerics, RunRecord
+from redline.environment import Memory
+from redline.record import Numerics, RunRecord
 
 
 @pytest.fixture

@@ -11,21 +11,9 @@ from rich.console import Console
 from redline.analyze.bound import Bound
 from redline.analyze.ranks import late_rank
 from redline.analyze.scale import Communication, ScalePoint, Trial, diagnose_scale, points_of
+from redline.environment import DeviceInfo, Environment, Memory
 from redline.note import note
-from redline.record import (
-    Block,
-    ColdStart,
-    DeviceInfo,
-    Environment,
-    Memory,
-    Numerics,
-    Prepared,
-    RankBlock,
-    RankInfo,
-    RunRecord,
-    Warmup,
-    WorkloadInfo,
-)
+from redline.record import Block, ColdStart, Numerics, Prepared, RankBlock, RankInfo, RunRecord, Warmup, WorkloadInfo
 from redline.report.scale import scale_report
 from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 

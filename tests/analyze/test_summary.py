@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from redline.analyze.summary import RunSummary, summarize, with_price
+from redline.environment import Memory
 from redline.errors import SpecError
-from redline.record import Failure, Memory
+from redline.record import Failure
 from redline.report.cells import energy_cells
 from redline.units import parse_price
 

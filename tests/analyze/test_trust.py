@@ -9,8 +9,9 @@ import pytest
 from redline.analyze import trust
 from redline.analyze.statistics import median_interval, spread
 from redline.analyze.trust import device_kind, error_text, farthest, oversubscription, target_half_width, verdict
+from redline.environment import DeviceInfo, Environment, TelemetrySample
 from redline.note import note
-from redline.record import DeviceInfo, Environment, Failure, Numerics, RankBlock, RankInfo, TelemetrySample, Warmup
+from redline.record import Failure, Numerics, RankBlock, RankInfo, Warmup
 from redline.spec import DataSpec, MeasureSpec, TrainSpec
 from redline.training import Epoch
 from redline.units import format_share

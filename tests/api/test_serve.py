@@ -23,8 +23,9 @@ from redline.api import serve
 from redline.api.serve import COOKIE, Access, Answer, Answers, is_loopback, make_app
 from redline.api.serve_state import Live, live_state
 from redline.api.workspace import Workspace
-from redline.protocol import SwitchChoice
-from redline.record import RunRecord, TelemetrySample
+from redline.environment import TelemetrySample
+from redline.questions import SwitchChoice
+from redline.record import RunRecord
 from redline.report.live import LiveState, LiveSweep, Readings
 from redline.search.observer import Observer
 from redline.store import History, ledgers

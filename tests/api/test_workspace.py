@@ -12,7 +12,7 @@ import pytest
 import redline
 from redline.api.workspace import Workspace
 from redline.errors import RedlineError
-from redline.protocol import AskCeilings, CeilingsAnswer
+from redline.questions import AskCeilings, CeilingsAnswer
 from redline.record import Block, RunRecord
 from redline.spec import LaunchSpec
 from redline.store import History

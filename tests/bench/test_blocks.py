@@ -20,8 +20,9 @@ from redline.bench.device.cpu import CpuDevice
 from redline.bench.measure import blocks
 from redline.bench.measure.blocks import OVERRUN, measure_block, plan_steps, quiet_collector
 from redline.bench.workload.step import Mark, no_mark
+from redline.environment import DeviceInfo, Memory, TelemetrySample
 from redline.protocol import Measure
-from redline.record import Block, BlockKind, DeviceInfo, Memory, TelemetrySample
+from redline.record import Block, BlockKind
 
 KINDS: tuple[BlockKind, ...] = ("latency", "throughput")
 TRAINING = {"forward": 0.25, "backward": 0.5, "optimizer": 0.25}

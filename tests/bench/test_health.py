@@ -28,8 +28,8 @@ from redline.bench.health import (
     runs_on,
     satisfies,
 )
-from redline.protocol import HealthItem
-from redline.record import DeviceInfo
+from redline.environment import DeviceInfo
+from redline.questions import HealthItem
 
 NVIDIA = {"dev/nvidia0": "", "dev/nvidiactl": "", "proc/driver/nvidia/version": "NVRM version: 570.124.06"}
 AMD = {"dev/kfd": "", "dev/dri/renderD128": ""}

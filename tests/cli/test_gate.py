@@ -16,7 +16,7 @@ import yaml
 from invoking import document
 from typer.testing import Result
 
-from redline.protocol import Checked
+from redline.questions import Checked
 from redline.record import Failure
 from redline.spec import RunSpec
 from redline.store import History

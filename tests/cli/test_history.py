@@ -15,7 +15,8 @@ from rich.console import Console
 
 import redline
 from redline.analyze.trend import sparkline
-from redline.record import Block, Environment, RunRecord, TraceRef
+from redline.environment import Environment
+from redline.record import Block, RunRecord, TraceRef
 from redline.report.trend import history_report
 from redline.store import History
 

@@ -16,7 +16,7 @@ from redline.api.flops import flops
 from redline.api.workspace import Workspace
 from redline.identity import device_key
 from redline.launch.inline import InlineDoor
-from redline.record import decode
+from redline.migrations import decode
 from redline.store import History
 from redline.work import Ceilings, OperatorWork, WorkCount
 

@@ -17,7 +17,7 @@ from invoking import document, invoke
 from trained import TINY
 from typer.testing import Result
 
-from redline.protocol import SwitchChoice
+from redline.questions import SwitchChoice
 from redline.record import Failure
 from redline.spec import RunSpec
 from redline.store import History

@@ -17,7 +17,7 @@ from redline.api import tune as tuning
 from redline.api.workspace import Workspace
 from redline.errors import UsageError
 from redline.note import note
-from redline.protocol import SwitchChoice
+from redline.questions import SwitchChoice
 from redline.record import Failure
 from redline.search.tune.trials import Trials
 from redline.spec import RunSpec

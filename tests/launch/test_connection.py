@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 
+from redline.environment import Memory
 from redline.errors import UsageError
 from redline.launch import connection, open_door
 from redline.launch.connection import Callback, WorkerDoor, WorkerSession, log_tail, worker_log
@@ -25,13 +26,11 @@ from redline.launch.inline import InlineDoor
 from redline.launch.spawn import SpawnDoor
 from redline.protocol import (
     Ask,
-    AskHealth,
     BlockReply,
     Close,
     ClosedReply,
     FailureReply,
     Measure,
-    ModelNames,
     Prepare,
     Profile,
     Progress,
@@ -42,7 +41,8 @@ from redline.protocol import (
     receive_request,
     send,
 )
-from redline.record import Block, Closed, Failure, Memory
+from redline.questions import AskHealth, ModelNames
+from redline.record import Block, Closed, Failure
 from redline.spec import LaunchSpec, RunSpec, WorkloadSpec
 from redline.training import TrainingProgress
 

@@ -19,19 +19,8 @@ from redline.launch import open_door
 from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_log
 from redline.launch.fork import shared_server
 from redline.locks import device_lock, physical_name
-from redline.protocol import (
-    Ask,
-    AskEnvironment,
-    BlockReply,
-    EnvironmentAnswer,
-    FailureReply,
-    Measure,
-    Prepare,
-    PreparedReply,
-    Profile,
-    Reply,
-    TraceReply,
-)
+from redline.protocol import Ask, BlockReply, FailureReply, Measure, Prepare, PreparedReply, Profile, Reply, TraceReply
+from redline.questions import AskEnvironment, EnvironmentAnswer
 from redline.record import Failure
 from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
 

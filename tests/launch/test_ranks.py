@@ -22,9 +22,7 @@ from redline.protocol import (
     AllReduce,
     AllReduced,
     Ask,
-    AskCheck,
     BlockReply,
-    CheckedSpecs,
     FailureReply,
     Measure,
     Position,
@@ -34,6 +32,7 @@ from redline.protocol import (
     Reply,
     TraceReply,
 )
+from redline.questions import AskCheck, CheckedSpecs
 from redline.record import Block, Failure
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 

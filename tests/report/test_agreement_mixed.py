@@ -20,7 +20,7 @@ from redline.analyze.summary import RunSummary, with_price
 from redline.api.race import RaceResult
 from redline.api.tune import tune
 from redline.api.workspace import Workspace
-from redline.protocol import SwitchChoice
+from redline.questions import SwitchChoice
 from redline.record import Failure, RunRecord
 from redline.report.answers import answers_of
 from redline.report.contents import Contents, contents_of

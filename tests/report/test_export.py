@@ -13,19 +13,8 @@ import msgspec
 import pytest
 
 from redline.analyze.summary import summarize
-from redline.record import (
-    Block,
-    ColdStart,
-    DeviceInfo,
-    Environment,
-    Failure,
-    Memory,
-    Numerics,
-    Prepared,
-    RunRecord,
-    Warmup,
-    WorkloadInfo,
-)
+from redline.environment import DeviceInfo, Environment, Memory
+from redline.record import Block, ColdStart, Failure, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo
 from redline.report.export import COLUMNS, DOCUMENT_SCHEMA, export_csv, export_json, json_document
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 

@@ -27,7 +27,7 @@ from redline.api.roofline import RooflineResult
 from redline.api.run import RunResult
 from redline.errors import UsageError
 from redline.identity import conditions_of
-from redline.protocol import HealthItem
+from redline.questions import HealthItem
 from redline.report.compare import compare_report
 from redline.report.doctor import health_report
 from redline.report.gate import BisectStep, bisect_report, gate_report

@@ -263,7 +263,7 @@ def test_records_that_cannot_be_read_are_left_out_and_told_of(tmp_path: Path, ow
 
 def test_records_of_an_older_schema_are_led_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record as an older Redline wrote it: one field less, under another schema."""
-    from redline import record as records
+    from redline import migrations
 
     document = json.loads(msgspec.json.encode({"schema": 1, "results": [], "records": race_records()}).decode())
     for old in document["records"]:
@@ -274,7 +274,7 @@ def test_records_of_an_older_schema_are_led_up(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Exception, match="cannot update a record from schema 0 to 1"):
         choose([str(path)])
     monkeypatch.setitem(
-        records.MIGRATIONS,
+        migrations.MIGRATIONS,
         0,
         lambda plain: {**{k: v for k, v in plain.items() if k != "marked"}, "notes": plain["marked"]},
     )

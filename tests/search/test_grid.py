@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redline.errors import SpecError, UsageError
-from redline.protocol import Checked
+from redline.questions import Checked
 from redline.record import Capabilities
 from redline.search.grid import (
     PRESETS,

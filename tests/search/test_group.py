@@ -17,6 +17,7 @@ import pytest
 
 from redline.analyze.statistics import Interval, median_interval, paired_ratio
 from redline.analyze.summary import RunSummary, summarize
+from redline.environment import Memory as BlockMemory
 from redline.errors import StoreError
 from redline.protocol import (
     FailureReply,
@@ -30,7 +31,6 @@ from redline.protocol import (
     SqueezeReply,
 )
 from redline.record import Block, Closed, Failure, RunRecord
-from redline.record import Memory as BlockMemory
 from redline.report.run import run_table_text
 from redline.search import group
 from redline.search.group import SOLO_BLOCKS, Entry, Group, UntilPrecise, measure_together

@@ -14,7 +14,8 @@ from redline.analyze.trust import verdict
 from redline.api.load import load, parse_rates
 from redline.api.workspace import Workspace
 from redline.errors import SpecError
-from redline.record import Failure, RunRecord, decode, encode
+from redline.migrations import decode, encode
+from redline.record import Failure, RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
 from redline.report.payload import payload_of

@@ -21,7 +21,7 @@ from sweep_runner import CPU_GRID, FAKE_GRID, fake_door
 import redline
 from redline.api.workspace import Workspace
 from redline.errors import DoorError, UsageError
-from redline.protocol import Checked, SwitchChoice
+from redline.questions import Checked, SwitchChoice
 from redline.record import Failure
 from redline.search.grid import cells_from_table, refuse_unknown_recipes
 from redline.search.observer import Observer

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from redline.environment import DeviceInfo, Environment
 from redline.errors import DoorError, SpecError, UsageError
 from redline.identity import plan_key
-from redline.protocol import Checked
-from redline.record import Block, DeviceInfo, Environment, Failure, RunRecord, new_id
+from redline.questions import Checked
+from redline.record import Block, Failure, RunRecord, new_id
 from redline.search.grid import cells_from_table
 from redline.search.observer import Observer
 from redline.search.sweep import (

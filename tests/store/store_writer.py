@@ -9,19 +9,8 @@ from typing import Any
 
 import msgspec
 
-from redline.record import (
-    Block,
-    ColdStart,
-    DeviceInfo,
-    Environment,
-    Memory,
-    Numerics,
-    Prepared,
-    RunRecord,
-    Warmup,
-    WorkloadInfo,
-    new_id,
-)
+from redline.environment import DeviceInfo, Environment, Memory
+from redline.record import Block, ColdStart, Numerics, Prepared, RunRecord, Warmup, WorkloadInfo, new_id
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 

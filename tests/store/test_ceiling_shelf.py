@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from redline.environment import DeviceInfo, Environment
 from redline.identity import device_key, device_key_of_ceilings
-from redline.record import DeviceInfo, Environment
 from redline.store import History
 from redline.work import Ceilings
 

@@ -14,7 +14,7 @@ from postgres_server import Server
 from sqlalchemy import Connection, inspect, text
 from store_writer import make_block, make_record
 
-from redline import record as record_module
+from redline import migrations
 from redline.errors import RecordError, StoreError
 from redline.note import note
 from redline.record import RunRecord
@@ -59,7 +59,7 @@ def test_an_older_record_is_migrated_with_its_blocks(
 
     with pytest.raises(RecordError, match="cannot update a record from schema 0 to 1"):
         history.load("a")
-    monkeypatch.setitem(record_module.MIGRATIONS, 0, rename)
+    monkeypatch.setitem(migrations.MIGRATIONS, 0, rename)
     assert history.load("a") == msgspec.structs.replace(stored, notes=(note("note", "old"),))
     assert history.find() == [history.load("a")]
 

@@ -18,12 +18,8 @@ from typing import Any
 import msgspec
 
 from redline.analyze.statistics import Ratio, paired_ratio
-from redline.record import (
-    Block,
-    Memory,
-    RunRecord,
-    TimeKind,
-)
+from redline.environment import Memory
+from redline.record import Block, RunRecord, TimeKind
 
 ENERGY_LEAST_S = 1.0
 """A driver's counter of joules moves every 20 to 100 ms: below this, a figure would be off by a tenth or more."""

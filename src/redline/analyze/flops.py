@@ -9,8 +9,9 @@ import msgspec
 
 from redline.analyze.attainable import LimitedBy
 from redline.analyze.summary import RunSummary
+from redline.environment import DeviceInfo
 from redline.note import Note
-from redline.record import DeviceInfo, WorkloadInfo
+from redline.record import WorkloadInfo
 from redline.spec import Frozen, RunSpec
 from redline.work import PRODUCTS, Ceilings, ModuleWork, Uncounted, WorkCount
 

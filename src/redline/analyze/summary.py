@@ -32,6 +32,7 @@ from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.training import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
+from redline.environment import Memory
 from redline.identity import Conditions, batch_of, conditions_of
 from redline.record import (
     BatchOrigin,
@@ -39,7 +40,6 @@ from redline.record import (
     Capabilities,
     ColdStart,
     Failure,
-    Memory,
     Numerics,
     RunRecord,
     StopReason,

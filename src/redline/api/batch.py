@@ -13,7 +13,7 @@ from redline.analyze.batch import SLO_TESTS, BatchFinding, SloTargets
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import DoorError, SpecError, UsageError
-from redline.record import decode, encode
+from redline.migrations import decode, encode
 from redline.report.batch import batch_json, batch_report, plot_batches
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown

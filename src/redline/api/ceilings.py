@@ -11,7 +11,7 @@ from redline.analyze.ceilings import CeilingsSummary, ceilings_summary
 from redline.api.settings import specs_of
 from redline.api.workspace import Workspace, use
 from redline.identity import device_key
-from redline.protocol import AskCeilings, CeilingsAnswer
+from redline.questions import AskCeilings, CeilingsAnswer
 from redline.report.ceilings import ceilings_report
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown

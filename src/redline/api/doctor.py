@@ -22,7 +22,7 @@ import psutil
 
 from redline.api.workspace import Workspace, use
 from redline.errors import StoreError
-from redline.protocol import AskHealth, AskModels, Health, HealthItem, ModelNames
+from redline.questions import AskHealth, AskModels, Health, HealthItem, ModelNames
 from redline.store.location import VARIABLE, describe, file_of, resolve
 from redline.units import format_bytes
 

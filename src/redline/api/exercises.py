@@ -28,7 +28,7 @@ from redline.api.profile import profile
 from redline.api.run import RunResult, run
 from redline.api.workspace import Workspace
 from redline.errors import BenchError
-from redline.protocol import AskHealth, Health
+from redline.questions import AskHealth, Health
 from redline.report.workshop import Answer, Check, ExerciseResult
 from redline.trace.operators import OperatorRow
 from redline.units import format_bytes, format_count, format_seconds, format_share

@@ -18,7 +18,8 @@ from redline.api.settings import Settings, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import UsageError
 from redline.note import Note, note
-from redline.protocol import AskCount, CountAnswer, Profile
+from redline.protocol import Profile
+from redline.questions import AskCount, CountAnswer
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.flops import FlopsReport

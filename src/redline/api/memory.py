@@ -12,7 +12,7 @@ from redline.analyze.advice import command_line
 from redline.api.settings import Settings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.note import Note, note
-from redline.protocol import AskMemory, MemoryAnswer
+from redline.questions import AskMemory, MemoryAnswer
 from redline.record import new_id
 from redline.report.export import JsonDocument, json_document
 from redline.report.memory import MemoryRow, memory_report

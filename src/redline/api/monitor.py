@@ -11,8 +11,8 @@ import msgspec
 import psutil
 from rich.console import RenderableType
 
+from redline.environment import TelemetrySample
 from redline.errors import UsageError
-from redline.record import TelemetrySample
 from redline.report.export import JsonDocument, json_document
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Bars, Shown

@@ -13,7 +13,7 @@ from redline.api.settings import Settings, listed, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError, UsageError
 from redline.identity import device_key
-from redline.protocol import AskOperators, OperatorCase, OperatorName, OperatorTimes
+from redline.questions import AskOperators, OperatorCase, OperatorName, OperatorTimes
 from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 from redline.report.ops import ops_json, ops_report

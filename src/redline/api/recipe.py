@@ -11,7 +11,7 @@ import msgspec
 from redline.api.workspace import Workspace
 from redline.errors import BenchError, UsageError
 from redline.launch.inline import InlineDoor
-from redline.protocol import AskSnippet, Snippet
+from redline.questions import AskSnippet, Snippet
 from redline.spec import Frozen, OptimizerName, RunSpec, Task
 from redline.spec_table import specs_from_table
 

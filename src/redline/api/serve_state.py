@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from redline.analyze.gate import middle_s
+from redline.environment import TelemetrySample
 from redline.errors import RecordError, RedlineError, StoreError
-from redline.record import TelemetrySample
 from redline.report.live import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Readings
 from redline.search.tune.record import decode_tune
 from redline.spec import BASELINE

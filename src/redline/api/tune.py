@@ -20,9 +20,10 @@ from redline.api.settings import OtherSettings, named_function, one_spec, takes_
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, DoorError, RecordError, SpecError, UsageError
 from redline.identity import question_key
+from redline.migrations import decode, encode
 from redline.note import Note, note
-from redline.protocol import AskSnippet, AskSwitches, Snippet, SwitchChoices
-from redline.record import RunRecord, decode, encode
+from redline.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
+from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.tune import tune_report

@@ -20,6 +20,7 @@ from redline.analyze.profile import profile_of
 from redline.analyze.watch import Log, Rates, Steps, drift_of, growth_of, main_logs, rates_of
 from redline.analyze.watch_findings import Evidence, advice_of, out_of_memory
 from redline.api.workspace import Workspace
+from redline.environment import DeviceInfo, Environment, Memory
 from redline.errors import RedlineError
 from redline.identity import record_key
 from redline.launch.meters import Meters
@@ -28,10 +29,7 @@ from redline.note import note
 from redline.record import (
     Block,
     ColdStart,
-    DeviceInfo,
-    Environment,
     Failure,
-    Memory,
     Numerics,
     Prepared,
     RunRecord,

@@ -12,24 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from redline.api.live import held_artifact
+from redline.environment import Environment
 from redline.errors import BenchError, UsageError
 from redline.identity import device_key
 from redline.launch import Door, open_door
 from redline.locks import device_lock
 from redline.names import refuse_impossible_name
-from redline.protocol import (
-    Ask,
-    AskCheck,
-    AskEnvironment,
-    Checked,
-    CheckedSpecs,
-    EnvironmentAnswer,
-    FailureReply,
-    Progress,
-    Question,
-    Reply,
-)
-from redline.record import Environment, RunRecord
+from redline.protocol import Ask, FailureReply, Progress, Reply
+from redline.questions import AskCheck, AskEnvironment, Checked, CheckedSpecs, EnvironmentAnswer, Question
+from redline.record import RunRecord
 from redline.report.notebook import NotebookProgress, in_notebook
 from redline.search.observer import Journal, NoJournal, Observer
 from redline.spec import LaunchSpec, RunSpec

@@ -21,7 +21,7 @@ import torch
 
 from redline import __version__
 from redline.bench.device.base import Device
-from redline.record import DeviceInfo, Environment
+from redline.environment import DeviceInfo, Environment
 from redline.telemetry.machine import cpu_name
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from redline.bench.device.failure import DriverProblem, driver_problem
 from redline.bench.environment import TorchDevice, TorchView, look
-from redline.protocol import Health, HealthItem
+from redline.questions import Health, HealthItem
 from redline.units import format_bytes
 
 GET_TORCH = "choose {what} at pytorch.org/get-started and reinstall torch and torchvision together"

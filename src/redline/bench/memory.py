@@ -28,7 +28,7 @@ from redline.bench.workload.sources.live import HANDED_OVER, remember_module
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.structure import stored, tensors_within
 from redline.errors import BenchError
-from redline.protocol import MemoryAnswer
+from redline.questions import MemoryAnswer
 from redline.spec import RunSpec
 from redline.units import format_bytes
 from redline.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse

@@ -28,7 +28,8 @@ from redline.bench.workload.ranks import refuse_shared_devices
 from redline.bench.workload.sources.live import remember_live
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
-from redline.protocol import (
+from redline.protocol import OnProgress, Reply
+from redline.questions import (
     AskCeilings,
     AskCheck,
     AskCount,
@@ -44,9 +45,7 @@ from redline.protocol import (
     CheckedSpecs,
     EnvironmentAnswer,
     ModelNames,
-    OnProgress,
     Question,
-    Reply,
     Snippet,
     SwitchChoices,
 )

@@ -42,6 +42,7 @@ from redline.bench.workload.sources.live import HANDED_OVER, remember_live
 from redline.bench.workload.sources.user import check_inputs_of
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
+from redline.environment import Memory
 from redline.errors import BenchError
 from redline.note import note
 from redline.protocol import (
@@ -68,7 +69,7 @@ from redline.protocol import (
     TraceReply,
     TrainEpoch,
 )
-from redline.record import Closed, ColdStart, Memory, Numerics, Prepared, Warmup, WorkloadInfo
+from redline.record import Closed, ColdStart, Numerics, Prepared, Warmup, WorkloadInfo
 from redline.spec import RunSpec
 from redline.training import TrainingProgress
 from redline.work import WorkCount

@@ -52,8 +52,8 @@ def watch(
 
     from redline.analyze.watch import Rates
     from redline.api.watch import watch_command
+    from redline.environment import TelemetrySample
     from redline.launch.watch import WindowPlan, end_like
-    from redline.record import TelemetrySample
     from redline.report.terminal import make_console
     from redline.report.watch import status_line, watch_report
     from redline.search.alert import Alarm, parse_share

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from redline.record import TelemetrySample
+from redline.environment import TelemetrySample
 from redline.telemetry.machine import Card, EnergyMeter, open_all_cards, package_energy_j
 from redline.telemetry.nvml import describe_process
 

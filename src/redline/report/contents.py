@@ -15,10 +15,11 @@ from redline.analyze.recommend.evidence import Curve, curves_of
 from redline.analyze.replicates import Line, lines_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
 from redline.analyze.training import TrainingSummary
+from redline.environment import Environment
 from redline.errors import TraceError
 from redline.identity import Subject, subjects_of
 from redline.note import Note, note
-from redline.record import Environment, RunRecord
+from redline.record import RunRecord
 from redline.report.memory import MemoryRow
 from redline.report.roofline import RooflineChart, roofline_charts
 from redline.search.tune.gains import GainPath, gain_path_of, with_search_ratios, with_winners

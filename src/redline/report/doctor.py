@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.protocol import HealthItem, ModelNames
+from redline.questions import HealthItem, ModelNames
 from redline.report.terminal import Fitted, make_table
 
 

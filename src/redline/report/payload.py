@@ -16,7 +16,8 @@ from redline.analyze.profile import Profile
 from redline.analyze.recommend import is_surely_faster
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
-from redline.record import RunRecord, TelemetrySample
+from redline.environment import TelemetrySample
+from redline.record import RunRecord
 from redline.report.contents import Contents
 from redline.report.export import COLUMNS, iso_8601
 from redline.search.tune.gains import waterfall

@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.watch import Rates
-from redline.record import RunRecord, TelemetrySample
+from redline.environment import TelemetrySample
+from redline.record import RunRecord
 from redline.report.terminal import plain_table
 from redline.units import format_bytes, format_seconds, format_share, significant
 from redline.watching import PHASES, Watched

@@ -18,7 +18,7 @@ from redline.analyze.sweep import IdleExclusion
 from redline.errors import SpecError, UnknownName, UsageError
 from redline.identity import spec_key
 from redline.note import note
-from redline.protocol import Checked
+from redline.questions import Checked
 from redline.spec import MOST_CELLS, MOST_ITEMS, Recipe, RunSpec, Task, require_range
 from redline.spec_table import for_trainers, layered, read_toml, specs_from_table
 

@@ -16,7 +16,8 @@ import msgspec
 from redline.errors import DoorError, MissingExtra, RedlineError, SpecError, UsageError
 from redline.launch import open_door
 from redline.locks import device_lock
-from redline.record import Failure, RunRecord, decode, encode, new_id
+from redline.migrations import decode, encode
+from redline.record import Failure, RunRecord, new_id
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal
 from redline.spec import Frozen, RunSpec, split_address

@@ -25,13 +25,14 @@ from redline.analyze.sweep import (
     elapsed_s,
     sweep_summary,
 )
+from redline.environment import Environment, TelemetrySample
 from redline.errors import DoorError, SpecError, UsageError
 from redline.identity import plan_key
 from redline.launch.door import Door
 from redline.locks import device_lock
 from redline.note import note
-from redline.protocol import Checked
-from redline.record import Block, Environment, Failure, RunRecord, TelemetrySample, new_id
+from redline.questions import Checked
+from redline.record import Block, Failure, RunRecord, new_id
 from redline.search.grid import default_name, in_informative_order, is_default_name
 from redline.search.group import measure_together
 from redline.search.observer import Observer

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from redline.analyze.blocks import timed_blocks
+from redline.environment import TelemetrySample
 from redline.errors import RecordError, RedlineError, SpecError, UsageError
 from redline.identity import Series, is_capture, series_of
-from redline.record import Block, FailureKind, RunRecord, TelemetrySample, device_of, encode, migrate
+from redline.migrations import encode, migrate
+from redline.record import Block, FailureKind, RunRecord, device_of
 from redline.spec import LAST_MOMENT
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import func, select
 
+from redline.environment import TelemetrySample
 from redline.errors import StoreError, UsageError
 from redline.locks import file_lock
 from redline.processes import is_gone, this_process
-from redline.record import RunRecord, TelemetrySample
+from redline.record import RunRecord
 from redline.store import queries
 from redline.store.codec import Activity, ActivityKind, SettledCell, TuneRow, column_text
 from redline.store.location import folder_of_locks

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.protocol import SwitchChoice
-from redline.record import Block, Failure, GenerationInfo, Memory, Numerics
+from redline.environment import Memory
+from redline.questions import SwitchChoice
+from redline.record import Block, Failure, GenerationInfo, Numerics
 from redline.spec import RunSpec
 from redline.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
 from redline.work import Ceilings, Facts, WorkCount

@@ -14,7 +14,8 @@ from redline.bench.count.facts import facts_of
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.session import BenchSession
 from redline.bench.workload.workload import Workload, assemble
-from redline.protocol import Ask, AskSwitches, SwitchChoices
+from redline.protocol import Ask
+from redline.questions import AskSwitches, SwitchChoices
 from redline.spec import Task
 from redline.spec_table import specs_from_table
 from redline.work import Facts

@@ -16,7 +16,7 @@ from redline.bench.recipe.base import SWITCHES
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.workload.step import TrainingStep
 from redline.errors import BenchError, SpecError
-from redline.protocol import SwitchChoice
+from redline.questions import SwitchChoice
 from redline.spec import Recipe
 from redline.work import Facts, LayerShare
 

@@ -27,7 +27,8 @@ from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError, UnknownName
 from redline.launch import open_door
-from redline.protocol import Ask, AskCheck, CheckedSpecs
+from redline.protocol import Ask
+from redline.questions import AskCheck, CheckedSpecs
 from redline.record import Capabilities
 from redline.registry import Registry
 from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec

@@ -16,7 +16,7 @@ from redline.bench.workload.source import SOURCES, Source
 from redline.bench.workload.sources.torchvision import default_image_size
 from redline.bench.workload.workload import Workload
 from redline.errors import MissingExtra, SpecError, UnknownName, UsageError
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.spec import WorkloadSpec
 
 

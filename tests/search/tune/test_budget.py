@@ -12,7 +12,7 @@ import pytest
 from worlds.recipes import Fault, RecipeTruth
 from worlds.tuning import loss_of, simulated_facts, tune_simulated
 
-from redline.protocol import SwitchChoice
+from redline.questions import SwitchChoice
 from redline.record import Capabilities
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.finals import ablation_s, choose_finalists, race_s

@@ -9,7 +9,7 @@ import pytest
 
 from redline.errors import UsageError
 from redline.note import note
-from redline.protocol import SwitchChoice, SwitchNeed
+from redline.questions import SwitchChoice, SwitchNeed
 from redline.record import Capabilities
 from redline.search.group import measure_together
 from redline.search.observer import NoJournal

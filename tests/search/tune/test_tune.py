@@ -17,7 +17,7 @@ from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
 from redline.note import note
-from redline.protocol import SwitchChoice, SwitchNeed
+from redline.questions import SwitchChoice, SwitchNeed
 from redline.record import Capabilities, Failure
 from redline.search.observer import Observer
 from redline.search.tune.record import decode_tune, encode_tune

@@ -22,7 +22,7 @@ from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
 from redline.note import note
-from redline.protocol import CountAnswer
+from redline.questions import CountAnswer
 from redline.spec import OptimizerName, RunSpec
 from redline.work import ModuleWork, WorkCount
 

@@ -34,7 +34,7 @@ from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import Setup, make_step
 from redline.bench.workload.workload import Workload
-from redline.record import Memory
+from redline.environment import Memory
 from redline.spec import OptimizerName
 from redline.work import Facts, LayerKind, LayerShare, OperatorKind, OperatorShare, RepeatedBlock
 

@@ -15,8 +15,8 @@ import torch
 
 from redline.bench.device.base import Device, peak_rss_bytes, reset_peak_rss
 from redline.bench.device.process import limit_private_memory, peak_private_bytes, private_bytes, restart_private_peak
+from redline.environment import DeviceInfo, Memory, TelemetrySample
 from redline.errors import UsageError
-from redline.record import DeviceInfo, Memory, TelemetrySample
 from redline.telemetry.machine import cpu_name, cpu_temperature_c, package_energy_j
 
 _CACHES = Path("/sys/devices/system/cpu")

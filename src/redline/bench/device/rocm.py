@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from redline.bench.device.cuda import CudaDevice
-from redline.record import DeviceInfo, TelemetrySample
+from redline.environment import DeviceInfo, TelemetrySample
 from redline.telemetry.amd import open_amd_card
 
 

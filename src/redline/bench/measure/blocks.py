@@ -16,9 +16,10 @@ from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
 from redline.bench.workload.ranks import Ranks
 from redline.bench.workload.step import TimedStep
+from redline.environment import TelemetrySample
 from redline.note import note
 from redline.protocol import Measure
-from redline.record import Block, TelemetrySample, Warmup
+from redline.record import Block, Warmup
 from redline.spec import MeasureSpec
 
 PERIOD_S = 0.1

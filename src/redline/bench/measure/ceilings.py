@@ -23,7 +23,8 @@ from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory
 from redline.bench.device.process import ProcessorUse
 from redline.note import Note, note
-from redline.protocol import CeilingsAnswer, OnProgress, Progress
+from redline.protocol import OnProgress, Progress
+from redline.questions import CeilingsAnswer
 from redline.work import Ceilings
 
 Call = Callable[[], Any]

@@ -26,7 +26,7 @@ from redline.bench.recipe.compose import apply_recipe
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.structure import named_tensors
 from redline.errors import SpecError
-from redline.protocol import AskOperators, OperatorCase, OperatorTimes
+from redline.questions import AskOperators, OperatorCase, OperatorTimes
 from redline.spec import RunSpec
 from redline.work import OperatorTime
 

@@ -15,7 +15,7 @@ import torch
 from redline.bench.device.base import Device
 from redline.bench.workload.step import Setup
 from redline.errors import MissingExtra, SpecError
-from redline.protocol import Relief, SwitchNeed
+from redline.questions import Relief, SwitchNeed
 from redline.record import Capabilities
 from redline.registry import Registry
 from redline.spec import OptionValue, Switch, Task

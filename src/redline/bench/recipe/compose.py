@@ -15,7 +15,7 @@ from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError, UsageError
 from redline.note import Note, note
-from redline.protocol import SwitchChoice, SwitchNeed
+from redline.questions import SwitchChoice, SwitchNeed
 from redline.spec import Recipe, Switch, Task
 from redline.work import Facts
 

@@ -20,7 +20,7 @@ from redline.bench.workload.build import build_workload
 from redline.bench.workload.sources.user import load_function
 from redline.bench.workload.step import InferenceStep, Setup
 from redline.errors import BenchError, SpecError
-from redline.protocol import MetricAnswer
+from redline.questions import MetricAnswer
 from redline.spec import Recipe, RunSpec
 
 Check = Callable[[Callable[..., Any]], Any]

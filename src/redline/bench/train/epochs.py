@@ -18,8 +18,9 @@ from redline.bench.device.base import Device
 from redline.bench.measure.blocks import Sampling, quiet_collector
 from redline.bench.train.loss import class_axis, main_logits
 from redline.bench.train.steps import Stepper, Timeline, sums
+from redline.environment import Memory
 from redline.errors import BenchError
-from redline.record import Block, Memory
+from redline.record import Block
 from redline.spec import Schedule, TrainSpec
 from redline.training import DATA_PHASE, Epoch, TrainingProgress
 

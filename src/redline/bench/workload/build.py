@@ -15,7 +15,7 @@ from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
 from redline.errors import MissingExtra, SpecError, UnknownName
 from redline.note import note
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.spec import WorkloadSpec
 
 

@@ -12,7 +12,7 @@ from redline.bench.workload.decoder import Decoder, WriterCode, writer_code
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
 from redline.names import SOURCES_GROUP
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.registry import Registry
 from redline.spec import Task, WorkloadSpec
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from redline.errors import UsageError
-from redline.protocol import Ask, AskMetric, FailureReply, MetricAnswer
+from redline.protocol import Ask, FailureReply
+from redline.questions import AskMetric, MetricAnswer
 from redline.search.tune.finals import choose_finalists
 from redline.search.tune.lessons import metric_of, quantizing_of
 from redline.search.tune.record import Metric

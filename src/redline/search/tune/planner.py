@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from redline.protocol import SwitchChoice
+from redline.questions import SwitchChoice
 from redline.search.tune.costs import Candidate, Costs, first_of
 from redline.search.tune.finals import RACE_MARGIN, ablation_s, fewest_race_s, last_race_s, race_s
 from redline.search.tune.lessons import quantizing_of

@@ -14,7 +14,7 @@ import msgspec
 
 from redline.errors import SpecError, UnknownName
 from redline.note import Note, note
-from redline.protocol import SwitchChoice, SwitchNeed
+from redline.questions import SwitchChoice, SwitchNeed
 from redline.search.tune.record import Refused, TuneSpec
 from redline.spec import Recipe, Task
 from redline.work import Facts

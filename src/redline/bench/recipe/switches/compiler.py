@@ -14,7 +14,7 @@ from redline.bench.recipe.plain import compile_blocks, kinds_of_blocks, repeated
 from redline.bench.workload.decoder import NextToken
 from redline.bench.workload.step import Setup
 from redline.errors import SpecError
-from redline.protocol import SwitchNeed
+from redline.questions import SwitchNeed
 from redline.record import Capabilities
 from redline.spec import OptionValue, Switch, Task
 from redline.work import Facts

@@ -20,7 +20,7 @@ from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.workload.ranks import world_size
 from redline.bench.workload.step import COUNTS_STEPS, InferenceStep, Mark, Setup, TrainingStep, no_mark
 from redline.errors import BenchError
-from redline.protocol import SwitchNeed
+from redline.questions import SwitchNeed
 from redline.record import Capabilities
 from redline.spec import OptimizerName, Task
 from redline.work import Facts

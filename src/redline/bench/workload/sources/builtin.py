@@ -12,7 +12,7 @@ from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import SpecError, UnknownName
 from redline.names import BUILTIN_MODELS
 from redline.note import Note
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.spec import WorkloadSpec
 
 VOCABULARY = 8192

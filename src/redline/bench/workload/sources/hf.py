@@ -37,7 +37,7 @@ from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName, closest
 from redline.note import Note, note
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.spec import WorkloadSpec
 
 REACH_SECONDS = 3.0

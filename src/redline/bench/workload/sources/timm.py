@@ -11,7 +11,7 @@ from redline.bench.workload.source import SOURCES, Source, give_cifar_stem, has_
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName
 from redline.note import Note, note
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.spec import WorkloadSpec
 
 

@@ -20,7 +20,7 @@ from redline.bench.workload.vision import KINDS, Kind, Quantized, Segmentation
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import UnknownName
 from redline.note import Note, note
-from redline.protocol import ModelName
+from redline.questions import ModelName
 from redline.spec import WorkloadSpec
 
 
