@@ -19,6 +19,7 @@ from redline.cli.options import (
     Exit,
     Given,
     Json,
+    Options,
     Recipe,
     Report,
     only_set,
@@ -35,25 +36,30 @@ if TYPE_CHECKING:
     from redline.record import RunRecord
 
 
-@takes(WORKLOAD | {name: RANKS[name] for name in ("ranks", "batch_per_rank")})
+CAPTURE: Options = {
+    "steps": Annotated[int | None, opt(group=HOW, help="Steps to capture. Default: 3, or what the tool needs.")],
+    "tool": Annotated[
+        str | None,
+        opt(group=HOW, metavar="[nsys|ncu|rocprof|rocprofv2|rocprofv3|rocprof-compute]", help="A vendor profiler."),
+    ],
+    "memory": Annotated[bool | None, opt("--memory", group=HOW, help="Record allocations too.")],
+    "stacks": Annotated[bool | None, opt("--stacks", group=HOW, help="Record Python stacks too.")],
+    "wait": Annotated[int | None, opt(group=HOW, help="Steps to skip before the profiler starts. Default: 1.")],
+    "warmup": Annotated[int | None, opt(group=HOW, help="Profiled steps that are not kept. Default: 2.")],
+}
+"""How a model is captured; traces that are read were captured before."""
+
+
+@takes(CAPTURE | WORKLOAD | {name: RANKS[name] for name in ("ranks", "batch_per_rank")})
 def profile(
     *,
     what: Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} After --trace: more files.")] = None,
     recipe: Recipe = None,
     given: Given,
-    steps: Annotated[int | None, opt(group=HOW, help="Steps to capture. Default: 3, or what the tool needs.")] = None,
-    memory: Annotated[bool, opt("--memory", group=HOW, help="Record allocations too.")] = False,
-    stacks: Annotated[bool, opt("--stacks", group=HOW, help="Record Python stacks too.")] = False,
     shapes: Annotated[bool, opt(group=HOW, help="Record the shapes of inputs.")] = True,
-    wait: Annotated[int | None, opt(group=HOW, help="Steps to skip before the profiler starts. Default: 1.")] = None,
-    warmup: Annotated[int | None, opt(group=HOW, help="Profiled steps that are not kept. Default: 2.")] = None,
     by_shape: Annotated[
         bool, opt("--by-shape", group=OUTPUT, help="List operators separately by the shapes of their inputs.")
     ] = False,
-    tool: Annotated[
-        str | None,
-        opt(group=HOW, metavar="[nsys|ncu|rocprof|rocprofv2|rocprofv3|rocprof-compute]", help="A vendor profiler."),
-    ] = None,
     trace: Annotated[list[str] | None, opt(group=HOW, help="Read Kineto traces from anywhere, one per rank.")] = None,
     import_: Annotated[
         list[str] | None,
@@ -98,11 +104,15 @@ def profile(
     from redline.report.terminal import make_console
     from redline.spec import MOST_ROWS, require_range
 
-    for name, count, least in (("steps", steps, 1), ("wait", wait, 0), ("warmup", warmup, 0), ("rows", rows, 0)):
+    for name, count, least in (
+        ("steps", given.get("steps"), 1),
+        ("wait", given.get("wait"), 0),
+        ("warmup", given.get("warmup"), 0),
+        ("rows", rows, 0),
+    ):
         require_range(name, count, least, MOST_ROWS)
     order = sort_named(sort)
-    capture = only_set(recipe=recipe, steps=steps, tool=tool, memory=memory, stacks=stacks, wait=wait, warmup=warmup)
-    capture |= given | only_set(folder=out, shapes=None if shapes else "off")
+    capture = only_set(recipe=recipe, **given, folder=out, shapes=None if shapes else "off")
     _refuse_mixtures(what or [], trace, import_, diff, capture, report)
     if import_ and by_shape:
         raise UsageError("--by-shape is of operators, and a table of kernels has none: leave it out")

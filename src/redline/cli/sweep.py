@@ -41,37 +41,38 @@ AXES: Options = {
     "threads": Annotated[list[int] | None, opt(group=WHAT, help="CPU threads inside operators; repeat for several.")],
 }
 """Where a run has one value, a sweep has a list."""
+PLAN: Options = {
+    "file": Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with a [sweep] table.")],
+    "preset": Annotated[str | None, opt(group=WHAT, metavar="[fp16-torchscript|amp-batches]", help="A built-in grid.")],
+    "name": Annotated[str | None, opt(group=HOW, help="Name of the sweep. Default: derived from its grid.")],
+    "fresh": Annotated[bool | None, opt("--fresh", group=HOW, help="Start over; old records stay in the history.")],
+    "retry_failed": Annotated[bool | None, opt("--retry-failed", group=HOW, help="Try failed cells again.")],
+    "slo_ttft": Annotated[
+        str | None,
+        opt(
+            "--slo-ttft", group=HOW, help="Generation: find the fastest cell whose first token comes within this time."
+        ),
+    ],
+    "slo_tpot": Annotated[
+        str | None,
+        opt("--slo-tpot", group=HOW, help="Generation: and whose p95 time per token is within this, such as 20ms."),
+    ],
+}
+"""Which cells there are, and which of them are measured."""
 
 
-@takes(WORKLOAD | MEASURED | AXES | CLUSTER)
+@takes(PLAN | WORKLOAD | MEASURED | AXES | CLUSTER)
 def sweep(
     *,
     model: Models = None,
     recipe: Recipes = None,
     given: Given,
-    file: Annotated[Path | None, opt("--file", "-f", group=HOW, help="A TOML file with a [sweep] table.")] = None,
     trust: Trust = False,
-    preset: Annotated[
-        str | None, opt(group=WHAT, metavar="[fp16-torchscript|amp-batches]", help="A built-in grid.")
-    ] = None,
-    name: Annotated[str | None, opt(group=HOW, help="Name of the sweep. Default: derived from its grid.")] = None,
     replicates: Processes = 1,
     price: Price = None,
-    fresh: Annotated[bool, opt("--fresh", group=HOW, help="Start over; old records stay in the history.")] = False,
-    retry_failed: Annotated[bool, opt("--retry-failed", group=HOW, help="Try failed cells again.")] = False,
     dry_run: Annotated[
         bool, opt("--dry-run", group=HOW, help="Show the plan and a time estimate; measure nothing.")
     ] = False,
-    slo_ttft: Annotated[
-        str | None,
-        opt(
-            "--slo-ttft", group=HOW, help="Generation: find the fastest cell whose first token comes within this time."
-        ),
-    ] = None,
-    slo_tpot: Annotated[
-        str | None,
-        opt("--slo-tpot", group=HOW, help="Generation: and whose p95 time per token is within this, such as 20ms."),
-    ] = None,
     report: Report = None,
     json: Json = False,
 ) -> int:
@@ -100,24 +101,13 @@ def sweep(
         check_folder(report)
     lists = {"batch": "batches", "task": "tasks", "threads": "threads"}
     asked = {lists.get(key, key): value for key, value in given.items()}
-    asked |= only_set(
-        slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot,
-        recipes=recipe,
-        file=file,
-        trust=trust,
-        preset=preset,
-        name=name,
-        price=price,
-    )
+    asked |= only_set(recipes=recipe, trust=trust, price=price)
     try:
         with LiveSweep() as observer, Workspace(observer=observer) as workspace:
             result = sweep_models(
                 model,
                 **asked,
                 replicates=replicates,
-                fresh=fresh,
-                retry_failed=retry_failed,
                 dry_run=dry_run,
                 workspace=workspace,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from redline.cli.options import (
     CLUSTER,
@@ -29,9 +29,34 @@ from redline.cli.options import (
 BATCH: Options = {
     "batch": Annotated[str | None, opt("--batch", "-b", group=WHAT, help="Items per step, or auto to search it too.")]
 }
+SEARCH: Options = {
+    "slo_p95": Annotated[str | None, opt("--slo-p95", group=HOW, help="Keep the p95 step within, such as 20ms.")],
+    "tolerance": Annotated[
+        str | None, opt(group=HOW, help="Numerics: a factor on the error of rounding such as 2x, or a relative error.")
+    ],
+    "allow_quantized": Annotated[
+        bool | None, opt("--allow-quantized", group=HOW, help="Try int8 and fp8 too; recommended only with --check.")
+    ],
+    "check": Annotated[
+        str | None,
+        opt(
+            group=HOW,
+            help="file.py:function, a metric of the model, higher is better; run on the winner and all finalists.",
+        ),
+    ],
+    "recipes": Annotated[list[str] | None, opt("--recipe", "-r", group=HOW, help="A recipe to try first; repeatable.")],
+    "switches": Annotated[str | None, opt(group=HOW, help="Use only these switches, such as fp16,compile,graphs.")],
+    "without": Annotated[str | None, opt(group=HOW, help="Leave these switches out, such as compile.")],
+    "jobs": Annotated[
+        int | None, opt(group=HOW, help="Recipes prepared at the same time. Default: as many as processors allow.")
+    ],
+    "resume": Annotated[bool | None, opt("--resume", group=HOW, help="Continue the same search where it stopped.")],
+    "name": Annotated[str | None, opt(group=HOW, help="Name of the search. Default: derived from what is asked.")],
+}
+"""What is searched, and how."""
 
 
-@takes(WORKLOAD | BATCH | ISOLATED | CLUSTER)
+@takes(SEARCH | WORKLOAD | BATCH | ISOLATED | CLUSTER)
 def tune(
     *,
     model: Model,
@@ -46,33 +71,7 @@ def tune(
             help="What to optimize; energy: joules per item; ttft (first token) and tpot (time per further token) with --task generate.",
         ),
     ] = "throughput",
-    slo_p95: Annotated[str | None, opt("--slo-p95", group=HOW, help="Keep the p95 step within, such as 20ms.")] = None,
-    tolerance: Annotated[
-        str | None, opt(group=HOW, help="Numerics: a factor on the error of rounding such as 2x, or a relative error.")
-    ] = None,
-    allow_quantized: Annotated[
-        bool, opt("--allow-quantized", group=HOW, help="Try int8 and fp8 too; recommended only with --check.")
-    ] = False,
-    check: Annotated[
-        str | None,
-        opt(
-            group=HOW,
-            help="file.py:function, a metric of the model, higher is better; run on the winner and all finalists.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        list[str] | None, opt("--recipe", "-r", group=HOW, help="A recipe to try first; repeatable.")
-    ] = None,
-    switches: Annotated[
-        str | None, opt(group=HOW, help="Use only these switches, such as fp16,compile,graphs.")
-    ] = None,
-    without: Annotated[str | None, opt(group=HOW, help="Leave these switches out, such as compile.")] = None,
     replicates: Replicates = 3,
-    jobs: Annotated[
-        int | None, opt(group=HOW, help="Recipes prepared at the same time. Default: as many as processors allow.")
-    ] = None,
-    resume: Annotated[bool, opt("--resume", group=HOW, help="Continue the same search where it stopped.")] = False,
-    name: Annotated[str | None, opt(group=HOW, help="Name of the search. Default: derived from what is asked.")] = None,
     given: Given,
     snippet: Annotated[
         Path | None, opt(group=OUTPUT, metavar="FILE", help="Write the winner as plain PyTorch code to this file.")
@@ -106,26 +105,14 @@ def tune(
         check_folder(report)
     if snippet is not None:
         check_file(snippet)
-    if str(given.get("batch", "")).isdecimal():
-        given["batch"] = int(given["batch"])
-    listed: dict[str, Any] = {
-        key: [word.strip() for word in (text or "").split(",")]
-        for key, text in (("switches", switches), ("without", without))
-        if text
-    }
     with LiveTune() as observer, Workspace(observer=observer) as workspace:
         result = tune_model(
             model,
             budget=budget,
             objective=objective,
-            allow_quantized=allow_quantized,
             replicates=replicates,
-            resume=resume,
-            **only_set(
-                slo_p95=slo_p95, tolerance=tolerance, check=check, recipes=recipe, name=name, jobs=jobs, price=price
-            ),
-            **listed,
-            **given,
+            **only_set(price=price),
+            **_settings(given),
             workspace=workspace,
         )
         observer.stop()
@@ -139,3 +126,14 @@ def tune(
         return Exit.INTERRUPTED
     is_sound = result.summary.leader is not None and not any(metric.failure for metric in result.summary.metrics)
     return Exit.DONE if is_sound else Exit.FAILED_ROW
+
+
+def _settings(given: Given) -> Given:
+    """The options as the function takes them: a number for the batch, lists of switches."""
+    settings = dict(given)
+    if str(settings.get("batch", "")).isdecimal():
+        settings["batch"] = int(settings["batch"])
+    for key in ("switches", "without"):
+        if words := settings.pop(key, ""):
+            settings[key] = [word.strip() for word in words.split(",")]
+    return settings

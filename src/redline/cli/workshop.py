@@ -33,7 +33,6 @@ def workshop(
     """
     from rich.text import Text
 
-    from redline.api.workshop import results_file
     from redline.api.workshop import workshop as walk
     from redline.api.workspace import Workspace
     from redline.cli.progress import LiveObserver
@@ -71,19 +70,22 @@ def workshop(
             )
             observer.stop()
     except KeyboardInterrupt:
-        kept = results_file(out)
-        same = [*(["--quick"] if quick else []), *(["--device", device] if device != "auto" else []), "--out", str(out)]
-        again = f"{shlex.join(['redline', 'workshop', *same])} --resume"
-        tell(
-            f"interrupted; what is done is kept: '{again}' continues"
-            if kept.exists()
-            else "interrupted; nothing was done yet"
-        )
+        tell(_interrupted(out, quick, device))
         return Exit.INTERRUPTED
     if json:
         print_json(result.to_json())
     tell(f"{outcome(result)}; results in {out / 'my_workshop_results.txt'}")
     return Exit.DONE  # a checkpoint that is not met is part of the answer
+
+
+def _interrupted(out: Path, quick: bool, device: str) -> str:
+    from redline.api.workshop import results_file
+
+    if not results_file(out).exists():
+        return "interrupted; nothing was done yet"
+    same = [*(["--quick"] if quick else []), *(["--device", device] if device != "auto" else []), "--out", str(out)]
+    again = f"{shlex.join(['redline', 'workshop', *same])} --resume"
+    return f"interrupted; what is done is kept: '{again}' continues"
 
 
 def checklist(model: Model, json: Json = False) -> int:
