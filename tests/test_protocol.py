@@ -70,6 +70,7 @@ from redline.questions import (
     ModelNames,
     OperatorCase,
     OperatorTimes,
+    Question,
     Snippet,
     SwitchChoice,
     SwitchChoices,
@@ -259,7 +260,7 @@ class TestTheWire:
     def test_is_tried_with_every_message_there_is(self) -> None:
         questions = {type(message.question) for message in REQUESTS if isinstance(message, Ask)}
         assert {type(message) for message in REQUESTS} == set(get_args(protocol.Request))
-        assert questions == set(get_args(questions.Question))
+        assert questions == set(get_args(Question))
         assert {type(message) for message in REPLIES} == set(get_args(protocol.Reply))
 
     @pytest.mark.parametrize("request_", REQUESTS, ids=lambda message: type(message).__name__)
