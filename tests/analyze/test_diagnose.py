@@ -154,6 +154,28 @@ def test_fp32_products(made: Made) -> None:
     assert "fp32-matmul" not in codes(made(row(TraceMaker(), (SGEMM, 5), (GEMM, 95))))
 
 
+@pytest.mark.parametrize(
+    ("turned_by", "saved_us"),
+    [("convolution", 90), ("another operator", 60), ("graph", 90)],
+)
+def test_what_prepares_a_product_goes_with_it(made: Made, turned_by: str, saved_us: int) -> None:
+    """Images are turned around for a strict kernel, by its own operator or before it; in a graph nobody knows."""
+    maker = TraceMaker()
+    if turned_by == "graph":
+        maker.call("cudaGraphLaunch", 0, 20 * US, correlation=77)
+    elif turned_by == "convolution":
+        maker.operator("aten::cudnn_convolution", 0, 20 * US)
+    else:
+        maker.operator("aten::contiguous", 0, 9 * US)
+        maker.operator("aten::cudnn_convolution", 10 * US, 10 * US)
+    maker.operator("aten::mm", 20 * US, 10 * US)
+    for place, (name, start, duration) in enumerate(((TO_NHWC, 100, 30), (SGEMM, 130, 60), (GEMM, 190, 100))):
+        launch = {"correlation": 77} if turned_by == "graph" else {"launched": (10 * place + 2) * US}
+        maker.kernel(name, start * US, duration * US, **launch)
+    found = finding(made(maker), "fp32-matmul")
+    assert found.gain_bound == pytest.approx(190 / (190 - saved_us), rel=1e-6)
+
+
 def test_fp32_products_on_amd(made: Made) -> None:
     found = finding(made(row(TraceMaker(rocm=True), ("Cijk_Ailk_Bljk_SB_MT64x64x16", 80))), "fp32-matmul")
     assert found.next.startswith("torch.autocast('cuda', dtype=torch.bfloat16)")

@@ -28,6 +28,7 @@ NAMES = {
         "void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3, float, int>(float const*)",
         "_ZN2ck16tensor_operation6device37kernel_batched_gemm_xdlops_bwd_weightINS_47Gridwise",
         "triton_tem_fused_convolution_3",
+        "void pointwise_mult_and_sum_complex<float2, 8, 4>(float2*, float2*, float2*, int, int, int, int, int, float2)",
     ],
     "matmul": [
         GEMM,
@@ -128,6 +129,15 @@ def test_only_layout_changes_are_layout_changes() -> None:
         ("Cijk_Ailk_Bljk_SB_MT64x64x16", True),
         ("Cijk_Ailk_Bljk_HB_MT64x64x16", False),
         (ADD, False),
+        # Convolution by Fourier transform, in four kinds of kernels.
+        ("void fft2d_r2c_32x32<float, false, 1u, false>(float2*, float const*, int, cudnn::reduced_divisor)", True),
+        ("void fft2d_c2r_16x16<float, false, false, 0u, false, false>(float*, float2 const*)", True),
+        ("void flip_filter<float, float>(float*, float const*, int)", True),
+        ("void pointwise_mult_and_sum_complex<float2, 8, 4>(float2*, float2*, float2*, int)", True),
+        ("void convolve_common_engine_float_NHWC<float, float, 1024, 5, 5, 3, 3, 3, true>(int)", True),
+        ("void convolve_common_engine_float_NHWC<__half, __half, 1024, 5, 5, 3, 3, 3, true>(int)", False),
+        ("void vector_fft<128u, EPT<8u>, 8u, 32u, (padding_t)0, (twiddle_t)0>(kernel_arguments_t)", False),
+        ("void conv_depthwise2d_forward_kernel<3, float, int>(float const*)", False),  # tensor cores do not help it
     ],
 )
 def test_strict_fp32_by_name(name: str, expected: bool) -> None:

@@ -56,7 +56,7 @@ _RULES: tuple[tuple[KernelClass, frozenset[str]], ...] = (
         "convolution",
         _words(
             "conv convolution convolve fprop dgrad wgrad winograd implicitgemm depthwise imcol colim bwdweight bwddata "
-            "scudnn hcudnn nhwckrsc nchwkcrs igemmfwd igemmbwd igemmwrw deconv"
+            "scudnn hcudnn nhwckrsc nchwkcrs igemmfwd igemmbwd igemmwrw deconv flipfilter sumcomplex"
         ),
     ),
     (
@@ -138,8 +138,8 @@ class Described(msgspec.Struct, frozen=True, gc=False):
 
 
 _ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
-_NUMBERS_TELL: frozenset[KernelClass] = frozenset(("copy", "matmul", "convolution"))
-"""In these, as in `tf32` and `nchw2nhwc`; in the others numbers only tell one generated kernel from the next."""
+_NUMBERS_TELL: frozenset[KernelClass] = frozenset(("copy", "matmul", "convolution", "fft"))
+"""In these, as in `tf32`, `fft2d` and `nchw2nhwc`; in the others numbers only tell one generated kernel from the next."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -165,7 +165,7 @@ def _described(text: str, kind: KernelClass) -> Described:
     return _told(
         kernel_class=kind,
         converts_layout=kind == "copy" and _has(lower, _LAYOUTS) and bool(_LAYOUT.search(lower)),
-        is_strict_fp32=kind in ("matmul", "convolution") and _is_fp32(lower) and not _has(lower, _TENSOR_FP32),
+        is_strict_fp32=kind in _PRODUCTS and _is_fp32(lower) and not _has(lower, _TENSOR_FP32),
         is_fixed_norm=kind == "norm" and _has(head, _FIXED_NORM),
         is_training_norm=_has(head, _TRAINING_NORM),
         is_unfused=kind == "elementwise" and not _has(head, _FUSED),
@@ -258,10 +258,15 @@ _LAYOUTS = ("nchw", "nhwc", "cnhw", "batched_transpose")
 _LAYOUT = re.compile(
     r"nchw_?2?(?:to)?_?nhwc|nhwc_?2?(?:to)?_?nchw|[nchw]{4}2[nchw]{4}|batched_transpose_\d|nhwcaddpadding"
 )
+_PRODUCTS: frozenset[KernelClass] = frozenset(("matmul", "convolution", "fft"))
+"""Among transforms only those by which cuDNN convolves."""
 _TENSOR_FP32 = ("tf32", "s1688", "xf32")
 _FP32 = ("sgemm", "scudnn", "f32f32_f32f32", "_sb_mt", "fp32_bx", "simt_s", "_ffma_", "_fp32")
-_FLOAT = (("gemv", ", float"), ("gemv", "<float"), ("gemm", "<float"), ("winograd", "<float"), ("conv2d", "<float"))
-"""Kernels that name their type as a template argument."""
+_FLOAT = (
+    ("gemv", ", float"), ("gemv", "<float"), ("gemm", "<float"), ("winograd", "<float"), ("conv2d", "<float"),
+    ("convolve_", "<float"), ("fft2d_", "<float"), ("flip_filter", "<float"), ("sum_complex", "<float2"),
+)  # fmt: skip
+"""Kernels that name their type as a template argument; the last three are cuDNN's convolution by Fourier transform."""
 
 
 def _is_fp32(name: str) -> bool:

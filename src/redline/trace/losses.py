@@ -23,7 +23,7 @@ from redline.trace.idle import LAUNCH_GAP_NS
 from redline.trace.intervals import Intervals, both, gaps, joined, seconds, union, without
 from redline.trace.links import matching
 from redline.trace.names import short_name
-from redline.trace.patterns import cold_kernels, launching, recomputed, unfused_attention
+from redline.trace.patterns import cold_kernels, launching, recomputed, strict_products, unfused_attention
 from redline.trace.replay import DeviceRun, on_launching_threads, plain_time, stalls_of
 
 LossCode = Literal[
@@ -313,7 +313,7 @@ def _of_work(run: DeviceRun, sums: Sums) -> None:
         ("attention", attention, FUSED_ATTENTION_SAVES),
         ("recompute", again, 1.0),
         ("layout", links.are(lambda name: name.converts_layout), 1.0),
-        ("fp32", links.are(lambda name: name.is_strict_fp32) & ~attention, TENSOR_CORES_SAVE),
+        ("fp32", strict_products(links) & ~attention, TENSOR_CORES_SAVE),
         (
             "elementwise",
             links.are(lambda name: name.is_unfused) & ~attention & ~again,

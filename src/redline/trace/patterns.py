@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from redline.trace.classes import class_of
 from redline.trace.columns import Ids, Ints, Mask, Work
 from redline.trace.intervals import Intervals, distinct, union
 from redline.trace.links import Links, matching
@@ -78,6 +79,27 @@ def _softmax_and_products(links: Links) -> tuple[Mask, Mask]:
 def _differs(column: Ints | Ids) -> Mask:
     found: Mask = column[1:] != column[:-1]
     return found
+
+
+def strict_products(links: Links) -> Mask:
+    """Matrix products and convolutions without tensor cores, with all that their operator runs to prepare them.
+
+    A graph replays kernels without operators: there the conversions of layout beside such products count as theirs.
+    """
+    strict = links.are(lambda name: name.is_strict_fp32)
+    known = strict & (links.operator >= 0)
+    trace = links.trace
+    by_product = np.zeros(len(trace.operators), np.bool_)
+    called = distinct(links.operator[known])
+    kinds = [class_of(trace.names[number]) for number in trace.operators.name[called].tolist()]
+    by_product[called] = np.isin(kinds, ("matmul", "convolution"))
+    found = strict.copy()
+    has_operator = links.operator >= 0
+    found[has_operator] |= by_product[links.operator[has_operator]]
+    if (strict & links.by_graph).any():
+        found |= links.by_graph & links.are(lambda name: name.converts_layout)
+    kernels: Mask = trace.work.kind == Work.KERNEL
+    return found & kernels
 
 
 def recomputed(links: Links) -> Mask:
