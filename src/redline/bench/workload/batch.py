@@ -116,7 +116,12 @@ def extents_in(value: Any, path: str, *, top: bool = False) -> Iterator[tuple[st
         # A ragged axis has no size that could be compared.
         yield from ((path, axis, size) for axis, size in enumerate(value.shape) if type(size) is int)
         return
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields") and not top and named_tensors(value):
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields") and not top and _may_be_items(value):
         yield path, LIST, len(value)
     for key, child in children(value) or ():
         yield from extents_in(child, join(path, key))
+
+
+def _may_be_items(entries: Sequence[Any]) -> bool:
+    """Tensors or what holds them, or texts; numbers are settings, such as a size."""
+    return bool(named_tensors(entries)) or (bool(entries) and all(isinstance(entry, str) for entry in entries))

@@ -98,6 +98,8 @@ class Setup:
         def restore() -> None:
             with torch.no_grad():
                 for tensor, original in zip(own, kept, strict=True):
+                    if tensor.grad_fn is not None and not tensor._is_view():
+                        tensor.detach_()  # the last step of a training wrote something into it that has a gradient
                     tensor.copy_(original)
 
         self.before_step.append(restore)

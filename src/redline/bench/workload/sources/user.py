@@ -9,16 +9,19 @@ import inspect
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.workload.batch import extents
 from redline.bench.workload.called import OwnStep, batch_parameter, call_with, is_named_as_step
 from redline.bench.workload.decoder import generator_workload, own_decoder
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
@@ -75,8 +78,10 @@ class UserSource(Source):
         known = batch_to_ask(parameter, spec, notes)
         make = _Factory(factory, parameter, whose)
         handed = make(known.size if known else None, seed)
-        if spec.batch is not None and known is not None and handed.inputs is not None:
-            _require_scaling(make, handed.inputs, spec.batch, seed)
+        if known is not None and handed.inputs is not None and not _scales(make, handed.inputs, known.size, seed):
+            if spec.batch is not None:
+                raise SpecError(_ignored(make, spec.batch))
+            known, notes = None, []  # whatever that parameter is, it is not the batch
         return workload_of(
             handed,
             spec,
@@ -122,15 +127,30 @@ class _Factory:
         return inputs
 
 
-def _require_scaling(make: _Factory, inputs: Inputs, batch: int, seed: int) -> None:
-    """Refuse a factory that takes the batch and ignores it. Where a size of the inputs is the batch, none is built twice."""
-    if any(size == batch for _, _, size in extents(inputs)) or _hides_something(inputs):
-        return
-    if describe(make.inputs(seed, batch + 1)) == describe(inputs):
-        raise SpecError(
-            f"{make.whose} takes {make.parameter.name if make.parameter else 'batch'} but gives the same inputs for "
-            f"{batch} and {batch + 1}: make the inputs with it, or leave it out"
-        )
+def _scales(make: _Factory, inputs: Inputs, batch: int, seed: int) -> bool:
+    """Whether another batch gives other inputs; True where nobody can tell, because the factory takes no other one.
+
+    A size that happens to be the batch proves nothing, so the factory is called again, without memory where it can be.
+    """
+    if _hides_something(inputs):
+        return True
+    for other in (batch + 1, 2 * batch):
+        for mode in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True), nullcontext):
+            try:
+                with warnings.catch_warnings(), mode():
+                    warnings.simplefilter("ignore")
+                    again = make.inputs(seed, other)
+            except Exception:
+                continue
+            return describe(again) != describe(inputs)
+    return True
+
+
+def _ignored(make: _Factory, batch: int) -> str:
+    return (
+        f"{make.whose} takes {make.parameter.name if make.parameter else 'batch'} but gives the same inputs for "
+        f"{batch} and {batch + 1}: make the inputs with it, or leave it out"
+    )
 
 
 def _hides_something(inputs: Any) -> bool:
