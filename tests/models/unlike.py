@@ -672,7 +672,123 @@ def two_targets(batch: int) -> Any:
     return model, inputs, loss, targets
 
 
+class Cached(nn.Module):
+    """Writes into the cache it is given, as a decoder does; in a training the cache then has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor, cache: tuple[Tensor, Tensor], position: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        query, key, value = self.layer(x).chunk(3, dim=-1)
+        cache[0][:, position], cache[1][:, position] = key[:, 0], value[:, 0]
+        return (query @ cache[0].transpose(1, 2)).softmax(-1) @ cache[1], cache
+
+
+def cached(batch: int) -> Any:
+    return Cached(), (torch.randn(batch, 1, WIDTH), (torch.randn(batch, 7, WIDTH), torch.randn(batch, 7, WIDTH)), 4)
+
+
+class Routed(nn.Module):
+    """A mixture of experts: which of them works depends on the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 3)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weight, chosen = self.gate(tokens).softmax(-1).max(-1)
+        output = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero()[:, 0]
+            if len(rows):
+                output[rows] = weight[rows, None] * expert(tokens[rows])
+        return output.view_as(x)
+
+
+def routed(batch: int) -> Any:
+    return Routed(), torch.randn(batch, 4, WIDTH)
+
+
+def related(batch: int) -> Any:
+    """The batch stands twice in one tensor."""
+    return Relations(), (torch.randn(batch, WIDTH), torch.randn(batch, batch))
+
+
+class Relations(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, scores: Tensor) -> Tensor:
+        return self.layer(scores.softmax(-1) @ x)
+
+
 # Factories that are not told the batch: it is found, declared, or unknown
+
+
+def fixed_sampled() -> Any:
+    """Each item draws random numbers, and would draw others in another place."""
+    return Sampled(), torch.randn(5, WIDTH)
+
+
+def fixed_own_loss() -> Any:
+    """The mean loss changes with the items; their logits do not."""
+    return OwnLoss(), {"x": torch.randn(5, WIDTH), "labels": torch.randint(0, 4, (5,))}
+
+
+class InFours(nn.Module):
+    """Takes multiples of four alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.view(4, -1, WIDTH)).flatten(0, 1)
+
+
+def fixed_fours() -> Any:
+    return InFours(), torch.randn(4, WIDTH)
+
+
+class Texts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(128, WIDTH)
+
+    def forward(self, texts: list[str]) -> Tensor:
+        return torch.stack([self.letters(torch.tensor(list(text.encode()))).mean(0) for text in texts])
+
+
+def fixed_texts() -> Any:
+    return Texts(), (["one", "two", "three", "four", "five"],)
+
+
+def fixed_last() -> Any:
+    """The batch is the last axis, and as long as the one before it."""
+    return nn.Sequential(Transposed(), nn.Conv1d(2, 3, 3, padding=1)), torch.randn(2, 5, 5)
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(2, 0, 1)
+
+
+def fixed_relations() -> Any:
+    return related(4)
+
+
+def ignoring(batch: int) -> Any:
+    """Is told a batch and makes eight items, whatever it is."""
+    return nn.Conv2d(3, 4, 3), torch.rand(8, 3, 6, 6)
+
+
+def of_layers(n: int = 3) -> Any:
+    """`n` is no batch."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(n))), torch.randn(5, WIDTH)
 
 
 class Continued(nn.Module):

@@ -93,6 +93,23 @@ class TestLargest:
         assert found.ooms == 0
         assert any("another reason than memory: index out of range" in str(each) for each in found.notes)
 
+    @pytest.mark.parametrize("four", [4, 8])
+    def test_a_model_that_takes_only_multiples_is_searched_by_multiples(self, four: int) -> None:
+        def failure(spec: RunSpec) -> Failure | None:
+            is_odd = batch_of(spec) % four > 0
+            return Failure(stage="measure", kind="user", message="shape is invalid") if is_odd else None
+
+        memory = curve(lambda batch: 12.34e6 * batch)
+        found = find(Landscape(step_s=step_times(0.01, 1e-4), memory_bytes=memory, failure=failure), slo_p95="50ms")
+        assert found.max_batch is not None
+        assert found.max_batch % four == 0
+        assert 0.95 * 2**34 / 12.34e6 <= found.max_batch <= 2**34 / 12.34e6, "and not the batch it began with"
+        assert sum(not trial.fits for trial in found.trials) <= 2
+        assert found.slo_batch is not None
+        assert found.slo_batch % four == 0
+        (said,) = [str(each) for each in found.notes if each.code == "other-failure"]
+        assert "shape is invalid; from then on multiples of" in said
+
     def test_a_model_that_never_runs_is_not_tried_eight_times(self) -> None:
         failure = Failure(stage="build", kind="user", message="no such weights")
         found = find(Landscape(step_s=0.01, failure=failure))

@@ -302,9 +302,14 @@ def best_under(trials: Sequence[BatchTrial], slo: SloTargets) -> BatchTrial | No
 
 
 def finding(
-    records: Sequence[RunRecord], trials: Sequence[BatchTrial], *, upper: float, slo: SloTargets | None = None
+    records: Sequence[RunRecord],
+    trials: Sequence[BatchTrial],
+    *,
+    upper: float,
+    slo: SloTargets | None = None,
+    multiple: int = 1,
 ) -> BatchFinding:
-    """`upper`: what the search knows the largest to be below."""
+    """`upper`: what the search knows the largest to be below; only multiples of `multiple` were tried in the end."""
     assert records
     rows: list[RunSummary] = summarize(records)
     first = rows[0]
@@ -331,7 +336,7 @@ def finding(
         ooms=sum(trial.is_oom for trial in trials),
         saturation=curve_of(trials),
         trials=tuple(trials),
-        notes=tuple(_notes(trials, largest, knee, targets, best)),
+        notes=tuple(_notes(trials, largest, knee, targets, best, multiple)),
         at_length=command_line("run", records[0].spec, batch=largest) if largest is not None else None,
     )
 
@@ -342,6 +347,7 @@ def _notes(
     knee: Knee | Note,
     slo: SloTargets,
     best: BatchTrial | None,
+    multiple: int,
 ) -> Iterator[Note]:
     if largest is None:
         last = trials[-1].failure
@@ -362,5 +368,6 @@ def _notes(
             yield note("fragmented", f"batch {trial.batch} failed because memory was fragmented: {found}")
     odd = next((trial for trial in trials if trial.failure and not trial.is_oom), None)
     if odd is not None and odd.failure is not None and largest is not None:
-        text = f"batch {odd.batch} failed for another reason than memory: {odd.failure.told}"
+        then = f"; from then on multiples of {multiple} were tried" if multiple > 1 else ""
+        text = f"batch {odd.batch} failed for another reason than memory: {odd.failure.told}{then}"
         yield note("other-failure", text)

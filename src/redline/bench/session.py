@@ -43,8 +43,8 @@ from redline.bench.workload.sources.user import check_inputs_of
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.environment import Memory
-from redline.errors import BenchError
-from redline.note import note
+from redline.errors import BenchError, RedlineError
+from redline.note import Note, note
 from redline.protocol import (
     AllReduce,
     Ask,
@@ -69,7 +69,7 @@ from redline.protocol import (
     TraceReply,
     TrainEpoch,
 )
-from redline.record import Closed, ColdStart, Numerics, Prepared, Warmup, WorkloadInfo
+from redline.record import Closed, ColdStart, Failure, Numerics, Prepared, Warmup, WorkloadInfo
 from redline.spec import RunSpec
 from redline.training import TrainingProgress
 from redline.work import WorkCount
@@ -113,6 +113,7 @@ class BenchSession:
         self._server: Server | None = None
         self._eager_model: torch.nn.Module | None = None
         self._own_step: OwnStep | None = None
+        self._notes: list[Note] = []
         self._step_estimate_s = 0.0
         self._memory_limit_bytes: int | None = None
         self._restore_flags = remember_flags()
@@ -129,9 +130,18 @@ class BenchSession:
             if isinstance(error, KeyboardInterrupt) and not self._isolated:
                 raise
             failure = failure_from(error, self._stage)
+            if not isinstance(error, RedlineError):
+                failure = self._with_default(failure)
             if not isinstance(request, Ask):
                 self._forget()
             return FailureReply(failure=failure)
+
+    def _with_default(self, failure: Failure) -> Failure:
+        """A model may want more items than the default, which nobody asked for."""
+        chosen = next((each for each in self._notes if each.code == "default-batch"), None)
+        if chosen is None or failure.kind != "user":
+            return failure
+        return msgspec.structs.replace(failure, message=f"{failure.message} ({chosen}; --batch sets another)")
 
     def position(self) -> Position:
         """How far it has come; asked by another thread, while this session is busy."""
@@ -309,7 +319,7 @@ class BenchSession:
         torch.manual_seed(spec.seed)
         self._give_back_model = remember_live(spec.workload)
         workload = build_workload(spec.workload, spec.seed)
-        self._own_step = workload.step
+        self._own_step, self._notes = workload.step, workload.notes
         self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
         apart_s = 0.0
         if settle and spec.measure.sparing:

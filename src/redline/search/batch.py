@@ -57,6 +57,9 @@ class BatchSearch:
     observer: Observer
     records: list[RunRecord] = field(default_factory=list)
     trials: list[BatchTrial] = field(default_factory=list)
+    multiple: int = 1
+    """Only multiples of this are tried: another batch failed, and not for want of memory."""
+    _may_want_multiples: bool = True
 
     def attempt(self, batch: int, purpose: Purpose) -> BatchTrial:
         self.observer.trying(batch, purpose)
@@ -65,13 +68,31 @@ class BatchSearch:
         self.records.append(record)
         self.trials.append(trial)
         self.observer.tried(trial)
+        self._look_for_multiple(trial)
         return trial
+
+    def _look_for_multiple(self, trial: BatchTrial) -> None:
+        """After a failure that is not for want of memory: perhaps only multiples of what has run do run."""
+        if not _is_hopeless(trial):
+            return
+        if self.multiple > 1:
+            self.multiple, self._may_want_multiples = 1, False  # a multiple failed too: it was something else
+        elif self._may_want_multiples:
+            ran = math.gcd(*(one.batch for one in self.trials if one.fits))
+            self.multiple = ran if ran and trial.batch % ran else 1
+
+    def rounded(self, batch: int) -> int:
+        return max(batch // self.multiple, 1) * self.multiple
 
     @property
     def tried(self) -> list[Tried]:
         """Trials that the search for the largest batch goes by; those of latency have another figure of memory."""
-        told = [trial for trial in self.trials if trial.purpose != "slo"]
+        told = [trial for trial in self.trials if trial.purpose != "slo" and not self._is_odd(trial)]
         return [Tried(batch=trial.batch, needed_bytes=trial.needed_bytes) for trial in told]
+
+    def _is_odd(self, trial: BatchTrial) -> bool:
+        """Whether it failed because the model does not take this batch, which says nothing about larger ones."""
+        return _is_hopeless(trial) and trial.batch % self.multiple > 0
 
     @property
     def room(self) -> Room:
@@ -105,7 +126,7 @@ def search_batch(
     if search.largest and slo:
         find_under_target(search, slo)
     upper = bounds(search.tried, search.room).upper  # how far one asked to look is no bound
-    return finding(search.records, search.trials, upper=upper, slo=slo)
+    return finding(search.records, search.trials, upper=upper, slo=slo, multiple=search.multiple)
 
 
 def require_batches(specs: Sequence[RunSpec]) -> None:
@@ -126,9 +147,9 @@ def find_largest(search: BatchSearch, most: int) -> None:
     """Trial, secant, trial, until the bound is near."""
     while len(search.trials) < MAX_TRIALS:
         batch = next_batch(search.tried, search.room, most=most)
-        if batch is None:
+        if batch is None or search.was_tried(search.rounded(batch)):
             return
-        trial = search.attempt(batch, "largest")
+        trial = search.attempt(search.rounded(batch), "largest")
         if not search.largest and _is_hopeless(trial):
             return
 
@@ -137,9 +158,9 @@ def find_knee(search: BatchSearch) -> None:
     """Add the points a sound fit still misses, as long as there are trials left."""
     while len(search.trials) < MAX_TRIALS:
         batch = _missing_for_knee(search)
-        if batch is None:
+        if batch is None or search.was_tried(search.rounded(batch)):
             return
-        search.attempt(batch, "knee")
+        search.attempt(search.rounded(batch), "knee")
 
 
 def find_under_target(search: BatchSearch, slo: SloTargets) -> None:
@@ -147,7 +168,10 @@ def find_under_target(search: BatchSearch, slo: SloTargets) -> None:
     low, high = 0, search.largest + 1
     batch = _expected_at(slo, search, _nearest(search, slo))
     for _ in range(SLO_TESTS):
-        trial = search.attempt(min(max(batch, low + 1), high - 1), "slo")
+        at = search.rounded(min(max(batch, low + 1), high - 1))
+        if not low < at < high:
+            return  # no multiple lies between them
+        trial = search.attempt(at, "slo")
         if trial.fits and slo.are_kept(trial):
             low = trial.batch
         else:

@@ -123,7 +123,9 @@ def _candidates(inputs: Inputs, base: Any) -> Iterator[Axes]:
             continue
         # A pair of tensors with two items each is probably no list of two items, and texts may be names of classes: both
         # readings are tried.
-        options = [[*each, None] if LIST in each and _is_open(path, axes, inputs) else each for path, each in axes.items()]
+        options = [
+            [*each, None] if LIST in each and _is_open(path, axes, inputs) else each for path, each in axes.items()
+        ]
         for chosen in product(*options):
             picked = {path: axis for path, axis in zip(axes, chosen, strict=True) if axis is not None}
             reading: Axes = {path: axis for path, axis in picked.items() if not _lies_in_list(path, picked)}

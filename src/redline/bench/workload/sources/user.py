@@ -27,6 +27,7 @@ from redline.bench.workload.decoder import generator_workload, own_decoder
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
 from redline.bench.workload.handed import (
     Handed,
+    KnownBatch,
     batch_to_ask,
     sort_inputs,
     sort_out,
@@ -77,7 +78,7 @@ class UserSource(Source):
         parameter = batch_parameter(factory, whose)
         known = batch_to_ask(parameter, spec, notes)
         make = _Factory(factory, parameter, whose)
-        handed = make(known.size if known else None, seed)
+        handed = _made(make, known, seed, notes)
         if known is not None and handed.inputs is not None and not _scales(make, handed.inputs, known.size, seed):
             if spec.batch is not None:
                 raise SpecError(_ignored(make, spec.batch))
@@ -125,6 +126,17 @@ class _Factory:
         if inputs is None:
             raise BenchError("user", f"{self.whose} gave no inputs this time")
         return inputs
+
+
+def _made(make: _Factory, known: KnownBatch | None, seed: int, notes: list[Note]) -> Handed:
+    try:
+        return make(known.size if known else None, seed)
+    except BenchError as error:
+        if error.kind != "user" or not notes:
+            raise
+        raise BenchError(
+            "user", f"{error} ({notes[0]}; --batch sets another)"
+        ) from error  # the default may not suit it
 
 
 def _scales(make: _Factory, inputs: Inputs, batch: int, seed: int) -> bool:
