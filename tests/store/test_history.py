@@ -103,7 +103,10 @@ def test_so_do_numbers_elsewhere(history: History, changes: dict[str, object], w
         history.load(record.id)
 
 
-@pytest.mark.parametrize(("stored", "shown"), [(1e308, LAST_MOMENT), (-5.0, 0.0), (math.inf, LAST_MOMENT)])
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [(1e308, LAST_MOMENT), (-5.0, 0.0), (math.inf, LAST_MOMENT), (0.5, 0.5), (LAST_MOMENT, LAST_MOMENT)],
+)
 def test_a_time_that_no_calendar_has_stops_no_listing(history: History, stored: float, shown: float) -> None:
     history.finish(make_record())
     with history._database.writing() as connection:

@@ -11,7 +11,7 @@ import pytest
 from store_writer import make_block, make_record
 
 from redline.errors import StoreError, UsageError
-from redline.record import Failure
+from redline.record import Failure, TelemetrySample
 from redline.store import History, queries
 
 
@@ -26,6 +26,28 @@ def test_cells_are_settled_by_records(history: History) -> None:
     assert (cells["b"].status, cells["b"].failure_kind, cells["b"].failure_message) == ("failed", "oom", "no room")
     assert history.load_many([done.id, failed.id, "nowhere"]) == {done.id: done, failed.id: failed}
     assert history.sweep("another").cells() == {}
+
+
+def test_those_who_look_on_see_how_far_it_is(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 50.0
+    monkeypatch.setattr("redline.store.ledgers.time.monotonic", lambda: now)
+    ledger = history.sweep("study")
+    ledger.announce(3, 4, "nobody holds it", done_before=0)
+    assert history.activities() == []
+    with ledger.held():
+        ledger.observe(TelemetrySample(at_s=0.25))
+        (said,) = history.activities()
+        assert (said.name, said.done, said.done_before, said.total, said.is_over) == ("study", 0, 0, None, False)
+        ledger.announce(3, 4, "resnet", done_before=2)
+        now += 0.75
+        ledger.observe(TelemetrySample(at_s=1.0))
+        (said,) = history.activities()
+        assert (said.done, said.total, said.now, said.done_before) == (3, 4, "resnet", 2)
+        assert said.telemetry == TelemetrySample(at_s=0.25), "too soon after the last"
+        now += 0.25
+        ledger.observe(TelemetrySample(at_s=1.25))
+        assert history.activities()[0].telemetry == TelemetrySample(at_s=1.25)
+    assert history.activities() == []
 
 
 def test_a_cell_is_settled_by_the_newest(history: History) -> None:
