@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from store_writer import make_block, make_record
 
+from redline.environment import TelemetrySample
 from redline.errors import StoreError, UsageError
-from redline.record import Failure, TelemetrySample
+from redline.record import Failure
 from redline.store import History, queries
 
 
