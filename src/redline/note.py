@@ -35,6 +35,9 @@ Code = Literal[
     "interrupted",
     "measured-separately",
     "crowded",
+    "by-batch",
+    "not-kept",
+    "nothing-captured",
     # how a recipe's outputs compare with strict fp32
     "reference",
     "unchecked",

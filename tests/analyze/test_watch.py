@@ -58,6 +58,31 @@ def test_batches_count_only_where_nothing_else_does() -> None:
     assert rates_of([FakeLog([*batches, *(row(number) for number in range(30, 35))])]).steps == 5
 
 
+def test_what_the_device_did_before_the_training_is_left_out() -> None:
+    early = [row(0, caller=BY_BATCH), {"kind": 1.0, "step": 0, "forward": 100.0, "ended": 100.0}]
+    late = [row(0), {"kind": 1.0, "step": 0, "data": 0.1, "forward": 0.9, "ended": 1.0}]
+    assert rates_of([FakeLog([*early, *late])]).shares["forward"] == pytest.approx(0.9)
+
+
+def test_a_batch_that_is_used_again_and_again_counts_in_each_step() -> None:
+    """To overfit one batch, or to cycle through batches that were kept: only the first ones come from the loader."""
+    once = FakeLog([row(n, loaded=0.0 if n else 16.0, fed=16.0, data=0.0, other=0.01, before=0.01) for n in range(100)])
+    rates = rates_of([once])
+    assert rates.samples == 1600
+    assert rates.shares["data"] == pytest.approx(0.099, rel=1e-3)
+    cycled = FakeLog([row(n, loaded=16.0 if n < 60 else 0.0, fed=16.0) for n in range(200)])
+    assert rates_of([cycled]).samples == 3200
+    chunks = FakeLog([row(n, loaded=0.0 if n % 8 else 16.0, fed=16.0) for n in range(80)])
+    assert rates_of([chunks]).samples == 160  # truncated backpropagation: several steps per batch
+
+
+def test_a_training_that_goes_on_with_a_new_optimizer() -> None:
+    log = FakeLog([row(n, caller=float(n >= 30), models=1) for n in range(60)])
+    assert rates_of([log]).steps == 60
+    folds = FakeLog([row(n, caller=float(n // 20), models=1) for n in range(60)])
+    assert rates_of([folds]).steps == 60
+
+
 def test_two_optimizers_make_one_step() -> None:
     """A GAN: each iteration calls two, and only one of them fetches a batch."""
     log = FakeLog([row(n, caller=n % 2, loaded=0.0 if n % 2 else 16.0) for n in range(60)])
@@ -196,6 +221,18 @@ def test_a_wait_that_is_left_out_saves_neither_the_hosts_work_nor_the_devices() 
     assert sync_gain(0.1) == pytest.approx(1 / 0.9)
     assert sync_gain(0.5) == pytest.approx(2.0)
     assert sync_gain(0.9) == pytest.approx(1 / 0.9)
+
+
+def test_a_wait_in_each_step_is_told_also_where_the_gpu_is_the_limit() -> None:
+    """The host waits nearly all the time then, and leaving that out brings next to nothing."""
+    for seconds in (0.95, 0.985, 0.999):
+        usage = {"waits": [{"what": "item train.py:12", "count": 10, "seconds": seconds}]}
+        assert "sync-in-loop" in seen(device="cuda", usage=usage, forward=1.0)
+
+
+def test_a_recorded_graph_needs_no_compiler() -> None:
+    models = {"models": [{"dtypes": {"bfloat16": 1}, "compiled": False}]}
+    assert "not-compiled" not in seen(device="cuda", usage={"replays": 100}, models=models, forward=1.0)
 
 
 def seen(*, device: str = "cpu", usage: dict[str, Any] | None = None, models: dict[str, Any] | None = None,

@@ -73,8 +73,8 @@ def watched(folder: Path, script: str, *command: str, options: tuple[str, ...] =
 def test_a_loop_with_validation_agrees_with_its_own_timers(tmp_path: Path) -> None:
     told, summary, code = watched(tmp_path, LOOP.replace("ENDING", "os._exit(7)"))
     assert list(summary) == [
-        "schema", "kind", "steps", "steps_per_s", "samples_per_s", "shares", "gpu_utilisation", "energy_j", "findings", "exit_code",
-        "record_id",
+        "schema", "kind", "steps", "steps_per_s", "samples_per_s", "shares", "gpu_utilisation", "energy_j", "findings", "notes",
+        "exit_code", "record_id",
     ]  # fmt: skip
     assert (code, summary["exit_code"], summary["steps"]) == (7, 7, told["steps"])
     # Load on the machine moves both alike; only the first look at the model, a few milliseconds, is not in ours.

@@ -21,7 +21,11 @@ OUTLIER = 2.0
 FIRST_STEPS = 3
 """Are slower than those after them wherever memory is fetched and kernels are chosen: no outliers."""
 FEWEST_STEPS = 20
-"""Below it nothing is said of drift."""
+"""Of a piece of the run whose median is compared with that of others."""
+FEWEST_PIECES = 8
+"""With fewer, noise alone may order them; nothing is said of drift then."""
+STEPS_OF_A_BATCH = 32
+"""A batch of a DataLoader may serve several steps, as with truncated backpropagation, but not more than so many."""
 RARELY = 0.5
 """Of the steps: what happens before fewer of them is no part of a step."""
 BY_BACKWARD, BY_BATCH = -2.0, -3.0
@@ -49,11 +53,12 @@ class Steps:
 
     def __init__(self, log: Log) -> None:
         column = {name: number for number, name in enumerate(log.columns)}
-        rows = log.rows
+        rows = self._without_batches(log.rows, column)
         host = rows[rows[:, column["kind"]] == 0] if len(rows) and column else np.empty((0, max(len(column), 1)))
-        host = self._without_batches(host, column)
         self._of_device = rows[rows[:, column["kind"]] == 1] if len(rows) and column else host
         self._column = column
+        self.is_by_batch = bool(len(host)) and bool((host[:, column["caller"]] == BY_BATCH).all())
+        """Nothing but batches was heard: each of them counts as a step."""
         groups = self._groups(host) if len(host) else np.empty(0, dtype=int)
         self.count = int(groups[-1]) + 1 if len(groups) else 0
         self.phases_s = self._summed(host, groups, PHASES)
@@ -62,12 +67,11 @@ class Steps:
         self.fed = self._largest(host, groups, "fed")
         self.ended_s = self._largest(host, groups, "ended")
         self.is_profiled = self._largest(host, groups, "profiled") > 0
-        self.has_loader = bool(self.loaded.sum() > 0)
+        self._is_fed_otherwise = ~is_loaded(self.loaded)
         self._gap_share = 0.0
         """Of `other`, what is called data although no DataLoader says so."""
         self._set_evaluation_aside(self._summed(host, groups, [f"aside_{name}" for name in PHASES]))
-        if not self.has_loader:
-            self._call_gaps_data(self._summed(host, groups, ("before",))[:, 0])
+        self._call_gaps_data(self._summed(host, groups, ("before",))[:, 0])
         self.wall_s: Table = self.phases_s.sum(axis=1)
         self.lag_s = self._lag_s(host)
         self.tail_s = self._tail_s(rows, host)
@@ -77,19 +81,24 @@ class Steps:
         self.loss: float | None = float(known[-1]) if len(known) else None
 
     @staticmethod
-    def _without_batches(host: Table, column: Mapping[str, int]) -> Table:
+    def _without_batches(rows: Table, column: Mapping[str, int]) -> Table:
         """Batches of which nothing more was heard are steps only where nothing else is: those of a compiled function.
 
-        All of it is called forward then.
+        All of it is called forward then. Where a training was heard, what was read before it began is left out.
         """
-        if not len(host):
-            return host
-        is_batch = host[:, column["caller"]] == BY_BATCH
-        kept: Table = host.copy() if is_batch.all() else host[~is_batch]
-        if is_batch.all():
-            kept[:, column["forward"]] += kept[:, column["other"]]
-            kept[:, column["other"]] = kept[:, column["before"]] = 0.0
-        return kept
+        if not len(rows) or not column:
+            return rows
+        is_host = rows[:, column["kind"]] == 0
+        is_batch = is_host & (rows[:, column["caller"]] == BY_BATCH)
+        steps = np.flatnonzero(is_host & ~is_batch)
+        if not len(steps):
+            kept: Table = rows.copy()
+            kept[is_batch, column["forward"]] += kept[is_batch, column["other"]]
+            kept[is_batch, column["other"]] = kept[is_batch, column["before"]] = 0.0
+            return kept
+        is_early = np.arange(len(rows)) < steps[0]
+        trained: Table = rows[~is_batch & ~is_early]
+        return trained
 
     def _lag_s(self, host: Table) -> float:
         """By how much the device was behind the host when it was last looked at: work that was issued and not done yet."""
@@ -129,7 +138,7 @@ class Steps:
     def _call_gaps_data(self, before_s: Table) -> None:
         """Without a DataLoader, what passes between a step and the next use of the model is getting the batch."""
         data, other = PHASES.index("data"), PHASES.index("other")
-        moved = np.minimum(np.maximum(before_s, 0.0), self.phases_s[:, other])
+        moved = np.minimum(np.maximum(before_s, 0.0), self.phases_s[:, other]) * self._is_fed_otherwise
         whole = float(self.phases_s[:, other].sum())
         self._gap_share = float(moved.sum()) / whole if whole > 0 else 0.0
         self.phases_s[:, data] += moved
@@ -162,8 +171,8 @@ class Steps:
 
     @property
     def samples(self) -> Table:
-        """Per step: what the loader delivered; without one, what the model was fed."""
-        return self.loaded if self.loaded.sum() > 0 else self.fed
+        """Per step: what the loader delivered; where none does, what the model was fed."""
+        return np.where(self._is_fed_otherwise, self.fed, self.loaded)
 
     @property
     def has_device_clock(self) -> bool:
@@ -182,12 +191,28 @@ class Steps:
         return {name: float(seconds) / whole for name, seconds in zip(PHASES, spent, strict=True)} if whole > 0 else {}
 
 
+def is_loaded(loaded: Table) -> Any:
+    """Of each step, whether its batch came from a DataLoader, in this step or a few before it.
+
+    Steps that go on for long without a new batch get theirs elsewhere: they repeat one, or cycle through kept ones.
+    """
+    found = np.ones(len(loaded), dtype=bool)
+    fetched = [-1, *np.flatnonzero(loaded > 0).tolist(), len(loaded)]
+    if len(fetched) == 2:
+        return ~found
+    for earlier, later in itertools.pairwise(fetched):
+        if later - earlier > STEPS_OF_A_BATCH:
+            found[earlier + 1 : later] = False
+    return found
+
+
 def groups_of(callers: Table, loaded: Table, models: Table) -> Any:
     """The number of the loop's step that each row belongs to.
 
     A step ends before an optimizer that it has already called is called again: a GAN calls two in each. Optimizers
-    that take turns, each with a batch and a model of its own, take a step each. Rows that ended with a backward pass
-    belong to the first call of an optimizer after them, where there is one.
+    that take turns, each with a batch and a model of its own, take a step each; so do those that follow each other,
+    as when a training goes on with a new one. Rows that ended with a backward pass belong to the first call of an
+    optimizer after them, where there is one.
     """
     if len(set(callers.tolist())) <= 1:
         return np.arange(len(callers))
@@ -195,12 +220,15 @@ def groups_of(callers: Table, loaded: Table, models: Table) -> Any:
     has_loader = bool(loaded.sum() > 0)
     groups: list[int] = []
     called, seen, number = set[float](), 0, 0
-    for caller, batch, mask in zip(callers.tolist(), loaded.tolist(), models.tolist(), strict=True):
+    first = {caller: at for at, caller in reversed(list(enumerate(callers.tolist())))}
+    last = {caller: at for at, caller in enumerate(callers.tolist())}
+    for at, (caller, batch, mask) in enumerate(zip(callers.tolist(), loaded.tolist(), models.tolist(), strict=True)):
         if caller == BY_BACKWARD and has_optimizer:
             groups.append(number)
             continue
         is_apart = seen != 0 and mask != 0 and not (int(seen) & int(mask)) and (batch > 0 or not has_loader)
-        if called and (caller in called or is_apart):
+        is_next = first[caller] == at and all(first[one] < last[one] < at for one in called)
+        if called and (caller in called or is_apart or is_next):
             number += 1
             called, seen = set(), 0
         called.add(caller)
@@ -294,12 +322,12 @@ def drift_of(steps: Steps) -> Drift | None:
     By medians of pieces, so that neither single slow steps nor noise make one.
     """
     kept = np.flatnonzero(steps.counted)
-    if len(kept) < 4 * FEWEST_STEPS:
+    if len(kept) < FEWEST_PIECES * FEWEST_STEPS:
         return None
     pieces = np.array_split(kept, min(60, len(kept) // FEWEST_STEPS))
     middles = np.array([np.median(steps.wall_s[piece]) for piece in pieces])
     best: tuple[float, int] | None = None
-    for split in range(2, len(middles) - 1):
+    for split in range(3, len(middles) - 2):
         before, after = middles[:split], middles[split:]
         apart = float(np.median(after) / np.median(before))
         is_plain = after.min() > before.max() if apart > 1 else False

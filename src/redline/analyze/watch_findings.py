@@ -160,7 +160,7 @@ def _pageable(seen: Evidence) -> Iterator[Advice]:
             change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
             gain_bound=_pinning_gain(seen),
         )
-    elif copies["blocking"] > asked / 2 and sync_gain(on_host) >= 1 + WORTH_TELLING:
+    elif copies["blocking"] > asked / 2 and on_host >= WORTH_TELLING:
         yield Advice(
             code="blocking-copies",
             text=f"the host waits for each copy to the GPU although the batches are pinned: {format_share(on_host)} of its "
@@ -186,13 +186,18 @@ def _waits(seen: Evidence) -> Iterator[Advice]:
         return
     per_step = sum(wait["count"] for wait in waits) / LISTENED_STEPS
     share = seen.waited_share(sum(wait["seconds"] for wait in waits))
-    if per_step < 0.5 or share < WORTH_TELLING or sync_gain(share) < 1 + WORTH_TELLING:
+    if per_step < 0.5 or share < WORTH_TELLING:
         return
+    # A host that waits nearly always has nothing else to do: the finding stands, and its bound says how little it brings.
+    effect = (
+        "it then cannot issue the next work ahead"
+        if sync_gain(share) >= 1 + WORTH_TELLING
+        else "the GPU is the limit meanwhile, so this costs little now; it will when the GPU's work becomes shorter"
+    )
     places = ", ".join(f"{wait['what'].partition(' ')[2]} ({wait['what'].partition(' ')[0]})" for wait in waits[:3])
     yield Advice(
         code="sync-in-loop",
-        text=f"the host waits for the GPU {per_step:.0f}× per step, {format_share(share)} of its time, at {places}; "
-        "it then cannot issue the next work ahead",
+        text=f"the host waits for the GPU {per_step:.0f}× per step, {format_share(share)} of its time, at {places}; {effect}",
         change="keep metrics on the GPU (total += loss.detach()) and read them every 50 steps or at the end of an epoch",
         gain_bound=sync_gain(share),
     )
@@ -271,6 +276,8 @@ def _compile(seen: Evidence) -> Iterator[Advice]:
     share = seen.share("forward", "backward")
     if not seen.on_gpu or share < MODEL_SHARE or any(one.get("compiled") for one in seen.models.get("models", [])):
         return
+    if seen.usage.get("replays", 0) > seen.rates.steps / 2:
+        return  # a recorded graph: nothing is issued operator by operator
     yield Advice(
         code="not-compiled",
         text=f"forward and backward pass, {format_share(share)} of the time, run operator by operator",

@@ -61,8 +61,9 @@ class WatchResult(Shown):
             "gpu_utilisation": watched.gpu_utilisation,
             "energy_j": watched.energy_j,
             "findings": [msgspec.to_builtins(each) for each in watched.findings],
+            "notes": [str(each) for each in self.record.notes],
             "exit_code": watched.exit_code,
-            "record_id": self.record.id,
+            "record_id": None if any(each.code == "not-kept" for each in self.record.notes) else self.record.id,
         }
 
     def to_json(self) -> JsonDocument:
@@ -108,7 +109,8 @@ def watch_command(
             if announcer is not None:
                 announcer.end()
         meters.look(os.getpid(), at_once=True)
-        seen = Seen(name or script_name(command), tuple(command), started_at, code, reader.refresh(), meters)
+        called = name or script_name(command)
+        seen = Seen(called, tuple(command), started_at, code, reader.refresh(), meters, plan is not None)
         return WatchResult(keep(seen, opened))
 
 
@@ -176,7 +178,8 @@ class Watch:
         logs = SpoolReader(self._folder).refresh()
         code = None if kind is None else 1
         name = self._name or Path(sys.argv[0] or "program").name
-        seen = Seen(name, tuple(sys.argv), self._started_at, code, logs, self._meters)
+        wants = self._plan is not None
+        seen = Seen(name, tuple(sys.argv), self._started_at, code, logs, self._meters, wants)
         try:
             with use(self._workspace) as opened:
                 self.result = WatchResult(keep(seen, opened))

@@ -21,11 +21,11 @@ from redline.analyze.watch import Log, Rates, Steps, drift_of, growth_of, main_l
 from redline.analyze.watch_findings import Evidence, advice_of, out_of_memory
 from redline.api.workspace import Workspace
 from redline.environment import DeviceInfo, Environment, Memory
-from redline.errors import RedlineError
+from redline.errors import RedlineError, StoreError
 from redline.identity import record_key
 from redline.launch.meters import Meters
 from redline.launch.watch import ProcessLog
-from redline.note import note
+from redline.note import Note, note
 from redline.record import (
     Block,
     ColdStart,
@@ -59,17 +59,32 @@ class Seen(msgspec.Struct, frozen=True):
     exit_code: int | None
     logs: Sequence[ProcessLog]
     meters: Meters
+    is_to_profile: bool = False
 
 
 def keep(seen: Seen, workspace: Workspace) -> RunRecord:
-    """Make the record of what was seen, and write it into the history."""
+    """Make the record of what was seen, and write it into the history.
+
+    Where it cannot be written the record says so: the script has run, and its figures and exit code stay.
+    """
     record_id = new_id()
-    _keep_snapshots(seen, workspace, record_id)
-    profiles, windows, trace = _profiles(seen, workspace, record_id)
+    try:
+        _keep_snapshots(seen, workspace, record_id)
+        profiles, windows, trace = _profiles(seen, workspace, record_id)
+    except OSError as error:
+        record = record_of(seen, record_id)
+        return _with_note(record, note("not-kept", f"the history's folder cannot be written: {error.strerror}"))
     record = record_of(seen, record_id, findings=profiles, windows=windows, trace=trace)
-    workspace.journal.begin(msgspec.structs.replace(record, blocks=()))
-    workspace.journal.finish(record)
+    try:
+        workspace.journal.begin(msgspec.structs.replace(record, blocks=()))
+        workspace.journal.finish(record)
+    except StoreError as error:
+        return _with_note(record, note("not-kept", f"the record was not kept: {error}"))
     return record
+
+
+def _with_note(record: RunRecord, told: Note) -> RunRecord:
+    return msgspec.structs.replace(record, notes=(*record.notes, told))
 
 
 def record_of(
@@ -85,7 +100,10 @@ def record_of(
     watched = _watched(seen, rates, findings, windows)
     if not logs:
         spec = RunSpec(workload=WorkloadSpec(model=f"watch:{seen.name}", task="train"))
-        why = "no optimizer step was seen: the command trains nothing with torch, or its interpreter ignores PYTHONPATH"
+        why = (
+            "no optimizer step, backward pass or batch of a DataLoader was seen: the command trains nothing with torch, or its "
+            "interpreter ignores PYTHONPATH; a loop of another kind counts its steps by watch.step() in 'with redline.watch() as watch:'"
+        )
         broken = [log.facts["broken"]["error"] for log in seen.logs if "broken" in log.facts]
         failure = Failure(stage="watch", kind="user", message=f"{why}{f' ({broken[0]})' if broken else ''}")
         if told := out_of_memory_of(seen):
@@ -102,6 +120,10 @@ def record_of(
         workload=WorkloadSpec(model=f"watch:{seen.name}", task="train", batch=prepared.workload.batch), device=where
     )
     stopped, notes = _ending(seen.exit_code)
+    if steps.is_by_batch:
+        notes += (note("by-batch", "neither optimizer nor backward pass was seen: each batch counts as a step"),)
+    if seen.is_to_profile and not windows:
+        notes += (note("nothing-captured", "no steps were profiled: the loop ended before the capture did"),)
     broken = [log.facts["broken"]["error"] for log in seen.logs if "broken" in log.facts]
     if broken:
         notes += (note("interrupted", f"watching ended before the script did: {broken[0]}"),)
@@ -213,7 +235,8 @@ def _peak_bytes(seen: Seen, logs: Sequence[Log]) -> int | None:
 def _prepared(seen: Seen, log: Log, steps: Steps, rates: Rates) -> Prepared:
     models, usage = log.facts.get("models", {}).get("models", []), log.facts.get("usage", {})
     samples = steps.samples[steps.counted]
-    batch = round(median(samples.tolist())) if len(samples) and samples.sum() > 0 else None
+    samples = samples[samples > 0]  # several steps may share a batch
+    batch = max(round(median(samples.tolist())), 1) if len(samples) else None
     inputs = tuple(usage.get("inputs", []))
     return Prepared(
         environment=_environment(seen, log.process),

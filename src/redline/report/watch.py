@@ -41,8 +41,9 @@ def watch_report(record: RunRecord) -> RenderableType:
     watched = record.watched
     assert watched is not None
     name = record.spec.workload.model.removeprefix("watch:")
+    notes = [Text(str(each)) for each in record.notes]
     if record.failure is not None:
-        return Text(f"{name}: {record.failure.message}")
+        return Group(Text(f"{name}: {record.failure.message}"), *notes)
     parts: list[RenderableType] = [Text(_headline(name, record, watched)), _table(watched)]
     parts += [Text(line) for line in _remarks(watched)]
     for finding in watched.findings:
@@ -50,7 +51,9 @@ def watch_report(record: RunRecord) -> RenderableType:
         parts += [Text(f"{finding.code}: {finding.text}{bound}"), Text(f"  change: {finding.change}", style="dim")]
     if not watched.findings:
         parts.append(Text("nothing stands out"))
-    parts.append(Text(f"record {record.id}: redline show {record.id}", style="dim"))
+    parts += notes
+    if not any(each.code == "not-kept" for each in record.notes):
+        parts.append(Text(f"record {record.id}: redline show {record.id}", style="dim"))
     return Group(*parts)
 
 

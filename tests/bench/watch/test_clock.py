@@ -255,17 +255,104 @@ def test_gradients_without_a_backward_pass_make_a_step_per_batch() -> None:
     assert len(without.spool.rows) == 2
 
 
-def test_batches_of_a_compiled_step_are_steps() -> None:
-    """Neither model nor optimizer is heard inside compiled code; without a compiler such batches are somebody's statistics."""
-    for may_be_compiled in (True, False):
-        loop = Loop()
-        loop.clock.may_be_compiled = may_be_compiled
-        for _ in range(3):
-            loop.batch(1.0)
-            loop.spend(None, 4.0)
-        loop.spend(DATA, 0.5)
-        assert [row["caller"] for row in loop.spool.rows] == [-3.0, -3.0, -3.0] * may_be_compiled
-    assert not loop.spool.rows
+def test_batches_of_which_nothing_more_is_heard_are_steps() -> None:
+    """Neither model nor optimizer is heard inside compiled code, or where gradients are worked out by hand."""
+    loop = Loop()
+    for _ in range(3):
+        loop.batch(1.0)
+        loop.spend(None, 4.0)
+    loop.spend(DATA, 0.5)
+    assert [row["caller"] for row in loop.spool.rows] == [-3.0, -3.0, -3.0]
+    assert loop.clock.is_by_batch
+
+
+def test_batches_that_were_read_before_the_training_are_no_steps() -> None:
+    loop = Loop()
+    for _ in range(30):
+        loop.batch(1.0)
+    for _ in range(2):
+        loop.batch(1.0)
+        loop.forward(2.0)
+        loop.clock.saw_backward(0.5)
+        loop.spend(BACKWARD, 3.0)
+        loop.step(1.0)
+    assert not loop.clock.is_by_batch
+    assert loop.clock.steps == 2  # the looks after the first steps are at the training
+    assert [row["step"] for row in loop.spool.rows if row["caller"] >= 0] == [0, 1]
+    assert loop.last["loaded"] == 8
+    without_optimizer = Loop()
+    for _ in range(3):  # of two loaders: no batch is a step of its own once a backward pass was heard
+        without_optimizer.batch(1.0)
+        without_optimizer.batch(1.0)
+        without_optimizer.forward(2.0)
+        without_optimizer.clock.saw_backward(0.5)
+        without_optimizer.spend(BACKWARD, 3.0)
+    assert [row["caller"] for row in without_optimizer.spool.rows] == [-3.0, -2.0, -2.0]
+    assert without_optimizer.last["loaded"] == 16
+
+
+def test_a_thread_that_loads_ahead_is_not_the_trainings() -> None:
+    loop = Loop()
+    loop.clock.data_thread = -1
+    loop.clock.enter(DATA)  # of the other thread, and not left when the training begins
+    loop.clock.saw_batch(8.0)
+    loop.at += 1.0
+    loop.clock.saw_backward(0.5)
+    loop.spend(BACKWARD, 3.0)
+    loop.step(1.0)
+    assert (loop.last["loaded"], loop.last["data"], loop.last["backward"]) == (0.0, 0.0, 3.0)
+
+
+def test_a_replayed_graph_is_a_step() -> None:
+    """Nothing is computed while it is recorded, and nothing is heard while it is replayed."""
+    loop = Loop()
+    loop.batch(1.0)
+    loop.forward(2.0)
+    loop.clock.saw_backward(0.5)
+    loop.spend(BACKWARD, 3.0)
+    loop.step(1.0)  # warming up
+    loop.spend(None, 0.25)
+    loop.clock.begin_capture()
+    loop.forward(20.0)
+    loop.clock.saw_backward(0.5)
+    loop.spend(BACKWARD, 30.0)
+    loop.step(10.0)
+    graph = loop.clock.end_capture()
+    assert len(loop.spool.rows) == 1
+    for _ in range(2):
+        loop.batch(1.0)
+        loop.spend(COPY, 0.5)
+        loop.clock.enter_replay(graph)
+        loop.at += 4.0
+        loop.clock.leave_replay(graph)
+    assert [row["caller"] for row in loop.spool.rows] == [0, 0, 0]
+    assert loop.spool.rows[1]["paused"] == 60.0
+    assert loop.spool.rows[1]["other"] == 0.25
+    assert phases(loop.last) == {
+        "data": 1.0,
+        "copy": 0.5,
+        "forward": 4.0,
+        "backward": 0.0,
+        "optimizer": 0.0,
+        "other": 0.0,
+    }
+    assert (loop.last["loaded"], loop.last["fed"], loop.last["backwards"]) == (8.0, 8.0, 1)
+
+
+def test_a_replayed_graph_without_an_optimizer() -> None:
+    loop = Loop()
+    loop.clock.begin_capture()
+    loop.forward(2.0)
+    loop.clock.saw_backward(0.5)
+    loop.spend(BACKWARD, 3.0)
+    graph = loop.clock.end_capture()
+    for _ in range(3):
+        loop.clock.enter_replay(graph)
+        loop.at += 4.0
+        loop.clock.leave_replay(graph)
+        loop.spend(None, 1.0)  # an update by hand
+    assert [row["caller"] for row in loop.spool.rows] == [-2, -2]
+    assert (loop.last["forward"], loop.last["other"], loop.last["fed"]) == (4.0, 1.0, 8.0)
 
 
 def test_optimizers_in_the_backward_pass_do_not_end_the_step() -> None:

@@ -9,22 +9,26 @@ processor's caches hold none of this, and each call costs several times what a l
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
+from .marks import STEP, TAIL, DeviceMarks
 from .spool import COLUMNS, PHASES, Spool
 
-DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(6)
+DATA, COPY, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 
 BY_HAND, BY_BACKWARD, BY_BATCH = -1, -2, -3
 MOST_MODELS = 50
 """As many bits as a 64-bit float holds without loss, and a few less."""
-STEP, DEVICE, TAIL = 0.0, 1.0, 2.0
 NOTHING = (0.0,) * len(PHASES)
+HELD = (
+    "phase", "_below", "_optimizers", "_spent", "_loss_is_open", "_nothing_seen", "_before", "_looked", "_aside", "_paused",
+    "_snapshot",    "_evaluated", "_trained", "_loaded", "_fed", "_models", "_backwards", "_gradients", "_is_replay", "_loss",
+)  # fmt: skip
+"""Of a step, while a graph is recorded in the middle of it."""
 
 PULSE_S = 1.0
 """Between two looks at what costs more than a few microseconds."""
@@ -32,39 +36,31 @@ OWN_TIME_S = 0.05
 """A look after a step that takes longer, as the profiler's do, is not charged to the next one."""
 EARLY_STEPS = 20
 """After each of the first ones there is a look at the program; then after one per `PULSE_S`."""
-MARKED_EARLY, MARKED_LATER, EARLY_MARKS = 3, 13, 60
-"""One step in this many is also timed by the device's clock, of the first ones and of those after them.
-
-Primes, so that what a script does every tenth or hundredth step is met as often as it happens.
-"""
 
 
-class DeviceClock(Protocol):
-    """Marks on a device's stream."""
+class Captured(NamedTuple):
+    """What was recorded as a graph, and happens each time it is replayed."""
 
-    def mark(self) -> Any:
-        """A mark after what has been issued so far; None where there cannot be one, as while a graph is captured."""
-
-    def release(self, marks: list[Any]) -> None:
-        """These are not needed any more."""
-
-    def is_capturing(self) -> bool: ...
+    optimizer: int | None
+    """The one whose step comes last, by its id."""
+    backwards: int
+    models: int
+    fed: float
 
 
-class Clock:
+class Clock(DeviceMarks):
     """Charges time to the phase that is on top; phases may nest, as a forward pass in an optimizer's closure does."""
 
     # In the order of use: what a step touches lies together.
     __slots__ = (  # noqa: RUF023
-        "thread", "phase", "_now", "_since", "_spent", "_marks", "_below", "on_phase", "_loss_is_open", "_nothing_seen",
-        "_before", "_backwards", "_gradients", "_numbers", "may_be_compiled", "_evaluated", "_trained", "_snapshot", "_loaded", "_bits", "_models", "_fed",
-        "_is_replay", "_loss", "_optimizers", "spool", "steps", "_paused", "profiled", "_aside", "busy_until", "_next_look",
-        "on_step", "device", "_owner", "_pending", "_anchor",
+        "thread", "phase", "_since", "_spent", "_below", "on_phase", "_loss_is_open", "_nothing_seen",
+        "_before", "_looked", "_backwards", "_gradients", "_numbers", "_is_alone", "_evaluated", "_trained", "_snapshot", "_loaded", "_bits", "_models", "_fed",
+        "_is_replay", "_loss", "_optimizers", "_paused", "_aside", "busy_until", "_next_look",
+        "on_step", "_owner", "data_thread", "is_by_batch", "_held", "_captured",
     )  # fmt: skip
 
     def __init__(self, spool: Spool, *, now: Callable[[], float] = time.perf_counter) -> None:
-        self.spool = spool
-        self.steps = 0
+        super().__init__(spool, now)
         self.on_step: Callable[[Clock], None] = lambda clock: None
         """Called outside a step's time: after each of the first ones, each that is profiled, and one per `PULSE_S`."""
         self.busy_until = EARLY_STEPS
@@ -72,27 +68,26 @@ class Clock:
         self._next_look = -math.inf
         self.on_phase: Callable[[int | None], None] | None = None
         """Called with the phase that begins, or None where one ends; set while a profile is captured."""
-        self.device: DeviceClock | None = None
-        """Set once a device is known."""
-        self.may_be_compiled = False
-        """There is an optimizer and a compiler: a batch of which nothing more is heard went through a compiled step."""
-        self.profiled = False
+        self._is_alone = True
+        """Neither optimizer nor backward pass was ever heard: a batch is all that a step shows, as with a compiled step."""
+        self.is_by_batch = False
+        """The steps so far are batches of which nothing more was heard."""
         self.phase = OTHER
         """What the time is charged to now."""
         self.thread: int | None = None
         self._owner: threading.Thread | None = None
         """The thread that trains; None until that is known."""
-        self._now = now
+        self.data_thread: int | None = None
+        """The one that asked for batches before that."""
+        self._held: tuple[float, dict[str, Any]] | None = None
+        """While a graph is recorded: since when, and the step in which that happens."""
+        self._captured: int | None = None
+        """The last optimizer whose step was recorded."""
         self._since: float | None = None
         self._below: list[int] = []
         self._optimizers: list[int] = []
         self._numbers: dict[int, int] = {}
         self._bits: dict[int, int] = {}
-        self._marks: list[tuple[int, Any]] | None = None
-        """Of a step that is marked: what was charged until then, and the mark."""
-        self._pending: list[tuple[int, list[tuple[int, Any]]]] = []
-        self._anchor: tuple[float, Any] | None = None
-        """A moment by the host's clock, and the mark that was then put on the device's stream."""
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -102,6 +97,8 @@ class Clock:
         self._nothing_seen = True
         """Neither forward nor backward pass since the batch came: a model that is not known may run now."""
         self._before: float | None = None
+        self._looked = 0.0
+        """What our own work after the last step took: time of the script's, but no waiting for data."""
         self._aside: list[float] | None = None
         self._paused = 0.0
         self._snapshot: tuple[float, list[float], float] | None = None
@@ -133,6 +130,9 @@ class Clock:
 
     def _own_thread(self) -> None:
         self.thread, self._owner = threading.get_ident(), threading.current_thread()
+        if self.data_thread not in (None, self.thread):  # a thread of its own loads ahead: its time is not this one's
+            self._below, self.phase, self._loaded = [], OTHER, 0.0
+            self._spent[DATA] = 0.0
 
     def enter(self, phase: int) -> None:
         now, current = self._now(), self.phase
@@ -156,7 +156,7 @@ class Clock:
             if phase == BACKWARD:
                 self._loss_is_open = self._nothing_seen = False
             if self._before is None and phase != OPTIMIZER:
-                self._before = self._spent[OTHER]
+                self._before = max(self._spent[OTHER] - self._looked, 0.0)
         self._since = now
         self._below.append(self.phase)
         self.phase = phase
@@ -213,6 +213,7 @@ class Clock:
     def saw_backward(self, loss: float) -> None:
         if self.thread is None:
             self._own_thread()
+        self._is_alone = False
         self._backwards += 1
         self._trained += 1
         self._loss = loss
@@ -221,6 +222,7 @@ class Clock:
 
     def saw_gradients(self) -> None:
         """`torch.autograd.grad` and `torch.func` return them."""
+        self._is_alone = False
         self._gradients += 1
         self._trained += 1
 
@@ -256,11 +258,16 @@ class Clock:
         self.leave()
         self._optimizers.pop()
         # Hooks that update each parameter as soon as it has its gradient: the step ends with the backward pass.
-        if not self._optimizers and self.phase != BACKWARD:
-            number = self._numbers.get(id(optimizer))
-            if number is None:
-                number = self._numbers[id(optimizer)] = len(self._numbers)
-            self._finish(number)
+        if self._held is not None:  # it is recorded, and takes place later
+            self._captured = id(optimizer)
+        elif not self._optimizers and self.phase != BACKWARD:
+            self._finish(self._number(id(optimizer)))
+
+    def _number(self, optimizer: int) -> int:
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = len(self._numbers)
+        return number
 
     def end_by_hand(self) -> None:
         """The program says that a step has ended; without effect where optimizers tell it."""
@@ -273,7 +280,7 @@ class Clock:
     def _end_by_data(self, now: float) -> None:
         if self._backwards or self._gradients:
             self._end_by_backward(now)
-        elif self.may_be_compiled and self._loaded and not self._evaluated and self.phase == OTHER:
+        elif self._is_alone and self._loaded and not (self._evaluated or self._trained) and self.phase == OTHER:
             self._charge(OTHER, now)
             self._finish(BY_BATCH)
 
@@ -283,8 +290,56 @@ class Clock:
             self._charge(OTHER, now)
             self._finish(BY_BACKWARD)
 
+    # Graphs
+
+    @property
+    def is_capturing(self) -> bool:
+        return self._held is not None
+
+    def begin_capture(self) -> None:
+        """What happens until `end_capture` is only recorded; the step in which that happens waits."""
+        self._charge(self.phase, self._now())
+        self._held = (self._since or 0.0, {name: getattr(self, name) for name in HELD})
+        self._captured, self._optimizers, self._below = None, [], []
+        self._begin_step()
+
+    def end_capture(self) -> Captured:
+        assert self._held is not None
+        fed = min(self._fed.values()) if self._fed else 0.0
+        captured = Captured(self._captured, self._backwards + self._gradients, self._models, fed)
+        (began, held), self._held = self._held, None
+        for name, value in held.items():
+            setattr(self, name, value)
+        self._since = self._now()
+        self._paused += self._since - began
+        return captured
+
+    def enter_replay(self, captured: Captured) -> None:
+        if captured.backwards and self._backwards and not self._numbers:
+            self._end_by_backward(self._now())
+        self.enter(FORWARD)
+
+    def leave_replay(self, captured: Captured) -> None:
+        """A graph with an optimizer in it is a whole step."""
+        self.leave()
+        self._nothing_seen = False
+        self._models |= captured.models
+        self._trained += 1
+        if captured.fed:
+            self._fed[id(captured)] = self._fed.get(id(captured), 0.0) + captured.fed
+        if captured.backwards:
+            self.saw_backward(math.nan)
+        if captured.optimizer is not None and not self._optimizers:
+            self._finish(self._number(captured.optimizer))
+
     def _finish(self, number: int) -> None:
         ended = self._since or 0.0
+        if number != BY_BATCH:
+            if self.is_by_batch:  # batches that were read before the training began were no steps
+                self.steps, self._pending, self._marks = 0, [], None
+            self._is_alone = self.is_by_batch = False
+        elif not self.steps:
+            self.is_by_batch = True
         self.spool.row(
             (
                 STEP,
@@ -314,7 +369,8 @@ class Clock:
             self.on_step(self)
             later = self._now()
             if later - ended > OWN_TIME_S:  # the profiler's, or a first look at the model: no step of theirs
-                self._paused, self._since = later - ended, later
+                self._paused, self._since, ended = later - ended, later, later
+        self._looked = self._now() - ended
         if self.device is not None:
             self._mark_next(self.device)
 
@@ -329,54 +385,3 @@ class Clock:
             mark = self.device.mark()
             if mark is not None:  # when the device is through as well
                 self._pending.append((self.steps - 1, [(OTHER, mark)]))
-
-    # The device's clock
-
-    def _mark(self, phase: int) -> None:
-        mark = self.device.mark() if self.device is not None else None
-        if mark is None or self._marks is None:
-            self._marks = None
-        else:
-            self._marks.append((phase, mark))
-
-    def _mark_next(self, device: DeviceClock) -> None:
-        """Read the marks that the device has passed, and mark the next step where it is its turn."""
-        every = MARKED_EARLY if self.steps < EARLY_MARKS else MARKED_LATER
-        is_turn = self.steps % every == 0 and not self.profiled
-        if not (is_turn or self._pending) or device.is_capturing():
-            return
-        if self._anchor is None:
-            self._set_anchor(device)
-        while self._pending and self._pending[0][1][-1][1].query():
-            self._write_device_times(device, *self._pending.pop(0))
-        if is_turn:
-            self._marks = []
-            self._mark(OTHER)
-
-    def _set_anchor(self, device: DeviceClock) -> None:
-        """Wait for the device, once: only where it has nothing left to do its mark is set at a known moment.
-
-        Until then it works for the script, so this belongs to a step's time.
-        """
-        mark = device.mark()
-        if mark is not None:
-            mark.synchronize()
-            self._anchor = (self._now(), mark)
-
-    def _write_device_times(self, device: DeviceClock, step: int, marks: list[tuple[int, Any]]) -> None:
-        if self._anchor is not None:
-            spent = [0.0] * len(PHASES)
-            for (_, earlier), (phase, later) in itertools.pairwise(marks):
-                spent[phase] += earlier.elapsed_time(later) / 1e3
-            began, anchor = self._anchor
-            blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
-            self.spool.row((DEVICE, step, anchor.elapsed_time(marks[-1][1]) / 1e3, *spent, began, *blank))
-        device.release([mark for _, mark in marks])
-
-    def close(self) -> None:
-        """The program or its loop has ended: wait for the device and read the marks that are left."""
-        if self.device is not None and not self.device.is_capturing():
-            for step, marks in self._pending:
-                marks[-1][1].synchronize()
-                self._write_device_times(self.device, step, marks)
-            self._pending = []

@@ -41,6 +41,8 @@ class Facts:
         self._optimizer_wait_s = 0.0
         self._copies: dict[str, Any] = {"asked": 0, "pageable": 0, "blocking": 0}
         self.zero_grads = self._kept_gradients = 0
+        self.replays = 0
+        """Of recorded graphs that hold a model's passes."""
         self._kept_gradients_s = 0.0
         self._autocast: str | None = None
         self._scaler: dict[str, Any] | None = None
@@ -183,6 +185,8 @@ class Facts:
         parameters = [parameter for root in roots for parameter in root.parameters()]
         if parameters:
             self._device = parameters[0].device
+        elif torch.cuda.is_initialized():  # no module of torch's owns what is computed with
+            self._device = torch.device("cuda", torch.cuda.current_device())
         rank, world_size = _rank()
         self._spool.fact(
             "process",
@@ -220,6 +224,7 @@ class Facts:
                 "kept": self._kept_gradients,
                 "seconds": self._kept_gradients_s,
             },
+            "replays": self.replays,
             "autocast": self._autocast,
             "scaler": self._scaler,
             "inputs": self._inputs,

@@ -1,0 +1,148 @@
+"""The model's passes: which modules are called, `torch.autograd.backward` and `grad`, running out of memory in them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch.optim import optimizer as optimizers
+
+from .clock import BACKWARD, FORWARD, Clock
+from .facts import is_out_of_memory, leading_size
+from .listener import Listener, is_compiling, is_traced
+from .models import MOST_LEVELS, Models, live_objects
+
+
+class Computing(Listener):
+    def __init__(self) -> None:
+        super().__init__()
+        self._watched: set[type] = set()
+        self._models = Models(self._watch_class)
+        self._found_at = 0
+        self._forwards = 0
+        self._has_searched = False
+
+    def _install_computing(self) -> None:
+        self._wrap(torch.nn.Module, "__init__", self._new_module)
+        self._wrap(torch.nn.Module, "__setstate__", self._new_module)
+        self._wrap(torch.autograd, "backward", self._backward)
+        self._wrap(torch.autograd, "grad", self._backward)
+        self._wrap(optimizers.Optimizer, "__init__", self._new_optimizer)
+
+    def find_existing(self) -> None:
+        """Models and optimizers that were made before this: asking the collector takes long, so before the loop begins."""
+        for module in live_objects(torch.nn.Module):
+            self._models.add(module)
+        for optimizer in live_objects(optimizers.Optimizer):
+            self._try(self._find_models, optimizer)
+
+    def _new_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling():
+                self._models.add(module)
+            return original(module, *args, **kwargs)
+
+        return wrapper
+
+    def _new_optimizer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if self.clock is not None and not is_compiling():
+                self._try(self._find_models, optimizer)
+
+        return wrapper
+
+    def _find_models(self, optimizer: Any | None) -> None:
+        """Those that the optimizer trains; without one, whoever got gradients."""
+        self._models.find(optimizer)
+        if self.clock is not None:  # a model that nobody calls is looked into in the next steps
+            self._found_at = self.clock.steps
+            self.clock.busy_until = max(self.clock.busy_until, self.clock.steps + 2 * MOST_LEVELS)
+
+    def _watch_class(self, kind: type) -> None:
+        if kind not in self._watched:
+            self._watched.add(kind)
+            self._wrap(kind, "__call__", self._forward)
+
+    def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(module, *args, **kwargs)
+            clock = self.clock
+            if clock is None or clock.phase == FORWARD or clock.phase == BACKWARD:
+                return original(module, *args, **kwargs)
+            if clock.thread != get_ident() and not clock.hears():
+                return original(module, *args, **kwargs)
+            with_gradients, is_training = torch.is_grad_enabled(), module.training
+            try:
+                self._forwards += 1
+                clock.saw_forward(id(module), leading_size(args, kwargs), with_gradients, is_training)
+                if with_gradients and (clock.steps <= 3 or not clock.steps % 512) and self.facts is not None:
+                    self.facts.saw_forward(args, kwargs, clock.steps)
+                clock.enter(FORWARD)
+            except Exception as error:
+                self.failed(error)
+            try:
+                return original(module, *args, **kwargs)
+            except Exception as error:
+                self._broke("forward", error, clock)
+                raise
+            finally:
+                try:
+                    evaluates = not with_gradients and not is_training and self._models.holds(module)
+                    clock.leave_forward(with_gradients, evaluates)
+                except Exception as error:
+                    self.failed(error)
+
+        return wrapper
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        has_loss = original.__name__ == "backward"
+
+        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            clock, facts = self.clock, self.facts
+            if is_traced() or clock is None or (clock.thread != get_ident() and not clock.hears()):
+                return original(tensors, *args, **kwargs)
+            try:
+                if has_loss:
+                    is_due = facts is not None and time.monotonic() >= facts.next_loss
+                    clock.saw_backward(self._loss_of(tensors) if is_due else math.nan)
+                elif TracingContext.try_get() is None:  # the compiler asks for gradients, too
+                    clock.saw_gradients()
+                clock.enter(BACKWARD)
+            except Exception as error:
+                self.failed(error)
+            try:
+                return original(tensors, *args, **kwargs)
+            except Exception as error:
+                self._broke("backward", error, clock)
+                raise
+            finally:
+                try:
+                    clock.leave()
+                except Exception as error:
+                    self.failed(error)
+                if (
+                    not self._models.found and not self._has_searched
+                ):  # no optimizer was made: whoever got gradients is trained
+                    self._has_searched = True
+                    self._try(clock.skipping, self._find_models, None)
+
+        return wrapper
+
+    def _broke(self, phase: str, error: BaseException, clock: Clock) -> None:
+        """The script's own error, which goes on its way; who held the memory is only known now."""
+        if self.facts is not None and is_out_of_memory(error):
+            self._try(self.facts.saw_out_of_memory, phase, error, clock.steps, self._models.roots())
+
+    def _loss_of(self, tensors: Any) -> float:
+        """On a CPU it is there; of a GPU it is asked for once in a while, and read when it has come."""
+        loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or self.facts is None:
+            return math.nan
+        return self.facts.loss(loss)

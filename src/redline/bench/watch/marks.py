@@ -1,0 +1,97 @@
+"""The device's clock in a watched process: marks on its stream at the transitions of some of the steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .spool import COLUMNS, PHASES, Spool
+
+STEP, DEVICE, TAIL = 0.0, 1.0, 2.0
+"""Kinds of rows."""
+MARKED_EARLY, MARKED_LATER, EARLY_MARKS = 3, 13, 60
+"""One step in this many is also timed by the device's clock, of the first ones and of those after them.
+
+Primes, so that what a script does every tenth or hundredth step is met as often as it happens.
+"""
+
+
+class DeviceClock(Protocol):
+    """Marks on a device's stream."""
+
+    def mark(self) -> Any:
+        """A mark after what has been issued so far; None where there cannot be one, as while a graph is captured."""
+
+    def release(self, marks: list[Any]) -> None:
+        """These are not needed any more."""
+
+    def is_capturing(self) -> bool: ...
+
+
+class DeviceMarks:
+    """Marks steps, and writes a row with the device's times once it has passed their marks."""
+
+    __slots__ = ("_now", "_marks", "spool", "steps", "profiled", "device", "_pending", "_anchor")  # noqa: RUF023
+
+    def __init__(self, spool: Spool, now: Callable[[], float]) -> None:
+        self.spool = spool
+        self.steps = 0
+        self.profiled = False
+        self.device: DeviceClock | None = None
+        """Set once a device is known."""
+        self._now = now
+        self._marks: list[tuple[int, Any]] | None = None
+        """Of a step that is marked: what was charged until then, and the mark."""
+        self._pending: list[tuple[int, list[tuple[int, Any]]]] = []
+        self._anchor: tuple[float, Any] | None = None
+        """A moment by the host's clock, and the mark that was then put on the device's stream."""
+
+    def _mark(self, phase: int) -> None:
+        mark = self.device.mark() if self.device is not None else None
+        if mark is None or self._marks is None:
+            self._marks = None
+        else:
+            self._marks.append((phase, mark))
+
+    def _mark_next(self, device: DeviceClock) -> None:
+        """Read the marks that the device has passed, and mark the next step where it is its turn."""
+        every = MARKED_EARLY if self.steps < EARLY_MARKS else MARKED_LATER
+        is_turn = self.steps % every == 0 and not self.profiled
+        if not (is_turn or self._pending) or device.is_capturing():
+            return
+        if self._anchor is None:
+            self._set_anchor(device)
+        while self._pending and self._pending[0][1][-1][1].query():
+            self._write_device_times(device, *self._pending.pop(0))
+        if is_turn:
+            self._marks = []
+            self._mark(PHASES.index("other"))
+
+    def _set_anchor(self, device: DeviceClock) -> None:
+        """Wait for the device, once: only where it has nothing left to do its mark is set at a known moment.
+
+        Until then it works for the script, so this belongs to a step's time.
+        """
+        mark = device.mark()
+        if mark is not None:
+            mark.synchronize()
+            self._anchor = (self._now(), mark)
+
+    def _write_device_times(self, device: DeviceClock, step: int, marks: list[tuple[int, Any]]) -> None:
+        if self._anchor is not None:
+            spent = [0.0] * len(PHASES)
+            for (_, earlier), (phase, later) in itertools.pairwise(marks):
+                spent[phase] += earlier.elapsed_time(later) / 1e3
+            began, anchor = self._anchor
+            blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
+            self.spool.row((DEVICE, step, anchor.elapsed_time(marks[-1][1]) / 1e3, *spent, began, *blank))
+        device.release([mark for _, mark in marks])
+
+    def close(self) -> None:
+        """The program or its loop has ended: wait for the device and read the marks that are left."""
+        if self.device is not None and not self.device.is_capturing():
+            for step, marks in self._pending:
+                marks[-1][1].synchronize()
+                self._write_device_times(self.device, step, marks)
+            self._pending = []

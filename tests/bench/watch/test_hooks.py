@@ -1,0 +1,76 @@
+"""The hooks in a process, on libraries that are stood in for where this machine has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from redline.analyze.watch import rates_of
+from redline.bench.watch.hooks import Watch
+from redline.launch.watch import SpoolReader
+
+
+class Graph:
+    """Stands in for `torch.cuda.CUDAGraph`, which cannot be made without a GPU: replaying calls no hook."""
+
+    def capture_begin(self) -> None:
+        """Nothing is recorded."""
+
+    def capture_end(self) -> None:
+        """Nothing is recorded."""
+
+    def replay(self) -> None:
+        """Nothing is computed."""
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    watching = Watch(str(tmp_path))
+    watching.install()
+    yield watching
+    watching.remove()
+    assert not hasattr(Graph.replay, "__wrapped__")
+    assert not hasattr(torch.Tensor.copy_, "__wrapped__")
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+
+
+def test_replays_of_a_recorded_step_are_steps(watch: Watch, tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        step(model, optimizer)
+    graph: Any = Graph()
+    graph.capture_begin()
+    step(model, optimizer)
+    graph.capture_end()
+    for _ in range(40):
+        graph.replay()
+    other: Any = Graph()
+    other.replay()  # recorded before the watch began: nothing is known of it
+    assert watch.clock is not None
+    logs = SpoolReader(tmp_path).refresh()
+    rates = rates_of(logs)
+    assert rates.steps == 43
+    assert rates.samples == 4 * 43
+    assert watch.facts is not None
+    assert watch.facts.replays == 40
+
+
+def test_what_is_wrapped_while_waits_are_listened_to_stays(watch: Watch) -> None:
+    watch._listen_for_waits()
+    model = torch.nn.Bilinear(3, 3, 3)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    watch._stop_listening_for_waits()
+    assert not hasattr(torch.Tensor.item, "__wrapped__")
+    assert "__call__" in vars(torch.nn.Bilinear)  # the model's class is still watched
