@@ -83,6 +83,15 @@ def test_a_training_that_goes_on_with_a_new_optimizer() -> None:
     assert rates_of([folds]).steps == 60
 
 
+def test_ranks_that_take_the_same_steps_have_one_pace() -> None:
+    """A rank that starts late, or whose first step is left out as compiling, is as fast as the others."""
+    lead = FakeLog([row(n) for n in range(50)], rank=0, world_size=2)
+    late = FakeLog([row(n, forward=0.02 if n else 3.0) for n in range(50)], rank=1, world_size=2)
+    assert rates_of([lead, late]).samples_per_s == pytest.approx(640.0)
+    fewer = FakeLog([row(n, forward=0.12) for n in range(25)], rank=1, world_size=2)  # not in step: at its own pace
+    assert rates_of([lead, fewer]).samples_per_s == pytest.approx(320.0 + 160.0)
+
+
 def test_two_optimizers_make_one_step() -> None:
     """A GAN: each iteration calls two, and only one of them fetches a batch."""
     log = FakeLog([row(n, caller=n % 2, loaded=0.0 if n % 2 else 16.0) for n in range(60)])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invoking import invoke
 
 LOOP = """
 import json, os, sys, time
@@ -134,6 +135,37 @@ dist.destroy_process_group()
     _, summary, code = watched(tmp_path, script, *launch)
     assert (code, summary["steps"]) == (0, 30)
     assert summary["samples_per_s"] > 1.2 * 8 * summary["steps_per_s"]
+
+
+def test_a_script_that_ends_while_it_is_profiled_ends_as_always(tmp_path: Path) -> None:
+    """torch ends with a segmentation fault where its profiler still runs."""
+    options = ("--profile", "--window", "50")
+    _, summary, code = watched(tmp_path, TINY.replace("ENDING", "raise SystemExit(4)"), options=options)
+    assert (code, summary["exit_code"], summary["steps"]) == (4, 4, 25)
+    assert "profiled" in summary["notes"][1]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--window", "3"), "--profile or --every"),
+        (("--every", "0s"), "above 0"),
+        (("--alert", " "), "a command or a URL"),
+        (("--alert-drop", "10%"), "give --alert"),
+        (("--summary", "."), "it is a folder"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_before_the_script_runs(options: tuple[str, ...], told: str) -> None:
+    done = invoke("watch", *options, "--", "sh", "-c", "exit 9")
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+def test_a_history_that_cannot_be_written_does_not_cost_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "history.sqlite").mkdir()
+    _, summary, code = watched(tmp_path, "", "sh", "-c", "exit 3")
+    assert (code, summary["exit_code"], summary["record_id"]) == (3, 3, None)
+    assert "not kept" in summary["notes"][-1]
 
 
 def test_a_command_that_trains_nothing_says_so(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     # What the last step left behind it belongs to no row, but makes that step as slow as it would any other.
     if (tail := float(lead.tail_s.sum())) > (OUTLIER - 1) * middle:
         slow = np.append(slow, tail)
-    per_s = [_samples_per_s(rank) for rank in ranks]
+    per_s = [_samples_per_s(rank, lead) for rank in ranks]
     known = [each for each in per_s if each is not None]
     return Rates(
         steps=lead.count,
@@ -291,8 +291,10 @@ def rates_of(logs: Sequence[Log]) -> Rates:
     )
 
 
-def _samples_per_s(rank: Steps) -> float | None:
-    whole, samples = rank.seconds, float(rank.samples[rank.counted].sum())
+def _samples_per_s(rank: Steps, lead: Steps) -> float | None:
+    """Of a rank that takes the same steps as the first one, by that one's time: they wait for each other."""
+    paced = lead if rank.count == lead.count else rank
+    whole, samples = paced.seconds, float(rank.samples[paced.counted].sum())
     return samples / whole if whole > 0 and samples > 0 else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -233,8 +234,8 @@ def monitor(
     machine: Machine | None = None,
 ) -> MonitorResult:
     """Look at every device until the time is over, the attached process ends or Ctrl-C comes; then add it up."""
-    if interval_s <= 0:
-        raise UsageError(f"the interval must be above 0, got {interval_s}")
+    if not 0 < interval_s < math.inf:
+        raise UsageError(f"the interval must be a number of seconds above 0, got {interval_s}")
     machine = machine or Machine(attach=attach)
     kept: list[DeviceLook] = []
     try:
@@ -250,7 +251,7 @@ def monitor(
 def _series(machine: Machine, seconds: float | None, interval_s: float) -> Iterator[list[DeviceLook]]:
     ends = None if seconds is None else time.monotonic() + seconds
     while True:
-        time.sleep(interval_s)
+        time.sleep(interval_s if ends is None else max(min(interval_s, ends - time.monotonic()), 0.0))
         yield machine.look()
         if machine.is_over or (ends is not None and time.monotonic() >= ends):
             return

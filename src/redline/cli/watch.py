@@ -19,7 +19,9 @@ def watch(
     profile: Annotated[
         bool, opt("--profile", group=WAY, help="Also capture a few steps with torch's profiler.")
     ] = False,
-    window: Annotated[int, opt("--window", group=WAY, help="Steps of a capture.")] = 5,
+    window: Annotated[
+        int | None, opt("--window", group=WAY, help="Steps of a capture, with --profile or --every. Default: 5.")
+    ] = None,
     every: Annotated[
         str | None, opt("--every", group=WAY, metavar="TIME", help="Capture again and again, such as every 30m.")
     ] = None,
@@ -28,8 +30,8 @@ def watch(
         opt("--alert", group=WAY, metavar="COMMAND|URL", help="Run this, or post to it, when the throughput falls."),
     ] = None,
     alert_drop: Annotated[
-        str, opt("--alert-drop", group=WAY, metavar="SHARE", help="By how much it must fall.")
-    ] = "20%",
+        str | None, opt("--alert-drop", group=WAY, metavar="SHARE", help="By how much it must fall. Default: 20%.")
+    ] = None,
     name: Annotated[
         str | None, opt(group=WAY, help="What to call it in the history. Default: the script's name.")
     ] = None,
@@ -59,13 +61,22 @@ def watch(
     from redline.search.alert import Alarm, parse_share
     from redline.units import parse_seconds
 
-    if window < 1:
-        raise UsageError(f"--window must be 1 or more, got {window}")
     every_s = parse_seconds(every) if every is not None else None
-    plan = WindowPlan(steps=window, every_s=every_s) if profile or every_s is not None else None
-    alarm = Alarm(alert, parse_share(alert_drop)) if alert is not None else None
-    if summary is not None and not summary.parent.is_dir():
-        raise UsageError(f"cannot write {summary}: there is no folder {summary.parent}")
+    if window is not None and window < 1:
+        raise UsageError(f"--window must be 1 or more, got {window}")
+    if window is not None and not profile and every_s is None:
+        raise UsageError("--window says how many steps --profile or --every captures: give one of them")
+    if every_s is not None and every_s <= 0:
+        raise UsageError(f"--every must be above 0, got {every}")
+    if alert is not None and not alert.strip():
+        raise UsageError("--alert needs a command or a URL, got nothing")
+    if alert_drop is not None and alert is None:
+        raise UsageError("--alert-drop says when --alert is due: give --alert as well")
+    plan = WindowPlan(steps=window or 5, every_s=every_s) if profile or every_s is not None else None
+    alarm = Alarm(alert, parse_share(alert_drop or "20%")) if alert is not None else None
+    if summary is not None and (summary.is_dir() or not summary.parent.is_dir()):
+        why = "it is a folder" if summary.is_dir() else f"there is no folder {summary.parent}"
+        raise UsageError(f"cannot write {summary}: {why}")
 
     def told(rates: Rates, card: TelemetrySample | None) -> None:
         if not quiet and sys.stderr.isatty():

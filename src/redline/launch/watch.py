@@ -54,8 +54,11 @@ def script_command(words: Sequence[str]) -> list[str]:
 
 def watching_environment(folder: Path, plan: WindowPlan | None, base: Mapping[str, str]) -> dict[str, str]:
     before = base.get("PYTHONPATH")
+    # torch's profiler writes to stderr, which is the script's, each time it starts and stops.
+    quiet = {"KINETO_LOG_LEVEL": "99"} if plan is not None and "KINETO_LOG_LEVEL" not in base else {}
     return {
         **base,
+        **quiet,
         "PYTHONPATH": os.pathsep.join([str(START), *([before] if before else [])]),
         "REDLINE_WATCH": str(folder),
         "REDLINE_WATCH_WINDOWS": plan_text(plan),

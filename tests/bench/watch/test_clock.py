@@ -291,6 +291,34 @@ def test_batches_that_were_read_before_the_training_are_no_steps() -> None:
     assert without_optimizer.last["loaded"] == 16
 
 
+def test_nobody_waits_for_a_batch_when_a_loader_is_through() -> None:
+    loop = Loop()
+    loop.batch(1.0)
+    loop.step(1.0)
+    loop.clock.enter(DATA)
+    loop.at += 5.0  # its workers end
+    loop.clock.leave_exhausted()
+    assert (loop.last["kind"], loop.last["data"], loop.last["other"]) == (2.0, 0.0, 5.0)
+    loop.batch(1.0)
+    loop.step(1.0)
+    assert (loop.last["data"], loop.last["other"]) == (1.0, 5.0)
+
+
+def test_the_last_step_ends_with_the_program() -> None:
+    """Without an optimizer only the next batch shows that a step is over."""
+    loop = Loop()
+    for _ in range(3):
+        loop.batch(1.0)
+        loop.forward(2.0)
+        loop.clock.saw_backward(0.5)
+        loop.spend(BACKWARD, 3.0)
+    loop.spend(None, 60.0)  # not training any more
+    loop.clock.close()
+    loop.clock.close()
+    assert len(loop.spool.rows) == 3
+    assert (loop.last["backward"], loop.last["other"]) == (3.0, 0.0)
+
+
 def test_a_thread_that_loads_ahead_is_not_the_trainings() -> None:
     loop = Loop()
     loop.clock.data_thread = -1
@@ -455,8 +483,7 @@ def test_the_device_is_waited_for_once_and_its_last_work_belongs_to_the_loop() -
     """The host is ahead of the device from the first step on, so that its own times miss what is still to be done."""
     loop, gpu = gpu_loop(40, issue_s=0.01, work_s=0.1)
     loop.clock.enter(DATA)
-    loop.clock.leave()
-    loop.clock.saw_end_of_data()
+    loop.clock.leave_exhausted()
     assert gpu.waited == 1
     loop.clock.close()
     told = rates(loop)

@@ -374,8 +374,13 @@ class Clock(DeviceMarks):
         if self.device is not None:
             self._mark_next(self.device)
 
-    def saw_end_of_data(self) -> None:
-        """A loader is through. Where no step follows, what has passed since the last one belongs to the loop all the same."""
+    def leave_exhausted(self) -> None:
+        """A loader is through. Nobody waited for a batch then: its workers end.
+
+        Where no step follows, what has passed since the last one belongs to the loop all the same.
+        """
+        self.phase = OTHER
+        self.leave()
         if not self.steps:
             return
         blank = (0.0,) * (len(COLUMNS) - 4 - len(PHASES))
@@ -385,3 +390,9 @@ class Clock(DeviceMarks):
             mark = self.device.mark()
             if mark is not None:  # when the device is through as well
                 self._pending.append((self.steps - 1, [(OTHER, mark)]))
+
+    def close(self) -> None:
+        """The program or its loop has ended: so has a step whose end only the next batch would have shown."""
+        if self._backwards and not self._numbers and not self._optimizers and self.phase == OTHER:
+            self._finish(BY_BACKWARD)
+        self.read_marks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -112,7 +113,7 @@ class Computing(Listener):
                 if has_loss:
                     is_due = facts is not None and time.monotonic() >= facts.next_loss
                     clock.saw_backward(self._loss_of(tensors) if is_due else math.nan)
-                elif TracingContext.try_get() is None:  # the compiler asks for gradients, too
+                elif TracingContext.try_get() is None and not _is_proxied():  # the compiler asks for gradients, too
                     clock.saw_gradients()
                 clock.enter(BACKWARD)
             except Exception as error:
@@ -146,3 +147,9 @@ class Computing(Listener):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or self.facts is None:
             return math.nan
         return self.facts.loss(loss)
+
+
+def _is_proxied() -> bool:
+    """Whether `make_fx` follows the program: what it does then is written down, and computed later without a call."""
+    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracing is not None and tracing.get_proxy_mode() is not None

@@ -63,7 +63,11 @@ class Watch(Stepping):
             self._start()
 
     def _close_clock(self) -> None:
-        """What is still to be read and told when the program or its loop has ended."""
+        """What is still to be read and told when the program or its loop has ended.
+
+        A program that ends while torch's profiler runs ends with a segmentation fault.
+        """
+        self._try(self.windows.close)
         if self.clock is not None and self.clock.steps:
             self._try(self.clock.close)
             if self.facts is not None and self.clock is not None:
@@ -71,7 +75,6 @@ class Watch(Stepping):
 
     def remove(self) -> None:
         self._close_clock()
-        self.windows.close()
         self.clock = None
         self._stop_listening_for_waits()
         for undo in reversed(self._undo):

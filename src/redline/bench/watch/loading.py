@@ -60,8 +60,7 @@ class Loading(Listener):
             try:
                 batch = original(iterator)
             except StopIteration:
-                self._leave(clock)
-                self._try(clock.saw_end_of_data)
+                self._try(clock.leave_exhausted)
                 raise
             except BaseException:
                 self._leave(clock)

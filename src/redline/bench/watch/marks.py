@@ -88,8 +88,8 @@ class DeviceMarks:
             self.spool.row((DEVICE, step, anchor.elapsed_time(marks[-1][1]) / 1e3, *spent, began, *blank))
         device.release([mark for _, mark in marks])
 
-    def close(self) -> None:
-        """The program or its loop has ended: wait for the device and read the marks that are left."""
+    def read_marks(self) -> None:
+        """Wait for the device and read the marks that are left."""
         if self.device is not None and not self.device.is_capturing():
             for step, marks in self._pending:
                 marks[-1][1].synchronize()

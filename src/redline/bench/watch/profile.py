@@ -96,6 +96,10 @@ class Windows:
     def close(self) -> None:
         """The script ends inside a window: what was captured of it is dropped."""
         if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            self._clock.profiled, self._clock.on_phase = False, None
             self._close_ranges()
-            self._profiler.stop()
-            self._profiler = None
+            profiler.on_trace_ready = None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                profiler.stop()
