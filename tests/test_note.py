@@ -65,107 +65,218 @@ def test_every_code_is_used_somewhere() -> None:
 
 
 PROSE = re.compile(r"_?(message|reasons?|evidence|notes?|noted|remarks?|refusal|usage|mend|why|sentence)")
-"""Names of values that are written for people, as variables and as fields."""
+"""Names of values that are written for people, as variables, as fields and as keys."""
+WORDED = ("told", "traceback")
+"""Further fields that hold such texts."""
+TEXT = ("text", "_text", "__str__")
+"""What such a value calls its words."""
 SEARCHING = (
     "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "partition", "rpartition", "removeprefix",
-    "removesuffix", "match", "search", "fullmatch", "findall", "finditer",
+    "removesuffix", "match", "search", "fullmatch", "findall", "finditer", "fnmatch", "fnmatchcase", "contains",
+    "isdisjoint", "intersection", "issubset", "issuperset", "difference",
 )  # fmt: skip
 PASSES_ON = (
-    "str", "repr", "list", "tuple", "set", "sorted", "next", "map", "one_line", "text_of", "because",
+    "str", "repr", "format", "list", "tuple", "set", "frozenset", "dict", "sorted", "reversed", "next", "iter", "map",
+    "filter", "min", "max", "enumerate", "zip", "chain", "to_builtins", "escape", "quote", "shorten", "fill",
+    "wrap", "dedent", "indent", "sub", "join", "cast", "one_line", "text_of", "because",
 )  # fmt: skip
 """Functions that give back the text, or the text of the error, that they are given."""
-WORDS_OF_ERRORS = ("args", "strerror", "msg", "message")
-STILL_TEXT = ("lower", "upper", "strip", "splitlines", "split", "replace", "casefold")
-"""What these methods return is a text as well."""
+STILL_TEXT = (
+    "lower", "upper", "casefold", "title", "capitalize", "strip", "lstrip", "rstrip", "split", "rsplit", "splitlines",
+    "replace", "translate", "expandtabs", "encode", "format", "__str__", "__repr__", "items", "values", "keys", "copy",
+)  # fmt: skip
+"""What these methods return is a text as well, or a collection of texts."""
+WORDS_OF_ERRORS = ("args", "strerror", "msg", "message", "__notes__")
+TRACEBACKS = ("format_exc", "format_exception", "format_exception_only", "format_tb")
 
 ENTRANCES = {"bench/device/failure.py": None, "bench/watch/facts.py": ("is_out_of_memory", "saw_out_of_memory")}
 """Where what foreign libraries say is read and turned into kinds and codes: on the bench in the whole file, and in these
 functions of a watched script's process, which does not load the bench."""
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+NAMING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.ExceptHandler)
+"""What gives a variable its value."""
+Names = frozenset[str]
 
 
 class Reader:
-    """Finds where code compares or searches what is written for people."""
+    """Finds where code compares or searches what is written for people.
 
-    def __init__(self, allowed: tuple[str, ...] = ()) -> None:
+    A text is followed through variables, fields of `self`, collections, and functions of the same module. Errors are
+    followed too: `name!` stands for a variable that holds one.
+    """
+
+    def __init__(self, tree: ast.Module, allowed: tuple[str, ...] = ()) -> None:
         """`allowed`: functions that may."""
-        self.found: list[str] = []
         self._allowed = allowed
+        self._functions = {each.name: each for each in ast.walk(tree) if isinstance(each, Function)}
+        self._statements: dict[ast.AST, list[ast.AST]] = {}
+        self._handed: dict[str, set[str]] = {}
+        """By function: parameters that are handed a text somewhere in this module."""
+        self._fields: set[str] = set()
+        self.found: list[str] = []
+        known = -1
+        while known != (known := len(self._fields) + sum(map(len, self._handed.values()))):
+            self.found.clear()
+            self._read(tree, frozenset())
 
-    def read(self, node: ast.AST, prose: frozenset[str] = frozenset()) -> None:
+    def _read(self, node: ast.AST, prose: Names) -> None:
         """`prose`: variables that hold such a text here, beside those that are called so."""
         if isinstance(node, ast.FunctionDef) and node.name in self._allowed:
             return
-        if isinstance(node, ast.Module | Scope):
+        if isinstance(node, ast.Module | Function):
             prose = self._assigned(node)
         if isinstance(node, Comprehension):
             prose = self._with_targets(node.generators, prose)
         if any(self._searches(node, prose)):
             self.found.append(f"line {node.lineno}: {ast.unparse(node)}")  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call):
+            self._hand_over(node, prose)
         for child in ast.iter_child_nodes(node):
-            self.read(child, prose)
+            inner = self._in_lambda(node, child, prose) if isinstance(child, ast.Lambda) else prose
+            self._read(child, inner)
+            if isinstance(child, ast.keyword) and isinstance(child.value, ast.Lambda):
+                self._read(child.value, self._in_lambda(node, child.value, prose))
 
-    def _assigned(self, scope: ast.AST) -> frozenset[str]:
+    def _assigned(self, scope: ast.AST) -> Names:
         prose: set[str] = set()
-        statements = list(_own_nodes(scope))
-        errors = {f"{each.name}!" for each in statements if isinstance(each, ast.ExceptHandler)}
-        if isinstance(scope, Scope):
-            errors |= {f"{each.arg}!" for each in scope.args.args + scope.args.kwonlyargs if _is_error(each)}
+        if scope not in self._statements:
+            self._statements[scope] = [each for each in _own_nodes(scope) if isinstance(each, NAMING)]
+        statements = self._statements[scope]
+        prose |= {f"{each.name}!" for each in statements if isinstance(each, ast.ExceptHandler)}
+        if isinstance(scope, Function):
+            prose |= {f"{each.arg}!" for each in scope.args.args + scope.args.kwonlyargs if _is_error(each)}
+            prose |= self._handed.get(scope.name, set())
         while True:
-            more = {name for each in statements for name in self._named(each, frozenset(prose | errors))} - prose
+            more = {name for each in statements for name in self._named(each, frozenset(prose))} - prose
             if not more:
-                return frozenset(prose | errors)
+                return frozenset(prose)
             prose |= more
 
-    def _named(self, node: ast.AST, prose: frozenset[str]) -> Iterator[str]:
-        if isinstance(node, ast.Assign) and self._is_prose(node.value, prose):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-        if isinstance(node, ast.NamedExpr) and self._is_prose(node.value, prose):
-            yield node.target.id
-        if isinstance(node, ast.For) and self._is_prose(node.iter, prose) and isinstance(node.target, ast.Name):
-            yield node.target.id
+    def _named(self, node: ast.AST, prose: Names) -> Iterator[str]:
+        """Variables that hold a text after this statement; fields of `self` are kept for the whole module."""
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from self._unpacked(target, node.value, prose)
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+            yield from self._unpacked(node.target, node.value, prose)
+        elif isinstance(node, ast.For):
+            yield from self._each(node.target, node.iter, prose)
 
-    def _with_targets(self, generators: list[ast.comprehension], prose: frozenset[str]) -> frozenset[str]:
+    def _unpacked(self, target: ast.AST, value: ast.AST, prose: Names) -> Iterator[str]:
+        """One by one where both sides are written out."""
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for one, other in zip(target.elts, value.elts, strict=True):
+                yield from self._unpacked(one, other, prose)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for one in target.elts:
+                yield from self._unpacked(one, value, prose)
+        elif isinstance(target, ast.Subscript | ast.Starred):
+            yield from self._unpacked(target.value, value, prose)
+        elif self._is_prose(value, prose):
+            if isinstance(target, ast.Name):
+                yield target.id
+            if isinstance(target, ast.Attribute) and _is_own(target):
+                self._fields.add(target.attr)
+        elif self._holds_error(value, prose) and isinstance(target, ast.Name):
+            yield f"{target.id}!"
+
+    def _each(self, target: ast.AST, iterated: ast.AST, prose: Names) -> Iterator[str]:
+        """Of a loop or a comprehension: what its variables are of each turn."""
+        if isinstance(iterated, Comprehension) and not isinstance(iterated, ast.DictComp):
+            yield from self._unpacked(target, iterated.elt, self._with_targets(iterated.generators, prose))
+        elif isinstance(target, ast.Tuple) and isinstance(iterated, ast.Call):
+            number = ast.Constant(0)
+            parts = {"enumerate": [number, *iterated.args[:1]], "zip": iterated.args, "items": [number, iterated]}
+            for one, other in zip(
+                target.elts, parts.get(_called(iterated), [iterated] * len(target.elts)), strict=False
+            ):
+                yield from self._each(one, other, prose)
+        else:
+            yield from self._unpacked(target, iterated, prose)
+
+    def _with_targets(self, generators: list[ast.comprehension], prose: Names) -> Names:
         for each in generators:
-            if isinstance(each.target, ast.Name):
-                name = {each.target.id}
-                prose = prose | name if self._is_prose(each.iter, prose) else prose - name
+            own = {name.id for name in ast.walk(each.target) if isinstance(name, ast.Name)}
+            prose = (prose - own) | set(self._each(each.target, each.iter, prose))
         return prose
 
-    def _is_prose(self, node: ast.AST | None, prose: frozenset[str]) -> bool:
+    def _hand_over(self, call: ast.Call, prose: Names) -> None:
+        """Mark the parameters of this module's functions that this call hands a text or an error."""
+        name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if _is_own(call.func) else ""
+        function = self._functions.get(name)
+        if function is None:
+            return
+        places = [each.arg for each in function.args.posonlyargs + function.args.args]
+        places = places[1:] if isinstance(call.func, ast.Attribute) else places
+        given = [*zip(places, call.args, strict=False), *((each.arg or "", each.value) for each in call.keywords)]
+        for parameter, value in given:
+            if self._is_prose(value, prose):
+                self._handed.setdefault(name, set()).add(parameter)
+            if self._holds_error(value, prose):
+                self._handed.setdefault(name, set()).add(f"{parameter}!")
+
+    def _in_lambda(self, call: ast.AST, function: ast.Lambda, prose: Names) -> Names:
+        """A function that is handed over with texts is called with them."""
+        own = {each.arg for each in function.args.args}
+        beside = call.args if isinstance(call, ast.Call) else []
+        return (prose | own) if any(self._is_prose(each, prose) for each in beside) else (prose - own)
+
+    def _is_prose(self, node: ast.AST | None, prose: Names) -> bool:
+        def holds(*parts: ast.AST | None) -> bool:
+            return any(self._is_prose(each, prose) for each in parts)
+
         if isinstance(node, ast.Name):
             return bool(PROSE.fullmatch(node.id)) or node.id in prose
         if isinstance(node, ast.Attribute):
-            return bool(PROSE.fullmatch(node.attr)) or (
-                node.attr in WORDS_OF_ERRORS and self._holds_error(node.value, prose)
+            return (
+                bool(PROSE.fullmatch(node.attr))
+                or node.attr in WORDED
+                or (node.attr in self._fields and _is_own(node))
+                or (node.attr in TEXT and holds(node.value))
+                or (node.attr in WORDS_OF_ERRORS and self._holds_error(node.value, prose))
             )
-        if isinstance(node, ast.Subscript | ast.Starred | ast.NamedExpr):
-            return self._is_prose(node.value, prose)
-        if isinstance(node, ast.BoolOp):
-            return any(self._is_prose(each, prose) for each in node.values)
-        if isinstance(node, Comprehension) and not isinstance(node, ast.DictComp):
-            return self._is_prose(node.elt, self._with_targets(node.generators, prose))
-        if isinstance(node, ast.JoinedStr):
-            return any(self._is_prose(each, prose) for each in node.values)
+        if isinstance(node, ast.Subscript):
+            return holds(node.value) or _is_key(node.slice)
+        if isinstance(node, ast.Starred | ast.NamedExpr | ast.Await):
+            return holds(node.value)
         if isinstance(node, ast.FormattedValue):
-            return self._is_prose(node.value, prose) or self._holds_error(node.value, prose)
+            return holds(node.value) or self._holds_error(node.value, prose)
+        if isinstance(node, ast.BoolOp | ast.JoinedStr):
+            return holds(*node.values)
+        if isinstance(node, ast.IfExp):
+            return holds(node.body, node.orelse)
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            return holds(*node.elts)
+        if isinstance(node, ast.Dict):
+            return holds(*node.keys, *node.values)
+        if isinstance(node, ast.DictComp):
+            inner = self._with_targets(node.generators, prose)
+            return self._is_prose(node.key, inner) or self._is_prose(node.value, inner)
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+            return self._is_prose(node.elt, self._with_targets(node.generators, prose))
         if isinstance(node, ast.BinOp):
-            return self._is_prose(node.left, prose) or self._is_prose(node.right, prose)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            is_error = any(self._holds_error(each, prose) for each in node.args)
-            return node.func.id in PASSES_ON and (is_error or any(self._is_prose(each, prose) for each in node.args))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr == "join":
-                return any(self._is_prose(each, prose) for each in node.args)
-            return node.func.attr in STILL_TEXT and self._is_prose(node.func.value, prose)
-        return False
+            return holds(node.left, node.right)
+        return isinstance(node, ast.Call) and self._returns_prose(node, prose)
 
-    def _holds_error(self, node: ast.AST, prose: frozenset[str]) -> bool:
+    def _returns_prose(self, node: ast.Call, prose: Names) -> bool:
+        name = _called(node)
+        if name in TRACEBACKS:
+            return True
+        if name == "getattr":
+            return isinstance(node.args[1], ast.Constant) and self._is_prose(
+                ast.Attribute(node.args[0], str(node.args[1].value)), prose
+            )
+        if isinstance(node.func, ast.Attribute) and name in STILL_TEXT and self._is_prose(node.func.value, prose):
+            return True
+        return name in PASSES_ON and any(self._is_prose(e, prose) or self._holds_error(e, prose) for e in node.args)
+
+    def _holds_error(self, node: ast.AST, prose: Names) -> bool:
         return isinstance(node, ast.Name) and f"{node.id}!" in prose
 
-    def _searches(self, node: ast.AST, prose: frozenset[str]) -> Iterator[bool]:
+    def _searches(self, node: ast.AST, prose: Names) -> Iterator[bool]:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             for operator, left, right in zip(node.ops, sides, sides[1:], strict=False):
@@ -173,12 +284,31 @@ class Reader:
                     yield self._is_prose(left, prose) or self._is_prose(right, prose)
                 if isinstance(operator, ast.In | ast.NotIn):
                     yield _is_rendered(right)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHING:
-            yield any(self._is_prose(each, prose) or _is_rendered(each) for each in (node.func.value, *node.args))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        if isinstance(node, ast.Call) and _called(node) in SEARCHING:
+            searched = [node.func.value, *node.args] if isinstance(node.func, ast.Attribute) else node.args
+            yield any(self._is_prose(each, prose) or _is_rendered(each) for each in searched)
+        if isinstance(node, ast.Call) and _called(node) in ("get", "pop") and isinstance(node.func, ast.Attribute):
             yield any(self._is_prose(each, prose) for each in node.args[:1])
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            yield self._is_prose(node.slice, prose)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+            yield self._is_prose(node.left, prose) or self._is_prose(node.right, prose)
         if isinstance(node, ast.Match):
             yield self._is_prose(node.subject, prose)
+
+
+def _called(node: ast.Call) -> str:
+    """The last name of what is called: `search` of `re.search`."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _is_own(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_key(node: ast.AST) -> bool:
+    """A key under which plain tables hold what is written for people."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(PROSE.fullmatch(node.value))
 
 
 def _is_error(argument: ast.arg) -> bool:
@@ -201,9 +331,7 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def readings_of(source: str, allowed: tuple[str, ...] = ()) -> list[str]:
-    reader = Reader(allowed)
-    reader.read(ast.parse(source))
-    return reader.found
+    return Reader(ast.parse(source), allowed).found
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
@@ -234,6 +362,25 @@ def test_no_module_compares_or_searches_a_text(path: Path) -> None:
         'if one_line(error := caught()).startswith("CUDA"): pass\ntry: go()\nexcept OSError as error:\n    if one_line(error) == "x": pass',
         "kind = KINDS.get(failure.message)",
         "def f(failure):\n    said = failure.message.splitlines()[0]\n    return PATTERN.search(said)",
+        'if "noisy" in note.text: pass',
+        'if getattr(note, "_text").rstrip(".") == "noisy": pass',
+        "colour = COLOURS[str(reason)]",
+        'code, said = note.code, str(note)\nif "noisy" in said: pass',
+        'said: str = failure.message if failure else ""\nif "memory" in said: pass',
+        'said = ""\nsaid += str(reason)\nif "noisy" in said: pass',
+        'for place, said in enumerate(map(str, record.notes)):\n    if said == "noisy": pass',
+        'texts = {each.code: str(each) for each in record.notes}\nif "noisy" in texts["spread"]: pass',
+        'if "memory" in failure.told: pass',
+        'if "memory" in plain["failure"]["message"]: pass',
+        'if fnmatch(str(note), "*noisy*"): pass',
+        'found = filter(lambda each: "noisy" in each, map(str, record.notes))',
+        'first = min(record.notes, key=lambda each: "noisy" in str(each))',
+        'if {"noisy"} & set(map(str, record.notes)): pass',
+        'if "CUDA" in traceback.format_exc(): pass',
+        'if re.sub("[0-9]", "", str(reason)) == "noisy": pass',
+        'match str(note).split():\n    case ["noisy", *_]: pass',
+        "def f(line):\n    return PATTERN.match(line)\n\n\nfound = [f(str(each)) for each in record.notes]",
+        'class C:\n    def f(self):\n        self.said = str(note)\n\n    def g(self):\n        return "noisy" in self.said',
     ],
 )
 def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
@@ -249,6 +396,10 @@ def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
         'print(f"{row.recipe}: {reason}", ", ".join(map(str, verdict.reasons)))',
         "first = str(error).splitlines()[0]",
         'if "exited" in event: pass',
+        'for code, said in texts_of(record.notes).items():\n    print(said, end="" if code == "spread" else "\\n")',
+        "for place, said in enumerate(record.notes):\n    print(place == 0, said)",
+        "table[row.name] = reason\nif row.name == name: pass",
+        "def f(line):\n    print(line)\n\n\nf(str(note))",
     ],
 )
 def test_the_test_lets_codes_and_printing_pass(source: str) -> None:

@@ -76,11 +76,11 @@ class Live:
                     state = await asyncio.to_thread(self._look)
                 except RedlineError as error:  # the history is away for a moment: the next look may find it
                     state = LiveState(problem=" ".join(str(error).split()))
-                message = b"data: " + msgspec.json.encode(state) + b"\n\n"
-                if message != self._last:
-                    self._last, told_at = message, time.monotonic()
+                event = b"data: " + msgspec.json.encode(state) + b"\n\n"
+                if event != self._last:
+                    self._last, told_at = event, time.monotonic()
                     self._on_change()
-                    self._tell(message)
+                    self._tell(event)
                 elif time.monotonic() - told_at > SIGN_OF_LIFE_S:
                     told_at = time.monotonic()
                     self._tell(SIGN_OF_LIFE)
@@ -90,11 +90,11 @@ class Live:
             self._task, self._last = None, None
             self._tell(None)
 
-    def _tell(self, message: bytes | None) -> None:
+    def _tell(self, event: bytes | None) -> None:
         for queue in self._viewers:
             if queue.full():
                 queue.get_nowait()
-            queue.put_nowait(message)
+            queue.put_nowait(event)
 
 
 class Looker:

@@ -388,8 +388,8 @@ class History:
 def _without_writer(connection: Connection, record_ids: Iterable[str]) -> set[str]:
     """Those of some records whose writer is known to be gone."""
     names = {queries.writer_name(record_id): record_id for record_id in record_ids}
-    noted = [row for chunk in _chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
-    return {names[name] for name, writer in noted if is_gone(writer)}
+    found = [row for chunk in _chunks(names) for row in connection.execute(queries.WRITERS, {"names": chunk})]
+    return {names[name] for name, writer in found if is_gone(writer)}
 
 
 def _groups(connection: Connection, ids: Iterable[str]) -> dict[str, str | None]:

@@ -183,9 +183,5 @@ class TorchScript(_Engine):
 
 def _torchscript_reason(error: Exception) -> str:
     """Its first line, and those after it as long as one ends in a comma: torch.jit breaks its sentences there."""
-    told: list[str] = []
-    for line in filter(None, map(str.strip, str(error).splitlines())):
-        told.append(line)
-        if not line.endswith(","):
-            break
-    return " ".join(told)[:300] or type(error).__name__  # it may print whole tensors
+    lines = re.sub(r",\s*\n\s*", ", ", str(error).strip()).splitlines() or [""]
+    return lines[0].strip()[:300] or type(error).__name__  # it may print whole tensors
