@@ -26,7 +26,7 @@ import msgspec
 from redline.environment import Environment
 from redline.note import Note, note
 from redline.record import BENCHMARK_VERSION, Prepared, RunRecord, device_of
-from redline.spec import Frozen, RunSpec
+from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, Frozen, RunSpec, WorkloadSpec
 from redline.units import format_bytes
 from redline.work import Ceilings
 
@@ -182,6 +182,7 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
     found = given(spec.workload, leave_out=NOT_SETTINGS)
     if spec.workload.task != "train":
         found.pop("optimizer", None)
+    found |= text_lengths(spec.workload)
     limits = {
         "threads": spec.threads,
         "max_memory": spec.launch.memory_limit_bytes,
@@ -189,6 +190,16 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
         "ranks": spec.ranks if spec.ranks > 1 else None,
     }
     return found | {name: value for name, value in limits.items() if value is not None}
+
+
+def text_lengths(workload: WorkloadSpec) -> dict[str, int]:
+    """Of a generation, whether or not they were asked for; of other tasks nothing."""
+    if workload.task != "generate":
+        return {}
+    return {
+        "prompt": workload.prompt or DEFAULT_PROMPT,
+        "new_tokens": workload.new_tokens or DEFAULT_NEW_TOKENS,
+    }
 
 
 def data_words(spec: RunSpec) -> str | None:
@@ -242,10 +253,9 @@ def conditions_of(record: RunRecord) -> Conditions:
     """As measured; where the bench never said it, as asked for."""
     spec, workload, prepared = record.spec, record.spec.workload, record.prepared
     found = Conditions(
+        **text_lengths(workload),
         image_size=workload.image_size,
         sequence_length=workload.sequence_length,
-        prompt=workload.prompt,
-        new_tokens=workload.new_tokens,
         classes=workload.classes,
         optimizer=workload.optimizer if workload.task == "train" else None,
         stem=workload.stem,
@@ -486,6 +496,8 @@ def is_capture(record: RunRecord) -> bool:
 _SETTING_WORDS: dict[str, Callable[[Any], str]] = {
     "image_size": lambda value: f"{value} px",
     "sequence_length": lambda value: f"{value} tokens",
+    "prompt": lambda value: f"prompt {value}",
+    "new_tokens": lambda value: f"{value} new tokens",
     "classes": lambda value: f"{value} classes",
     "optimizer": str,
     "threads": lambda value: f"{value} threads",

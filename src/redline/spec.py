@@ -23,6 +23,9 @@ OptionValue = bool | int | float | str
 BASELINE = "baseline"
 """The recipe without switches: strict fp32, eager."""
 
+DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
+"""Of generation, where nothing is said."""
+
 MOST_ITEMS = 2**31 - 1
 """Of a batch, a sequence, classes, samples: no machine holds more, and beyond 64 bits no message carries them."""
 MOST_PIXELS = 2**16
@@ -177,9 +180,9 @@ class WorkloadSpec(Frozen):
     classes: int | None = None
     sequence_length: int | None = None
     prompt: int | None = None
-    """Generation: tokens that are read before the first is written. None: 128."""
+    """Generation: tokens that are read before the first is written. None: `DEFAULT_PROMPT`."""
     new_tokens: int | None = None
-    """Generation: tokens that are written. None: 32."""
+    """Generation: tokens that are written. None: `DEFAULT_NEW_TOKENS`."""
     optimizer: OptimizerName = "sgd"
     """For training only."""
     stem: Stem | None = None

@@ -9,6 +9,7 @@ import pytest
 
 from redline.analyze.advice import FASTER_FORMAT, worth_trying
 from redline.record import Failure
+from redline.spec import Recipe
 from redline.work import Ceilings, OperatorWork, WorkCount
 
 
@@ -44,6 +45,14 @@ def test_only_what_the_bench_found_applicable_the_best_last(applicable: Any) -> 
 def test_what_was_measured_already_is_left_out_however_it_was_written(applicable: Any) -> None:
     record = applicable("fp16+compile", "graphs", "tf32")
     assert worth_trying(record, None, known=["compile+fp16"]) == ("tf32", "graphs")
+
+
+def test_what_the_recipe_does_already_is_no_advice(applicable: Any) -> None:
+    record = applicable("compile", "fp16+compile", "compile:reduce-overhead", "fp16+graphs", "compile:max-autotune")
+    spec = msgspec.structs.replace(record.spec, recipe=Recipe.parse("fp16+compile:pdl+graphs"))
+    assert worth_trying(msgspec.structs.replace(record, spec=spec), None) == ("compile:max-autotune",)
+    spec = msgspec.structs.replace(record.spec, recipe=Recipe.parse("compile"))
+    assert worth_trying(msgspec.structs.replace(record, spec=spec), None) == ("compile:reduce-overhead", "fp16+compile")
 
 
 @pytest.mark.parametrize("recipe", ["tf32", "fp16", "bf16", "amp", "amp-bf16"])

@@ -145,6 +145,7 @@ DECODE = {"decode-memory-bound", "decode-host-bound", "decode-slow-kernels", "pr
             "decode-slow-kernels",
             "-r bf16+static-cache+graphs+compile:coordinate-descent",
         ),
+        ({"tpot_s": 0.010}, "bf16+static-cache+compile:pdl+graphs", "decode-slow-kernels", "a larger batch"),
         ({"ttft_s": 1.0, "tpot_s": 0.00125}, "bf16", "prefill-bound", "a shorter prompt"),
     ],
 )

@@ -93,6 +93,8 @@ def test_a_recipe_is_judged_by_logits_on_given_tokens_and_by_its_own() -> None:
     assert (exact.greedy_tokens, exact.greedy_agreed) == (8, 8)
     rounded = judged("bf16+static-cache")
     assert rounded.passed, rounded.reason
+    for recipe in ("bf16+sdpa:math", "amp-bf16+static-cache+sdpa:math"):  # whose check reads a token by itself
+        assert judged(recipe).passed
     assert rounded.rel_l2 is not None
     assert 1e-4 < rounded.rel_l2 < 0.1
     assert not judged("static-cache", spoil=True).passed

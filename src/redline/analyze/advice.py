@@ -37,11 +37,28 @@ def worth_trying(
     if record.prepared is None or record.failure is not None:
         return ()
     done = {Recipe.parse(text).canonical() for text in (*known, str(record.spec.recipe))}
-    options = [text for text in record.prepared.applicable if Recipe.parse(text).canonical() not in done]
+    options = [
+        text
+        for text in record.prepared.applicable
+        if Recipe.parse(text).canonical() not in done and not _has_all_of(record.spec.recipe, text)
+    ]
     helpful = [text for text in options if _device_gains(text, record, ceilings)]
     if host_bound:
         helpful.sort(key=lambda text: not _takes_python_out(text))
     return tuple(reversed(helpful[:SUGGESTED]))
+
+
+def _has_all_of(recipe: Recipe, text: str) -> bool:
+    """Whether a recipe does already what another would: the same switches, with an argument where that has none."""
+    own = {switch.name: switch.argument for switch in recipe.switches}
+    return all(
+        switch.name in own
+        and (
+            switch.argument in (None, "default", own[switch.name])
+            or (switch.argument == "reduce-overhead" and "graphs" in own)
+        )
+        for switch in Recipe.parse(text).switches
+    )
 
 
 def _device_gains(text: str, record: RunRecord, ceilings: Ceilings | None) -> bool:

@@ -105,12 +105,12 @@ def round_medians_s(record: RunRecord, kind: TimeKind = "throughput", *, rescale
     return {number: middle for number, samples in rounds.items() if (middle := median(samples)) > 0}
 
 
-def ratio_in_turns(first: RunRecord, other: RunRecord) -> Ratio | None:
+def ratio_in_turns(first: RunRecord, other: RunRecord, kind: TimeKind = "throughput") -> Ratio | None:
     """First over other by the rounds both have, both rescaled; None with too few of them for an interval."""
-    paired = paired_ratio(round_medians_s(first), round_medians_s(other))
+    paired = paired_ratio(round_medians_s(first, kind), round_medians_s(other, kind))
     if paired is None:
         return None
-    back = math.exp((shift(first) or 0.0) - (shift(other) or 0.0))  # to what was measured under contention
+    back = math.exp((shift(first, kind) or 0.0) - (shift(other, kind) or 0.0))  # to what was measured under contention
     return msgspec.structs.replace(paired, low=paired.low * min(back, 1.0), high=paired.high * max(back, 1.0))
 
 

@@ -4,7 +4,7 @@ Records measured *in turns* (one group) are compared round by round. Else each r
 processes on each side give an interval of the means of their log-times: within one process samples share an offset, so
 pooling them would call noise a difference. With fewer processes that offset cannot be seen, so it is assumed: an allowance
 as wide as processes of one recipe have been seen apart. Only what lies clearly beyond it has a verdict, and it is never
-`same`.
+`same`. Of a generation the time to the first token and the time per further token are compared in the same way.
 """
 
 from __future__ import annotations
@@ -20,9 +20,17 @@ from redline.analyze.blocks import latency_blocks, ratio_in_turns, timed_blocks
 from redline.analyze.statistics import Ratio, median_interval, percentile, student_t
 from redline.analyze.trust import device_kind, verdict
 from redline.errors import UsageError
-from redline.identity import Benchmark, across_devices, benchmark_of, differences, whether_in_turns
+from redline.identity import (
+    Benchmark,
+    across_devices,
+    batch_of,
+    benchmark_of,
+    differences,
+    settings_of,
+    whether_in_turns,
+)
 from redline.note import Note, note
-from redline.record import RunRecord
+from redline.record import RunRecord, TimeKind
 from redline.spec import Frozen
 
 ComparisonVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "invalid"]
@@ -42,14 +50,21 @@ SPOILING = frozenset({"throttled", "shared-gpu", "shared-cpu", "no-steady-state"
 """What may have hit one side and not the other, where they were not measured in turns."""
 
 
+MetricName = Literal["p95", "memory", "ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s"]
+Change = Literal["less", "more", "same", "inconclusive"]
+
+
 class Metric(Frozen):
     """A figure beside the time. `change`: relative to the first; below 0 is less."""
 
-    name: Literal["p95", "memory"]
+    name: MetricName
     first: float
     other: float
     change: float
-    verdict: Literal["less", "more", "same", "inconclusive"]
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of `change`, for the parts of a generation."""
+    verdict: Change
 
 
 class Comparison(Frozen):
@@ -154,6 +169,8 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
         told = "inconclusive"
     if _spoilt(basis, (*first, *other)):
         told = "inconclusive"
+    metrics = (*_metrics(first, other), *_parts(first, other))
+    told, more = _with_parts(told, metrics)
     return _with(
         blank,
         verdict=told,
@@ -163,8 +180,8 @@ def _timed(blank: Comparison, first: list[RunRecord], other: list[RunRecord]) ->
         high=interval.high if interval else None,
         first_s=median(first_s),
         other_s=median(other_s),
-        metrics=tuple(_metrics(first, other)),
-        reasons=tuple(dict.fromkeys(reasons)),
+        metrics=metrics,
+        reasons=tuple(dict.fromkeys((*more, *reasons))),
         notes=(*blank.notes, *_believed(first, other), *_two_ratios(interval, pooled)),
     )
 
@@ -180,21 +197,23 @@ def _two_ratios(interval: Ratio | None, pooled: float) -> Iterator[Note]:
     )
 
 
-def _interval(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> tuple[Basis, Ratio | None]:
+def _interval(
+    first: Sequence[RunRecord], other: Sequence[RunRecord], kind: TimeKind = "throughput"
+) -> tuple[Basis, Ratio | None]:
     if len(first) == 1 and len(other) == 1:
-        paired = ratio_in_turns(first[0], other[0]) if whether_in_turns(first[0], other[0]) else None
+        paired = ratio_in_turns(first[0], other[0], kind) if whether_in_turns(first[0], other[0]) else None
         if paired:
             return "turns", paired
     if min(len(first), len(other)) < FEWEST_REPLICATES:
-        return "single runs", _allowed_for(first, other)
-    return "replicates", between_processes(_medians_s(first), _medians_s(other))
+        return "single runs", _allowed_for(first, other, kind)
+    return "replicates", between_processes(_medians_s(first, kind), _medians_s(other, kind))
 
 
-def _allowed_for(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Ratio:
+def _allowed_for(first: Sequence[RunRecord], other: Sequence[RunRecord], kind: TimeKind) -> Ratio:
     """The ratio of medians, within what processes may differ by and what each process knows of its own median."""
-    own = [max(map(_half_width, side)) for side in (first, other)]
+    own = [max(_half_width(record, kind) for record in side) for side in (first, other)]
     half = math.log1p(allowance(first[0])) + math.hypot(*own)
-    ratio = median(_medians_s(first)) / median(_medians_s(other))
+    ratio = median(_medians_s(first, kind)) / median(_medians_s(other, kind))
     return Ratio(ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), rounds=1)
 
 
@@ -202,9 +221,9 @@ def allowance(record: RunRecord) -> float:
     return ALLOWANCE.get(device_kind(record), OTHER_ALLOWANCE)
 
 
-def _half_width(record: RunRecord) -> float:
+def _half_width(record: RunRecord, kind: TimeKind) -> float:
     """Of the median within the process; as wide as the time itself where too little was timed to say."""
-    interval = median_interval([block.samples for block in timed_blocks(record, "throughput")])
+    interval = median_interval([block.samples for block in timed_blocks(record, kind)])
     return interval.half_width if interval else 1.0
 
 
@@ -275,7 +294,7 @@ def _metrics(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator
     tails = [[each for record in side if (each := _p95_s(record)) is not None] for side in (first, other)]
     if all(tails):
         ours, theirs = median(tails[0]), median(tails[1])
-        told: Literal["less", "more", "same", "inconclusive"] = "inconclusive"
+        told: Change = "inconclusive"
         if min(map(len, tails)) >= FEWEST_REPLICATES:
             interval = between_processes(tails[0], tails[1])
             if interval.low > 1 + P95_BAND:
@@ -293,6 +312,49 @@ def _metrics(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator
         yield Metric(name="memory", first=mine, other=yours, change=change, verdict=told)
 
 
+PARTS: dict[TimeKind, tuple[MetricName, MetricName]] = {
+    "ttft": ("ttft_s", "prefill_tokens_per_s"),
+    "tpot": ("tpot_s", "decode_tokens_per_s"),
+}
+"""The two times of a generation, each with the rate that follows from it."""
+_CHANGES: dict[ComparisonVerdict, Change] = {"faster": "less", "slower": "more", "same": "same"}
+
+
+def _parts(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterator[Metric]:
+    """Of a generation, on the same basis as the whole: time to the first token and per further token, and their rates."""
+    for kind, (time_name, rate_name) in PARTS.items():
+        ours, theirs = _medians_s(first, kind), _medians_s(other, kind)
+        if len(ours) < len(first) or len(theirs) < len(other):
+            continue  # another task, or a single token
+        basis, found = _interval(first, other, kind)
+        assert found is not None
+        told: Change = _CHANGES.get(_band(found), "inconclusive")
+        if _spoilt(basis, (*first, *other)) or (basis == "single runs" and told == "same"):
+            told = "inconclusive"
+        yield Metric(
+            name=time_name, first=median(ours), other=median(theirs), verdict=told,
+            change=1 / found.ratio - 1, low=1 / found.high - 1, high=1 / found.low - 1,
+        )  # fmt: skip
+        tokens = batch_of(first[0]) or 1
+        if kind == "ttft":
+            tokens *= settings_of(first[0].spec)["prompt"]
+        opposite: dict[Change, Change] = {"less": "more", "more": "less"}
+        yield Metric(
+            name=rate_name, first=tokens / median(ours), other=tokens / median(theirs), verdict=opposite.get(told, told),
+            change=found.ratio - 1, low=found.low - 1, high=found.high - 1,
+        )  # fmt: skip
+
+
+def _with_parts(told: ComparisonVerdict, metrics: Iterable[Metric]) -> tuple[ComparisonVerdict, list[Note]]:
+    """A part that clearly got worse where none got better makes a generation slower, though the whole does not show it."""
+    names = {"ttft_s": "the time to the first token", "tpot_s": "the time per further token"}
+    parts = {names[each.name]: each for each in metrics if each.name in names}
+    worse = [f"{name} rose by {each.change:.1%}" for name, each in parts.items() if each.verdict == "more"]
+    if told in ("faster", "slower") or not worse or any(each.verdict == "less" for each in parts.values()):
+        return told, []
+    return "slower", [note("part-slower", f"{' and '.join(worse)}, which the whole generation does not show clearly")]
+
+
 def _held_bytes(record: RunRecord) -> int | None:
     """What the allocator reserved. The memory of a whole process varies too much to compare within a percent."""
     return max((block.memory.peak_reserved_bytes or 0 for block in record.blocks), default=None)
@@ -302,13 +364,13 @@ def _p95_s(record: RunRecord) -> float | None:
     return percentile([sample for block in latency_blocks(record) for sample in block.samples], 0.95)
 
 
-def _medians_s(records: Iterable[RunRecord]) -> list[float]:
-    return [each for record in records if (each := median_step_s(record)) is not None]
+def _medians_s(records: Iterable[RunRecord], kind: TimeKind = "throughput") -> list[float]:
+    return [each for record in records if (each := median_step_s(record, kind)) is not None]
 
 
-def median_step_s(record: RunRecord) -> float | None:
-    """The step as throughput blocks time it: the same clock on both sides, whatever the task."""
-    samples = [sample for block in timed_blocks(record, "throughput") for sample in block.samples]
+def median_step_s(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
+    """The step as throughput blocks time it: the same clock on both sides, whatever the task; or a part of a generation."""
+    samples = [sample for block in timed_blocks(record, kind) for sample in block.samples]
     middle = median(samples) if samples and record.failure is None else 0.0
     return middle if middle > 0 else None
 
@@ -321,7 +383,7 @@ def why_broken(record: RunRecord) -> Note:
 
 def _wrong_answers(record: RunRecord) -> bool:
     numerics = record.prepared.numerics if record.prepared else None
-    return numerics is not None and numerics.method in ("outputs", "loss-path") and not numerics.passed
+    return numerics is not None and numerics.is_wrong
 
 
 def _with(comparison: Comparison, **changes: object) -> Comparison:

@@ -68,7 +68,10 @@ def _fewer_launches(profile: Profile, loss: Loss) -> Advice:
             "interpreter and slow each other down; then torch.compile(model, mode='reduce-overhead') for fewer launches"
         )
     if does(profile).records_graph:
-        return Advice("a larger batch: graphs are on already, so the host is late with something else")
+        late = "so the host is late with something else"
+        if profile.capture is not None and profile.capture.task == "generate":
+            late = "of the decode step; the prompt is read without one"
+        return Advice(f"a larger batch: graphs are on already, {late}")
     if is_about_code(profile):
         return Advice(
             "torch.compile(model, mode='reduce-overhead'), or torch.cuda.graph around the step, so that Python launches "
@@ -126,11 +129,18 @@ def no_work(profile: Profile, loss: Loss) -> Finding | None:
 def synchronisation(profile: Profile, loss: Loss) -> Finding | None:
     """Calls that make the host wait, so that nothing is queued when the device is done."""
     sites = [wait for wait in profile.waits if not wait.copies]
+    evidence = f"the device is idle {_time(profile, loss)} because the host waits for it{_sites(profile, sites)}"
+    if share_of(profile, loss.seconds) < LEAST_SHARE:
+        # The device had work to the end of each wait, but none was prepared behind it.
+        evidence = (
+            f"the host waits for the device{_sites(profile, sites)}; it launches the next work only then, which "
+            f"makes the steps {format_seconds(loss.saves_s)} longer"
+        )
     return _waiting(
         profile,
         loss,
         "sync-bound",
-        evidence=f"the device is idle {_time(profile, loss)} because the host waits for it{_sites(profile, sites)}",
+        evidence=evidence,
         todo="read results less often: keep them on the device (no .item(), .cpu(), print or if on a tensor in every "
         "step), and wait with an event only where the value is needed",
     )

@@ -246,10 +246,14 @@ def _without_python(profile: Profile) -> Advice:
 def _faster_kernels(profile: Profile) -> Advice:
     if not does(profile).compiles:
         return try_recipe(with_switch(profile, "compile"), "fewer kernels, each of which reads its operands once")
-    tuned = "compile:coordinate-descent"
-    if profile.has_device and tuned not in map(str, recipe_of(profile)):
+    arguments = {switch.argument for switch in recipe_of(profile) if switch.name == "compile"}
+    hardware = profile.hardware
+    if profile.has_device and not arguments & {"coordinate-descent", "pdl"}:
         why = "products of one row become kernels that are tuned for reading weights"
-        return try_recipe(with_switch(profile, tuned), why)
+        return try_recipe(with_switch(profile, "compile:coordinate-descent"), why)
+    if "coordinate-descent" in arguments and hardware.maker == "nvidia" and (hardware.capability or (0, 0)) >= (9, 0):
+        why = "the same kernels, each of which begins while the one before ends"
+        return try_recipe(with_switch(profile, "compile:pdl"), why)
     return Advice("a larger batch: it takes the same kernels for more sequences")
 
 

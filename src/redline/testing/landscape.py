@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from redline.environment import Memory
 from redline.questions import SwitchChoice
 from redline.record import Block, Failure, GenerationInfo, Numerics
-from redline.spec import RunSpec
+from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec
 from redline.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
 from redline.work import Ceilings, Facts, WorkCount
 
@@ -219,16 +219,12 @@ def waiting_s(spec: RunSpec, truth: Landscape, step_s: float, workers: int, *, p
     return loading_s if not workers and not prefetch else max(0.0, loading_s - step_s)
 
 
-PROMPT, NEW_TOKENS = 128, 32
-"""As the real bench has them where nothing is said."""
-
-
 def generation_info_of(spec: RunSpec, truth: Landscape) -> GenerationInfo | None:
     if spec.workload.task != "generate":
         return None
     return GenerationInfo(
-        prompt=spec.workload.prompt or PROMPT,
-        new_tokens=spec.workload.new_tokens or NEW_TOKENS,
+        prompt=spec.workload.prompt or DEFAULT_PROMPT,
+        new_tokens=spec.workload.new_tokens or DEFAULT_NEW_TOKENS,
         weight_bytes=truth.weight_bytes,
         read_bytes=truth.weight_bytes,
         cache_bytes=0,
@@ -242,7 +238,7 @@ def generation_parts_of(spec: RunSpec, truth: Landscape, times: NDArray[np.float
         return {}
     step_s = look_up(truth.step_s, spec)
     first = times * (look_up(truth.ttft_s, spec) / step_s)
-    others = (spec.workload.new_tokens or NEW_TOKENS) - 1
+    others = (spec.workload.new_tokens or DEFAULT_NEW_TOKENS) - 1
     each = np.repeat((times - first) / max(others, 1), others)
     issued = (times - first) / max(others, 1) * look_up(truth.issue_share, spec)
     return {

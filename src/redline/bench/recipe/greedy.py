@@ -52,6 +52,7 @@ class GreedyReference:
             _see_that_the_cache_serves(workload, step.decoder, tokens, logits)
             with rounded_weights(workload.model, number_format):
                 floor = _difference(step.forced(tokens), logits).rel_l2
+        step.decoder.forget()  # in fp32, which no switch may find there
         return cls(tokens, logits, floor, number_format)
 
     def as_numerics(self) -> Numerics:

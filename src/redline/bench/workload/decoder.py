@@ -16,9 +16,7 @@ from redline.bench.workload.inputs import seeded
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError, SpecError
 from redline.note import Note, note
-from redline.spec import WorkloadSpec
-
-DEFAULT_PROMPT, DEFAULT_NEW_TOKENS = 128, 32
+from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 
 
 def rotary_frequencies(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
@@ -69,8 +67,9 @@ def written_in_place(cache: Any, place: dict[str, Any], length: int) -> Any:
         def update(self, keys: Any, values: Any, *args: Any, **named: Any) -> Any:
             if not self.is_initialized:
                 self.lazy_initialization(keys, values)
-            self.keys.index_copy_(2, place["positions"], keys)
-            self.values.index_copy_(2, place["positions"], values)
+            # Under autocast keys may be fp32, by their rotation, and values not; a layer has one number format.
+            self.keys.index_copy_(2, place["positions"], keys.to(self.keys.dtype))
+            self.values.index_copy_(2, place["positions"], values.to(self.values.dtype))
             return self.keys, self.values
 
         def get_seq_length(self) -> Any:
@@ -115,6 +114,8 @@ class Decoder(nn.Module):
         self.model = model
         self.new_tokens = new_tokens
         self.is_static = False
+        self._cache: Any = None
+        self._has_static = False
         self.register_buffer("prompt", prompt, persistent=False)
 
     prompt: Tensor
@@ -127,6 +128,10 @@ class Decoder(nn.Module):
     @abstractmethod
     def begin(self) -> None:
         """Empty the cache; a static one stays where it is."""
+
+    def forget(self) -> None:
+        """Drop the cache: the next text gets one of the kind and number format that are asked for by then."""
+        self._cache, self._has_static = None, False
 
     @abstractmethod
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor: ...
@@ -171,7 +176,11 @@ class Decoder(nn.Module):
         return [weight for weight in self.parameters() if id(weight) not in tables or id(weight) in read]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
-        """Frequencies of rotary positions stay in fp32, as transformers keeps them: rounded, far positions are lost."""
+        """Frequencies of rotary positions stay in fp32, as transformers keeps them: rounded, far positions are lost.
+
+        Keys and values of a text that was read before are in the old format, or on the old device.
+        """
+        self.forget()
         kept = rotary_frequencies(self)
         super()._apply(fn, recurse)
         for module, name, buffer in kept:
@@ -194,8 +203,6 @@ class HfDecoder(Decoder):
         self._takes = set(inspect.signature(model.forward).parameters)
         self._cache_argument = cache_argument(model) or "past_key_values"
         self.has_encoder = bool(getattr(self._config, "is_encoder_decoder", False))
-        self._cache: Any = None
-        self._has_static = False
         self._encoded: Any = None
         self._place: dict[str, Tensor] = {}
 
@@ -285,8 +292,6 @@ class OwnDecoder(Decoder):
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
         self.can_be_static = callable(getattr(model, "make_cache", None))
-        self._cache: Any = None
-        self._has_static = False
         self.takes_positions = "positions" in inspect.signature(model.forward).parameters
 
     def begin(self) -> None:
@@ -297,6 +302,8 @@ class OwnDecoder(Decoder):
             self._has_static = True
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self.is_static and not self._has_static:
+            self.begin()
         named = {"positions": positions} if self.takes_positions else {}
         found = self.model(tokens, self._cache, **named)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):

@@ -43,6 +43,7 @@ class GenerateStep:
         assert isinstance(setup.workload.model, Decoder)
         self._setup = setup
         self.decoder: Decoder = setup.workload.model
+        self.decoder.forget()  # what the reference and the checks of switches have read is in their number format
         device = self.decoder.prompt.device
         self._tokens = torch.zeros((self.decoder.prompt.shape[0], 1), dtype=torch.long, device=device)
         self._positions = torch.zeros(1, dtype=torch.long, device=device)

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 from redline.bench.device.failure import first_line, is_out_of_memory
 from redline.bench.workload.decoder import (
-    DEFAULT_NEW_TOKENS,
-    DEFAULT_PROMPT,
     HfDecoder,
     WriterCode,
     cache_argument,
@@ -38,7 +36,7 @@ from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import MissingExtra, SpecError, UnknownName, closest
 from redline.note import Note, note
 from redline.questions import ModelName
-from redline.spec import WorkloadSpec
+from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, WorkloadSpec
 
 REACH_SECONDS = 3.0
 UNFED = Path(__file__).with_name("hf_unfed.txt")
