@@ -17,8 +17,8 @@ from redline.bench.recipe.greedy import GreedyReference
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model
-from redline.bench.workload.decoder import HfDecoder, own_decoder
 from redline.bench.workload.generation import GenerateStep
+from redline.bench.workload.hf_decoder import HfDecoder, asks_the_host, own_decoder
 from redline.errors import BenchError, SpecError
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply, Reply
 from redline.record import Numerics, RunRecord
@@ -31,6 +31,11 @@ LLAMA = f"hf:llama?{SMALL},num_key_value_heads=2"
 GPT2 = "hf:gpt2?n_embd=32,n_layer=2,n_head=4,vocab_size=97,n_positions=64"
 MISTRAL = f"hf:mistral?{SMALL},num_key_value_heads=2,sliding_window=5"
 T5 = "hf:t5?d_model=32,d_kv=8,d_ff=64,num_layers=2,num_decoder_layers=2,num_heads=4,vocab_size=97"
+OPT = "hf:opt?hidden_size=32,ffn_dim=64,num_hidden_layers=2,num_attention_heads=4,vocab_size=97,word_embed_proj_dim=32"
+BART = (
+    "hf:bart?d_model=32,encoder_layers=1,decoder_layers=2,encoder_attention_heads=4,decoder_attention_heads=4,"
+    "encoder_ffn_dim=32,decoder_ffn_dim=32,vocab_size=97"
+)
 WRITERS = Path(__file__).parents[1] / "models" / "writers.py"
 
 
@@ -46,12 +51,24 @@ def text_of(model: str, recipe: str = "baseline") -> torch.Tensor:
         return step()
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT2, T5, f"{WRITERS}:placed"])
+@pytest.mark.parametrize("model", [LLAMA, GPT2, T5, OPT, BART, f"{WRITERS}:placed"])
 @pytest.mark.parametrize("recipe", ["static-cache", "static-cache+compile:backend=eager"])
 def test_greedy_tokens_are_the_same_whatever_the_cache(model: str, recipe: str) -> None:
     plain = text_of(model)
     assert plain.shape == (2, 8)
     assert torch.equal(text_of(model, recipe), plain)
+
+
+@pytest.mark.parametrize("model", [LLAMA, OPT, BART])
+def test_no_static_step_asks_the_host(model: str) -> None:
+    """OPT and BART count filled positions to make a mask: a GPU could not record that."""
+    step = GenerateStep(
+        apply_recipe(Recipe.parse("static-cache"), build_workload(workload_spec(model), 0), open_device("cpu"))
+    )
+    with step.context():
+        step()
+        assert not asks_the_host(step.prefill)
+        assert not asks_the_host(step.decode)
 
 
 def test_a_window_that_slides_is_kept_whole_and_masked() -> None:
@@ -185,6 +202,7 @@ def test_a_cache_that_the_model_makes_itself_cannot_be_static() -> None:
         (LLAMA, "bf16+static-cache+compile:backend=eager"),
         (GPT2, "cache-dtype:bf16+prefill-chunk:tokens=4"),
         (T5, "amp-bf16+static-cache"),
+        (BART, "static-cache"),
         (f"{WRITERS}:placed", "static-cache"),
         (f"{WRITERS}:whole", "bf16"),
     ],

@@ -12,8 +12,9 @@ from redline.bench.device.base import Device
 from redline.bench.recipe.numerics import REFERENCE, judged
 from redline.bench.recipe.outputs import Difference, answer_of, difference
 from redline.bench.recipe.rounding import rounded_weights
-from redline.bench.workload.decoder import Decoder, HfDecoder, WholeGenerator
+from redline.bench.workload.decoder import Decoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
+from redline.bench.workload.hf_decoder import HfDecoder
 from redline.bench.workload.step import Setup
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError

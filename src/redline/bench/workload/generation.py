@@ -94,9 +94,9 @@ class GenerateStep:
             read = decoder.first_tokens()
             chunk = decoder.chunk or read.shape[1]
             for first in range(0, read.shape[1], chunk):
-                part = read[:, first : first + chunk]
+                decoder.start, part = first, read[:, first : first + chunk]
                 logits = model(part, torch.arange(first, first + part.shape[1], device=part.device))
-        self._logits = logits
+        decoder.start, self._logits = None, logits
         self._tokens.copy_(logits.argmax(dim=-1, keepdim=True))
         self._positions.fill_(read.shape[1])
 

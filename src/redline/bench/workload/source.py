@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from redline.bench.workload.decoder import Decoder, WriterCode, writer_code
+from redline.bench.workload.decoder import Decoder, WriterCode
+from redline.bench.workload.hf_decoder import writer_code
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
 from redline.names import SOURCES_GROUP

@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 
 from redline.bench.recipe.base import FLAGS, SWITCHES, RecipeCode, RecipeSwitch
-from redline.bench.workload.decoder import Decoder, HfDecoder, WholeGenerator, casting
+from redline.bench.workload.decoder import Decoder, WholeGenerator
+from redline.bench.workload.hf_decoder import HfDecoder, casting
 from redline.bench.workload.step import Setup
 from redline.errors import BenchError, SpecError
 from redline.spec import OptionValue, Switch, Task

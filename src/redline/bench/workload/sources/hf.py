@@ -19,15 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.device.failure import first_line, is_out_of_memory
-from redline.bench.workload.decoder import (
-    HfDecoder,
-    WriterCode,
-    cache_argument,
-    drawn_prompt,
-    generator_workload,
-    hf_writer,
-)
+from redline.bench.workload.decoder import WriterCode, drawn_prompt, generator_workload
 from redline.bench.workload.fingerprint import short_hash
+from redline.bench.workload.hf_decoder import HfDecoder, cache_argument, hf_writer
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.modalities import MODALITIES, Offer, Shape, Shapes, get, item_of, look_up, reads
 from redline.bench.workload.source import SOURCES, ExampleCode, Source, refuse_options

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.called import NO_INPUTS, OwnStep
-from redline.bench.workload.decoder import generator_workload, own_decoder
+from redline.bench.workload.decoder import generator_workload
 from redline.bench.workload.handed import sort_inputs, sort_out, workload_of, workload_of_step
+from redline.bench.workload.hf_decoder import own_decoder
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError

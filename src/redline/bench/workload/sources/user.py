@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.workload.called import OwnStep, batch_parameter, call_with, is_named_as_step
-from redline.bench.workload.decoder import generator_workload, own_decoder
+from redline.bench.workload.decoder import generator_workload
 from redline.bench.workload.fingerprint import code_fingerprint, short_hash
 from redline.bench.workload.handed import (
     Handed,
@@ -34,6 +34,7 @@ from redline.bench.workload.handed import (
     workload_of,
     workload_of_step,
 )
+from redline.bench.workload.hf_decoder import own_decoder
 from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.structure import children, describe
