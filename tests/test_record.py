@@ -101,6 +101,7 @@ def whole_record(**changes: Any) -> RunRecord:
             cache_read_bytes=2**23,
             copy_bytes_per_s=4e12,
             is_static=True,
+            cache="static",
         ),
         workload=WorkloadInfo(
             source="torchvision",

@@ -78,6 +78,7 @@ Code = Literal[
     "single-runs",
     "spoilt",
     "across-band",
+    "part-slower",
     "noisy",
     "one-after-the-other",
     "pace-changed",

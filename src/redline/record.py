@@ -212,6 +212,11 @@ class RankInfo(Frozen):
     threads: Count | None = None
 
 
+CacheKind = Literal["growing", "static", "state", "own", "unseen"]
+"""How keys and values are kept: `state` has one size however long the text is, `own` is what the user's forward
+returns, `unseen` belongs to a model that only generates as a whole."""
+
+
 class GenerationInfo(Frozen):
     """What is generated, and what every token has to read."""
 
@@ -228,6 +233,12 @@ class GenerationInfo(Frozen):
     copy_bytes_per_s: Figure | None = None
     """Copied on this device just before, read and written bytes together."""
     is_static: bool = False
+    cache: CacheKind | None = None
+    """None in records made before it was told."""
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        return self.cache or ("static" if self.is_static else "growing")
 
 
 class Warmup(Frozen):

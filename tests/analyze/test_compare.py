@@ -25,6 +25,8 @@ from redline.analyze.compare import (
 from redline.analyze.statistics import Ratio
 from redline.errors import UsageError
 from redline.record import Failure, RunRecord
+from redline.report.compare import compare_markdown, compare_page, compare_report
+from redline.report.terminal import as_text
 
 
 def replicates(count: int = 5, *, speed: float = 1.0, **truth: Any) -> list[RunRecord]:
@@ -376,3 +378,79 @@ class TestEdges:
         (record,) = replicates(1)
         assert allowance(changed(record, "device", kind="cpu")) == 0.25
         assert allowance(changed(record, "device", kind="cuda")) < 0.15
+
+
+def generations(count: int = 5, *, ttft_s: float = 0.010, tpot_s: float = 0.002, **table: Any) -> list[RunRecord]:
+    """Processes that write sixteen tokens, each with an offset of its own."""
+    door = fake_door(step_s=ttft_s + 15 * tpot_s, ttft_s=ttft_s, offset_sigma=0.003, numerics=None)
+    settings = {"task": "generate", "prompt": 64, "new_tokens": 16, "recipe": "baseline", "batches": [2], **table}
+    return [record for _ in range(count) for record in sweep_records(door, model="hf:llama", **settings)]
+
+
+class TestGenerations:
+    def test_each_part_has_its_ratio_interval_and_verdict(self) -> None:
+        found = only(compare_records(generations(), generations(ttft_s=0.020, tpot_s=0.001)))
+        parts = {each.name: each for each in found.metrics}
+        assert (parts["ttft_s"].first, parts["ttft_s"].other) == (
+            pytest.approx(0.010, rel=0.02),
+            pytest.approx(0.020, rel=0.02),
+        )
+        assert parts["prefill_tokens_per_s"].first == pytest.approx(2 * 64 / 0.010, rel=0.02)
+        assert parts["decode_tokens_per_s"].other == pytest.approx(2 / 0.001, rel=0.02)
+        for name, change, verdict in (
+            ("ttft_s", 1.0, "more"),
+            ("tpot_s", -0.5, "less"),
+            ("prefill_tokens_per_s", -0.5, "less"),
+            ("decode_tokens_per_s", 1.0, "more"),
+        ):
+            part = parts[name]
+            assert part.low is not None
+            assert part.high is not None
+            assert part.low < change < part.high
+            assert (part.change, part.verdict) == (pytest.approx(change, abs=0.03), verdict)
+        assert found.verdict == "faster"  # 40 ms against 35
+
+    def test_a_part_that_got_slower_is_slower_though_the_whole_hides_it(self) -> None:
+        """A first token of 12 ms instead of 10 is 2 ms of 162: within the band."""
+        found = only(compare_records(generations(tpot_s=0.010), generations(ttft_s=0.012, tpot_s=0.010)))
+        assert (found.verdict, found.reasons[0].code) == ("slower", "part-slower")
+        traded = only(compare_records(generations(), generations(ttft_s=0.012, tpot_s=0.0019)))
+        assert traded.verdict in ("same", "inconclusive")  # one part for the other
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"prompt": 65}, "prompt: 64 against 65"),
+            ({"new_tokens": 17}, "new tokens: 16 against 17"),
+            ({"batches": [3]}, "batch: 2 against 3"),
+            ({"prompt": None}, "prompt: 64 against 128"),
+        ],
+    )
+    def test_other_lengths_are_incomparable(self, changes: dict[str, Any], told: str) -> None:
+        asked = {name: value for name, value in changes.items() if value is not None}
+        others = generations(1, **asked) if asked else [without_prompt(each) for each in generations(1, prompt=128)]
+        found = only(compare_records(generations(1), others))
+        assert found.verdict == "incomparable"
+        assert told in [str(each) for each in found.reasons]
+
+    def test_the_default_length_is_a_length(self) -> None:
+        others = [without_prompt(each) for each in generations(3, prompt=128)]
+        assert only(compare_records(generations(3, prompt=128), others)).verdict == "same"
+
+    def test_every_form_names_the_parts(self) -> None:
+        found = compare_records(generations(1), generations(1, tpot_s=0.004))
+        terminal, text = as_text(compare_report(found, "a", "b")), compare_markdown(found, "a", "b")
+        page = compare_page(found, ("a", "b"), (generations(1), generations(1)))
+        change = next(each.change for each in only(found).metrics if each.name == "tpot_s")
+        for form in (" ".join(terminal.split()), text, page):
+            assert "time to first token (TTFT)" in form
+            assert "time per output token (TPOT)" in form
+            assert "decode tok/s" in form
+            assert "prompt 64, new tokens 16" in form
+            assert f"{change:.1%}" in form
+
+
+def without_prompt(record: RunRecord) -> RunRecord:
+    """As if nobody had said how long the prompt shall be."""
+    workload = msgspec.structs.replace(record.spec.workload, prompt=None)
+    return msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, workload=workload))

@@ -8,7 +8,7 @@ from statistics import median
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.statistics import percentile
 from redline.identity import batch_of
-from redline.record import GenerationInfo, RunRecord
+from redline.record import CacheKind, GenerationInfo, RunRecord
 from redline.spec import Frozen
 from redline.work import Ceilings
 
@@ -41,6 +41,7 @@ class Generation(Frozen):
     bytes_per_weight: float | None
     """None where the model has no weights."""
     cache_bytes: int
+    cache: CacheKind
     read_bytes: int
     """What a decode step has to read: weights, and the filled part of the cache."""
     read_s: float | None
@@ -79,6 +80,7 @@ def generation_of(record: RunRecord, ceilings: Ceilings | None = None) -> Genera
         weight_bytes=info.weight_bytes,
         bytes_per_weight=info.weight_bytes / parameters if parameters else None,
         cache_bytes=info.cache_bytes,
+        cache=info.cache_kind,
         read_bytes=read_bytes,
         read_s=read_s,
         bandwidth_share=read_s / tpot_s if tpot_s and read_s is not None else None,

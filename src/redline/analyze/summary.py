@@ -37,6 +37,7 @@ from redline.identity import Conditions, batch_of, conditions_of
 from redline.record import (
     BatchOrigin,
     Block,
+    CacheKind,
     Capabilities,
     ColdStart,
     Failure,
@@ -159,6 +160,8 @@ class RunSummary(Frozen, frozen=True, kw_only=True):
     """Tokens written per second after the first, over the whole batch."""
     weight_bytes: int | None = None
     cache_bytes: int | None = None
+    cache: CacheKind | None = None
+    """Generation: how keys and values are kept."""
     bandwidth_share: float | None = None
     """What a decode step has to read, weights and filled cache, over its time and the copy bandwidth of the device."""
     energy_per_token_j: float | None = None
@@ -285,6 +288,7 @@ def _with_tokens(row: RunSummary, record: RunRecord, ceilings: Ceilings | None) 
         decode_tokens_per_s=found.decode_tokens_per_s,
         weight_bytes=found.weight_bytes,
         cache_bytes=found.cache_bytes,
+        cache=found.cache,
         bandwidth_share=found.bandwidth_share,
         energy_per_token_j=row.energy_per_item_j,
     )

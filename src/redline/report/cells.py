@@ -14,7 +14,7 @@ from redline.analyze.trust import error_text
 from redline.identity import condition_words
 from redline.record import Numerics
 from redline.report.terminal import GAP, make_table
-from redline.units import format_count, format_seconds, format_share, significant
+from redline.units import format_bytes, format_count, format_seconds, format_share, significant
 
 TRUST_STYLE = {"valid": "green", "invalid": "red"}
 
@@ -82,6 +82,21 @@ def limit_lines(row: RunSummary) -> list[tuple[str, str]]:
         lines += [("error", str(found.error))] if found.error else []
         lines += [("note", str(each)) for each in found.notes]
     return lines
+
+
+def generation_cells(row: RunSummary) -> dict[str, str]:
+    """The first token, the others, and the share of the copy bandwidth that decoding reaches."""
+    tpot = row.tpot_s
+    return {
+        "TTFT": format_seconds(row.ttft_s),
+        "TPOT": format_seconds(tpot.p50 if tpot else None),
+        "TPOT p95": format_seconds(tpot.p95 if tpot else None),
+        "prefill tok/s": format_count(row.prefill_tokens_per_s),
+        "decode tok/s": format_count(row.decode_tokens_per_s),
+        "of copy": format_share(row.bandwidth_share),
+        "weights": format_bytes(row.weight_bytes),
+        "cache": " ".join(part for part in (row.cache, format_bytes(row.cache_bytes)) if part),
+    }
 
 
 def milliseconds(value: float | None, half_width: float | None) -> str:

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.blocks import latency_blocks
-from redline.analyze.compare import Comparison, Comparisons
+from redline.analyze.compare import Comparison, Comparisons, Metric
 from redline.analyze.profile_diff import Changed, ProfileDiff, counts
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.profile import DEFAULT_ROWS, STYLE
 from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, plain_table, table
-from redline.units import format_bytes, format_seconds, format_share
+from redline.units import format_bytes, format_count, format_seconds, format_share
 
 STYLES = {
     "faster": "green",
@@ -36,6 +36,13 @@ BASES = {
     "none": "",
 }
 HEADERS = ("benchmark", "A", "B", "A/B", "95 % interval", "runs", "p95", "memory", "verdict")
+PART_HEADERS = ("benchmark", "of a generation", "A", "B", "change", "95 % interval", "verdict")
+PARTS = {
+    "ttft_s": "time to first token (TTFT)",
+    "tpot_s": "time per output token (TPOT)",
+    "prefill_tokens_per_s": "prefill tok/s",
+    "decode_tokens_per_s": "decode tok/s",
+}
 
 
 def compare_json(found: Comparisons) -> JsonDocument:
@@ -52,17 +59,55 @@ def compare_report(found: Comparisons, first: str, other: str) -> RenderableType
         cells = [Text(one_line(value)) for value in comparison_cells(each)]
         cells[-1].style = STYLES[each.verdict]
         rows.add_row(*cells)
+    parts = _parts_table(found)
     told = [Text(f"  {one_line(line)}", style="dim" if is_note else "yellow") for line, is_note in _remarks(found)]
     return Group(
-        Fitted(rows, ("memory", "p95", "runs", "A", "B", "95 % interval")), *told, Text(conclusion(found), style="bold")
+        Fitted(rows, ("memory", "p95", "runs", "A", "B", "95 % interval")),
+        *parts,
+        *told,
+        Text(conclusion(found), style="bold"),
     )
+
+
+def _parts_table(found: Comparisons) -> list[RenderableType]:
+    lines = part_rows(found)
+    if not lines:
+        return []
+    rows = make_table(Text("Of a generation: below 0 % a time is shorter, above 0 % a rate is higher", style="dim"))
+    for header in PART_HEADERS:
+        text = header in ("benchmark", "of a generation", "verdict")
+        rows.add_column(header, justify="left" if text else "right", overflow="fold", no_wrap=not text)
+    for line in lines:
+        rows.add_row(*(Text(one_line(value)) for value in line))
+    return [Fitted(rows, ("benchmark", "A", "B") if len(found.comparisons) == 1 else ("A", "B"))]
+
+
+def part_rows(found: Comparisons) -> list[list[str]]:
+    """The quantities of a generation, for each comparison that has them."""
+    return [
+        [comparison_cells(each)[0], PARTS[metric.name], *_part_cells(metric)]
+        for each in found.comparisons
+        for metric in each.metrics
+        if metric.name in PARTS
+    ]
+
+
+def _part_cells(metric: Metric) -> list[str]:
+    unit = format_seconds if metric.name.endswith("_s") and "per_s" not in metric.name else format_count
+    interval = "none" if metric.low is None or metric.high is None else f"{metric.low:+.1%} to {metric.high:+.1%}"
+    is_time = metric.name in ("ttft_s", "tpot_s")
+    words = {"less": "faster" if is_time else "slower", "more": "slower" if is_time else "faster"}
+    told = words.get(metric.verdict, metric.verdict)
+    return [unit(metric.first), unit(metric.other), f"{metric.change:+.1%}", interval, told]
 
 
 def compare_markdown(found: Comparisons, first: str, other: str) -> str:
     rows = [[cell(value) for value in comparison_cells(each)] for each in found.comparisons]
+    parts_of = part_rows(found)
     parts = [
         [f"## {escaped(first, 120)} (A) against {escaped(other, 120)} (B)", ""],
         table(list(HEADERS), rows) if rows else [],
+        ["", *table(list(PART_HEADERS), [[cell(value) for value in line] for line in parts_of])] if parts_of else [],
         ["", *(f"- {escaped(line, 500)}" for line, _ in _remarks(found))],
         ["", f"**{escaped(conclusion(found))}** A/B is time of A over time of B: above 1, B is faster."],
     ]
@@ -146,6 +191,8 @@ def compare_page(
         conclusion=conclusion(found),
         headers=HEADERS,
         rows=[comparison_cells(each) for each in found.comparisons],
+        part_headers=PART_HEADERS,
+        part_rows=part_rows(found),
         reasons=[str(each) for one in found.comparisons for each in (*one.reasons, *one.notes)],
         curves=_curves(samples),
         ticks=_ticks(samples),

@@ -260,6 +260,7 @@ COLUMNS: dict[str, _Column] = {
     "cache_bytes": _at("cache_bytes"),
     "bandwidth_share": _at("bandwidth_share"),
     "energy_per_token_j": _at("energy_per_token_j"),
+    "cache": _at("cache"),
 }
 """The table's columns, in order, and where each comes from. New ones go to the end."""
 

@@ -14,7 +14,7 @@ from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
 from redline.identity import Benchmark, Subject, across_devices, benchmark_of
 from redline.record import RunRecord
-from redline.report.cells import energy_cells, energy_columns
+from redline.report.cells import energy_cells, energy_columns, generation_cells
 from redline.report.contents import METHOD, Contents, places_of
 from redline.report.terminal import cell, escaped, table
 from redline.report.train import epoch_cells, epoch_headers, title_of
@@ -163,7 +163,7 @@ def _results(contents: Contents) -> Iterator[str]:
             [*_result(line), *_metered(line.row, metered), *([line.told] if repeated else [])]
             for line in _in_order(lines)
         ]
-        yield from table([*_headers(item), *metered.values(), *(["processes"] if repeated else [])], rows)
+        yield from table([*_headers(item, subject.task), *metered.values(), *(["processes"] if repeated else [])], rows)
         yield from _remarks([line.row for line in lines])
     if len(every) > MOST_ROWS:
         yield f"\n{len(every) - MOST_ROWS} older ones are in `results.csv`."
@@ -181,20 +181,12 @@ def _metered(row: RunSummary, columns: Iterable[str]) -> list[str]:
     return [cells.get(name, "–") for name in columns]
 
 
-def _headers(item: str) -> list[str]:
-    return [
-        "recipe",
-        "batch",
-        f"{cell(item)}/s",
-        "±",
-        "p50",
-        "p95",
-        "memory",
-        "vs first",
-        "rel. error",
-        "bound",
-        "verdict",
-    ]
+TOKEN_HEADERS = ("TTFT", "TPOT", "TPOT p95", "prefill tok/s", "decode tok/s", "cache")
+
+
+def _headers(item: str, task: str) -> list[str]:
+    times = TOKEN_HEADERS if task == "generate" else ("p50", "p95")
+    return ["recipe", "batch", f"{cell(item)}/s", "±", *times, "memory", "vs first", "rel. error", "bound", "verdict"]
 
 
 def _result(line: Line) -> list[str]:
@@ -202,15 +194,18 @@ def _result(line: Line) -> list[str]:
     name = cell(row.recipe) + (" (beside a profile)" if line.is_capture else "")
     batch = "–" if row.batch is None else str(row.batch)
     if row.failure is not None:
-        return [name, batch, *["–"] * 8, cell(f"failed: {row.failure.kind} at {row.failure.stage}")]
+        unknown = len(_headers("", row.task)) - 3
+        return [name, batch, *["–"] * unknown, cell(f"failed: {row.failure.kind} at {row.failure.stage}")]
     latency, interval = row.latency_s, row.throughput_interval
+    times = [format_seconds(latency.p50 if latency else None), format_seconds(latency.p95 if latency else None)]
+    if row.task == "generate":
+        times = [str(cells) for name, cells in generation_cells(row).items() if name in TOKEN_HEADERS]
     return [
         name,
         batch,
         _speed(row),
         format_share(interval.half_width if interval else None),
-        format_seconds(latency.p50 if latency else None),
-        format_seconds(latency.p95 if latency else None),
+        *times,
         format_bytes(held_bytes(row)),
         _versus(row),
         error_text(row.numerics, with_steps=True),

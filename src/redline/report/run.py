@@ -17,6 +17,7 @@ from redline.report.cells import (
     energy_cells,
     energy_columns,
     error_cell,
+    generation_cells,
     headline,
     limit_cells,
     limit_remarks,
@@ -29,7 +30,7 @@ from redline.report.cells import (
 from redline.report.next_step import next_step, remarks
 from redline.report.notebook import Bars
 from redline.report.terminal import GAP, as_text, make_table
-from redline.units import format_bytes, format_count, format_seconds, format_share, significant
+from redline.units import format_seconds, format_share, significant
 
 EXPENDABLE = (
     "cache", "weights", "prefill tok/s", "TPOT p95",
@@ -232,7 +233,7 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         "p95 ms": milliseconds(latency.p95 if latency else None, half_width),
         "±": format_share(half_width),
         **{name: format_seconds(phases.get(name)) for name in ("forward", "backward", "optimizer")},
-        **_generation_cells(row),
+        **generation_cells(row),
         "memory": _memory_cell(row),
         "versus": ratio_cell(row),
         "error": error_cell(row.numerics),
@@ -240,21 +241,6 @@ def _cells(row: RunSummary) -> dict[str, str | Text]:
         **energy_cells(row),
         "bound": bound_cell(row),
         "trust": trust_cell(row),
-    }
-
-
-def _generation_cells(row: RunSummary) -> dict[str, str | Text]:
-    """The first token, the others, and the share of the copy bandwidth that decoding reaches."""
-    tpot = row.tpot_s
-    return {
-        "TTFT": format_seconds(row.ttft_s),
-        "TPOT": format_seconds(tpot.p50 if tpot else None),
-        "TPOT p95": format_seconds(tpot.p95 if tpot else None),
-        "prefill tok/s": format_count(row.prefill_tokens_per_s),
-        "decode tok/s": format_count(row.decode_tokens_per_s),
-        "of copy": format_share(row.bandwidth_share),
-        "weights": format_bytes(row.weight_bytes),
-        "cache": format_bytes(row.cache_bytes),
     }
 
 

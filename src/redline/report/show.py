@@ -14,7 +14,7 @@ from rich.text import Text
 from redline.analyze.summary import RunSummary
 from redline.identity import Conditions, condition_words
 from redline.record import BatchOrigin
-from redline.report.cells import limit_lines, ratio_cell, rounded, trust_cell
+from redline.report.cells import generation_cells, limit_lines, ratio_cell, rounded, trust_cell
 from redline.report.run import FittingTable
 from redline.report.terminal import Fitted, make_table
 from redline.store import Row
@@ -33,6 +33,10 @@ BATCH_WORDS: dict[BatchOrigin, str] = {
     "unknown": "no axis is known to hold items",
     "guessed": "guessed from dimension 0 of the first input, as older versions did",
 }
+
+
+GENERATED = ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s", "cache")
+"""What the list also carries of a generation."""
 
 
 class Listed(NamedTuple):
@@ -56,6 +60,7 @@ class Listed(NamedTuple):
             "half_width": interval.half_width if interval else None,
             "vs_first": msgspec.to_builtins(found.vs_first) if found else None,
             "trust": list(found.verdict.labels) if found else None,
+            **{name: msgspec.to_builtins(getattr(found, name)) for name in GENERATED if found and found.ttft_s},
         }
 
 
@@ -84,7 +89,8 @@ def listing(listed: Sequence[Listed]) -> RenderableType:
 def _listed_cells(each: Listed) -> list[str]:
     row, found = each.row, each.result
     when = datetime.fromtimestamp(row.created_at).strftime("%Y-%m-%d %H:%M")
-    words = ", ".join(condition_words(each.conditions, row.device).values())
+    kept = [f"{found.cache} cache"] if found and found.cache else []
+    words = ", ".join([*condition_words(each.conditions, row.device).values(), *kept])
     interval = found.throughput_interval if found else None
     half_width = interval.half_width if interval else None
     has_speed = found is not None and found.throughput_per_s is not None
@@ -132,7 +138,7 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
         lines += [("note", str(each)) for each in workload.notes]
         lines += [(f"switch {each.about}", str(each)) for each in prepared.recipe_notes]
     lines += [("stopped", f"{record.stopped or unfinished} after {len(record.blocks)} blocks")]
-    lines += _latency_lines(row) + _memory_lines(row) + limit_lines(row)
+    lines += _generation_lines(row) + _latency_lines(row) + _memory_lines(row) + limit_lines(row)
     lines += [("bound", f"{row.bound.label}: {row.bound.evidence}"), ("trust", ", ".join(row.verdict.labels))]
     lines += [("because", str(reason)) for reason in row.verdict.reasons]
     lines += [("note", str(each)) for each in row.verdict.notes]
@@ -144,6 +150,27 @@ def detail(row: RunSummary, record: Any, *, is_cut_off: bool = False) -> Rendera
         grid.add_row(Text(name, style="dim"), Text(value))
     failure = [Text(record.failure.traceback, style="red")] if record.failure and record.failure.traceback else []
     return Group(FittingTable([row]), grid, *failure)
+
+
+def _generation_lines(row: RunSummary) -> list[tuple[str, str]]:
+    if row.ttft_s is None:
+        return []
+    asked = row.conditions
+    cells = generation_cells(row)
+    p99 = f", p99 {format_seconds(row.tpot_s.p99)}" if row.tpot_s and row.tpot_s.p99 is not None else ""
+    energy = "" if row.energy_per_token_j is None else f"; {row.energy_per_token_j:.3g} J per token"
+    return [
+        ("text", f"prompt {asked.prompt}, {asked.new_tokens} new tokens, batch {row.batch}, {row.cache} cache"),
+        ("first token", f"TTFT {cells['TTFT']}: {cells['prefill tok/s']} tokens of the prompt per second"),
+        (
+            "further tokens",
+            f"TPOT p50 {cells['TPOT']}, p95 {cells['TPOT p95']}{p99}: {cells['decode tok/s']} tok/s{energy}",
+        ),
+        (
+            "reads",
+            f"weights {cells['weights']}, cache {format_bytes(row.cache_bytes)}; {cells['of copy']} of the copy bandwidth",
+        ),
+    ]
 
 
 def _latency_lines(row: RunSummary) -> list[tuple[str, str]]:

@@ -229,6 +229,8 @@ def generation_info_of(spec: RunSpec, truth: Landscape) -> GenerationInfo | None
         read_bytes=truth.weight_bytes,
         cache_bytes=0,
         copy_bytes_per_s=truth.copy_bytes_per_s,
+        is_static=(is_static := any(switch.name == "static-cache" for switch in spec.recipe.switches)),
+        cache="static" if is_static else "growing",
     )
 
 

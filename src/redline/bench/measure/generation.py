@@ -87,6 +87,7 @@ def generation_info(step: GenerateStep, device: Device, *, watch: bool = True) -
         cache_read_bytes=cache_read_bytes,
         copy_bytes_per_s=_copy_bytes_per_s(device),
         is_static=decoder.is_static,
+        cache=decoder.cache_kind,
     )
 
 

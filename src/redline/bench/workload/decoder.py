@@ -15,6 +15,7 @@ from redline.bench.workload.inputs import seeded
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError
 from redline.note import Note, note
+from redline.record import CacheKind
 from redline.spec import DEFAULT_PROMPT, WorkloadSpec
 
 
@@ -107,6 +108,10 @@ class Decoder(nn.Module):
         length = self.cache_length or self.length
         for tensor in self.cache_tensors():
             yield tensor, min(self.mean_filled / length, 1.0) if length in tensor.shape else 1.0
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        return "static" if self.is_static else "own"
 
     @property
     def mean_filled(self) -> float:
@@ -207,6 +212,10 @@ class WholeGenerator(Decoder):
 
     def cache_tensors(self) -> Iterator[Tensor]:
         return iter(())
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        return "unseen"
 
 
 class NextToken(nn.Module):

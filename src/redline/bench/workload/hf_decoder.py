@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from redline.bench.workload.decoder import Decoder, OwnDecoder, WholeGenerator, WriterCode, drawn_prompt
 from redline.errors import SpecError
+from redline.record import CacheKind
 from redline.spec import DEFAULT_NEW_TOKENS, WorkloadSpec
 
 
@@ -175,6 +176,14 @@ class HfDecoder(Decoder):
                 for tensor in tree_leaves(value):  # states of a layer that is no attention stand in a dict
                     if isinstance(tensor, Tensor) and tensor.ndim > 1:
                         yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        """As the last text has left it."""
+        own = self._cache.self_attention_cache if self.has_encoder and self._cache is not None else self._cache
+        if not any(isinstance(getattr(layer, "keys", None), Tensor) for layer in getattr(own, "layers", ())):
+            return "state"
+        return "static" if self.is_static else "growing"
 
     def decoding_parameters(self) -> list[Tensor]:
         weights = super().decoding_parameters()
