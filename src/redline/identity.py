@@ -252,8 +252,10 @@ class Conditions(Frozen):
 def conditions_of(record: RunRecord) -> Conditions:
     """As measured; where the bench never said it, as asked for."""
     spec, workload, prepared = record.spec, record.spec.workload, record.prepared
+    lengths = text_lengths(workload)
     found = Conditions(
-        **text_lengths(workload),
+        prompt=lengths.get("prompt"),
+        new_tokens=lengths.get("new_tokens"),
         image_size=workload.image_size,
         sequence_length=workload.sequence_length,
         classes=workload.classes,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from redline.analyze.load import LoadSummary, load_of, load_point
+from redline.analyze.load import LoadSummary, load_of, load_point, ratios_to_first
 from redline.analyze.trust import verdict
 from redline.api.load import load, parse_rates
 from redline.api.workspace import Workspace
@@ -18,8 +18,10 @@ from redline.migrations import decode, encode
 from redline.record import Failure, RunRecord
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard
+from redline.report.load import load_report
 from redline.report.payload import payload_of
 from redline.report.plots import draw_pictures
+from redline.report.terminal import as_text
 from redline.search.load import LoadQuestion, serve_rates
 from redline.search.observer import NoJournal
 from redline.serving import Served, VirtualClock, poisson_arrivals, read_arrivals, serve
@@ -292,3 +294,35 @@ def test_a_load_is_on_the_dashboard_and_in_the_report(tmp_path: Path) -> None:
     assert "Latency under load" in dashboard(contents)
     assert "sustains" in contents.headline
     assert draw_pictures(contents, tmp_path)["Latency under load"].stat().st_size > 10_000
+
+
+def curve(recipe: str, broken_from: float) -> LoadSummary:
+    """Rates of 100, 200 and 400 requests a second, sustained below `broken_from`."""
+    found = served_by(0.0001, 100.0, 800)
+    points = tuple(
+        msgspec.structs.replace(found.points[0], rate=rate, keeps_target=rate < broken_from)
+        for rate in (100.0, 200.0, 400.0)
+    )
+    kept = [point.rate for point in points if point.keeps_target]
+    return msgspec.structs.replace(
+        found, recipe=recipe, points=points, sustainable_rate=max(kept, default=None), is_open_ended=len(kept) == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "told", "bound"),
+    [
+        (200.0, 400.0, "2.00×", "exact"),
+        (200.0, 500.0, "≥ 4.00×", "at least"),
+        (500.0, 200.0, "≤ 0.25×", "at most"),
+        (500.0, 500.0, "unknown: both sustain every rate", "unknown"),
+        (50.0, 200.0, "–", "exact"),
+    ],
+)
+def test_a_ratio_of_lower_bounds_is_told_as_a_bound(first: float, other: float, told: str, bound: str) -> None:
+    rows = [curve("baseline", first), curve("fp16", other)]
+    text = as_text(load_report(rows))
+    line = next(line for line in text.splitlines() if line.strip().startswith("fp16") and "/" not in line)
+    assert line.rstrip().endswith(told)
+    assert ratios_to_first(rows)[1].bound == bound
+    assert ("next: ask for higher rates than 400" in text) == (max(first, other) > 400)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,6 +185,32 @@ def sustained(points: Sequence[LoadPoint]) -> float | None:
             break
         rate = point.rate
     return rate
+
+
+class RateRatio(Frozen):
+    """The sustainable rate of a curve over that of the first."""
+
+    record_id: str
+    recipe: str
+    ratio: float | None
+    """None for another model, and where either sustains nothing."""
+    bound: Literal["exact", "at least", "at most", "unknown"]
+    """Of a curve that sustains the highest rate it was asked for, only a lower bound is known."""
+
+
+def ratios_to_first(rows: Sequence[LoadSummary]) -> list[RateRatio]:
+    return [_ratio_to(row, rows[0]) for row in rows]
+
+
+def _ratio_to(row: LoadSummary, first: LoadSummary) -> RateRatio:
+    ratio: float | None = None
+    if row.model == first.model and row.sustainable_rate and first.sustainable_rate:
+        ratio = row.sustainable_rate / first.sustainable_rate
+    bounds: dict[tuple[bool, bool], Literal["exact", "at least", "at most", "unknown"]] = {
+        (True, True): "unknown", (True, False): "at least", (False, True): "at most", (False, False): "exact",
+    }  # fmt: skip
+    bound = "exact" if row is first else bounds[row.is_open_ended, first.is_open_ended]
+    return RateRatio(record_id=row.record_id, recipe=row.recipe, ratio=ratio, bound=bound)
 
 
 def knee_of(points: Sequence[LoadPoint]) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import msgspec
 from rich.console import RenderableType
 
-from redline.analyze.load import LoadSummary, load_of
+from redline.analyze.load import LoadSummary, load_of, ratios_to_first
 from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import SpecError
@@ -57,8 +57,9 @@ class LoadResult(Shown, Sequence[LoadSummary]):
         return self.rows[0].sustainable_rate
 
     def to_json(self) -> JsonDocument:
-        """Of one curve its own document; of several a list of them under `loads`."""
-        return json_document("load", self.rows[0] if len(self.rows) == 1 else {"loads": self.rows})
+        """Of one curve its own document; of several a list of them under `loads`, with their ratios to the first."""
+        several = {"loads": self.rows, "vs_first": ratios_to_first(self.rows)}
+        return json_document("load", self.rows[0] if len(self.rows) == 1 else several)
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Latency against rate, as a PNG."""

@@ -221,6 +221,8 @@ class LiveSweep(LiveObserver):
         workload, threads = record.spec.workload, record.spec.threads
         parts = [self._index, workload.model, workload.task, str(record.spec.recipe)]
         parts += [f"batch {workload.batch}"] if workload.batch else []
+        parts += [f"prompt {workload.prompt}"] if workload.prompt else []
+        parts += [f"{workload.new_tokens} new tokens"] if workload.new_tokens else []
         parts += [f"{threads} threads"] if threads else []
         return " ".join(parts)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.load import LoadPoint, LoadSummary
+from redline.analyze.load import LoadPoint, LoadSummary, RateRatio, ratios_to_first
 from redline.report.batch import check_place
 from redline.report.canvas import COLOURS, label_text, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
@@ -130,18 +130,22 @@ def _compared(rows: Sequence[LoadSummary]) -> Fitted:
     table.add_column("recipe")
     for header in ("requests/s", "vs first"):
         table.add_column(header, justify="right")
-    for row in rows:
-        ratio = ratio_to_first(row, rows[0])
+    for row, ratio in zip(rows, ratios_to_first(rows), strict=True):
         name = row.recipe if len({each.model for each in rows}) == 1 else f"{row.model} {row.recipe}"
-        rate = "n/a" if row.sustainable_rate is None else _rate(row.sustainable_rate)
-        table.add_row(Text(name), rate, "–" if ratio is None or row is rows[0] else f"{ratio:.2f}×")
+        rate = (
+            "n/a"
+            if row.sustainable_rate is None
+            else f"{'≥ ' if row.is_open_ended else ''}{_rate(row.sustainable_rate)}"
+        )
+        table.add_row(Text(name), rate, "–" if row is rows[0] else _ratio_text(ratio))
     return Fitted(table)
 
 
-def ratio_to_first(row: LoadSummary, first: LoadSummary) -> float | None:
-    if row.model != first.model or not row.sustainable_rate or not first.sustainable_rate:
-        return None
-    return row.sustainable_rate / first.sustainable_rate
+def _ratio_text(found: RateRatio) -> str:
+    if found.ratio is None:
+        return "–"
+    signs = {"exact": "", "at least": "≥ ", "at most": "≤ "}
+    return f"{signs[found.bound]}{found.ratio:.2f}×" if found.bound in signs else "unknown: both sustain every rate"
 
 
 def _title(row: LoadSummary) -> str:
@@ -159,8 +163,9 @@ def _next_step(rows: Sequence[LoadSummary]) -> str:
     first = next((row for row in rows if row.is_sound), None)
     if first is None:
         return "next: fix the failure above"
-    if first.is_open_ended:
-        return f"next: ask for higher rates than {_rate(first.points[-1].rate)}"
+    open_ended = [row for row in rows if row.is_open_ended]
+    if open_ended:
+        return f"next: ask for higher rates than {_rate(max(row.points[-1].rate for row in open_ended))}"
     if len(rows) == 1:
         return "next: add the recipe that 'redline tune' finds with -r, and compare the sustainable rates"
     return "next: --plot FILE.png draws the curves, 'redline report' puts them on the dashboard"

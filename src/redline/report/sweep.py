@@ -90,10 +90,12 @@ def estimate_text(estimate: Estimate) -> str:
 def _plan_table(summary: SweepSummary) -> RenderableType:
     """In the order in which they will be measured."""
     table = make_table(Text(f"sweep {summary.name} · {_counts(summary)}", style="bold"))
-    for header in ("model", "task", "recipe", "batch", "threads", "status"):
-        table.add_column(header, overflow="fold", justify="right" if header in ("batch", "threads") else "left")
+    axes = ["batch", *(axis for axis in ("prompt", "new_tokens") if any(getattr(each, axis) for each in summary.cells))]
+    axes.append("threads")
+    for header in ("model", "task", "recipe", *axes, "status"):
+        table.add_column(header, overflow="fold", justify="right" if header in axes else "left")
     for cell in _combinations(summary.cells):
-        numbers = (_number(cell.batch), _number(cell.threads))
+        numbers = (_number(getattr(cell, axis)) for axis in axes)
         table.add_row(Text(cell.model), cell.task, Text(cell.recipe), *numbers, _status(cell, None))
     return Fitted(table, ("threads", "task"))
 
@@ -234,6 +236,8 @@ def _once_per_reason(summary: SweepSummary) -> list[Any]:
 
 def _name(cell: SweepCell) -> str:
     parts = [cell.model, cell.task, cell.recipe, f"batch {cell.batch}" if cell.batch else ""]
+    parts += [f"prompt {cell.prompt}" if cell.prompt else ""]
+    parts += [f"{cell.new_tokens} new tokens" if cell.new_tokens else ""]
     parts.append(f"{cell.threads} threads" if cell.threads else "")
     parts.append(f"replicate {cell.replicate}" if cell.replicate > 1 else "")
     return " ".join(part for part in parts if part)

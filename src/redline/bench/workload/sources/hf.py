@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -259,7 +260,7 @@ def _overridden(config: Any, name: str, fields: str) -> Any:
 def _given_fields(name: str, fields: str) -> dict[str, Any]:
     """What follows a `?`, as values."""
     given: dict[str, Any] = {}
-    for part in fields.split(",") if fields else ():
+    for part in re.split(r",(?=\s*\w+\s*=)", fields) if fields else ():  # values may be lists, with commas of their own
         field, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not field or not value:
             raise SpecError(
