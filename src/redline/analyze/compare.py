@@ -61,10 +61,10 @@ class Metric(Frozen):
     first: float
     other: float
     change: float
+    verdict: Change
     low: float | None = None
     high: float | None = None
     """The 95 % interval of `change`, for the parts of a generation."""
-    verdict: Change
 
 
 class Comparison(Frozen):
