@@ -11,7 +11,7 @@ import pytest
 
 import redline
 from redline.api.workspace import Workspace
-from redline.errors import RedlineError
+from redline.errors import RedlineError, StoreError
 from redline.questions import AskCeilings, CeilingsAnswer
 from redline.record import Block, RunRecord
 from redline.spec import LaunchSpec
@@ -112,6 +112,18 @@ def test_reading_a_history_that_is_not_there_does_not_make_it(
         READING[verb](workspace)
     assert not own_history.exists()
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("verb", FAKED)
+def test_a_history_that_cannot_be_written_to_is_told_before_anything_is_measured(verb: str, tmp_path: Path) -> None:
+    History.open(tmp_path / "kept.sqlite").close()
+    door = fake_door()
+    with (
+        Workspace(door=door, history=f"sqlite:///{tmp_path / 'kept.sqlite'}?mode=ro&uri=true") as workspace,
+        pytest.raises(StoreError, match="cannot write to the history at .*kept.sqlite: attempt to write a readonly"),
+    ):
+        FAKED[verb](workspace)
+    assert door.clock_s == 0.0
 
 
 def test_a_profile_is_kept_in_the_folder_of_its_history(tmp_path: Path) -> None:

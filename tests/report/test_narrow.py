@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 
 from redline.analyze.summary import RunSummary, summarize
 from redline.report.run import RunReport
-from redline.report.show import detail
+from redline.report.show import Listed, detail, listing
+from redline.store.codec import row_of
 
 RECIPES = ("baseline", "fp16+channels-last+compile:reduce-overhead", "amp+channels-last")
 
@@ -54,6 +55,15 @@ def test_the_ratio_goes_later_than_the_error_and_what_went_is_named(rows: list[R
         r"not shown at this width: (utilisation, )?power, memory, p95 ms, energy, bound, p50 ms, error", told
     )
     assert "not shown at this width: cache, import" in told
+
+
+@pytest.mark.parametrize("width", [110, 90, 75])
+def test_the_list_of_records_keeps_the_batch_longer_than_most(rows: list[RunSummary], width: int) -> None:
+    records = race_records(RECIPES)
+    listed = [Listed(row_of(record, over=True), row.conditions, row) for record, row in zip(records, rows, strict=True)]
+    header = lines_of(listing(listed), width)[0].split()
+    assert {"id", "model", "batch", "recipe", "speed"} <= set(header)
+    assert "device" not in header
 
 
 def test_all_about_one_record_hides_the_same_columns(rows: list[RunSummary]) -> None:

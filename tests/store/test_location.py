@@ -207,7 +207,11 @@ class TestReadOnly:
             assert history.load(record.id) == record
             with pytest.raises(StoreError, match=r"cannot write to .*: attempt to write a readonly database; make the"):
                 history.begin(make_record())
+            with pytest.raises(StoreError, match=r"cannot write to .*: attempt to write a readonly database; make the"):
+                history.require_writable()
             assert history.count() == 1
+        with History.open(path) as history:
+            history.require_writable()
 
     @pytest.mark.parametrize("form", ["sqlite:///{path}?mode=rwc", "sqlite:///file:{path}?mode=rwc&uri=true"])
     def test_a_new_folder_is_made_for_one_with_options_too(self, tmp_path: Path, form: str) -> None:

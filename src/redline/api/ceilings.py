@@ -48,10 +48,13 @@ def ceilings(
         # Any spec will do: a device that is not here is refused in one line.
         (probe,) = opened.checked(specs_of(opened, "simple_cnn", device=device)[0])
         environment = opened.environment(probe.device, threads)
-        shelf = opened.history.ceilings() if opened.keeps else None
-        known = shelf.get(device_key(environment)) if shelf is not None and not fresh else None
+        known = None
+        if opened.keeps and not fresh:
+            with opened.reading() as kept:
+                known = kept.ceilings().get(device_key(environment))
         if known is not None and known.is_trusted:
             return CeilingsResult(ceilings_summary(known), known)
+        shelf = opened.history.ceilings() if opened.keeps else None
         with opened.lock(probe.device):
             found = opened.ask(AskCeilings(device=probe.device, threads=threads), CeilingsAnswer).ceilings
         found = found if known is None else found.with_best_of(known)

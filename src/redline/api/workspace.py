@@ -161,7 +161,8 @@ class Workspace:
             return self._scratch
         if self._history is None:
             opened = History.open(self._location, on_note=lambda note: self.observer.noted(note))
-            self._history = self._stack.enter_context(opened)
+            self._stack.enter_context(opened).require_writable()
+            self._history = opened
         return self._history
 
     def artifact(self, live: Any) -> str | None:

@@ -80,7 +80,7 @@ def listing(listed: Sequence[Listed]) -> RenderableType:
     for each in listed:
         table.add_row(*map(Text, _listed_cells(each)))
     shown = Fitted(
-        table, ("device", "conditions", "when", "task", "±", "batch", "status", "trust", "model", "vs first")
+        table, ("device", "conditions", "when", "status", "±", "task", "vs first", "trust", "batch", "model")
     )
     running = any(each.row.status == "running" for each in listed)
     return Group(shown, Text(RUNNING, style="dim")) if running else shown

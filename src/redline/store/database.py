@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from redline.errors import MissingExtra, StoreError
-from redline.store import layout
+from redline.store import layout, queries
 from redline.store.location import (
     KINDS,
     VARIABLE,
@@ -149,6 +149,11 @@ class Database:
         if self.on_server:
             return True
         return self._identity is not None and not self._is_frozen and self._identity == identity(self.url)
+
+    def require_writable(self) -> None:
+        """Raise where nothing can be written, without changing anything."""
+        with self.writing(patient=False) as connection:
+            connection.execute(queries.DELETE_META, {"this_name": ""})
 
     @property
     def on_server(self) -> bool:

@@ -97,6 +97,10 @@ class History:
         location = resolve(None if url is None else os.fspath(url))
         return cls(Database.open(location, only_to_read=only_to_read, on_note=on_note, patience_s=patience_s))
 
+    def require_writable(self) -> None:
+        """Raise a `StoreError` now, rather than when something has been measured for minutes."""
+        self._database.require_writable()
+
     @property
     def location(self) -> str:
         """A path, or a URL without its password; for people."""
