@@ -364,6 +364,8 @@ def differences(
             unlike[name] = told
     for name, look in _DECIDING.items():
         ours, theirs = _seen(first, look), _seen(other, look)
+        if name in _WHERE_KNOWN and "unknown" in (*ours, *theirs):
+            continue
         is_asked_for = across and name in ACROSS and len(ours) == len(theirs) == 1
         if is_asked_for and ours != theirs:
             noted.append(_told(name, ours, theirs))
@@ -413,8 +415,12 @@ _DECIDING: dict[str, Callable[[RunRecord], str | None]] = {
     "model (its structure)": lambda record: record.prepared.workload.model_hash if record.prepared else None,
     "inputs": lambda record: record.prepared.workload.input_hash if record.prepared else None,
     "threads": _of_environment(lambda environment: str(environment.threads) if environment.threads else None),
+    "loss": lambda record: record.prepared.workload.loss if record.prepared else None,
+    "optimizer": lambda record: record.prepared.workload.optimizer if record.prepared else None,
 }
 """Where these differ, the numbers are of two different things."""
+_WHERE_KNOWN = ("loss", "optimizer")
+"""Records of older versions do not say them; the optimizer is the module's own, where it brings one."""
 
 _WORTH_KNOWING: dict[str, Callable[[RunRecord], str | None]] = {
     "machine": _of_environment(lambda environment: environment.hostname),

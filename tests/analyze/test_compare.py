@@ -24,7 +24,7 @@ from redline.analyze.compare import (
 )
 from redline.analyze.statistics import Ratio
 from redline.errors import UsageError
-from redline.record import Failure, RunRecord
+from redline.record import Failure, Numerics, RunRecord
 from redline.report.compare import compare_markdown, compare_page, compare_report
 from redline.report.terminal import as_text
 
@@ -187,6 +187,13 @@ class TestIncomparable:
         assert any(reason in str(told) for told in found.reasons)
         assert found.ratio is None
 
+    def test_another_loss_or_an_optimizer_of_its_own_is_another_training(self) -> None:
+        ours = [changed(record, "workload", loss="cross_entropy", optimizer="") for record in replicates(1)]
+        theirs = [changed(record, "workload", loss="mse", optimizer="") for record in replicates(1, speed=0.5)]
+        assert list(map(str, only(compare_records(ours, theirs)).reasons)) == ["loss: cross_entropy against mse"]
+        older = [changed(record, "workload", loss="") for record in replicates(1, speed=0.5)]
+        assert only(compare_records(ours, older)).verdict == "slower", "older records do not say their loss"
+
     def test_other_settings_are_named_in_words(self) -> None:
         def with_threads(record: RunRecord, threads: int) -> RunRecord:
             asked = msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, threads=threads))
@@ -218,6 +225,18 @@ class TestIncomparable:
         assert found.comparisons == ()
         assert found.verdict == "incomparable"
         assert len(found.only_first) == len(found.only_other) == 4
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_wrong_answers_of_either_side_are_told(side: str) -> None:
+    far = Numerics(method="outputs", passed=False)
+    sides = {"A": replicates(3), "B": replicates(3)}
+    sides[side] = [
+        msgspec.structs.replace(record, prepared=msgspec.structs.replace(record.prepared, numerics=far))
+        for record in sides[side]
+    ]
+    told = [str(each) for each in only(compare_records(sides["A"], sides["B"])).notes if each.code == "wrong-answers"]
+    assert told == [f"the outputs of {side} are too far from strict fp32"]
 
 
 def test_a_failed_run_is_invalid() -> None:

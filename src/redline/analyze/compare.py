@@ -281,8 +281,9 @@ def _believed(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> Iterato
     if len(first) > 1 and _apart(first, other):
         text = "one side was measured entirely before the other: the interval does not cover drift between the two"
         yield note("one-after-the-other", text)
-    if any(map(_wrong_answers, other)):
-        yield note("wrong-answers", "the outputs of B are too far from strict fp32")
+    for side, records in {"A": first, "B": other}.items():
+        if any(map(_wrong_answers, records)):
+            yield note("wrong-answers", f"the outputs of {side} are too far from strict fp32")
 
 
 def _apart(first: Sequence[RunRecord], other: Sequence[RunRecord]) -> bool:
