@@ -120,7 +120,7 @@ def test_a_history_that_cannot_be_written_to_is_told_before_anything_is_measured
     door = fake_door()
     with (
         Workspace(door=door, history=f"sqlite:///{tmp_path / 'kept.sqlite'}?mode=ro&uri=true") as workspace,
-        pytest.raises(StoreError, match="cannot write to the history at .*kept.sqlite: attempt to write a readonly"),
+        pytest.raises(StoreError, match=r"cannot write to the history at .*kept.sqlite: attempt to write a readonly"),
     ):
         FAKED[verb](workspace)
     assert door.clock_s == 0.0

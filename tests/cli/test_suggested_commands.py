@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from invoking import invoke
 
@@ -14,7 +15,7 @@ from redline.api.train import training_table
 from redline.api.workspace import Workspace
 from redline.errors import UsageError
 from redline.record import RunRecord
-from redline.spec import RunSpec
+from redline.spec import LoadSpec, RunSpec
 from redline.spec_table import specs_from_table
 
 EVERYTHING = {
@@ -28,6 +29,8 @@ EVERYTHING = {
     "threads": 2,
     "seed": 7,
     "max_memory": "1500MiB",
+    "batch_axis": [1, None, "list"],
+    "items": 57,
 }
 
 
@@ -56,6 +59,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, line: str) -> list[RunSpec]:
         *({name: value} for name, value in EVERYTHING.items() if name != "optimizer"),  # which needs the task
         EVERYTHING,
         {"max_memory": 123456789},
+        {"check_inputs": "json:loads"},
         {"model": "my models/net.py:make", "recipe": "compile:max-autotune,fullgraph=true"},
     ],
     ids=str,
@@ -65,6 +69,23 @@ def test_what_is_suggested_measures_the_same_again(monkeypatch: pytest.MonkeyPat
     line = command_line("run", spec, batch=4)
     assert line is not None
     assert typed(monkeypatch, line) == [spec]
+
+
+@pytest.mark.parametrize("command", ["run", "batch", "race", "tune", "profile", "memory"])
+def test_every_command_that_is_suggested_knows_the_options_it_is_given(command: str) -> None:
+    line = command_line(command, spec_of(**EVERYTHING), batch=None if command == "batch" else 4)
+    assert line is not None
+    assert invoke(*shlex.split(line)[1:], "--help").exit_code == 0
+    assert invoke(*shlex.split(line)[1:], "--no-such-option", "--help").exit_code == 2, "which would be noticed"
+    of_two = command_line(command, spec_of(task="train", ranks=2), batch=4)
+    assert (of_two is None) == (command not in ("run", "profile")), "the others measure one process"
+    if of_two is not None:
+        assert invoke(*shlex.split(of_two)[1:], "--help").exit_code == 0
+
+
+def test_a_load_cannot_be_measured_by_another_command() -> None:
+    spec = spec_of()
+    assert command_line("run", msgspec.structs.replace(spec, load=LoadSpec(max_batch=4)), batch=4) is None
 
 
 def test_only_what_is_not_the_default_is_said_and_a_search_for_the_batch_is_given_none() -> None:

@@ -84,12 +84,17 @@ FIRST_CHOICES = frozenset({"auto", "cuda", "cuda:0", "rocm", "rocm:0"})
 """Devices that need not be named: `auto` finds them. A CPU is named, because its machine may have a GPU too."""
 
 
+WITH_RANKS = ("run", "profile", "sweep")
+"""Commands that take --ranks as `run` does."""
+
+
 def command_line(
     command: str, spec: RunSpec, *, batch: int | None = None, recipes: Sequence[str] | None = None
 ) -> str | None:
     """`redline COMMAND MODEL` with every setting of the workload that is not the default; None for a live module and a
-    watched script, which this command cannot name, and for a training on data where COMMAND is another: its data decide on image size, classes
-    and stem, which the other command would have to be told.
+    watched script, which this command cannot name, for a load, for several ranks where COMMAND takes one, and for a training
+    on data where COMMAND is another: its data decide on image size, classes and stem, which the other command would have to
+    be told.
 
     `batch` None says none: for a command that looks for it. `recipes`: in the place of the spec's own; an empty list
     says none. How long to look is not part of it: whoever measures again may want to know it better.
@@ -97,7 +102,9 @@ def command_line(
     workload = spec.workload
     if workload.artifact is not None or workload.model.startswith(("live:", "watch:")):
         return None
-    if (spec.train is None) != (command != "train"):
+    if (spec.train is None) != (command != "train") or spec.load is not None:
+        return None
+    if spec.ranks > 1 and command not in WITH_RANKS:
         return None
     unsaid = ("model", "batch", "artifact", *(("items",) if command == "batch" else ()))
     unsaid += () if spec.train is None else ("task",)

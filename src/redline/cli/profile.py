@@ -12,6 +12,7 @@ import typer
 
 from redline.cli.options import (
     HOW,
+    ISOLATED,
     MODEL_HELP,
     OUTPUT,
     RANKS,
@@ -50,7 +51,12 @@ CAPTURE: Options = {
 """How a model is captured; traces that are read were captured before."""
 
 
-@takes(CAPTURE | WORKLOAD | {name: RANKS[name] for name in ("ranks", "batch_per_rank")})
+@takes(
+    CAPTURE
+    | WORKLOAD
+    | {name: RANKS[name] for name in ("ranks", "batch_per_rank")}
+    | {"max_memory": ISOLATED["max_memory"]}
+)
 def profile(
     *,
     what: Annotated[list[str] | None, typer.Argument(help=f"{MODEL_HELP} After --trace: more files.")] = None,

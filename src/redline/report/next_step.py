@@ -126,7 +126,8 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
         return "only recipes without acceptable outputs are faster than the first here; try others"
     if first.worth_trying:
         return f"no recipe here is faster than the first; {_try(first)}"
-    command, what = ("profile", "shows where its time goes") if first.task == "step" else ("tune", "searches for one")
+    is_tunable = first.task != "step" and first.conditions.ranks == 1
+    command, what = ("tune", "searches for one") if is_tunable else ("profile", "shows where its time goes")
     return f"no recipe here is faster than the first; {_look_closer(first, command, what)}"
 
 
@@ -152,7 +153,8 @@ def _look_closer(row: RunSummary, command: str, what: str) -> str:
     if row.arguments is None:
         live = row.model.partition(":")[2] if row.task == "step" else "model, inputs"
         return f"redline.{command}({live}) {what}"
-    return f"'redline {command} {row.arguments}' {what}"
+    recipe = f" -r {shlex.quote(row.recipe)}" if command == "profile" and row.recipe != "baseline" else ""
+    return f"'redline {command} {row.arguments}{recipe}' {what}"
 
 
 def _is_undecided(row: RunSummary) -> bool:
