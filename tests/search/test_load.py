@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from redline.analyze.load import LoadSummary, load_of, load_point, ratios_to_first
+from redline.analyze.load import LoadSummary, curve_of, load_of, load_point, ratios_to_first, sustained
 from redline.analyze.trust import verdict
 from redline.api.load import load, parse_rates
 from redline.api.workspace import Workspace
@@ -178,6 +178,27 @@ def test_the_sustainable_rate_is_closed_in_on() -> None:
     kept = [point.rate for point in found.points if point.keeps_target]
     assert kept == [point.rate for point in found.points][: len(kept)]
     assert found.points[len(kept)].rate / kept[-1] < 1.05
+
+
+def test_a_rate_above_what_was_ever_completed_is_not_sustained() -> None:
+    """At 105 requests a second a server of 100 has hardly fallen behind after half a second; at 200 its limit shows."""
+    short = Served(
+        rate=105.0,
+        arrivals_s=tuple(number / 105.0 for number in range(50)),
+        sizes=(1,) * 50,
+        started_s=tuple(number / 103.0 for number in range(50)),
+        finished_s=tuple((number + 1) / 103.0 for number in range(50)),
+        ended_s=0.5,
+    )
+    alone = load_point(short, 0.5)
+    assert alone.keeps_target
+    assert curve_of([alone]) == (alone,), "nothing shows a limit"
+    full = msgspec.structs.replace(alone, rate=200.0, offered_rate=200.0, is_saturated=True, keeps_target=False)
+    slower = msgspec.structs.replace(full, achieved_rate=100.0, pace=100.0)
+    assert [point.keeps_target for point in curve_of([slower, alone])] == [False, False]
+    assert sustained(curve_of([slower, alone])) is None
+    enough = msgspec.structs.replace(full, achieved_rate=104.0, pace=104.5)
+    assert sustained(curve_of([enough, alone])) == 105.0
 
 
 def test_a_range_that_is_sustained_whole_says_so() -> None:

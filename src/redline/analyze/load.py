@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +20,8 @@ SETTLING = 0.1
 """Share of the requests that find a queue still filling up, and are left out of percentiles and means."""
 KEEPS_UP = 0.97
 """Of the rate that was offered: a server that completes less falls behind."""
+ABOVE_CAPACITY = 1.01
+"""Offered so many times what the server ever completed: no short run that still looks well proves otherwise."""
 FEWEST_FOR_KNEE = 3
 
 Floats = NDArray[np.float64]
@@ -33,6 +36,8 @@ class LoadPoint(Frozen):
     """What the random arrivals came to."""
     achieved_rate: float
     """Requests completed per second, from the first arrival to the last completion."""
+    pace: float
+    """Requests completed per second, from the first completion to the last."""
     requests: int
     """Behind the percentiles."""
     unfinished: int
@@ -97,7 +102,7 @@ def load_of(record: RunRecord) -> LoadSummary:
     assert record.spec.load is not None
     load, prepared = record.spec.load, record.prepared
     slo_p99_s = load.slo_p99_s
-    points = tuple(sorted((load_point(served, slo_p99_s) for served in record.loads), key=lambda point: point.rate))
+    points = curve_of(load_point(served, slo_p99_s) for served in record.loads)
     kept = sustained(points)
     return LoadSummary(
         record_id=record.id,
@@ -116,6 +121,24 @@ def load_of(record: RunRecord) -> LoadSummary:
         numerics=prepared.numerics if prepared else None,
         failure=record.failure.brief() if record.failure else None,
         notes=tuple(_notes(points, slo_p99_s)),
+    )
+
+
+def curve_of(points: Iterable[LoadPoint]) -> tuple[LoadPoint, ...]:
+    """By rising rate, each judged by what the whole curve tells.
+
+    In a short run a queue that grows slowly is not seen. Where other rates have shown what the server completes at most,
+    a rate above that falls behind, however well it looked.
+    """
+    ordered = tuple(sorted(points, key=lambda point: point.rate))
+    if not any(point.is_saturated for point in ordered):
+        return ordered
+    most = ABOVE_CAPACITY * max(max(point.achieved_rate, point.pace) for point in ordered)
+    return tuple(
+        msgspec.structs.replace(point, is_saturated=True, keeps_target=False)
+        if min(point.rate, point.offered_rate) > most
+        else point
+        for point in ordered
     )
 
 
@@ -143,12 +166,14 @@ def load_point(served: Served, slo_p99_s: float | None = None) -> LoadPoint:
     unfinished = int(arrivals.size - done)
     kept = latency[first:]
     p99 = percentile(kept.tolist(), 0.99)
-    is_saturated = unfinished > 0 or max(achieved, _pace(sizes, finished)) < KEEPS_UP * min(offered, served.rate)
+    pace = _pace(sizes, finished)
+    is_saturated = unfinished > 0 or max(achieved, pace) < KEEPS_UP * min(offered, served.rate)
     tail = float(kept.max()) if p99 is None else p99
     return LoadPoint(
         rate=served.rate,
         offered_rate=offered,
         achieved_rate=achieved,
+        pace=pace,
         requests=int(kept.size),
         unfinished=unfinished,
         mean_s=float(kept.mean()),

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from redline.analyze.load import LoadPoint, load_point
+from redline.analyze.load import LoadPoint, curve_of, load_point
 from redline.errors import SpecError
 from redline.identity import record_key
 from redline.launch.door import Door, Session
@@ -106,7 +106,7 @@ class _Run:
     def _close_in(self, session: Session) -> bool:
         """Try rates between the highest that was sustained and the next; False where the worker broke."""
         for _ in range(MOST_REFINEMENTS):
-            ordered = sorted(self._points, key=lambda point: point.rate)
+            ordered = curve_of(self._points)
             broken = next((index for index, point in enumerate(ordered) if not point.keeps_target), None)
             if broken is None or broken == 0:
                 return True
