@@ -40,17 +40,17 @@ class Order(Sampler[tuple[list[int], int]]):
     """The rows and the seed of each batch of an epoch."""
 
     def __init__(self, count: int, batch: int, *, seed: int, shuffle: bool, drop_last: bool) -> None:
-        self._count, self._batch, self._seed = count, batch, seed
+        self._count, self.batch, self._seed = count, batch, seed
         self._shuffle, self._drop_last = shuffle, drop_last
         self.epoch = 1
 
     def __len__(self) -> int:
-        return self._count // self._batch if self._drop_last else -(-self._count // self._batch)
+        return self._count // self.batch if self._drop_last else -(-self._count // self.batch)
 
     def __iter__(self) -> Iterator[tuple[list[int], int]]:
         rows = self.rows()
         for number in range(len(self)):
-            yield rows[number * self._batch : (number + 1) * self._batch].tolist(), self.seed_of(number)
+            yield rows[number * self.batch : (number + 1) * self.batch].tolist(), self.seed_of(number)
 
     def rows(self) -> Tensor:
         if not self._shuffle:
@@ -122,16 +122,15 @@ class DeviceBatches:
 
     def begin(self, epoch: int) -> Iterator[Any]:
         self._order.epoch = epoch
-        keys = list(self._order)
         # Copied once for the whole epoch: a copy per step from memory that is not pinned would wait for the device.
-        where = self._device.torch_device
-        rows = torch.tensor([row for each, _ in keys for row in each]).to(where)
-        draws = torch.cat([drawn(len(each), self._size, seed) for each, seed in keys]).to(where)
-        first = 0
-        for each, _ in keys:
-            part = slice(first, first + len(each))
-            yield rows[part], draws[part] if self._augment else torch.empty(0)
-            first += len(each)
+        # As tensors: the device has nothing to do until the first batch is there.
+        where, parts = self._device.torch_device, self._order.rows().split(self._order.batch)[: self.steps]
+        draws = [self._draws(len(part), number) for number, part in enumerate(parts)]
+        rows_there, draws_there = (torch.cat(each).to(where).split(self._order.batch) for each in (parts, draws))
+        yield from zip(rows_there, draws_there if self._augment else draws, strict=True)
+
+    def _draws(self, count: int, number: int) -> Tensor:
+        return drawn(count, self._size, self._order.seed_of(number)) if self._augment else torch.empty(0)
 
     def close(self) -> None:
         """The set goes with whoever holds it."""
