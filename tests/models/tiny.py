@@ -40,6 +40,24 @@ def loaders(batch: int = 16) -> tuple[DataLoader[Any], DataLoader[Any]]:
     return DataLoader(train, batch_size=batch, shuffle=True), DataLoader(validation, batch_size=batch)
 
 
+def bare() -> nn.Module:
+    """Without inputs: data bring them."""
+    return make()[0]
+
+
+def as_dicts() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Batches as dicts, with what the model does not take beside."""
+    parts = [[{"image": x, "index": number, "label": y} for number, (x, y) in enumerate(each)] for each in loaders()]
+    return parts[0], parts[1]
+
+
+def own_generator() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Shuffled by a generator of its own, which goes on from epoch to epoch."""
+    train, validation = _sets()
+    order = torch.Generator().manual_seed(3)
+    return DataLoader(train, batch_size=16, shuffle=True, generator=order), DataLoader(validation, batch_size=16)
+
+
 class Failing(Dataset[tuple[Tensor, int]]):
     """Sound for some samples; then something happens."""
 

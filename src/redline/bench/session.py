@@ -36,6 +36,7 @@ from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import OwnStep, TrainsItself, refuse_what_has_not_run
 from redline.bench.workload.generation import GenerateStep
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.ranks import Ranks, gradient_bytes, where_is_main_thread
 from redline.bench.workload.signal import give_signal
 from redline.bench.workload.sources.live import HANDED_OVER, remember_live
@@ -258,8 +259,8 @@ class BenchSession:
         device = self._open_device(request.spec)
         self._enter("data", request.spec.train.data.name)
         data = open_data(request.spec.train.data, request.spec.workload)
-        spec, size = fitted(request.spec, data)
-        workload = self._build(spec, device, calibrate=False, settle=False)
+        spec, size, inputs = fitted(request.spec, data)
+        workload = self._build(spec, device, inputs, calibrate=False, settle=False)
         if isinstance(workload.model, TrainsItself):
             raise BenchError("user", f"{workload.info().class_name} trains itself by its training_step: {ONE_STEP}")
         training = TrainingSession(spec, data, size, workload, device, self._tell_training)
@@ -312,13 +313,21 @@ class BenchSession:
         self._device.limit_memory(self._memory_limit_bytes, isolated=self._isolated)
         return self._device
 
-    def _build(self, spec: RunSpec, device: Device, *, calibrate: bool = True, settle: bool = True) -> Workload:
-        """`settle` False: the inputs are about to be replaced, and need no batch."""
+    def _build(
+        self,
+        spec: RunSpec,
+        device: Device,
+        inputs: Inputs | None = None,
+        *,
+        calibrate: bool = True,
+        settle: bool = True,
+    ) -> Workload:
+        """`settle` False: the inputs are about to be replaced by those of the data, such as `inputs`, and need no batch."""
         self._enter("build", spec.workload.model)
         started = time.perf_counter()
         torch.manual_seed(spec.seed)
         self._give_back_model = remember_live(spec.workload)
-        workload = build_workload(spec.workload, spec.seed)
+        workload = build_workload(spec.workload, spec.seed, inputs=inputs)
         self._own_step, self._notes = workload.step, workload.notes
         self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
         apart_s = 0.0

@@ -13,6 +13,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10
 from trained import TINY, refused, spec_of, training
 
+from redline.bench.data.feed import part_batch
 from redline.bench.data.source import ImageData, LoaderData, check_data, open_data
 from redline.errors import BenchError, SpecError, UsageError
 from redline.spec import DataSpec, WorkloadSpec
@@ -216,10 +217,73 @@ class TestTheUsersOwn:
             assert run.prepared.data is not None
             assert run.prepared.data.shape == (3, 16, 16)
 
+    @pytest.mark.parametrize("data", ["synthetic-learnable", f"{TINY}:loaders", f"{TINY}:as_dicts"])
+    def test_a_module_without_inputs_takes_those_of_the_data(self, data: str) -> None:
+        with training(spec_of(f"{TINY}:bare", data={"name": data})) as run:
+            assert run.epoch(1).epoch.val_accuracy is not None
+
+    def test_a_generator_of_their_own_begins_each_epoch_alike_after_a_resume(self, tmp_path: Path) -> None:
+        spec = spec_of(f"{TINY}:bare", data={"name": f"{TINY}:own_generator"}, epochs=2)
+        with training(spec) as run:
+            whole = [epoch.train_loss for epoch in run.all()]
+        with training(spec, tmp_path / "one.pt") as run:
+            first = run.epoch(1).epoch.train_loss
+        with training(spec, tmp_path / "one.pt") as run:
+            assert [first, *(epoch.train_loss for epoch in run.all())] == whole
+
+    def test_tokens_train_a_model_that_reads_them(self, tmp_path: Path) -> None:
+        file = tmp_path / "tokens.py"
+        file.write_text(
+            "import torch\n\ndef loaders():\n    tokens = torch.arange(36).view(4, 9)\n"
+            "    return [(tokens[:, :-1], tokens[:, 1:])], [(tokens[:, :-1], tokens[:, 1:])]\n"
+        )
+        workload = {"image_size": None, "batch": None}
+        with training(spec_of("transformer", data={"name": f"{file}:loaders"}, workload=workload)) as run:
+            assert run.epoch(1).epoch.val_accuracy is not None
+            assert run.prepared.workload.items_per_step == 4
+
     def test_the_batch_goes_to_those_who_take_one(self) -> None:
         data = open_data(DataSpec(name=f"{TINY}:loaders"), WorkloadSpec(model="simple_cnn", task="train", batch=24))
         assert isinstance(data, LoaderData)
         assert len(next(iter(data.train))[1]) == 24
+
+
+class TestABatch:
+    IMAGES, CLASSES = torch.zeros(4, 3, 8, 8), torch.tensor([1, 2, 3, 4])
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            (IMAGES, CLASSES),
+            [IMAGES.numpy(), CLASSES.tolist()],
+            {"image": IMAGES, "label": CLASSES.numpy()},
+            {"x": IMAGES, "labels": CLASSES, "file": ["a", "b", "c", "d"]},
+        ],
+    )
+    def test_is_a_pair_or_a_dict(self, batch: Any) -> None:
+        parted = part_batch(batch, ["x"])
+        inputs = parted.inputs["x"] if isinstance(parted.inputs, dict) else parted.inputs
+        assert torch.equal(inputs, self.IMAGES)
+        assert torch.equal(parted.targets, self.CLASSES)
+        assert parted.count == 4
+
+    def test_a_model_that_takes_its_labels_gets_them(self) -> None:
+        parted = part_batch({"input_ids": self.IMAGES, "labels": self.CLASSES}, ["input_ids", "labels"])
+        assert parted.inputs.keys() == {"input_ids", "labels"}
+
+    @pytest.mark.parametrize(
+        ("batch", "complaint"),
+        [
+            ((IMAGES, CLASSES, CLASSES), "gave tuple of 3; each batch must be"),
+            (IMAGES, "gave Tensor; each batch must be"),
+            ({"image": IMAGES, "mask": CLASSES}, "a dict of image, mask, none of which is labels"),
+            ({"image": IMAGES, "more": IMAGES, "y": CLASSES}, "a dict of image, more, y; the model takes x"),
+            ((IMAGES, ["cat", "dog"]), "targets without a tensor"),
+        ],
+    )
+    def test_that_is_neither_is_told(self, batch: Any, complaint: str) -> None:
+        with pytest.raises(BenchError, match=complaint):
+            part_batch(batch, ["x"])
 
 
 def test_learnable_data_are_the_same_whatever_the_seed_and_held_out_apart() -> None:

@@ -145,8 +145,23 @@ class UserBatches:
             self.steps = len(loader)
         except TypeError:
             self.steps = 0
+        parts = [loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
+        self._parts = [*parts, getattr(parts[2], "sampler", None)]
+        drawing = [getattr(part, "generator", None) for part in self._parts]
+        own = {
+            id(each): each
+            for each in drawing
+            if isinstance(each, torch.Generator) and each is not torch.default_generator
+        }
+        self._generators = [(each, each.initial_seed()) for each in own.values()]
 
     def begin(self, epoch: int) -> Iterator[Any]:
+        """An epoch begins with the same state whether those before it ran in this process or before a resume."""
+        for generator, seed in self._generators:
+            generator.manual_seed((seed + epoch - 1) % 2**63)
+        for part in self._parts:
+            if callable(tell := getattr(part, "set_epoch", None)):
+                tell(epoch - 1)
         return iter(self._loader)
 
     def close(self) -> None:

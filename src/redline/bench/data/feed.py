@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -19,10 +20,12 @@ from torch.utils.data._utils import signal_handling
 from redline.bench.data.batches import augmented
 from redline.bench.data.source import ImageData, Samples
 from redline.bench.device.base import Device
-from redline.bench.device.failure import loader_trouble
+from redline.bench.device.failure import is_out_of_memory, loader_trouble, one_line
 from redline.bench.workload.inputs import Inputs
 from redline.errors import BenchError
 
+TARGETS = ("labels", "label", "targets", "target", "y")
+EXPECTED = "each batch must be (inputs, targets), or a dict with " + " or ".join(TARGETS)
 AHEAD = 2
 """Batches the prefetcher keeps on the device."""
 
@@ -77,20 +80,74 @@ class ImageArrival:
 class UserArrival:
     """Copies what the user's loader gives, whatever it is made of."""
 
-    def __init__(self, device: Device, form: Callable[[Any], Inputs]) -> None:
-        self._device, self._form = device.torch_device, form
+    def __init__(self, device: Device, form: Callable[[Any], Inputs], takes: Collection[str] | None) -> None:
+        self._device, self._form, self._takes = device.torch_device, form, takes
 
     def __call__(self, batch: Any) -> Arrived:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise BenchError("user", f"the loader gave {type(batch).__name__}; each batch must be (inputs, targets)")
+        parted = part_batch(batch, self._takes)
         inputs, targets = pytree.tree_map_only(
-            Tensor, lambda leaf: leaf.to(self._device, non_blocking=True), tuple(batch)
+            Tensor, lambda leaf: leaf.to(self._device, non_blocking=True), (parted.inputs, parted.targets)
         )
         args, kwargs = self._form(inputs)
-        sized = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim]
-        if not sized:
-            raise BenchError("user", "the loader gave targets without a tensor; each batch must be (inputs, targets)")
-        return Arrived(args, kwargs, targets, len(sized[0]))
+        return Arrived(args, kwargs, targets, parted.count)
+
+
+@dataclass(frozen=True)
+class Parted:
+    inputs: Any
+    targets: Any
+    count: int
+
+
+def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
+    """A batch of the user's loader as inputs and targets: a pair, or a dict with one of `TARGETS`.
+
+    `takes`: the names that the model's `forward` takes; None where they are not known or it takes any. Of a dict the
+    model gets what it takes, the targets too where it asks for them.
+    """
+    if isinstance(batch, Mapping):
+        inputs, targets = _from_dict(batch, takes)
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        inputs, targets = batch
+    else:
+        many = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise BenchError("user", f"the loader gave {type(batch).__name__}{many}; {EXPECTED}")
+    inputs = _tensors(inputs)
+    targets = torch.tensor(targets) if _are_numbers(targets) else _tensors(targets)
+    sized = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim]
+    if not sized:
+        raise BenchError("user", f"the loader gave targets without a tensor; {EXPECTED}")
+    return Parted(inputs, targets, len(sized[0]))
+
+
+def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple[Any, Any]:
+    name = next((name for name in TARGETS if name in batch), None)
+    if name is None:
+        raise BenchError(
+            "user", f"the loader gave a dict of {', '.join(map(str, batch))}, none of which is {' or '.join(TARGETS)}"
+        )
+    rest = {key: value for key, value in batch.items() if key != name}
+    taken = rest if takes is None else {key: value for key, value in rest.items() if key in takes}
+    if takes is not None and name in takes:
+        taken = {**taken, name: batch[name]}
+    if not taken.keys() - {name}:
+        if len(rest) != 1:
+            raise BenchError(
+                "user",
+                f"the loader gave a dict of {', '.join(map(str, batch))}; the model takes {', '.join(takes or ())}",
+            )
+        return next(iter(rest.values())), batch[name]  # the one thing there is, whatever the model calls it
+    return taken, batch[name]
+
+
+def _tensors(parts: Any) -> Any:
+    return pytree.tree_map_only(np.ndarray, torch.from_numpy, parts)
+
+
+def _are_numbers(targets: Any) -> bool:
+    return (
+        isinstance(targets, list | tuple) and bool(targets) and all(isinstance(each, int | float) for each in targets)
+    )
 
 
 class WorkerWatch:
@@ -198,7 +255,7 @@ class Feed:
 
     def _take(self) -> Arrived | None:
         if self._lane is None:
-            batch = _next(self._batches)
+            batch = next_of(self._batches)
             return None if batch is None else self._arrive(batch)
         made = self._from_thread() if self._queue is not None else (self._next or self._started())
         if made is None:
@@ -215,7 +272,7 @@ class Feed:
 
     def _started(self) -> tuple[Arrived, Any] | None:
         assert self._lane is not None
-        batch = _next(self._batches)
+        batch = next_of(self._batches)
         return None if batch is None else self._lane.run(lambda: self._arrive(batch))
 
     def _from_thread(self) -> tuple[Arrived, Any] | None:
@@ -269,7 +326,12 @@ def loader_errors() -> Iterator[None]:
         raise BenchError(*trouble) from error
 
 
-def _next(batches: Iterator[Any]) -> Any:
+def next_of(batches: Iterator[Any]) -> Any:
     """None after the last."""
     with loader_errors():
-        return next(batches, None)
+        try:
+            return next(batches, None)
+        except Exception as error:
+            if loader_trouble(error) is not None or is_out_of_memory(error) or isinstance(error, BenchError):
+                raise
+            raise BenchError("user", f"the loader raised {one_line(error)}") from error

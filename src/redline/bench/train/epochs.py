@@ -16,7 +16,6 @@ from torch import Tensor
 from redline.bench.data.feed import loader_errors
 from redline.bench.device.base import Device
 from redline.bench.measure.blocks import Sampling, quiet_collector
-from redline.bench.train.loss import class_axis, main_logits
 from redline.bench.train.steps import Stepper, Timeline, sums
 from redline.environment import Memory
 from redline.errors import BenchError
@@ -173,15 +172,15 @@ class Training:
             raise BenchError(
                 "numerics",
                 f"the loss was no longer a number in epoch {number}, by step {steps} (highest learning rate "
-                f"{self._highest_rate:g}): lower the learning rate, or use another number format",
+                f"{self._highest_rate:g}): lower the learning rate, use another number format, or look for inputs that are no numbers",
             )
 
     def _validate(self, number: int) -> tuple[float, float | None]:
         """Loss and accuracy on the held-out part, eagerly and in the recipe's number format."""
         stepper, where = self._stepper, self._device.torch_device
         model = stepper.setup.workload.model
-        losses, right = torch.zeros((), device=where), torch.zeros((), device=where)
-        samples, judged, told = 0, 0, time.perf_counter()
+        losses, right, judged = (torch.zeros((), device=where) for _ in range(3))
+        samples, told = 0, time.perf_counter()
         model.eval()
         try:
             with torch.no_grad(), stepper.feed(stepper.supply.validation.begin(1), held_out=True) as feed:
@@ -192,10 +191,10 @@ class Training:
                         loss = stepper.loss(output)
                     losses.add_(loss.float(), alpha=batch.count)
                     samples += batch.count
-                    if isinstance(batch.targets, Tensor) and not batch.targets.is_floating_point():
-                        logits = main_logits(output)
-                        right.add_((logits.argmax(class_axis(logits)) == batch.targets).sum())
-                        judged += batch.targets.numel()
+                    answers = stepper.loss.answers(output)
+                    if answers is not None:
+                        right.add_(answers.right)
+                        judged.add_(answers.judged)
                     feed.ahead()
                     if time.perf_counter() - told > TELL_EVERY_S:
                         told = time.perf_counter()
@@ -204,7 +203,7 @@ class Training:
             model.train()
         if not samples:
             raise BenchError("user", "the validation loader gave no batch")
-        return float(losses) / samples, float(right) / judged if judged else None
+        return float(losses) / samples, float(right) / float(judged) if judged else None
 
 
 class RunningLoss:

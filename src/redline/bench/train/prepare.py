@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from redline.bench.data.batches import Batches, DeviceBatches, LoadedBatches, Order, Reader, UserBatches
-from redline.bench.data.feed import Arrived, ImageArrival, UserArrival
+from redline.bench.data.feed import Arrived, ImageArrival, Parted, UserArrival, next_of, part_batch
 from redline.bench.data.source import Data, ImageData, LoaderData, Samples
 from redline.bench.device.base import Device
 from redline.bench.device.failure import one_line
@@ -42,10 +43,11 @@ HIGHEST_RATE = 0.8
 """Of SGD, whose rate grows with the batch."""
 
 
-def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None]:
+def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
     """The spec with the batch, image size, classes and stem that the data ask for, where it names none.
 
-    And the pixels per side that the model will see. A model that is built elsewhere is not told: it takes what comes.
+    And the pixels per side that the model will see, and inputs as the data give them. A model that is built elsewhere is
+    not told of sizes: it takes what comes.
     """
     workload = spec.workload
     size: int | None
@@ -55,27 +57,38 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None]:
         if batch > len(data.train):
             raise SpecError(f"batch must be {len(data.train)} or less with so many training samples, got {batch}")
         size, classes = workload.image_size or data.size, workload.classes or data.classes
+        inputs: Any = torch.zeros(batch, len(data.mean), size, size)
     else:
-        inputs, count = _first_of(data)
-        batch, size, classes = count, _image_size(inputs, workload), workload.classes or data.classes
+        first = _first_of(data)
+        inputs, batch = first.inputs, first.count
+        size, classes = _image_size(inputs, workload), workload.classes or data.classes
     source = source_of(workload)
     if source.is_built_elsewhere:
         workload = msgspec.structs.replace(workload, batch=batch, image_size=None)
-        return msgspec.structs.replace(spec, workload=workload), size
-    if classes is None:
+        return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
+    if size is None:
+        workload = msgspec.structs.replace(workload, sequence_length=workload.sequence_length or _length(inputs))
+    elif classes is None:
         raise SpecError(f"{data.name} does not say how many classes there are: give --classes")
     workload = msgspec.structs.replace(workload, batch=batch, image_size=size, classes=classes)
     source.check(workload)
     if workload.stem is None and size is not None and source.has_stem(workload):
         workload = msgspec.structs.replace(workload, stem="cifar" if size <= CIFAR_STEM_UP_TO else "imagenet")
-    return msgspec.structs.replace(spec, workload=workload), size
+    return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
 
 
-def _first_of(data: LoaderData) -> tuple[Any, int]:
-    batch = next(iter(data.train), None)
-    if not isinstance(batch, tuple | list) or len(batch) != 2 or not hasattr(batch[1], "__len__"):
-        raise BenchError("user", f"{data.name} gave {type(batch).__name__}; each batch must be (inputs, targets)")
-    return batch[0], len(batch[1])
+def _first_of(data: LoaderData) -> Parted:
+    batch = next_of(iter(data.train))
+    if batch is None:
+        raise BenchError("user", "the training loader gave no batch")
+    return part_batch(batch)
+
+
+def _length(inputs: Any) -> int | None:
+    """Of the token sequences among the inputs: whole numbers by sample and position."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    tokens = [each for each in tensors if each.ndim == 2 and not each.is_floating_point()]
+    return int(tokens[0].shape[1]) if tokens else None
 
 
 def _image_size(inputs: Any, workload: WorkloadSpec) -> int | None:
@@ -92,7 +105,7 @@ def supply_of(
     changes: list[InputChange] = []
     form = _form(workload, changes)
     if isinstance(data, LoaderData):
-        arrive = UserArrival(device, form)
+        arrive = UserArrival(device, form, _names_taken(workload.model))
         supply = Supply(
             train=lambda workers: UserBatches(data.train),
             validation=UserBatches(data.validation),
@@ -147,6 +160,18 @@ def _form(workload: Workload, changes: list[InputChange]) -> Callable[[Any], Inp
         return args, kwargs
 
     return form
+
+
+def _names_taken(model: torch.nn.Module) -> list[str] | None:
+    """What `forward` may be given by name; None where it takes any name."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return None
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
+    return [each.name for each in parameters if each.kind not in variable]
 
 
 def take_over(workload: Workload, first: Arrived, data: Data) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from redline.bench.workload.batch import resize, size_along
 from redline.bench.workload.independence import find_axes
-from redline.bench.workload.inputs import seeded
+from redline.bench.workload.inputs import Inputs, seeded
 from redline.bench.workload.source import SOURCES, ExampleCode, Source
 from redline.bench.workload.workload import Workload
 from redline.errors import MissingExtra, SpecError, UnknownName
@@ -19,15 +19,18 @@ from redline.questions import ModelName
 from redline.spec import WorkloadSpec
 
 
-def build_workload(spec: WorkloadSpec, seed: int, within: AbstractContextManager[Any] | None = None) -> Workload:
+def build_workload(
+    spec: WorkloadSpec, seed: int, within: AbstractContextManager[Any] | None = None, inputs: Inputs | None = None
+) -> Workload:
     """The model with its inputs on the CPU. The same seed gives the same weights and inputs.
 
-    `within` is held while the source builds: a mode that gives tensors no memory.
+    `within` is held while the source builds: a mode that gives tensors no memory. `inputs`: a batch of the data that the
+    model is built for.
     """
     source = source_of(spec)
     source.check(spec)
     with seeded(seed), within or nullcontext():
-        return source.build(spec, seed)
+        return source.build(spec, seed) if inputs is None else source.build_for(spec, seed, inputs)
 
 
 def settle_batch(workload: Workload, spec: WorkloadSpec, *, ask: bool = True) -> None:

@@ -143,10 +143,16 @@ def workload_of(
     notes: list[Note],
     known: KnownBatch | None = None,
     again: Callable[[int, int | None], Inputs] | None = None,
+    data: Inputs | None = None,
 ) -> Workload:
-    """A workload of what was handed over, with the batch that is known so far; `settle_batch` does the rest."""
+    """A workload of what was handed over, with the batch that is known so far; `settle_batch` does the rest.
+
+    `data`: inputs of the data it is to be trained on, which stand in for those that were not given.
+    """
     model = handed.model
-    if handed.inputs is None:
+    if handed.inputs is None and data is not None:
+        inputs = data
+    elif handed.inputs is None:
         inputs, known = _images(spec, whose, notes)
     else:
         inputs = handed.inputs

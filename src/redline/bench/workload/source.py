@@ -10,6 +10,7 @@ from torch import nn
 
 from redline.bench.workload.decoder import Decoder, WriterCode
 from redline.bench.workload.hf_decoder import writer_code
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.workload import Workload
 from redline.errors import SpecError
 from redline.names import SOURCES_GROUP
@@ -53,6 +54,10 @@ class Source(ABC):
     @abstractmethod
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
         """The workload of a checked spec, on the CPU; random state is already seeded."""
+
+    def build_for(self, spec: WorkloadSpec, seed: int, inputs: Inputs) -> Workload:
+        """The workload of a checked spec for data that are there: `inputs` are of its first batch."""
+        return self.build(spec, seed)
 
     def task_of(self, spec: WorkloadSpec) -> Task:
         """The task of a checked spec, as this source understands it."""

@@ -15,6 +15,7 @@ from redline.bench.workload.called import NO_INPUTS, OwnStep
 from redline.bench.workload.decoder import generator_workload
 from redline.bench.workload.handed import sort_inputs, sort_out, workload_of, workload_of_step
 from redline.bench.workload.hf_decoder import own_decoder
+from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.source import SOURCES, Source, refuse_options
 from redline.bench.workload.workload import Workload, choose_batch
 from redline.errors import BenchError, SpecError
@@ -46,6 +47,12 @@ class LiveSource(Source):
         return Path(spec.artifact or "").stem  # the desk names the file by its content
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
+        return self._build(spec, seed, None)
+
+    def build_for(self, spec: WorkloadSpec, seed: int, inputs: Inputs) -> Workload:
+        return self._build(spec, seed, inputs)
+
+    def _build(self, spec: WorkloadSpec, seed: int, inputs: Inputs | None) -> Workload:
         whose = f"live model {spec.model}"
         opened = _open(spec)
         if spec.task == "step":
@@ -57,7 +64,7 @@ class LiveSource(Source):
             notes: list[Note] = []
             decoder = own_decoder(handed.model, spec, choose_batch(spec.batch, "generate", notes), seed, whose)
             return generator_workload(decoder, source="live", identity="live", seed=seed, notes=notes)
-        return workload_of(handed, spec, whose=whose, source="live", identity="live", seed=seed, notes=[])
+        return workload_of(handed, spec, whose=whose, source="live", identity="live", seed=seed, notes=[], data=inputs)
 
 
 def _open(spec: WorkloadSpec) -> Any:

@@ -66,6 +66,12 @@ class UserSource(Source):
         return code_fingerprint(path) if path is not None else ""
 
     def build(self, spec: WorkloadSpec, seed: int) -> Workload:
+        return self._build(spec, seed, None)
+
+    def build_for(self, spec: WorkloadSpec, seed: int, inputs: Inputs) -> Workload:
+        return self._build(spec, seed, inputs)
+
+    def _build(self, spec: WorkloadSpec, seed: int, inputs: Inputs | None) -> Workload:
         if spec.task == "generate":
             return self._generator(spec, seed)
         place, name = _split(spec.model)
@@ -94,6 +100,7 @@ class UserSource(Source):
             notes=notes,
             known=known,
             again=make.inputs,
+            data=inputs,
         )
 
     def _generator(self, spec: WorkloadSpec, seed: int) -> Workload:
