@@ -32,6 +32,15 @@ class Harmful:
         return Path.touch, (self._path,)
 
 
+def classes_in(folder: Path, **pictures: int) -> Path:
+    """The folder with so many pictures per class."""
+    for name, count in pictures.items():
+        (folder / name).mkdir()
+        for number in range(count):
+            Image.new("RGB", (8, 8)).save(folder / name / f"{number}.png")
+    return folder
+
+
 @pytest.fixture
 def cifar(tmp_path: Path) -> Path:
     """Files in the published format: five batches and a test batch of pickled dicts with bytes for keys."""
@@ -163,6 +172,8 @@ class TestImageFolder:
             (lambda folder: folder / "nosuch", "no such folder"),
             (lambda folder: (folder / "empty").mkdir() or folder / "empty", "must hold one folder per class"),
             (lambda folder: (folder / "half" / "train").mkdir(parents=True) or folder / "half", "train but no val"),
+            (lambda folder: classes_in(folder, cats=2, dogs=0), "dogs is a class without images"),
+            (lambda folder: classes_in(folder, cats=3), "has but one class, cats"),
         ],
     )
     def test_folders_that_are_none_are_told(self, tmp_path: Path, prepare: Any, complaint: str) -> None:

@@ -131,12 +131,12 @@ def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple
     if takes is not None and name in takes:
         taken = {**taken, name: batch[name]}
     if not taken.keys() - {name}:
-        if len(rest) != 1:
-            raise BenchError(
-                "user",
-                f"the loader gave a dict of {', '.join(map(str, batch))}; the model takes {', '.join(takes or ())}",
-            )
-        return next(iter(rest.values())), batch[name]  # the one thing there is, whatever the model calls it
+        # Whatever the model calls it: the one thing there is, or the only one with more than a number per sample.
+        sized = [value for value in rest.values() if len(rest) == 1 or getattr(value, "ndim", 0) > 1]
+        if len(sized) != 1:
+            told = ", ".join(map(str, batch))
+            raise BenchError("user", f"the loader gave a dict of {told}; the model takes {', '.join(takes or ())}")
+        return sized[0], batch[name]
     return taken, batch[name]
 
 

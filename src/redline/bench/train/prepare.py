@@ -151,7 +151,9 @@ def _image_supply(spec: RunSpec, data: ImageData, size: int, device: Device, for
 
 def _form(workload: Workload, changes: list[InputChange]) -> Callable[[Any], Inputs]:
     """Inputs as this model takes them: by position, or by the name it gave its own."""
-    name = None if workload.args else next(iter(workload.kwargs), None)
+    takes = _names_taken(workload.model)
+    given = () if workload.args else workload.kwargs
+    name = next((name for name in given if takes is None or name in takes), None)
 
     def form(inputs: Any) -> Inputs:
         args, kwargs = ((), {name: inputs}) if name and isinstance(inputs, Tensor) else sort_inputs(inputs)

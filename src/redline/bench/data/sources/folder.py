@@ -97,10 +97,19 @@ class Pictures(Samples):
 
 def _listed(folder: Path) -> ImageFolder:
     try:
-        return ImageFolder(str(folder))
+        listed = ImageFolder(str(folder), allow_empty=True)
     except FileNotFoundError:
+        listed = None
+    filled = {label for _, label in listed.samples} if listed else set()
+    if listed is None or not filled:
         kinds = ", ".join(IMG_EXTENSIONS)
-        raise SpecError(f"{folder} must hold one folder per class, each with images ({kinds})") from None
+        raise SpecError(f"{folder} must hold one folder per class, each with images ({kinds})")
+    empty = [name for name, label in listed.class_to_idx.items() if label not in filled]
+    if empty:
+        raise SpecError(f"{folder / empty[0]} is a class without images: remove the folder, or fill it")
+    if len(filled) == 1:
+        raise SpecError(f"{folder} has but one class, {listed.classes[0]}: there is nothing to tell apart")
+    return listed
 
 
 def _split(files: Sequence[tuple[str, int]], size: int) -> tuple[Samples, Samples]:
