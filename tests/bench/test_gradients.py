@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.launch.ranks import free_port
+from redline.launch.fork import free_port
 
 SCRIPT = Path(__file__).parent.parent / "models" / "gradients.py"
 EXACT, ROUNDED = 1e-5, 2e-2

@@ -16,7 +16,8 @@ import pytest
 
 from redline.errors import UsageError
 from redline.launch import open_door
-from redline.launch.ranks import RankLine, _hanging, free_port, merged_block
+from redline.launch.fork import free_port
+from redline.launch.ranks import RankLine, _hanging, merged_block
 from redline.launch.torchrun import TOKEN, listen_at
 from redline.protocol import (
     AllReduce,

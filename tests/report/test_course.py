@@ -6,9 +6,9 @@ import msgspec
 from reported import race_records, sweep_records
 
 from redline.analyze.statistics import Interval
-from redline.cli.progress import LiveBatches, LiveObserver, in_columns
+from redline.cli.progress import LiveBatches, LiveObserver
 from redline.protocol import Progress
-from redline.report.course import Course, stage_words
+from redline.report.course import Course, in_columns, stage_words
 
 FIRST, SECOND, _ = race_records()
 

@@ -25,8 +25,8 @@ from redline.api.profile import ProfileResult
 from redline.api.race import RaceResult
 from redline.api.roofline import RooflineResult
 from redline.api.run import RunResult
+from redline.conditions import conditions_of
 from redline.errors import UsageError
-from redline.identity import conditions_of
 from redline.questions import HealthItem
 from redline.report.compare import compare_report
 from redline.report.doctor import health_report

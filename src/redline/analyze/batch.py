@@ -21,8 +21,8 @@ from redline.analyze.blocks import (
 from redline.analyze.knee import SATURATED, WELL_DESCRIBED, Saturation, StepTime, saturation
 from redline.analyze.statistics import percentile_ceiling
 from redline.analyze.summary import RunSummary, ThroughputInterval, summarize
+from redline.conditions import conditions_text
 from redline.errors import SpecError
-from redline.identity import conditions_text
 from redline.note import Note, note
 from redline.record import Failure, RunRecord
 from redline.spec import Frozen, Task

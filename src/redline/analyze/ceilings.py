@@ -7,8 +7,8 @@ from pathlib import Path
 from redline.analyze.advice import command_line
 from redline.analyze.profile import Profile
 from redline.analyze.roofline import Datasheet, Roofline, roofline_of
+from redline.conditions import conditions_text
 from redline.errors import UsageError
-from redline.identity import conditions_text
 from redline.note import Note
 from redline.record import RunRecord
 from redline.spec import Frozen

@@ -30,7 +30,7 @@ from redline.analyze.profile_ranks import (
     with_waiting,
     works_of,
 )
-from redline.identity import conditions_text
+from redline.conditions import conditions_text
 from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen

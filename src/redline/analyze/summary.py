@@ -32,8 +32,9 @@ from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
 from redline.analyze.training import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
+from redline.conditions import Conditions, conditions_of
 from redline.environment import Memory
-from redline.identity import Conditions, batch_of, conditions_of
+from redline.identity import batch_of
 from redline.record import (
     BatchOrigin,
     Block,

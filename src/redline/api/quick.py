@@ -12,7 +12,7 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
-from redline.analyze.batch import BatchFinding, BatchTrial, Purpose
+from redline.analyze.batch import BatchFinding
 from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
@@ -24,23 +24,20 @@ from redline.api.train import DEFAULT_DATA, DataSettings, ModelSettings, train_s
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, SpecError, UsageError
 from redline.protocol import Profile as ProfileRequest
-from redline.protocol import Progress
 from redline.record import RunRecord
-from redline.report.batch import trial_line
 from redline.report.contents import Contents, contents_of
+from redline.report.course import CollectingObserver, LineObserver
 from redline.report.dashboard import dashboard
 from redline.report.export import JsonDocument, json_document
 from redline.report.folder import ReportFiles, write_folder
 from redline.report.notebook import Bars, Shown
 from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
-from redline.report.terminal import as_text, make_console, one_line
-from redline.report.train import epoch_line, figure, rate
-from redline.search.observer import Observer
+from redline.report.terminal import one_line
+from redline.report.train import figure, rate
 from redline.search.train import After
 from redline.spec import Frozen, MeasureSpec, RunSpec
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
-from redline.training import Epoch
 from redline.units import format_bytes, format_seconds, format_share
 
 ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
@@ -404,42 +401,3 @@ def _side_cells(side: QuickSide) -> list[str]:
         format_seconds(side.epoch_s),
         format_share(side.accuracy) if side.accuracy is not None else "n/a",
     ]
-
-
-class CollectingObserver(Observer):
-    """Remembers every finished record."""
-
-    def __init__(self) -> None:
-        self.records: list[RunRecord] = []
-
-    def closed(self, record: RunRecord) -> None:
-        self.records.append(record)
-
-
-class LineObserver(CollectingObserver):
-    """A plain line per event on stderr, which a notebook shows as it comes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._console = make_console(stderr=True)
-
-    def waiting(self, holder: str) -> None:
-        self._say(f"waiting for the GPU: {holder} is using it")
-
-    def trying(self, batch: int, purpose: Purpose) -> None:
-        self._say(f"batch search: trying {batch}")
-
-    def tried(self, trial: BatchTrial) -> None:
-        self._say(as_text(trial_line(trial)).strip())
-
-    def epoch(self, record: RunRecord, epoch: Epoch) -> None:
-        assert record.spec.train is not None
-        item = record.prepared.workload.item if record.prepared else "items"
-        self._say(f"batch {record.spec.workload.batch}, {epoch_line(epoch, record.spec.train.epochs, item)}")
-
-    def progress(self, record: RunRecord, progress: Progress) -> None:
-        if progress.stage == "profile":
-            self._say("profiling a few steps")
-
-    def _say(self, line: str) -> None:
-        self._console.print(Text(one_line(line)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redline.analyze.summary import RunSummary, summarize
 from redline.api.workspace import Workspace, use
-from redline.identity import Conditions, conditions_of
+from redline.conditions import Conditions, conditions_of
 from redline.record import RunRecord
 from redline.report.show import Listed
 from redline.spec import MOST_ROWS, require_range

@@ -22,7 +22,7 @@ from redline.analyze.sweep import Estimate
 from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import search_title, trial_header, trial_line
-from redline.report.course import Course, ended_words, stage_words
+from redline.report.course import Course, ended_words, in_columns, shortened, stage_words
 from redline.report.folder import ReportFiles
 from redline.report.race import pair_line
 from redline.report.sweep import estimate_text
@@ -181,17 +181,6 @@ class LiveObserver(Observer):
 
 ROOM = 14
 """Columns of the spinner and the clock."""
-
-
-def in_columns(name: str, words: str, width: int) -> str:
-    """A name and what it is doing on one line: the words are cut last, since they have the numbers."""
-    room = max(12, min(44, width - len(words) - 1))
-    return shortened(f"{shortened(name, room):<{min(room, 44)}} {words}", width)
-
-
-def shortened(text: str, width: int) -> str:
-    line = one_line(text)
-    return line if len(line) <= width else f"{line[: max(width - 1, 1)]}…"
 
 
 class LiveSweep(LiveObserver):

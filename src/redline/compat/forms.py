@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,12 @@ import msgspec
 
 from redline.report.export import json_document
 from redline.spec import Frozen
+from redline.units import printable
 from redline.work import ModuleWork, WorkCount
+
+if TYPE_CHECKING:
+    from redline.bench.micro import Iteration, MicroBench
+    from redline.bench.workload.ranks import Rank
 
 if TYPE_CHECKING:
     from redline.bench.micro import MicroBench
@@ -279,3 +285,31 @@ def write_csv(path: Path, found: Figures) -> None:
 def write_json(path: Path, found: Figures) -> None:
     fields = {**msgspec.to_builtins(found), "throughput_per_s": found.per_s}
     path.write_text(json_document("micro", fields), encoding="utf-8")
+
+
+def is_finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+def iteration_line(word: str, each: Iteration) -> str:
+    return f"{word} {each.number}: Loss = {each.loss:.4f}, Time = {each.seconds:.{_digits(each.seconds)}f} seconds"
+
+
+def _digits(seconds: float) -> int:
+    """Enough to see three figures of a short iteration."""
+    return 3 if seconds >= 0.1 else 4 if seconds >= 0.01 else 6
+
+
+class Printer:
+    """Lines on stdout, each named after its GPU where there are several."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._prefix = f"[GPU {rank.number}] " if rank.world > 1 else ""
+
+    def __call__(self, *lines: str) -> None:
+        self.plain(*(f"{self._prefix}{line}" if line and self._prefix else line for line in lines))
+
+    def plain(self, *lines: str) -> None:
+        # One write per call: several ranks share the terminal. A profiler's table is one text of many lines.
+        sys.stdout.write("".join(f"{printable(line)}\n" for text in lines for line in text.split("\n")))
+        sys.stdout.flush()

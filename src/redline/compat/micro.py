@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from redline.compat.forms import (
     Figures,
+    Printer,
     echo,
     flops_form,
+    is_finite,
+    iteration_line,
     public_lines,
     summary_block,
     tables_form,
@@ -266,7 +269,7 @@ def _run(asked: Asked, rank: Rank) -> int:
     local = asked.batch // rank.world + (rank.number < asked.batch % rank.world) if by_torchrun else asked.batch
     if local < 1:
         raise SpecError(f"--batch-size {asked.batch} leaves nothing for rank {rank.number} of {rank.world}")
-    say = _Printer(rank)
+    say = Printer(rank)
     if by_torchrun and rank.number == 0:
         say.plain("**** Launching with torchrun ****", "Setting up process group...")
     spec = MicroSpec(
@@ -290,7 +293,7 @@ def _run(asked: Asked, rank: Rank) -> int:
     return 0
 
 
-def _measure(asked: Asked, bench: MicroBench, rank: Rank, local: int, say: _Printer) -> None:
+def _measure(asked: Asked, bench: MicroBench, rank: Rank, local: int, say: Printer) -> None:
     say("", "Loading model...")
     bench.prepare()
     say("Model loaded successfully.", "")
@@ -303,12 +306,12 @@ def _measure(asked: Asked, bench: MicroBench, rank: Rank, local: int, say: _Prin
         if each.number == 0 and asked.compile_mode is not None:
             compile_s = each.seconds
             say("Compilation complete.")
-        say(_line("Warmup iteration", each))
+        say(iteration_line("Warmup iteration", each))
     say("Warmup complete.", "", "Running timed iterations...")
     timed = []
     for each in bench.timed(asked.iterations):
         timed.append(each)
-        say(_line("Epoch", each))
+        say(iteration_line("Epoch", each))
     figures = _figures(asked, bench, rank, local, timed, compile_s, tuple(warmup))
     if rank.number == 0:
         say.plain(*summary_block(figures), "", *public_lines(figures))
@@ -337,7 +340,7 @@ def _figures(
     warmup_times: tuple[float, ...],
 ) -> Figures:
     times = [each.seconds for each in timed]
-    if not all(map(_is_finite, (each.loss for each in timed))):
+    if not all(map(is_finite, (each.loss for each in timed))):
         print("warning: the loss is not finite", file=sys.stderr)  # noqa: T201
     mean = statistics.fmean(times)
     slowest = max(bench.gathered(mean))
@@ -364,19 +367,6 @@ def _figures(
     )
 
 
-def _is_finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
-
-
-def _line(word: str, each: Iteration) -> str:
-    return f"{word} {each.number}: Loss = {each.loss:.4f}, Time = {each.seconds:.{_digits(each.seconds)}f} seconds"
-
-
-def _digits(seconds: float) -> int:
-    """Enough to see three figures of a short iteration."""
-    return 3 if seconds >= 0.1 else 4 if seconds >= 0.01 else 6
-
-
 def _write(asked: Asked, figures: Figures) -> None:
     try:
         if asked.csv is not None:
@@ -385,21 +375,6 @@ def _write(asked: Asked, figures: Figures) -> None:
             write_json(asked.json, figures)
     except OSError as error:
         raise SpecError(f"cannot write {error.filename}: {error.strerror}") from None
-
-
-class _Printer:
-    """Lines on stdout, each named after its GPU where there are several."""
-
-    def __init__(self, rank: Rank) -> None:
-        self._prefix = f"[GPU {rank.number}] " if rank.world > 1 else ""
-
-    def __call__(self, *lines: str) -> None:
-        self.plain(*(f"{self._prefix}{line}" if line and self._prefix else line for line in lines))
-
-    def plain(self, *lines: str) -> None:
-        # One write per call: several ranks share the terminal. A profiler's table is one text of many lines.
-        sys.stdout.write("".join(f"{printable(line)}\n" for text in lines for line in text.split("\n")))
-        sys.stdout.flush()
 
 
 def script() -> None:

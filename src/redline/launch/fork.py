@@ -19,8 +19,15 @@ from typing import IO, Any
 import msgspec
 
 from redline.errors import DoorError
-from redline.launch.connection import WorkerDoor, WorkerSession, current_folder, log_tail, paths_of, worker_log
-from redline.launch.ranks import RankLine, RanksSession, free_port
+from redline.launch.connection import (
+    WorkerDoor,
+    WorkerSession,
+    current_folder,
+    log_tail,
+    paths_of,
+    worker_log,
+)
+from redline.launch.ranks import RankLine, RanksSession
 from redline.processes import keep_standard_descriptors
 from redline.spec import LaunchSpec, RunSpec
 
@@ -206,3 +213,9 @@ def shared_server() -> ForkServer:
         _server = ForkServer()
         atexit.register(_server.close)
     return _server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

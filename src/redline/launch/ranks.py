@@ -290,12 +290,6 @@ class RanksSession(Session):
         self._log.close()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _for_rank(request: Request, rank: int) -> Request:
     """Each rank writes its own trace."""
     if not isinstance(request, Profile) or not request.path:

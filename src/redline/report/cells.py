@@ -11,7 +11,7 @@ from rich.text import Text
 from redline.analyze.recommend import interval_text
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import error_text
-from redline.identity import condition_words
+from redline.conditions import condition_words
 from redline.record import Numerics
 from redline.report.terminal import GAP, make_table
 from redline.units import format_bytes, format_count, format_seconds, format_share, significant

@@ -9,12 +9,20 @@ import math
 import time
 from collections.abc import Callable
 
+from rich.text import Text
+
+from redline.analyze.batch import BatchTrial, Purpose
 from redline.analyze.bound import step_s
 from redline.analyze.recommend import rate_text
 from redline.analyze.statistics import Interval
 from redline.protocol import Progress
 from redline.record import RunRecord
+from redline.report.batch import trial_line
+from redline.report.terminal import as_text, make_console, one_line
+from redline.report.train import epoch_line
+from redline.search.observer import Observer
 from redline.spec import MeasureSpec
+from redline.training import Epoch
 from redline.units import format_seconds, format_share
 
 WORDS = {
@@ -162,3 +170,53 @@ def _rounds_needed(measure: MeasureSpec, rounds: int, interval: Interval | None,
     if interval is None:
         return most
     return min(max(rounds * (interval.half_width / target) ** 2, measure.min_rounds), most)
+
+
+class CollectingObserver(Observer):
+    """Remembers every finished record."""
+
+    def __init__(self) -> None:
+        self.records: list[RunRecord] = []
+
+    def closed(self, record: RunRecord) -> None:
+        self.records.append(record)
+
+
+class LineObserver(CollectingObserver):
+    """A plain line per event on stderr, which a notebook shows as it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = make_console(stderr=True)
+
+    def waiting(self, holder: str) -> None:
+        self._say(f"waiting for the GPU: {holder} is using it")
+
+    def trying(self, batch: int, purpose: Purpose) -> None:
+        self._say(f"batch search: trying {batch}")
+
+    def tried(self, trial: BatchTrial) -> None:
+        self._say(as_text(trial_line(trial)).strip())
+
+    def epoch(self, record: RunRecord, epoch: Epoch) -> None:
+        assert record.spec.train is not None
+        item = record.prepared.workload.item if record.prepared else "items"
+        self._say(f"batch {record.spec.workload.batch}, {epoch_line(epoch, record.spec.train.epochs, item)}")
+
+    def progress(self, record: RunRecord, progress: Progress) -> None:
+        if progress.stage == "profile":
+            self._say("profiling a few steps")
+
+    def _say(self, line: str) -> None:
+        self._console.print(Text(one_line(line)))
+
+
+def in_columns(name: str, words: str, width: int) -> str:
+    """A name and what it is doing on one line: the words are cut last, since they have the numbers."""
+    room = max(12, min(44, width - len(words) - 1))
+    return shortened(f"{shortened(name, room):<{min(room, 44)}} {words}", width)
+
+
+def shortened(text: str, width: int) -> str:
+    line = one_line(text)
+    return line if len(line) <= width else f"{line[: max(width - 1, 1)]}…"

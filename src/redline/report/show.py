@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.analyze.summary import RunSummary
-from redline.identity import Conditions, condition_words
+from redline.conditions import Conditions, condition_words
 from redline.record import BatchOrigin
 from redline.report.cells import generation_cells, limit_lines, ratio_cell, rounded, trust_cell
 from redline.report.run import FittingTable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from itertools import accumulate
 from typing import Any, cast
 
@@ -23,11 +22,16 @@ from redline.testing.landscape import (
     Landscape,
     MemoryTruth,
     data_of,
+    device_info,
+    device_of,
+    environment_of,
     epoch_of,
     fed_of,
     generation_info_of,
     generation_parts_of,
+    kind_of,
     look_up,
+    workload_of,
 )
 from redline.training import Epoch
 
@@ -60,50 +64,6 @@ class FakeWorld:
         path: Floats = self.log_drift + np.cumsum(strides)
         self.log_drift = float(path[-1])
         return path
-
-
-def device_of(spec: RunSpec, truth: Landscape) -> str:
-    if spec.device != "auto":
-        return spec.device
-    return "cpu" if truth.device_kind == "cpu" else f"{truth.device_kind}:0"
-
-
-def kind_of(device: str) -> str:
-    return device.partition(":")[0]
-
-
-def device_info(device: str, truth: Landscape) -> environment.DeviceInfo:
-    kind, _, index = device.partition(":")
-    if kind == "cpu":
-        return environment.DeviceInfo(kind=kind, name="fake cpu", memory_bytes=truth.memory_limit_bytes)
-    return environment.DeviceInfo(
-        kind=kind,
-        index=int(index or 0),
-        name=f"fake {kind} device",
-        driver="fake",
-        memory_bytes=truth.memory_limit_bytes,
-    )
-
-
-def environment_of(device: str, truth: Landscape) -> environment.Environment:
-    return environment.Environment(
-        device=device_info(device, truth), hostname="fake", versions={"torch": "fake"}, logical_cores=truth.cores
-    )
-
-
-def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
-    model, info = spec.workload.model, generation_info_of(spec, truth)
-    return record.WorkloadInfo(
-        source="fake",
-        class_name=model,
-        parameters=0,
-        items_per_step=(spec.workload.batch or truth.default_batch) * (info.new_tokens if info is not None else 1),
-        batch=spec.workload.batch or truth.default_batch,
-        batch_from="source",
-        item="tok" if info is not None else "img",
-        model_hash=f"{zlib.crc32(model.encode()):08x}",
-        input_hash=f"{zlib.crc32(msgspec.json.encode(spec.workload)):08x}",
-    )
 
 
 UNCHECKED = Numerics(method="unchecked", reason=note("unchecked", "not checked: the spec asked for none"))

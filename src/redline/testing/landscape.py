@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from redline import environment, record
 from redline.environment import Memory
 from redline.questions import SwitchChoice
 from redline.record import Block, Failure, GenerationInfo, Numerics
@@ -248,3 +251,47 @@ def generation_parts_of(spec: RunSpec, truth: Landscape, times: NDArray[np.float
         "token_s": tuple(each.tolist()),
         "token_issue_s": tuple(issued.tolist()) if truth.device_kind != "cpu" and others else (),
     }
+
+
+def device_of(spec: RunSpec, truth: Landscape) -> str:
+    if spec.device != "auto":
+        return spec.device
+    return "cpu" if truth.device_kind == "cpu" else f"{truth.device_kind}:0"
+
+
+def kind_of(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def device_info(device: str, truth: Landscape) -> environment.DeviceInfo:
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return environment.DeviceInfo(kind=kind, name="fake cpu", memory_bytes=truth.memory_limit_bytes)
+    return environment.DeviceInfo(
+        kind=kind,
+        index=int(index or 0),
+        name=f"fake {kind} device",
+        driver="fake",
+        memory_bytes=truth.memory_limit_bytes,
+    )
+
+
+def environment_of(device: str, truth: Landscape) -> environment.Environment:
+    return environment.Environment(
+        device=device_info(device, truth), hostname="fake", versions={"torch": "fake"}, logical_cores=truth.cores
+    )
+
+
+def workload_of(spec: RunSpec, truth: Landscape) -> record.WorkloadInfo:
+    model, info = spec.workload.model, generation_info_of(spec, truth)
+    return record.WorkloadInfo(
+        source="fake",
+        class_name=model,
+        parameters=0,
+        items_per_step=(spec.workload.batch or truth.default_batch) * (info.new_tokens if info is not None else 1),
+        batch=spec.workload.batch or truth.default_batch,
+        batch_from="source",
+        item="tok" if info is not None else "img",
+        model_hash=f"{zlib.crc32(model.encode()):08x}",
+        input_hash=f"{zlib.crc32(msgspec.json.encode(spec.workload)):08x}",
+    )
