@@ -35,7 +35,7 @@ from redline.note import Note, note
 from redline.record import Capabilities, RunRecord
 from redline.spec import Frozen
 from redline.trace.classes import MEMORY_CLASSES
-from redline.trace.collectives import CollectiveRow, Straggler, collective_rows, host_calls, waiting_of
+from redline.trace.collectives import CollectiveRow, Straggler, collective_rows
 from redline.trace.columns import Lost, Trace, Work
 from redline.trace.critical import CriticalPath, critical_path
 from redline.trace.host import Host, HostView, Launches, host_of, launches_of
@@ -186,11 +186,7 @@ def profile_of(
     timeline = timeline_of(times)
     kernels, others = times_by_name(cut, [Work.KERNEL]), times_by_name(cut, [Work.COPY, Work.FILL])
     classes = class_rows(kernels, others) if has_device else class_rows(class_times(links))
-    losses, calls, waiting = losses_of(every)
-    if not has_device:
-        calls = [host_calls(each) for each in links]
-        waiting = waiting_of(calls)
-        losses = host_losses(calls, times, waiting)
+    losses, calls, waiting = losses_of(every) if has_device else host_losses(links, times)
     hardware = hardware_of(traces, record)
     phases, steps, rows = phases_of(hosts), steps_of(each), kernel_rows(kernels)
     tree = tree_of(links)

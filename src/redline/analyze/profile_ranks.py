@@ -13,7 +13,7 @@ import numpy as np
 from redline.note import Note, note
 from redline.spec import Frozen
 from redline.trace.classes import class_of
-from redline.trace.collectives import Calls, Waiting
+from redline.trace.collectives import Calls, Waiting, host_calls, waiting_of
 from redline.trace.columns import Trace, Work
 from redline.trace.idle import Idle, idle_of
 from redline.trace.intervals import seconds
@@ -159,11 +159,13 @@ def _time(nanoseconds: float) -> str:
     return format_seconds(nanoseconds / 1e9)
 
 
-def host_losses(calls: Sequence[Calls], times: Sequence[DeviceTime], waiting: Waiting) -> list[Loss]:
-    """What ranks without a device lose to communication, and to each other."""
+def host_losses(links: Sequence[Links], times: Sequence[DeviceTime]) -> tuple[list[Loss], list[Calls], Waiting]:
+    """What ranks without a device lose to communication, and to each other; and the collectives this rests on."""
+    calls = [host_calls(each) for each in links]
+    waiting = waiting_of(calls)
     exposed = sum(time.exposed_communication for time in times)
     if not exposed:
-        return []
+        return [], calls, waiting
     waits = [
         np.nan_to_num(each) if waiting.from_ranks else np.zeros(len(own))
         for own, each in zip(calls, waiting.waits, strict=True)
@@ -174,7 +176,7 @@ def host_losses(calls: Sequence[Calls], times: Sequence[DeviceTime], waiting: Wa
     found = [_loss("communication", exposed - waited, exposed, count)]
     if waited and waiting.late:
         found.append(_loss("straggler", waited, waited, count))
-    return found
+    return found, calls, waiting
 
 
 def _loss(code: LossCode, lost: int, most: int, count: int) -> Loss:

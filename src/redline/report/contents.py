@@ -92,18 +92,8 @@ def contents_of(
     rows, subjects = summarize(records, ceilings_of), subjects_of(records)
     lines = with_search_ratios(lines_of(records, rows), tunes)
     curves = curves_of(lines)
-    specs = {record.id: record.spec for record in records}
-    advice = recommend(curves, lines, specs)
-    # Of each record the line it is part of: a search's winner has the speed that the tables say it has.
-    joined = (
-        {
-            record.id: msgspec.structs.replace(line.row, record_id=record.id)
-            for line in lines
-            for record, _ in line.processes
-        }
-        if tunes
-        else {}
-    )
+    advice = recommend(curves, lines, {record.id: record.spec for record in records})
+    joined = _row_by_record(lines) if tunes else {}
     if tunes:
         by_record = {record.id: subject for record, subject in zip(records, subjects, strict=True)}
         advice = with_winners(advice, tunes, by_record, joined, lines)
@@ -124,14 +114,26 @@ def contents_of(
         lanes=_lanes(profiles),
         notes=_first(told),
         searches=tunes,
-        gain_paths=sorted(
-            [found for tune in tunes if (found := gain_path_of(tune, list(joined.values()))) is not None],
-            key=lambda path: -len(path.switches),
-        ),
+        gain_paths=_gain_paths(tunes, list(joined.values())),
         rooflines=roofline_charts(lines, ceilings_of) if ceilings_of else [],
         across=across,
         memories=memories,
     )
+
+
+def _row_by_record(lines: Sequence[Line]) -> dict[str, RunSummary]:
+    """Of each record the line it is part of: a search's winner has the speed that the tables say it has."""
+    return {
+        record.id: msgspec.structs.replace(line.row, record_id=record.id)
+        for line in lines
+        for record, _ in line.processes
+    }
+
+
+def _gain_paths(tunes: Sequence[TuneSummary], rows: Sequence[RunSummary]) -> list[GainPath]:
+    """The longest first."""
+    found = [path for tune in tunes if (path := gain_path_of(tune, rows)) is not None]
+    return sorted(found, key=lambda path: -len(path.switches))
 
 
 def _first(notes: Sequence[Note]) -> list[Note]:

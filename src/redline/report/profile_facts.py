@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from redline.analyze.generation import Generation
 from redline.analyze.profile import Profile
+from redline.trace.host import Launches
+from redline.trace.memory import MemoryLine
 from redline.trace.names import label_of
 from redline.units import format_bytes, format_seconds, format_share
 
@@ -48,29 +50,17 @@ def _is_kernel_table(profile: Profile) -> bool:
 
 
 def facts(profile: Profile) -> Iterator[tuple[str, str]]:
-    timeline, launches = profile.timeline, profile.launches
+    """Name and words of each line, in the order in which they are shown."""
     if profile.lost:
         yield "lost", "; ".join(profile.lost.reasons)
     if told := _hardware(profile):
         yield "device", told
     yield "bound", f"{profile.bound.label}: {profile.bound.evidence}"
-    if profile.host.ratio is None and not profile.has_device:
-        yield "timeline", f"{told_time(timeline.span_s)}, in operators {told_part(timeline.busy_s, timeline.span_s)}"
-    elif _is_kernel_table(profile):
-        talking = f", of it communicating {told_time(timeline.communication_s)}" if timeline.communication_s else ""
-        yield "kernels", f"{told_time(timeline.busy_s)} in total{talking}"
-    else:
-        yield (
-            "timeline",
-            f"{told_time(timeline.span_s)}: busy {told_part(timeline.busy_s, timeline.span_s)}, "
-            f"idle {told_part(timeline.idle_s, timeline.span_s)}; computing {told_time(timeline.compute_s)}, communicating "
-            f"{told_time(timeline.communication_s)} (alone {told_time(timeline.exposed_communication_s)}), "
-            f"copying {told_time(timeline.copy_s)}",
-        )
+    yield _timeline(profile)
     if profile.slowest is not None:
         late = profile.slowest
         yield "slowest", f"{late.label}: the others waited {told_time(late.waited_s)} for it; {late.why}"
-    if timeline.idle_s and profile.has_device and profile.ranks:
+    if profile.timeline.idle_s and profile.has_device and profile.ranks:
         yield "idle", ", ".join(f"{name} {told_time(value)}" for name, value in idle_parts(profile))
     if profile.outside:
         yield "not counted", _outside(profile)
@@ -80,14 +70,45 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
     if profile.generation is not None:
         yield "generation", _generation(profile.generation)
     if profile.phases:
-        bottleneck = f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else ""
-        # Whole traces are summed up; a person sets phases against the time of one step.
-        steps = profile.steps.count if profile.steps else 1
-        of_what = "per step, under the profiler" if profile.steps else "of the whole trace"
-        told = ", ".join(
-            _phase(phase.name, phase.host_s / steps, phase.device_s / steps, profile) for phase in profile.phases
-        )
-        yield "phases", f"{told} ({of_what}){bottleneck}"
+        yield "phases", _phases(profile)
+    yield from _launch_facts(profile.launches)
+    yield from (("memory", _memory(line)) for line in profile.memory)
+    if profile.host.ratio is not None or profile.host.launched:
+        host = profile.host
+        ratio = f"{host.ratio:.2f}: " if host.ratio is not None else ""
+        busy = f"host busy {told_time(host.busy_s)}, blocked {told_time(host.blocked_s)}"
+        yield "host/device", f"{ratio}{host.verdict} ({busy})"
+
+
+def _timeline(profile: Profile) -> tuple[str, str]:
+    timeline = profile.timeline
+    if profile.host.ratio is None and not profile.has_device:
+        told = f"{told_time(timeline.span_s)}, in operators {told_part(timeline.busy_s, timeline.span_s)}"
+        return "timeline", told
+    if _is_kernel_table(profile):
+        talking = f", of it communicating {told_time(timeline.communication_s)}" if timeline.communication_s else ""
+        return "kernels", f"{told_time(timeline.busy_s)} in total{talking}"
+    return (
+        "timeline",
+        f"{told_time(timeline.span_s)}: busy {told_part(timeline.busy_s, timeline.span_s)}, "
+        f"idle {told_part(timeline.idle_s, timeline.span_s)}; computing {told_time(timeline.compute_s)}, communicating "
+        f"{told_time(timeline.communication_s)} (alone {told_time(timeline.exposed_communication_s)}), "
+        f"copying {told_time(timeline.copy_s)}",
+    )
+
+
+def _phases(profile: Profile) -> str:
+    bottleneck = f"; bottleneck: {profile.bottleneck}" if profile.bottleneck else ""
+    # Whole traces are summed up; a person sets phases against the time of one step.
+    steps = profile.steps.count if profile.steps else 1
+    of_what = "per step, under the profiler" if profile.steps else "of the whole trace"
+    told = ", ".join(
+        _phase(phase.name, phase.host_s / steps, phase.device_s / steps, profile) for phase in profile.phases
+    )
+    return f"{told} ({of_what}){bottleneck}"
+
+
+def _launch_facts(launches: Launches) -> Iterator[tuple[str, str]]:
     if launches.calls:
         graphs = f", {launches.graph_work:,} of them replayed by {launches.graphs:,} graph launches"
         yield (
@@ -104,20 +125,14 @@ def facts(profile: Profile) -> Iterator[tuple[str, str]]:
             f"99 % within {told_time(delays.p99_s)}); {queue.mean:.3g} launches wait on average, {queue.largest:,} at "
             f"most, none {format_share(queue.empty_share)} of the time",
         )
-    for line in profile.memory:
-        most = ", ".join(f"{one.operator} {format_bytes(one.bytes)}" for one in line.at_peak[:3])
-        yield (
-            "memory",
-            f"{line.label}: at most {format_bytes(line.peak_bytes)} in use, {told_time(line.peak_at_s)} after the first "
-            f"allocation" + (f"; of what was taken since then, most by {most}" if most else ""),
-        )
-    if profile.host.ratio is not None or profile.host.launched:
-        host = profile.host
-        ratio = f"{host.ratio:.2f}: " if host.ratio is not None else ""
-        yield (
-            "host/device",
-            f"{ratio}{host.verdict} (host busy {told_time(host.busy_s)}, blocked {told_time(host.blocked_s)})",
-        )
+
+
+def _memory(line: MemoryLine) -> str:
+    most = ", ".join(f"{one.operator} {format_bytes(one.bytes)}" for one in line.at_peak[:3])
+    return (
+        f"{line.label}: at most {format_bytes(line.peak_bytes)} in use, {told_time(line.peak_at_s)} after the first "
+        f"allocation" + (f"; of what was taken since then, most by {most}" if most else "")
+    )
 
 
 def _generation(found: Generation) -> str:
