@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from redline.analyze.blocks import blocks_as
 from redline.analyze.summary import RunSummary, summarize, with_price
 from redline.environment import Memory
 from redline.errors import SpecError
@@ -178,6 +179,22 @@ def test_energy_counts_every_item_of_a_metered_block(make_record: Any, make_bloc
     assert row.energy_per_item_j == pytest.approx(640 / 320)
     assert (row.items_per_j, row.power_w) == (pytest.approx(0.5), pytest.approx(320.0))
     assert row_of(make_record()).energy_per_item_j is None
+
+
+def test_the_energy_of_those_who_take_turns_is_that_of_their_solo_blocks(make_record: Any, make_block: Any) -> None:
+    """The counter is late: in turns a block has part of what its predecessor used."""
+    solo = [make_block(count=10, energy_j=150.0, wall_s=0.3, solo=True) for _ in range(2)]
+    turns = [make_block(count=10, energy_j=120.0, wall_s=0.3, round=number) for number in range(4)]
+    record = make_record(blocks=(*solo, *turns))
+    assert row_of(record).power_w == pytest.approx(500.0)
+    assert row_of(make_record(blocks=tuple(turns))).power_w == pytest.approx(400.0), "nobody says that others ran"
+    long = make_block(count=100, energy_j=1470.0, wall_s=3.0, round=5)
+    assert row_of(make_record(blocks=(*solo, *turns, long))).power_w == pytest.approx(1770 / 3.6)
+    steps = blocks_as(record.blocks, "energy")
+    assert [block.samples[0] / 0.01 for block in steps] == pytest.approx([500.0] * 6, rel=0.02), (
+        "the same power in a race"
+    )
+    assert row_of(make_record(blocks=(solo[0], *turns))).energy_too_short
 
 
 def test_no_energy_is_told_of_blocks_shorter_than_the_counter_needs(make_record: Any, make_block: Any) -> None:

@@ -21,8 +21,10 @@ from redline.analyze.statistics import Ratio, paired_ratio
 from redline.environment import Memory
 from redline.record import Block, RunRecord, TimeKind
 
-ENERGY_LEAST_S = 1.0
-"""A driver's counter of joules moves every 20 to 100 ms: below this, a figure would be off by a tenth or more."""
+ENERGY_LEAST_S = 0.5
+"""A driver's counter of joules moves every 20 to 100 ms: below this, a figure would often be off by a tenth or more."""
+ENERGY_LONG_S = 2.0
+"""A contended block so long has little of the energy of the block before it, which the counter adds late."""
 FEWEST_BLOCKS = 2
 """Of each sort: a single one may be an outlier."""
 SMALLEST_SHIFT = 0.01
@@ -87,10 +89,24 @@ def _part_of(block: Block, kind: TimeKind) -> Block:
     return msgspec.structs.replace(block, samples=tuple(each / further for each in seconds))
 
 
+def metered_blocks(blocks: Iterable[Block]) -> list[Block]:
+    """Those whose joules are known and their own.
+
+    A counter adds joules about a tenth of a second late. Where recipes take turns, a short block has part of what the
+    block before it used; a solo block comes after work of its own process.
+    """
+    known = [block for block in blocks if block.energy_j is not None]
+    if not any(block.solo for block in known):
+        return known
+    return [block for block in known if block.solo or block.wall_s >= ENERGY_LONG_S]
+
+
 def metered_energy(blocks: Iterable[Block]) -> tuple[float, float] | None:
     """Joules and seconds of the blocks whose energy is known; None where none is."""
-    metered = [(block.energy_j, block.wall_s) for block in blocks if block.energy_j is not None]
-    return (sum(joules for joules, _ in metered), sum(seconds for _, seconds in metered)) if metered else None
+    metered = metered_blocks(blocks)
+    return (
+        (sum(block.energy_j or 0.0 for block in metered), sum(block.wall_s for block in metered)) if metered else None
+    )
 
 
 def has_solo_blocks(record: RunRecord) -> bool:
@@ -197,14 +213,13 @@ def per_wall_second(blocks: Sequence[Block], items: int | None) -> float | None:
 
 
 def energy_figures(blocks: Sequence[Block], items: int | None) -> dict[str, Any]:
-    metered = [block for block in blocks if block.energy_j is not None]
-    found = metered_energy(metered)
+    found = metered_energy(blocks)
     if found is None:
         return {}
     energy_j, wall_s = found
     if wall_s < ENERGY_LEAST_S or not energy_j:
         return {"energy_too_short": True}
-    count = (items or 0) * _steps(metered)
+    count = (items or 0) * _steps(metered_blocks(blocks))
     per_item = {"energy_per_item_j": energy_j / count, "items_per_j": count / energy_j} if count else {}
     return {**per_item, "power_w": energy_j / wall_s}
 

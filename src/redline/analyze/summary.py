@@ -12,6 +12,7 @@ import numpy as np
 
 from redline.analyze.advice import command_line, worth_trying
 from redline.analyze.blocks import (
+    blocks_as,
     energy_figures,
     largest_memory,
     latency_blocks,
@@ -309,7 +310,7 @@ def _with_speed(row: RunSummary, record: RunRecord, first: RunRecord | None) -> 
         sustained_per_s=by_wall if _stalled(per_s, interval, by_wall) else None,
         latency_s=_latency(record),
         phases_s=phase_medians(record),
-        **energy_figures(blocks, items),
+        **energy_figures(blocks_as(record.blocks, "throughput"), items),
         utilisation=utilisation_of(record),
         vs_first=_versus(record, first),
     )
