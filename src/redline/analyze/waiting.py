@@ -121,7 +121,7 @@ def no_work(profile: Profile, loss: Loss) -> Finding | None:
         "no-work",
         evidence=f"the device is idle {_time(profile, loss)} because the program has nothing to do: it sits in {loss.what}, "
         f"{loss.count:,} times, {format_seconds(loss.seconds / max(loss.count, 1))} each on average",
-        todo="nothing to mend in the model: a server needs more requests, or larger batches of them; where the program "
+        todo="nothing to fix in the model: a server needs more requests, or larger batches of them; where the program "
         "fills that queue itself, make what fills it faster (more workers, cheaper preprocessing)",
     )
 
@@ -250,7 +250,7 @@ def dependency(profile: Profile, loss: Loss) -> Finding | None:
             loss,
             "dependency",
             evidence=f"the device is idle {_time(profile, loss)}, and the trace does not say why: for "
-            f"{unlaunched:.0%} of the device's work it holds no launch, so that nobody can tell whether the host was late",
+            f"{unlaunched:.0%} of the device's work it holds no launch, so it is not known whether the host was late",
             todo="record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and keep the events of "
             "category cuda_runtime and the argument 'correlation' when a trace is cut or rewritten",
         )

@@ -139,7 +139,7 @@ def _worker_restarts(seen: Evidence) -> Iterator[Advice]:
         if share >= WORTH_TELLING:
             yield Advice(
                 code="worker-restarts",
-                text=f"the loader's workers start anew {len(starts)} times, {format_seconds(sum(starts) / len(starts))} each "
+                text=f"the loader's workers are restarted {len(starts)} times, {format_seconds(sum(starts) / len(starts))} each "
                 f"until the first batch: {format_share(share)} of the time",
                 change="DataLoader(..., persistent_workers=True)",
                 gain_bound=gain(min(share, seen.share("data"))),

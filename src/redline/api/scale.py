@@ -1,4 +1,4 @@
-"""`redline.scale`: the same model on 1, 2, 4… ranks."""
+"""`redline.scale`: the same model on 1, 2, 4 and more ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """`redline.train`: epochs on data, with losses, accuracy and where the time goes; and `redline.loader`: does the training
-wait for its data, and how many loader workers end that?"""
+wait for its data, and how many loader workers would fix it?"""
 
 from __future__ import annotations
 

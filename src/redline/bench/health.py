@@ -225,7 +225,7 @@ def judge_compiler(machine: Machine) -> HealthItem:
     elif "omp" in error:
         mend = "install OpenMP for this compiler (libgomp or libomp-dev), or set CXX to g++"
     else:
-        mend = "mend the compiler, or set CXX to another one"
+        mend = "fix the compiler, or set CXX to another one"
     return HealthItem(name=name, ok=False, seen=f"{found} fails: {error}", mend=mend)
 
 

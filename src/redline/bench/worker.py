@@ -197,7 +197,9 @@ def call_as_rank(kind: str, address: str, import_s: float, requested_at: float) 
     if connection is None:
         if sessions:
             return  # all is measured
-        sys.exit(f"nobody waits for ranks at {address}: start 'redline run … --ranks N --rendezvous {address}' first")
+        sys.exit(
+            f"no command waits for ranks at {address}: start 'redline run MODEL --ranks N --rendezvous {address}' first"
+        )
     serve_rank(connection, import_s=import_s, requested_at=requested_at, token=os.environ.get("REDLINE_TOKEN", ""))
     os.environ[_SESSIONS] = str(sessions + 1)
     # Ranks meet under the number of the attempt: a new one makes them meet anew.

@@ -31,14 +31,27 @@ def batch(
     recipe: Recipes = None,
     slo_p95: Annotated[
         str | None,
-        opt("--slo-p95", group=HOW, help="Also find the best batch whose p95 step stays within, such as 20ms."),
+        opt(
+            "--slo-p95",
+            group=HOW,
+            help="Also find the best batch whose p95 step time stays within this limit, such as 20ms.",
+        ),
     ] = None,
     slo_ttft: Annotated[
-        str | None, opt("--slo-ttft", group=HOW, help="Generation: keep the first token within, such as 200ms.")
+        str | None,
+        opt(
+            "--slo-ttft",
+            group=HOW,
+            help="Generation: keep the time to the first token within this limit, such as 200ms.",
+        ),
     ] = None,
     slo_tpot: Annotated[
         str | None,
-        opt("--slo-tpot", group=HOW, help="Generation: keep p95 of each further token within, such as 20ms."),
+        opt(
+            "--slo-tpot",
+            group=HOW,
+            help="Generation: keep p95 of the time per further token within this limit, such as 20ms.",
+        ),
     ] = None,
     max_batch: Annotated[int | None, opt(group=HOW, help="Try no batch larger than this.")] = None,
     given: Given,

@@ -11,10 +11,10 @@ from redline.errors import UsageError
 def ceilings(
     device: DeviceName = "auto",
     threads: Threads = None,
-    fresh: Annotated[bool, opt("--fresh", group=HOW, help="Measure again, even where they are known.")] = False,
+    fresh: Annotated[bool, opt("--fresh", group=HOW, help="Measure again, even if they are known.")] = False,
     json: Json = False,
 ) -> int:
-    """Measure what the device can do at most: matrix products, copy bandwidth, launches; beside the datasheet.
+    """Measure what the device can do at most: matrix products, copy bandwidth, launches; next to the datasheet.
 
     Measured once per device, driver and torch version, and kept in the history.
 

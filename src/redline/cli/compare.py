@@ -34,8 +34,9 @@ def compare(
 ) -> int:
     """Is B faster or slower than A? One verdict per benchmark: with an interval, or with the reason why there is none.
 
-    Of a generation, TTFT, TPOT and the tokens per second of prefill and decode have intervals and verdicts of their own: a part
-    that clearly got slower while none got faster is slower, though the whole does not show it. Other lengths are incomparable.
+    For generations, TTFT, TPOT and the tokens per second of prefill and decode each have an interval and a verdict. If one of
+    them clearly got slower and none got faster, the verdict is slower, even if the total time does not show it. Generations
+    of different lengths are incomparable.
 
     One record per side is enough for a verdict when the difference is larger than processes usually differ.
 

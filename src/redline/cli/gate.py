@@ -19,9 +19,12 @@ BASELINE_HELP = (
 
 def gate(
     file: Annotated[Path, typer.Argument(metavar="BENCH.toml", help="A file with a [[run]] table per benchmark.")],
-    baseline: Annotated[str, opt("--baseline", group=WHAT, metavar="REF|FILE|…", help=BASELINE_HELP)],
+    baseline: Annotated[str, opt("--baseline", group=WHAT, metavar="REF|FILE", help=BASELINE_HELP)],
     device: Annotated[
-        str | None, opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="Instead of the file's.")
+        str | None,
+        opt(
+            group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device, instead of the one in the file."
+        ),
     ] = None,
     threshold: Annotated[
         float | None,
@@ -123,14 +126,17 @@ def bisect(
     ] = None,
     benchmark: Annotated[str | None, opt("--benchmark", group=WHAT, help="Which benchmark of the file.")] = None,
     device: Annotated[
-        str | None, opt(group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="Instead of the file's.")
+        str | None,
+        opt(
+            group=WHAT, metavar="[auto|cpu|cuda|cuda:N|rocm|rocm:N]", help="The device, instead of the one in the file."
+        ),
     ] = None,
-    threshold: Annotated[float | None, opt(group=HOW, help="The slowdown that is looked for: 0.05 is 5 %.")] = None,
+    threshold: Annotated[float | None, opt(group=HOW, help="The slowdown to look for: 0.05 is 5 %.")] = None,
     budget: Annotated[float, opt(group=HOW, help="Seconds for all gates together.")] = 3600.0,
     trust: Trust = False,
     json: Json = False,
 ) -> int:
-    """Find the commit, environment or recipe that made a benchmark slower, by gates half way between two ends.
+    """Find the commit, environment or recipe that made a benchmark slower, by running gates halfway between the two ends.
 
     Exit codes: 0 found; 2 a mistake in what was asked; 3 not found: the last is not slower, or a gate was not decided.
 

@@ -10,7 +10,7 @@ import typer
 from redline.cli.options import OUTPUT, WAY, WHICH, Exit, Json, only_set, opt, print_json
 from redline.errors import SpecError, UsageError
 
-DryRun = Annotated[bool, opt("--dry-run", group=WAY, help="Only say what would be deleted.")]
+DryRun = Annotated[bool, opt("--dry-run", group=WAY, help="Say what would be deleted, and delete nothing.")]
 Ids = Annotated[list[str], typer.Argument(help="Records, by their ids or the start of them.")]
 
 
@@ -26,7 +26,7 @@ def history(
     driver: Annotated[str | None, opt(group=WHICH, help="Only records of drivers that start with this.")] = None,
     commit: Annotated[str | None, opt(group=WHICH, help="Only records of commits that start with this.")] = None,
     tag: Annotated[str | None, opt(group=WHICH, help="Only records with this tag.")] = None,
-    since: Annotated[str | None, opt(group=WHICH, help="Only records since: 30d, 12h, or a date.")] = None,
+    since: Annotated[str | None, opt(group=WHICH, help="Only records since then: 30d or 12h ago, or a date.")] = None,
     until: Annotated[str | None, opt(group=WHICH, help="Only records until then.")] = None,
     limit: Annotated[int, opt(group=OUTPUT, help="How many series to show, the latest measured first.")] = 20,
     plot: Annotated[Path | None, opt("--plot", group=OUTPUT, metavar="FILE.png", help="Also draw the trends.")] = None,
@@ -76,7 +76,7 @@ def _canonical(recipe: str) -> str:
 
 def tag(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID… TAG]", help="Records, then the tag. Nothing: list all tags.")
+        list[str] | None, typer.Argument(metavar="[ID... TAG]", help="Records, then the tag. Nothing: list all tags.")
     ] = None,
     note: Annotated[bool, opt("--note", group=WAY, help="The last word is a note instead of a tag.")] = False,
     remove: Annotated[bool, opt("--remove", group=WAY, help="Remove the tag or note.")] = False,
@@ -118,7 +118,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A back-up ('export --format archive') or a file of 'export --raw'.")],
     json: Json = False,
 ) -> int:
-    """Add the records of a file to the history. Records that are there already stay as they are.
+    """Add the records of a file to the history. Records that are already there are not changed.
 
     \b
     Examples:
@@ -150,7 +150,7 @@ def delete(ids: Ids, dry_run: DryRun = False, json: Json = False) -> int:
 
 def prune(
     older_than: Annotated[
-        str | None, opt("--older-than", group=WHICH, help="Only records older than: 90d, or a date.")
+        str | None, opt("--older-than", group=WHICH, help="Only records older than this: 90d, or a date.")
     ] = None,
     keep: Annotated[int | None, opt(group=WHICH, help="Keep this many of the latest records of each series.")] = None,
     failed: Annotated[bool, opt("--failed", group=WHICH, help="Only records that failed or were interrupted.")] = False,

@@ -48,7 +48,7 @@ def ladder(
     report: Report = None,
     json: Json = False,
 ) -> int:
-    """Climb from one CPU thread over fp32 and AMP on the GPU to the best recipe: what each rung gains, and what limits it.
+    """Climb from one CPU thread through fp32 and AMP on the GPU to the best recipe: what each rung gains, and what limits it.
 
     Every rung trains the same model on the same samples. Rungs whose device is not here are skipped.
 

@@ -46,7 +46,12 @@ def load(
         str, opt(group=HOW, help="The longest a request waits on an idle device for its batch to fill.")
     ] = "5ms",
     slo_p99: Annotated[
-        str | None, opt("--slo-p99", group=HOW, help="Find the highest rate whose p99 stays within, such as 50ms.")
+        str | None,
+        opt(
+            "--slo-p99",
+            group=HOW,
+            help="Find the highest rate whose p99 latency stays within this limit, such as 50ms.",
+        ),
     ] = None,
     seconds: Annotated[
         float | None,

@@ -83,7 +83,7 @@ ANY_BATCH: Options = {
         opt(
             group=WHAT,
             metavar="FILE.PY:FUNCTION",
-            help="Makes second inputs to compare outputs on. Default: your factory is called again with another seed.",
+            help="A function that makes a second set of inputs to compare outputs on. Default: your factory is called again with another seed.",
         ),
     ],
     "task": Annotated[

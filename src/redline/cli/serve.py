@@ -10,7 +10,7 @@ from redline.cli.options import WAY, Exit, opt, tell
 
 def serve(
     host: Annotated[
-        str, opt(group=WAY, help="The address to listen on. Any but loopback needs the token.")
+        str, opt(group=WAY, help="The address to listen on. Any other than loopback requires the token.")
     ] = "127.0.0.1",
     port: Annotated[int, opt(group=WAY, help="The port; 0 takes a free one.")] = 8765,
     token: Annotated[bool, opt("--token", group=WAY, help="Require a token on loopback too.")] = False,

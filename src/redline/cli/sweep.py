@@ -30,12 +30,15 @@ from redline.cli.options import (
 from redline.errors import SpecError
 
 AXES: Options = {
-    "batch": Annotated[list[str] | None, opt("--batch", "-b", group=WHAT, help="8, 1,8,16 or 16..512 (doubling).")],
+    "batch": Annotated[
+        list[str] | None, opt("--batch", "-b", group=WHAT, help="Items per step: 8, or 1,8,16, or 16..512 (doubling).")
+    ],
     "task": Annotated[
         list[str] | None, opt(group=WHAT, metavar="[infer|train|step|generate]", help="Repeat for several.")
     ],
     "prompt": Annotated[
-        list[str] | None, opt(group=WHAT, help="Generation: prompt tokens, 512, 128,512 or 128..2048.")
+        list[str] | None,
+        opt(group=WHAT, help="Generation: tokens of the prompt: 512, or 128,512, or 128..2048 (doubling)."),
     ],
     "new_tokens": Annotated[list[str] | None, opt(group=WHAT, help="Generation: tokens written, in the same forms.")],
     "threads": Annotated[list[int] | None, opt(group=WHAT, help="CPU threads inside operators; repeat for several.")],
@@ -55,7 +58,11 @@ PLAN: Options = {
     ],
     "slo_tpot": Annotated[
         str | None,
-        opt("--slo-tpot", group=HOW, help="Generation: and whose p95 time per token is within this, such as 20ms."),
+        opt(
+            "--slo-tpot",
+            group=HOW,
+            help="Generation: also require p95 of the time per further token within this limit, such as 20ms.",
+        ),
     ],
 }
 """Which cells there are, and which of them are measured."""

@@ -194,7 +194,7 @@ def loader(
     given: Given,
     json: Json = False,
 ) -> int:
-    """Measure loader and model separately and together: is the training data-bound, and how many workers would end that?
+    """Measure loader and model separately and together: is the training data-bound, and how many loader workers would fix it?
 
     \b
     Examples:

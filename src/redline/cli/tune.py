@@ -30,7 +30,9 @@ BATCH: Options = {
     "batch": Annotated[str | None, opt("--batch", "-b", group=WHAT, help="Items per step, or auto to search it too.")]
 }
 SEARCH: Options = {
-    "slo_p95": Annotated[str | None, opt("--slo-p95", group=HOW, help="Keep the p95 step within, such as 20ms.")],
+    "slo_p95": Annotated[
+        str | None, opt("--slo-p95", group=HOW, help="Keep p95 of the step time within this limit, such as 20ms.")
+    ],
     "tolerance": Annotated[
         str | None, opt(group=HOW, help="Numerics: a factor on the error of rounding such as 2x, or a relative error.")
     ],

@@ -14,7 +14,9 @@ from redline.errors import UsageError
 def watch(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND…", help="python train.py …, torchrun …, accelerate launch …"),
+        typer.Argument(
+            metavar="-- COMMAND...", help="Your command, such as python train.py, torchrun or accelerate launch."
+        ),
     ] = None,
     profile: Annotated[
         bool, opt("--profile", group=WAY, help="Also capture a few steps with torch's profiler.")

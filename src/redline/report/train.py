@@ -186,7 +186,7 @@ def next_step(rows: Sequence[TrainingSummary]) -> str:
         done = f"{len(unfinished.epochs)} of {unfinished.planned_epochs} epochs are kept"
         return f"next: {done}; the same command with --resume continues after them"
     if any(row.failure for row in rows):
-        return "next: mend what failed and run the same command again"
+        return "next: fix what failed and run the same command again"
     waiting = next((row for row in rows if row.bound.label == "data" and row.loader is None), None)
     if waiting is not None:
         return f"next: {waiting.model} waits for its data; 'redline loader' with the same options finds the workers it needs"

@@ -291,7 +291,7 @@ _ADVICE = {
 
 def _advice(error: BaseException | None) -> str:
     # The last byte is the kind of the error; the rest says more about it.
-    return _ADVICE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, f"mend that or {_ELSEWHERE}")
+    return _ADVICE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, f"fix that or {_ELSEWHERE}")
 
 
 def _make_folder(url: URL, location: str) -> None:

@@ -102,7 +102,7 @@ class TestRegionalCompiling:
             (
                 nn.Sequential(*(Block(inner=16 + number) for number in range(3))),
                 Facts(),
-                "its 3 blocks are of 3 kinds, and each kind is compiled anew",
+                "its 3 blocks are of 3 kinds, and each kind is compiled separately",
             ),
             (
                 network(),

@@ -180,7 +180,7 @@ def why_not_by_block(model: torch.nn.Module, facts: Facts | None) -> str | None:
         return None if names else "no block of the model repeats"
     kinds = kinds_of_blocks(model, names)
     if len(names) < ALIKE * kinds:
-        return f"its {len(names)} blocks are of {kinds} kinds, and each kind is compiled anew"
+        return f"its {len(names)} blocks are of {kinds} kinds, and each kind is compiled separately"
     share = facts.blocks.share if facts.blocks is not None else 0.0
     return f"its blocks take only {share:.0%} of the forward's time" if share < SMALLEST_SHARE else None
 

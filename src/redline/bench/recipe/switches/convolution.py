@@ -32,7 +32,7 @@ class ChannelsLast(RecipeSwitch):
     def irrelevance(self, model: torch.nn.Module, task: Task, facts: Facts | None) -> str | None:
         if facts is not None and "convolution" not in facts.layers:
             return "no convolution runs in this model"
-        return None if _ranks(model) else "the model has no convolution weights to lay out anew"
+        return None if _ranks(model) else "the model has no convolution weights whose layout could change"
 
     def apply(self, setup: Setup) -> None:
         for rank in _ranks(setup.workload.model):
