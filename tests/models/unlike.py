@@ -739,6 +739,23 @@ def fixed_own_loss() -> Any:
     return OwnLoss(), {"x": torch.randn(5, WIDTH), "labels": torch.randint(0, 4, (5,))}
 
 
+def fixed_energy() -> Any:
+    """One number, which is the mean over the items."""
+    return Energy(), torch.randn(5, WIDTH)
+
+
+class Contrast(Towers):
+    """A loss for which every item is set against all others."""
+
+    def forward(self, pixels: Tensor, tokens: Tensor) -> Tensor:
+        scores = super().forward(pixels, tokens)
+        return F.cross_entropy(scores, torch.arange(len(scores)))
+
+
+def fixed_contrast() -> Any:
+    return Contrast(), {"pixels": torch.randn(6, 12), "tokens": torch.randint(0, 30, (6, 5))}
+
+
 class InFours(nn.Module):
     """Takes multiples of four alone."""
 

@@ -92,7 +92,8 @@ def memory_of(
     if snapshot is not None:
         device.record_allocations()
     with step.context():
-        _run(step, setup, device, snapshot)  # the optimizer's state and the libraries' handles come with the first
+        with setup.watching_inputs():
+            _run(step, setup, device, snapshot)  # the optimizer's state and the libraries' handles come with the first
         device.synchronize()
         device.release_cache()
         device.reset_peaks()

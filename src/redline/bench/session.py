@@ -9,7 +9,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import msgspec
@@ -399,7 +399,7 @@ class BenchSession:
         started = time.perf_counter()
         starts_again = setup.task == "train" and spec.measure.check_numerics
         # Where nothing is compared, the copies that putting values back takes are no part of what must fit.
-        held: AbstractContextManager[None] = nullcontext()
+        held: AbstractContextManager[None] = setup.watching_inputs()
         if spec.measure.check_numerics:
             held = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
 

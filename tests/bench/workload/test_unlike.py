@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from redline.bench.count.ask import answer_count
+from redline.bench.memory import answer_memory
 from redline.bench.session import BenchSession
 from redline.errors import BenchError
 from redline.protocol import BlockReply, Close, FailureReply, Measure, Prepare, PreparedReply
@@ -88,6 +89,8 @@ MODELS: dict[str, Known] = {
     "related": TOLD,
     "fixed_sampled": Known(5, "scaled", 5, resized=6),
     "fixed_own_loss": Known(5, "scaled", 5, resized=6),
+    "fixed_energy": Known(5, "scaled", 5, resized=6),
+    "fixed_contrast": Known(None, "unknown", 1, "step"),
     "fixed_fours": Known(4, "scaled", 4, resized="shape '[4, -1, 6]' is invalid"),
     "fixed_texts": Known(5, "scaled", 5, resized=6, second=None),
     "fixed_last": Known(5, "scaled", 5, resized=6),
@@ -273,6 +276,17 @@ def test_inputs_that_a_model_writes_into_are_the_same_for_every_recipe(task: Any
     assert [note.code for note in found.workload.notes] == ["input"]
     plain = sound(spec_of("scalar_first", batch=4)).workload.notes
     assert not plain
+
+
+@pytest.mark.parametrize(("name", "task"), [("overwriting", "infer"), ("cached", "train"), ("cached", "infer")])
+def test_they_are_restored_where_nothing_is_compared_too(name: str, task: Any) -> None:
+    spec = spec_of(name, batch=4, task=task)
+    unchecked = msgspec.structs.replace(spec, measure=msgspec.structs.replace(MEASURE, check_numerics=False))
+    assert [note.code for note in sound(unchecked).workload.notes] == ["input"]
+    assert answer_memory(spec).use.peak_bytes > 0
+    plain = spec_of("scalar_first", batch=4, task=task)
+    plain = msgspec.structs.replace(plain, measure=unchecked.measure)
+    assert not sound(plain).workload.notes
 
 
 def test_what_only_a_switch_breaks_is_not_the_users_fault() -> None:

@@ -19,6 +19,7 @@ from redline.bench.recipe.compose import apply_recipe, switches_of
 from redline.bench.workload.build import build_workload, settle_batch
 from redline.bench.workload.called import StepModule
 from redline.bench.workload.step import Setup
+from redline.bench.workload.structure import map_tensors
 from redline.bench.workload.workload import Workload
 from redline.errors import UsageError
 from redline.note import note
@@ -133,10 +134,15 @@ def counted_optimizer(workload: Workload, name: OptimizerName) -> OptimizerName 
 
 def count_step(setup: Setup, optimizer: OptimizerName, *, modules: bool = False) -> WorkCount:
     trains = setup.task == "train"
+
+    def bare(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        # What the last step wrote into its inputs may have a gradient, whose graph is gone.
+        return tensor if tensor.grad_fn is None else tensor.detach()
+
     return count_work(
         Task(
             model=shown_model(setup.workload),
-            inputs=(setup.args, setup.kwargs),
+            inputs=(map_tensors(setup.args, bare), map_tensors(setup.kwargs, bare)),
             loss=setup.workload.loss if trains else None,
             autocast=setup.autocast,
             optimizer=counted_optimizer(setup.workload, optimizer),

@@ -46,10 +46,12 @@ def find_axes(model: nn.Module, inputs: Inputs) -> Axes | str:
         if is_out_of_memory(error):
             raise
         return f"asking the model failed: {one_line(error)}"
-    candidates = list(_candidates(inputs, base))
+    is_loss = _is_only_loss(base)
+    candidates = list(_candidates(inputs, None if is_loss else base))
     if len(candidates) > MOST_CANDIDATES:
         return "too many axes of the inputs could be the batch"
-    found = [axes for axes in candidates if _holds_items(call, inputs, axes, base)]
+    holds = _adds_up if is_loss else _holds_items
+    found = [axes for axes in candidates if holds(call, inputs, axes, base)]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -111,12 +113,15 @@ def _shallow_twin(module: nn.Module) -> nn.Module:
 
 
 def _candidates(inputs: Inputs, base: Any) -> Iterator[Axes]:
-    """Every way to read the inputs: one size, and for each input that has it one of the axes of that size."""
+    """Every way to read the inputs: one size, and for each input that has it one of the axes of that size.
+
+    `base` None: the output is a loss, which has no axes.
+    """
     by_size: dict[int, dict[str, list[int | str]]] = {}
     for path, axis, size in extents(inputs):
         by_size.setdefault(size, {}).setdefault(path, []).append(axis)
     known: list[Axes] = []
-    answered = {size for _, _, size in extents_in(base, "")}
+    answered = set(by_size) if base is None else {size for _, _, size in extents_in(base, "")}
     for size, axes in sorted(by_size.items()):
         # An output without an axis of this size does not answer per item.
         if size == 0 or size not in answered:
@@ -166,6 +171,39 @@ def _holds_items(call: _Caller, inputs: Inputs, axes: Axes, base: Any) -> bool:
         return False
     verdicts = Counter(_compare(found, base, rows, size))
     return verdicts["moved"] > 0 and not verdicts["wrong"]
+
+
+def _is_only_loss(output: Any) -> bool:
+    tensors = [tensor for _, tensor in named_tensors(output)]
+    return bool(tensors) and all(tensor.ndim == 0 and tensor.is_floating_point() for tensor in tensors)
+
+
+def _adds_up(call: _Caller, inputs: Inputs, axes: Axes, base: Any) -> bool:
+    """Whether the loss of all items is the mean, or the sum, of the losses of two parts of them."""
+    try:
+        size = size_along(inputs, axes)
+        if size == 1:
+            inputs, size = _beside(inputs, axes), 2
+            base = call(inputs)
+        rows = list(range(size - 1, -1, -2))
+        rest = [row for row in range(size) if row not in rows]
+        parts = [named_tensors(call(select_items(inputs, axes, part))) for part in (rows, rest)]
+        triples = list(zip(named_tensors(base), *parts, strict=True))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False
+    is_shown = False
+    for (_, whole), *of_parts in triples:
+        one, other = (float(part) for _, part in of_parts)
+        spread = abs(one - other)
+        if spread <= NO_SPREAD * max(abs(one), abs(other)):
+            continue  # two parts with the same loss show nothing
+        mean = (one * len(rows) + other * len(rest)) / size
+        if min(abs(mean - float(whole)), abs(one + other - float(whole))) > _tolerance(whole) * spread:
+            return False
+        is_shown = True
+    return is_shown
 
 
 def _beside(inputs: Inputs, axes: Axes) -> Inputs:

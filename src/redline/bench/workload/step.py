@@ -3,8 +3,8 @@ optimizer for training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 from redline.bench.device.base import Device
 from redline.bench.workload.called import TrainsItself
 from redline.bench.workload.inputs import input_tensors
-from redline.bench.workload.structure import Untouched
-from redline.bench.workload.workload import Workload
+from redline.bench.workload.structure import Untouched, is_plain
+from redline.bench.workload.workload import INPUTS_ARE_RESTORED, Workload
 from redline.errors import BenchError
+from redline.note import note
 from redline.record import Capabilities
 from redline.spec import OptimizerName, Task
 
@@ -93,7 +94,28 @@ class Setup:
         if self.workload.originals is None:
             return
         own = [tensor for _, tensor in input_tensors((self.args, self.kwargs))]
-        kept = [tensor.clone() for _, tensor in input_tensors(self.prepared_inputs(*self.workload.originals))]
+        self._restore(
+            own, [tensor.clone() for _, tensor in input_tensors(self.prepared_inputs(*self.workload.originals))]
+        )
+
+    @contextmanager
+    def watching_inputs(self) -> Iterator[None]:
+        """To be held around the first step where nothing is compared: if it writes into its inputs, they are restored too.
+
+        The copies are off the device, where memory is counted.
+        """
+        if self.workload.originals is not None or self.task not in ("infer", "train"):
+            yield
+            return
+        own = [tensor for _, tensor in input_tensors((self.args, self.kwargs)) if is_plain(tensor)]
+        kept, before = [tensor.detach().to("cpu", copy=True) for tensor in own], [tensor._version for tensor in own]
+        yield
+        if [tensor._version for tensor in own] != before:
+            self._restore(own, [copy.to(tensor.device) for copy, tensor in zip(kept, own, strict=True)])
+            self.workload.notes.append(note("input", INPUTS_ARE_RESTORED))
+
+    def _restore(self, own: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
+        """These before every step, from now on."""
 
         def restore() -> None:
             with torch.no_grad():

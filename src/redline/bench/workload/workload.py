@@ -33,6 +33,7 @@ from redline.spec import Task
 DEFAULT_BATCH: dict[Task, int] = {"infer": 1, "train": 8, "step": 8, "generate": 1}
 """For models by name, and for factories that must be told: one request at a time, and a small training step."""
 
+INPUTS_ARE_RESTORED = "the model writes into its inputs: they are restored before every step"
 
 Gradients = Literal["inference", "off", "on"]
 
@@ -114,7 +115,7 @@ class Workload:
     def keep_originals(self) -> None:
         """Of inputs that the model was seen writing into."""
         self.originals = copied((self.args, self.kwargs))
-        self.notes.append(note("input", "the model writes into its inputs: they are restored before every step"))
+        self.notes.append(note("input", INPUTS_ARE_RESTORED))
 
     def differentiates(self, call: Callable[[], Any]) -> bool:
         """Whether `call`, which failed in inference mode, does not with gradients possible; they then are from now on."""
