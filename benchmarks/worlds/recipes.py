@@ -72,7 +72,10 @@ class RecipeTruth:
     build_s: float
     first_use_s: dict[str, float]
     """What the first process with a switch pays: libraries and kernels that come from disk."""
-    _compiled: set[Switches] = field(default_factory=set)
+    clock: Callable[[], float] = lambda: math.inf
+    """Of the simulation: what another process is still compiling is not in the cache."""
+    _compiled: dict[Switches, float] = field(default_factory=dict)
+    """When each program is in the cache."""
     _used: set[str] = field(default_factory=set)
 
     def step_s(self, switches: Switches) -> float:
@@ -118,11 +121,13 @@ class RecipeTruth:
         program = frozenset(
             choice.switch for choice in self.choices if choice.switch in switches and not choice.leaves_program
         )
-        is_warm = program in self._compiled
-        self._compiled.add(program)
+        now_s = self.clock()
+        is_warm = self._compiled.get(program, math.inf) <= now_s
         slow = 6.0 if compiling[0].is_slow_to_prepare and not is_warm else 1.0
         slow *= 0.4 if compiling[0].switch == "compile:regional" else 1.0
-        return (self.warm_compile_s if is_warm else self.cold_compile_s) * slow
+        seconds = (self.warm_compile_s if is_warm else self.cold_compile_s) * slow
+        self._compiled[program] = min(self._compiled.get(program, math.inf), now_s + seconds)
+        return seconds
 
     def landscape(self, chance: Random) -> Landscape:
         """With the noise of a machine that is not alone."""

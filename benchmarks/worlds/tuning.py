@@ -36,6 +36,7 @@ def tune_simulated(
 ) -> Tuner:
     """The search when it has ended. `before_s`: spent on starting up and on the facts."""
     door = FakeDoor(truth.landscape(random.Random(seed)))
+    truth.clock = lambda: door.clock_s
     tuner = Tuner(
         tune=TuneRecord(name="simulated", tune=TuneSpec(spec=simulated_spec(truth)), facts=facts),
         space=simulated_space(truth),

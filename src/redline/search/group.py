@@ -225,6 +225,16 @@ class Group:
         self.pending.remove(pending)
         pending.session.kill()
 
+    def release(self, pending: Pending) -> None:
+        """It goes on being prepared, for another group."""
+        self.pending.remove(pending)
+
+    def adopt(self, pending: Pending, position: int) -> Pending:
+        """Take over what was started in another group."""
+        pending.record = msgspec.structs.replace(pending.record, group=self._id, position=position)
+        self.pending.append(pending)
+        return pending
+
     def admit(self, pending: Pending) -> Entry | None:
         """What was prepared, among the entries. None: it failed and is done, or there was no room beside the others."""
         self.is_ready(pending)

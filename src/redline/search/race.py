@@ -21,7 +21,7 @@ from redline.errors import UsageError
 from redline.launch.door import Door
 from redline.note import note
 from redline.record import RunRecord, TimeKind
-from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, StopRule
+from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.observer import Journal, Observer
 from redline.spec import RunSpec
 
@@ -105,16 +105,28 @@ class Race:
         self.replicates.append(records)
         return records
 
-    def run_replicates_at_once(self, planned: Sequence[Sequence[RunSpec]]) -> list[list[RunRecord]]:
+    def run_replicates_at_once(
+        self, planned: Sequence[Sequence[RunSpec]], begun: Sequence[Pending] = ()
+    ) -> list[list[RunRecord]]:
         """Several replicates, each given by its specs, whose processes are all prepared at the same time, and then timed one replicate after the other.
 
         For those who have little time: a process that was prepared beside others is a little less like one by itself.
-        Where memory does not allow it, replicates as usual.
+        `begun`: processes that are being prepared already, taken in place of new ones for specs of the same recipe. Where
+        memory does not allow it, replicates as usual.
         """
+        unused = list(begun)
+
+        def start(group: Group, spec: RunSpec, position: int) -> Pending:
+            mine = next((each for each in unused if each.record.spec.recipe == spec.recipe), None)
+            if mine is None:
+                return group.start(spec, position)
+            unused.remove(mine)
+            return group.adopt(mine, position)
+
         with ExitStack() as stack:
             groups = [stack.enter_context(self._group(is_shared=True)) for _ in planned]
             started = [
-                [group.start(spec, position) for position, spec in enumerate(specs)]
+                [start(group, spec, position) for position, spec in enumerate(specs)]
                 for group, specs in zip(groups, planned, strict=True)
             ]
             # Nothing is timed while anybody still prepares.

@@ -80,6 +80,7 @@ def after(*trials: tuple[str, float], times_s: dict[str, float] | None = None, b
         on_cpu=False,
         jobs=given.get("jobs", 1),
         has_memory_for=lambda workers: workers <= given.get("workers", 100),
+        twins_of=lambda recipe: 0,
     )
     return cast(Tuner, stub)
 
@@ -251,7 +252,7 @@ def convnext_on_an_h200(compile_s: float) -> RecipeTruth:
 class TestOneMinute:
     """With the costs of an H200 and sixteen processors: seven seconds until the facts are known, then the search."""
 
-    @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0])
+    @pytest.mark.parametrize("compile_s", [15.0, 20.0, 25.0])
     def test_is_enough_to_try_a_compiled_recipe_and_to_race_it(self, compile_s: float) -> None:
         truth = convnext_on_an_h200(compile_s)
         tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)

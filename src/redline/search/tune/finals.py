@@ -219,7 +219,7 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
     done, costs = len(tuner.tune.finals), Costs(tuner)
     missing, fewest = tuner.asked.replicates - done, max(FEWEST_REPLICATES - done, 1)
     one_by_one_s = missing * tuner.replicate_scale * sum(map(costs.expected_s, racers))
-    if RACE_MARGIN * one_by_one_s <= tuner.left_s:
+    if RACE_MARGIN * one_by_one_s <= tuner.left_s and not any(map(tuner.twins_of, racers)):
         return False
     for count in range(missing, fewest - 1, -1):
         margin = RACE_MARGIN if done + count == FEWEST_REPLICATES else 1.0  # what is kept for these is meant to be used
@@ -227,7 +227,8 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
             names = [tuner.space.text(each) for each in racers]
             tuner.observer.replicate(len(tuner.tune.finals) + 1, tuner.asked.replicates, names)
             first, later = _final_specs(tuner, racers), _final_specs(tuner, racers, are_checked=True)
-            replicates = race.run_replicates_at_once([first, *[later] * (count - 1)])
+            twins, tuner.twins = tuner.twins, []
+            replicates = race.run_replicates_at_once([first, *[later] * (count - 1)], begun=twins)
             tuner.records.update((record.id, record) for replicate in replicates for record in replicate)
             ids = tuple(tuple(record.id for record in replicate) for replicate in replicates)
             tuner.keep(finals=(*tuner.tune.finals, *ids))
@@ -394,16 +395,41 @@ def fewest_race_s(tuner: Tuner, costs: Costs, candidate: Switches | None = None)
     return _least_s(tuner, costs, racers, planned_replicates(tuner, costs, racers))
 
 
-def last_race_s(tuner: Tuner, costs: Costs, candidate: Switches) -> float:
-    """For the fewest replicates that give an interval at all: with less than this left, there is no point in timing it."""
-    return _least_s(tuner, costs, [BASELINE, candidate], min(FEWEST_REPLICATES, tuner.asked.replicates))
+def last_race_s(tuner: Tuner, costs: Costs, candidate: Switches, *, has_twins: bool = False) -> float:
+    """For the fewest replicates that give an interval at all: with less than this left, there is no point in timing it.
+
+    `has_twins`: were its processes for them prepared beside its trial.
+    """
+    count = fewest_replicates(tuner)
+    if has_twins:
+        return at_once_s(tuner, costs, [BASELINE, candidate], count, opened=[BASELINE])
+    return _least_s(tuner, costs, [BASELINE, candidate], count)
+
+
+def leaders_last_race_s(tuner: Tuner, costs: Costs) -> float:
+    """The same for the fastest so far; nothing where that is the baseline."""
+    leading = _leading(tuner)
+    return last_race_s(tuner, costs, leading) if leading != BASELINE else 0.0
+
+
+def fewest_replicates(tuner: Tuner) -> int:
+    return min(FEWEST_REPLICATES, tuner.asked.replicates)
+
+
+def twin_specs(tuner: Tuner, switches: Switches) -> list[RunSpec]:
+    """The processes of a recipe in the shortest race that gives an interval.
+
+    The trial of it checks the numbers; in training the path of losses is longer here.
+    """
+    is_first = [number == 0 and tuner.asked.spec.workload.task == "train" for number in range(fewest_replicates(tuner))]
+    return [final_spec(tuner, switches, first=first, hurried=True) for first in is_first]
 
 
 def planned_replicates(tuner: Tuner, costs: Costs, racers: Sequence[Switches]) -> int:
     """Three, or as many as were asked for; but two, of which the interval is wide, where three take too much of the budget."""
     count = min(ENOUGH_REPLICATES, tuner.asked.replicates)
     is_too_long = _least_s(tuner, costs, racers, count) > ENOUGH_SHARE * tuner.budget_s
-    return min(FEWEST_REPLICATES, count) if is_too_long else count
+    return fewest_replicates(tuner) if is_too_long else count
 
 
 def _leading(tuner: Tuner) -> Switches:
@@ -417,12 +443,20 @@ def _least_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates:
     return min(one_by_one_s, at_once_s(tuner, costs, racers, replicates))
 
 
-def at_once_s(tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int) -> float:
-    """Seconds that this many replicates take when prepared at the same time; infinite where that is impossible."""
+def at_once_s(
+    tuner: Tuner, costs: Costs, racers: Sequence[Switches], replicates: int, opened: Sequence[Switches] | None = None
+) -> float:
+    """Seconds that this many replicates take when prepared at the same time; infinite where that is impossible.
+
+    `opened`: those that still have to be; None: those of which there are too few twins.
+    """
     workers = len(racers) * replicates
     if workers > tuner.jobs or not tuner.has_memory_for(workers):
         return math.inf
-    return max(map(costs.replicate_s, racers)) * (1 + CONTENTION * (workers - 1)) + workers * costs.timed_s
+    if opened is None:
+        opened = [each for each in racers if tuner.twins_of(each) < replicates]
+    beside = len(opened) * replicates - 1
+    return max(map(costs.replicate_s, opened)) * (1 + CONTENTION * beside) + workers * costs.timed_s
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:

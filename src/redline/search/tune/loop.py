@@ -12,7 +12,7 @@ from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastes
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.finals import ablate, decide, fewest_race_s, race_s, simplify, untold_switches
 from redline.search.tune.model import Beliefs
-from redline.search.tune.planner import kept_s, next_recipe, next_safe, safe_to_race
+from redline.search.tune.planner import kept_s, next_recipe, next_safe, safe_to_race, twins_for
 from redline.search.tune.record import Untried
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
@@ -45,6 +45,7 @@ def search(tuner: Tuner) -> None:
         tuner.observer.stage("racing the last few")
         with tuner.spending("race"):
             decide(tuner, safe_to_race(tuner))
+            tuner.drop_twins()
         _note_a_short_race(tuner)
         _take_apart(tuner)
         prove_winner(tuner)
@@ -53,6 +54,8 @@ def search(tuner: Tuner) -> None:
     except KeyboardInterrupt:
         tuner.charge("other")
         tuner.keep(state="interrupted")
+    finally:
+        tuner.drop_twins()
 
 
 def _is_unmetered(tuner: Tuner) -> bool:
@@ -105,7 +108,7 @@ def explore(tuner: Tuner) -> None:
                 chosen, too_dear = next_recipe(tuner, beliefs, trials)
                 if chosen is None:
                     break
-                trials.start(chosen.switches, f"may bring {chosen.gain:.1%}")
+                _start(tuner, trials, chosen.switches, f"may bring {chosen.gain:.1%}")
             if not trials.in_flight:
                 break
             trials.finish_one(keep_s=kept_s(tuner, beliefs, trials))
@@ -120,7 +123,14 @@ def _start_beside(tuner: Tuner, trials: Trials) -> None:
         safe = next_safe(tuner, trials.in_flight)
         if safe is None:
             break
-        trials.start(safe.switches, "safe to try")
+        _start(tuner, trials, safe.switches, "safe to try")
+
+
+def _start(tuner: Tuner, trials: Trials, switches: Switches, why: str) -> None:
+    twins = twins_for(tuner, switches, len(trials.in_flight))
+    trials.start(switches, why)
+    for spec in twins:
+        trials.start_twin(spec)
 
 
 BUDGET_STEP_S = 30.0

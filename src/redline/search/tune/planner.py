@@ -11,12 +11,21 @@ import numpy as np
 
 from redline.questions import SwitchChoice
 from redline.search.tune.costs import Candidate, Costs, first_of
-from redline.search.tune.finals import RACE_MARGIN, ablation_s, fewest_race_s, last_race_s, race_s
+from redline.search.tune.finals import (
+    RACE_MARGIN,
+    ablation_s,
+    fewest_race_s,
+    last_race_s,
+    leaders_last_race_s,
+    race_s,
+    twin_specs,
+)
 from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.model import Beliefs, Estimate, Floats
 from redline.search.tune.space import BASELINE, BY_BLOCK, Expectation, Space, Switches, expectation
 from redline.search.tune.trials import Flight, Trials
 from redline.search.tune.tuner import Tuner
+from redline.spec import RunSpec
 
 WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
@@ -32,10 +41,14 @@ RISK_SHARE = 0.01
 """Of the budget: so much may be lost, on average, on a recipe that holds suspects when that is used up."""
 LIKELY = 0.25
 """The chance that a recipe will be ready in time for its race, down to which it is waited for."""
+LIKELY_TO_START = 0.4
+"""The same for one that is begun though it is not expected to fit."""
 LIKELY_GAIN = 0.05
 """While nothing that compiles was timed, one that promises more than this is waited for with as much less of a chance."""
 WORTH_A_DELAY = 5.0
 """Times what is lost, on average, when what is being compiled is ready later: promises of recipes never tried are often too high."""
+MAY_TAKE = 3.0
+"""What compiling may take over what is expected of it: where a race after that would not fit, it is prepared beside the trial."""
 SURE_TO_BE_READY = 0.95
 """A recipe that is this likely to be ready in time is counted on."""
 LOOKED_AT = 300
@@ -100,7 +113,7 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
     seen = tuner.seen()
     is_first, expected, fastest = not any(map(costs.compiles, seen)), beliefs.expected(seen), tuner.fastest_log_s()
     last_s = [last_race_s(tuner, costs, switches) for switches in trials.in_flight]
-    race_s = max(RACE_MARGIN * fewest_race_s(tuner, costs), min(last_s, default=0.0))
+    race_s = max(RACE_MARGIN * leaders_last_race_s(tuner, costs), min(last_s, default=0.0))
 
     def patience_s(flight: Flight) -> float:
         """Seconds for which it is waited: while it is likely to be ready in time, and within what may be spent on failures."""
@@ -112,7 +125,8 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
         row = beliefs.index.get(flight.switches) if is_first else None
         gain = max(fastest - float(expected[row]), LIKELY_GAIN) if row is not None else LIKELY_GAIN
         likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY * LIKELY_GAIN / gain)
-        return max(likely_s, tuner.allowance_s - flight.waited_s)
+        allowed_s = tuner.allowance_s - flight.waited_s
+        return max(likely_s, allowed_s) if is_first else allowed_s
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
 
@@ -171,8 +185,26 @@ def next_safe(tuner: Tuner, in_flight: Sequence[Switches]) -> Candidate | None:
 
 def _may_be_ready(tuner: Tuner, costs: Costs, switches: Switches, others: int) -> bool:
     """Whether it is likely enough to be compiled in time for a short race: what compiling takes is not known exactly."""
-    room_s = tuner.left_s - last_race_s(tuner, costs, switches)
-    return costs.compiles(switches) and costs.ready_chance(switches, others, 0.0, room_s) >= LIKELY
+    has_twins = bool(twins_for(tuner, switches, others))
+    room_s = tuner.left_s - last_race_s(tuner, costs, switches, has_twins=has_twins)
+    return costs.compiles(switches) and costs.ready_chance(switches, others, 0.0, room_s) >= LIKELY_TO_START
+
+
+def twins_for(tuner: Tuner, switches: Switches, others: int) -> list[RunSpec]:
+    """What else to prepare beside the trial of a recipe that compiles, so that it can be raced as soon as it was timed.
+
+    Where there may be no time to open it again afterwards: what is compiled is in a cache then, and still takes a third or
+    half as long. Only on a GPU; on a CPU they would compute where it compiles.
+    """
+    costs = Costs(tuner)
+    is_known = any(map(costs.compiles, tuner.seen()))
+    if tuner.on_cpu or is_known or tuner.twins or not costs.compiles(switches):
+        return []
+    needed_s = MAY_TAKE * costs.beside_s(switches, others) + fewest_race_s(tuner, costs, switches)
+    specs = twin_specs(tuner, switches)
+    workers = others + 1 + len(specs)
+    has_room = workers <= tuner.jobs and tuner.has_memory_for(workers)
+    return specs if needed_s > tuner.left_s and has_room else []
 
 
 def safe_to_race(tuner: Tuner) -> Switches | None:

@@ -20,6 +20,7 @@ from redline.search.tune.lessons import EXACTLY, accepts, find_cause, numerics_r
 from redline.search.tune.record import Lesson, Probe, Trial
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Purpose, Tuner
+from redline.spec import RunSpec
 
 FEWEST_ROUNDS = 3
 MOST_ROUNDS = 8
@@ -117,6 +118,7 @@ class Trials:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._let_go()
+        self._leave_twins_to_the_race(is_over=kind is None)
         self._group.__exit__(kind, error, trace)
         self._tuner.records.update((record.id, record) for record in self._group.done.values())
 
@@ -132,9 +134,10 @@ class Trials:
         """Whether one more may be prepared: by the jobs that were asked for, by host memory and by device memory."""
         if not self._flights:
             return True
-        if self._has_been_crowded or self._crowded_out or len(self._flights) >= self._tuner.jobs:
+        tuner, twins = self._tuner, len(self._tuner.twins)
+        if self._has_been_crowded or self._crowded_out or self._preparing >= tuner.jobs:
             return False
-        return self._tuner.has_memory_for(len(self._flights) + 1 + (self._anchor is not None))
+        return tuner.has_memory_for(len(self._flights) + 1 + twins + (self._anchor is not None))
 
     def start(self, switches: Switches, why: str) -> None:
         """Have a worker prepare this recipe."""
@@ -142,6 +145,33 @@ class Trials:
         tuner.observer.attempting(tuner.space.text(switches), position + 1, why)
         pending = self._group.start(tuner.trial_spec(switches), position)
         self._flights.append(Flight(switches, pending, tuner.clock()))
+
+    @property
+    def _preparing(self) -> int:
+        """Workers that prepare: twins are taken to be ready when the trial of their recipe is."""
+        return len(self._flights) + sum(self._tuner.twins_of(flight.switches) for flight in self._flights)
+
+    def start_twin(self, spec: RunSpec) -> None:
+        """Have a worker prepare what is on trial once more, for the last race: it will not be opened again then."""
+        self._tuner.twins.append(self._group.start(spec, 0))
+
+    def _cancel_twins(self, switches: Switches | None = None) -> None:
+        """Those of this recipe, or all."""
+        tuner = self._tuner
+        for twin in list(tuner.twins):
+            if switches is None or tuner.space.switches_of(str(twin.record.spec.recipe)) == switches:
+                self._group.cancel(twin)
+                tuner.twins.remove(twin)
+
+    def _leave_twins_to_the_race(self, *, is_over: bool) -> None:
+        """The race takes over those of the fastest; the others have no use."""
+        tuner = self._tuner
+        leader = tuner.leader() if is_over else None
+        wanted = tuner.space.switches_of(leader.recipe) if leader is not None else None
+        for switches in {tuner.space.switches_of(str(twin.record.spec.recipe)) for twin in tuner.twins} - {wanted}:
+            self._cancel_twins(switches)
+        for twin in tuner.twins:
+            self._group.release(twin)
 
     def finish(self, switches: Switches) -> None:
         """Time those that are prepared until this one is done."""
@@ -182,6 +212,8 @@ class Trials:
         said = self._settle(entry) if entry is not None else rejection(record, tuner.tune)
         tuner.observer.attempted(tuner.space.text(flight.switches), str(said or ""))
         self._tell_leader()
+        if self._anchor is None or self._anchor is not entry:
+            self._cancel_twins(flight.switches)
         if flight.switches != BASELINE:
             self._learn(flight.switches, record)
             self._cancel_ruled_out()
@@ -192,6 +224,7 @@ class Trials:
         for flight in [each for each in self._flights if lessons.rules_out(each.switches)]:
             self._group.cancel(flight.pending)
             self._flights.remove(flight)
+            self._cancel_twins(flight.switches)
             tuner.charge_as_failed(flight.waited_s)
             tuner.observer.attempted(tuner.space.text(flight.switches), "given up: it holds what was ruled out")
 
@@ -205,10 +238,10 @@ class Trials:
             for flight in awaited:
                 before_s = tuner.clock()
                 is_ready = self._group.is_ready(flight.pending, LOOK_S)
-                passed_s, count = tuner.clock() - before_s, len(self._flights)
+                passed_s = tuner.clock() - before_s
                 for each in self._flights:
-                    each.waited_s += passed_s / count
-                    each.shared_s += passed_s * (count - 1)
+                    each.waited_s += passed_s / len(self._flights)
+                    each.shared_s += passed_s * (self._preparing - 1)
                 tuner.charge(purpose)
                 if is_ready:
                     return flight
@@ -229,6 +262,7 @@ class Trials:
     def _cancel_all(self) -> None:
         for flight in self._flights:
             self._group.cancel(flight.pending)
+            self._cancel_twins(flight.switches)
         self._flights.clear()
 
     def _is_right(self, entry: Entry) -> bool:

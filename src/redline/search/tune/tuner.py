@@ -17,6 +17,7 @@ from redline.analyze.blocks import limit_bytes, needed_bytes, peak
 from redline.launch.door import Door
 from redline.note import Note
 from redline.record import Failure, RunRecord, TimeKind
+from redline.search.group import Pending
 from redline.search.observer import Journal, Observer
 from redline.search.tune.lessons import Lessons, quantizing_of, unproven
 from redline.search.tune.model import Estimate, estimates
@@ -80,6 +81,8 @@ class Tuner:
     """More was left to do than this session's budget held."""
     given_up: dict[Switches, float] = field(default_factory=dict)
     """Took too long to prepare in this session: the seconds they had taken by then."""
+    twins: list[Pending] = field(default_factory=list)
+    """Processes for the last race that are prepared together with the trial of their recipe."""
     replicate_scale: float = 1.0
     """What replicates took over what they were expected to take."""
     _failed_before_s: float = 0.0
@@ -168,6 +171,16 @@ class Tuner:
     @staticmethod
     def _fits(needed: int, limit: int | None, workers: int) -> bool:
         return not limit or MEMORY_MARGIN * needed * workers <= limit
+
+    def twins_of(self, switches: Switches) -> int:
+        """How many processes of this recipe are prepared for the last race already."""
+        return sum(self.space.switches_of(str(each.record.spec.recipe)) == switches for each in self.twins)
+
+    def drop_twins(self) -> None:
+        """End those that no race has taken."""
+        for pending in self.twins:
+            pending.session.kill()
+        self.twins.clear()
 
     # What is kept
 
