@@ -252,7 +252,7 @@ def convnext_on_an_h200(compile_s: float) -> RecipeTruth:
 class TestOneMinute:
     """With the costs of an H200 and sixteen processors: seven seconds until the facts are known, then the search."""
 
-    @pytest.mark.parametrize("compile_s", [15.0, 20.0, 25.0])
+    @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0])
     def test_is_enough_to_try_a_compiled_recipe_and_to_race_it(self, compile_s: float) -> None:
         truth = convnext_on_an_h200(compile_s)
         tuner = tune_simulated(truth, 1, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
@@ -265,7 +265,7 @@ class TestOneMinute:
         assert tuner.tune.seconds <= 60.0
         assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
 
-    @pytest.mark.parametrize("compile_s", [22.0, 27.0])
+    @pytest.mark.parametrize("compile_s", [22.0, 25.0, 27.0])
     def test_is_enough_for_a_compile_that_is_expected_to_take_half_of_it(self, compile_s: float) -> None:
         """As Swin-V2 on an H200: 737 operators, and no quick way around compiling all of it."""
         truth = convnext_on_an_h200(compile_s)
@@ -278,7 +278,7 @@ class TestOneMinute:
         assert loss_of(tuner, truth) < 0.05
         assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
 
-    @pytest.mark.parametrize("compile_s", [15.0, 20.0, 25.0])
+    @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0])
     def test_is_enough_for_a_compiled_training_step_too(self, compile_s: float) -> None:
         truth = trained_on_an_h200(compile_s)
         truth = replace(truth, choices=truth.choices[:-1])
@@ -289,6 +289,23 @@ class TestOneMinute:
         assert winner.low is not None
         assert loss_of(tuner, truth) < 0.1
         assert tuner.tune.seconds <= 60.0
+
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_what_compiles_long_is_raced_without_being_opened_again(self, seed: int) -> None:
+        """Twenty-five seconds where fifteen were expected, and no blocks that repeat: its race is prepared beside its trial."""
+        truth = convnext_on_an_h200(25.0)
+        truth = replace(truth, choices=tuple(each for each in truth.choices if each.switch != "compile:regional"))
+        tuner = tune_simulated(truth, seed, 60.0, jobs=8, facts=simulated_facts(truth), before_s=7.0)
+        winner = summary_of(tuner.tune, tuner.records).winner
+        assert winner is not None
+        assert "compile" in winner.recipe
+        assert winner.low is not None
+        assert winner.low > 5
+        assert loss_of(tuner, truth) < 0.05
+        assert tuner.tune.seconds <= 60.0
+        raced = [tuner.records[each] for replicate in tuner.tune.finals for each in replicate]
+        assert len({record.id for record in raced}) == len(raced) == 4
+        assert tuner.twins == []
 
     def test_the_slowest_of_what_is_safe_begins_with_the_baseline(self) -> None:
         truth = convnext_on_an_h200(15.0)

@@ -127,10 +127,9 @@ def _start_beside(tuner: Tuner, trials: Trials) -> None:
 
 
 def _start(tuner: Tuner, trials: Trials, switches: Switches, why: str) -> None:
-    twins = twins_for(tuner, switches, len(trials.in_flight))
-    trials.start(switches, why)
-    for spec in twins:
+    for spec in twins_for(tuner, switches, len(trials.in_flight)):
         trials.start_twin(spec)
+    trials.start(switches, why)
 
 
 BUDGET_STEP_S = 30.0

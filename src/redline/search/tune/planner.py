@@ -125,8 +125,7 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
         row = beliefs.index.get(flight.switches) if is_first else None
         gain = max(fastest - float(expected[row]), LIKELY_GAIN) if row is not None else LIKELY_GAIN
         likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY * LIKELY_GAIN / gain)
-        allowed_s = tuner.allowance_s - flight.waited_s
-        return max(likely_s, allowed_s) if is_first else allowed_s
+        return max(likely_s, tuner.allowance_s - flight.waited_s)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
 
@@ -194,11 +193,13 @@ def twins_for(tuner: Tuner, switches: Switches, others: int) -> list[RunSpec]:
     """What else to prepare beside the trial of a recipe that compiles, so that it can be raced as soon as it was timed.
 
     Where there may be no time to open it again afterwards: what is compiled is in a cache then, and still takes a third or
-    half as long. Only on a GPU; on a CPU they would compute where it compiles.
+    half as long. Not where compiling block by block stands in for it; and only on a GPU, as on a CPU they would compute where
+    it compiles.
     """
     costs = Costs(tuner)
     is_known = any(map(costs.compiles, tuner.seen()))
-    if tuner.on_cpu or is_known or tuner.twins or not costs.compiles(switches):
+    has_other_way = costs.is_quicker_by_block and BY_BLOCK in tuner.space.by_switch
+    if tuner.on_cpu or is_known or has_other_way or tuner.twins or not costs.compiles(switches):
         return []
     needed_s = MAY_TAKE * costs.beside_s(switches, others) + fewest_race_s(tuner, costs, switches)
     specs = twin_specs(tuner, switches)

@@ -163,6 +163,15 @@ class Trials:
                 self._group.cancel(twin)
                 tuner.twins.remove(twin)
 
+    def _cancel_twins_without_prospect(self) -> None:
+        """Without its compiler the recipe turned out slower than the baseline: compiled it will hardly be the fastest."""
+        tuner, seen = self._tuner, self._tuner.seen()
+        compilers = {choice.switch for choice in tuner.space.choices if choice.capabilities.compiles}
+        for switches in {tuner.space.switches_of(str(twin.record.spec.recipe)) for twin in tuner.twins}:
+            plain = seen.get(switches - compilers)
+            if plain is not None and BASELINE in seen and plain.log_s > seen[BASELINE].log_s:
+                self._cancel_twins(switches)
+
     def _leave_twins_to_the_race(self, *, is_over: bool) -> None:
         """The race takes over those of the fastest; the others have no use."""
         tuner = self._tuner
@@ -214,6 +223,7 @@ class Trials:
         self._tell_leader()
         if self._anchor is None or self._anchor is not entry:
             self._cancel_twins(flight.switches)
+        self._cancel_twins_without_prospect()
         if flight.switches != BASELINE:
             self._learn(flight.switches, record)
             self._cancel_ruled_out()
