@@ -10,14 +10,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "batch": ("BatchResult", "find_batch"),
     "bisect": ("BisectResult", "bisect"),
-    "ceilings": ("CeilingsResult", "ceilings"),
+    "ceilings": ("CeilingsResult", "OpsResult", "ceilings", "ops"),
     "compare": ("CompareResult", "compare"),
     "doctor": ("doctor", "models"),
     "flops": ("FlopsResult", "flops"),
     "gate": ("GateResult", "gate"),
     "history": ("HistoryFilters", "HistoryResult", "history"),
     "serve": ("serve",),
-    "ops": ("OpsResult", "ops"),
     "ladder": ("LadderResult", "ladder"),
     "load": ("LoadResult", "load"),
     "memory": ("MemoryResult", "memory"),
@@ -43,7 +42,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from redline.api.batch import BatchResult, find_batch
     from redline.api.bisect import BisectResult, bisect
-    from redline.api.ceilings import CeilingsResult, ceilings
+    from redline.api.ceilings import CeilingsResult, OpsResult, ceilings, ops
     from redline.api.compare import CompareResult, compare
     from redline.api.doctor import doctor, models
     from redline.api.flops import FlopsResult, flops
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from redline.api.load import LoadResult, load
     from redline.api.memory import MemoryResult, memory
     from redline.api.monitor import MonitorResult, monitor
-    from redline.api.ops import OpsResult, ops
     from redline.api.profile import ProfileResult, compare_profiles, import_profile, profile, read_profile
     from redline.api.quick import QuickProfile, run_quick_profile
     from redline.api.race import RaceResult, race

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from redline.analyze.attainable import operator_row
-from redline.api.ops import OPERATORS, _cases, ops
+from redline.api.ceilings import OPERATORS, _cases, ops
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
-from redline.report.ops import ops_report
+from redline.report.ceilings import ops_report
 from redline.report.terminal import as_text
 from redline.work import Ceilings, OperatorTime
 

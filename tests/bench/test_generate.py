@@ -12,8 +12,8 @@ import torch
 from redline.analyze.summary import summarize
 from redline.bench.device import open_device
 from redline.bench.measure.generation import generation_info
+from redline.bench.recipe.checks import GreedyReference
 from redline.bench.recipe.compose import apply_recipe
-from redline.bench.recipe.greedy import GreedyReference
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.session import BenchSession
 from redline.bench.workload.build import build_workload, check_model

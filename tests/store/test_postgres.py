@@ -27,8 +27,7 @@ from redline.store import History, layout, queries
 from redline.store.database import Database
 from redline.store.ledgers import Lease
 from redline.store.location import resolve
-from redline.store.outbox import Outbox
-from redline.store.writer import Holder, write_holder
+from redline.store.writer import Holder, Outbox, write_holder
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 

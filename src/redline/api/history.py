@@ -1,4 +1,5 @@
-"""`redline.history`: benchmarks over time, and keeping the history: tags, notes, back-up, deleting."""
+"""`redline.history`: benchmarks over time; reading the history record by record; and keeping it: tags, notes, back-up,
+deleting."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ from typing import IO, Any
 import msgspec
 from rich.console import RenderableType
 
+from redline.analyze.summary import RunSummary, summarize
 from redline.analyze.trend import trend_of
 from redline.api.workspace import Workspace, use
+from redline.conditions import Conditions, conditions_of
 from redline.errors import UsageError
+from redline.record import RunRecord
 from redline.report.export import JsonDocument
 from redline.report.notebook import Shown
+from redline.report.show import Listed
 from redline.report.trend import SeriesTrend, TrendChange, TrendPoint, history_json, history_report
 from redline.spec import MOST_ROWS, Frozen, require_range
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
@@ -305,3 +310,44 @@ def prune(
 def _deleted(ids: Sequence[str], dry_run: bool, workspace: Workspace) -> Deleted:
     sweeps = [] if dry_run or not ids else workspace.history.delete(ids)
     return msgspec.structs.replace(Deleted(ids=tuple(ids), dry_run=dry_run), sweeps=tuple(sweeps))
+
+
+def latest(limit: int = 20, *, workspace: Workspace | None = None) -> tuple[list[Listed], str]:
+    """The latest records, newest first, each with what tells it from its neighbours, and where the history is."""
+    require_range("limit", limit, 1, MOST_ROWS)
+    with use(workspace) as opened, opened.reading() as history:
+        rows = history.rows(limit=limit)
+        records = history.load_many(row.id for row in rows)
+        results = {row.record_id: row for row in _rows_of(list(records.values()), history, opened)}
+        known = {record_id: conditions_of(record) for record_id, record in records.items()}
+        listed = [Listed(row, known.get(row.id, Conditions()), results.get(row.id)) for row in rows]
+        return listed, history.location
+
+
+def record_and_row(record_id: str, *, workspace: Workspace | None = None) -> tuple[RunRecord, RunSummary, bool]:
+    """One record by the start of its id, its row, and whether its writer died before finishing it."""
+    with use(workspace) as opened, opened.reading() as history:
+        record = history.load(record_id)
+        (row,) = _rows_of([record], history, opened)
+        return record, row, history.is_cut_off(record.id)
+
+
+def records_and_rows(
+    ids: Sequence[str] = (), *, workspace: Workspace | None = None
+) -> tuple[list[RunRecord], list[RunSummary]]:
+    """The named records, or all of them, oldest first."""
+    with use(workspace) as opened, opened.reading() as history:
+        records = [history.load(record_id) for record_id in ids] if ids else history.find(newest_first=False)
+        return records, _rows_of(records, history, opened)
+
+
+def _rows_of(records: Sequence[RunRecord], history: History, workspace: Workspace) -> list[RunSummary]:
+    """Their rows, each compared with the first of its group even where that one is not among them."""
+    known = {record.id: record for record in records}
+    with_first = {record.group for record in records if record.position == 0}
+    for record in records:
+        if record.group not in with_first:
+            with_first.add(record.group)
+            known |= {sibling.id: sibling for sibling in history.group_of(record)}
+    rows = {row.record_id: row for row in summarize(list(known.values()), workspace.ceilings_of(records))}
+    return [rows[record.id] for record in records]

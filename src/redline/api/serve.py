@@ -20,9 +20,8 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from redline.api.compare import compare
-from redline.api.history import HistoryFilters, history
+from redline.api.history import HistoryFilters, history, latest, record_and_row
 from redline.api.serve_state import Live, Looker
-from redline.api.show import latest, record_and_row
 from redline.api.workspace import Workspace
 from redline.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.report.contents import contents_of

@@ -13,8 +13,8 @@ from redline.bench.device.failure import is_out_of_memory
 from redline.bench.environment import describe
 from redline.bench.health import health
 from redline.bench.measure.ceilings import answer_ceilings
+from redline.bench.recipe.checks import metric_of
 from redline.bench.recipe.compose import switch_choices, switches_of
-from redline.bench.recipe.metric import metric_of
 from redline.bench.recipe.snippet import snippet_of
 from redline.bench.workload.build import (
     build_workload,

@@ -25,8 +25,8 @@ from redline.bench.environment import describe, few_threads, remember_flags
 from redline.bench.measure.blocks import least_memory, measure_block, reach_steady_state
 from redline.bench.measure.generation import generation_info, measure_generations
 from redline.bench.questions import answer
+from redline.bench.recipe.checks import GreedyReference
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming, number_format_of
-from redline.bench.recipe.greedy import GreedyReference
 from redline.bench.recipe.numerics import LossReference, OutputReference, forward
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks

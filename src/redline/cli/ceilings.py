@@ -1,10 +1,26 @@
-"""`redline ceilings`."""
+"""`redline ceilings` and `redline ops`."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from redline.cli.options import HOW, DeviceName, Exit, Json, Threads, opt, print_json
+import typer
+
+from redline.cli.options import (
+    HOW,
+    WHAT,
+    WORKLOAD,
+    DeviceName,
+    Exit,
+    Given,
+    Json,
+    Recipe,
+    Threads,
+    only_set,
+    opt,
+    print_json,
+    takes,
+)
 from redline.errors import UsageError
 
 
@@ -36,3 +52,47 @@ def ceilings(
         observer.stop()
     print_json(result.to_json()) if json else make_console().print(ceilings_report(result.summary))
     return Exit.DONE
+
+
+@takes(WORKLOAD)
+def ops(
+    *,
+    operator: Annotated[
+        list[str] | None, typer.Argument(help="matmul, conv, attention, norm or elementwise. Default: all five.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, opt(group=WHAT, help="Sizes joined by x, such as 4096x4096x4096; repeat for several.")
+    ] = None,
+    format: Annotated[
+        list[str] | None, opt("--format", group=WHAT, metavar="[fp32|tf32|fp16|bf16]", help="Repeat for several.")
+    ] = None,
+    model: Annotated[
+        str | None, opt(group=WHAT, help="Take operators and shapes from one forward of this model.")
+    ] = None,
+    recipe: Recipe = None,
+    given: Given,
+    json: Json = False,
+) -> int:
+    """Time single operators over shapes and number formats, and compare them with the roofline.
+
+    \b
+    Examples:
+      redline ops
+      redline ops matmul --shape 4096x4096x4096 --format bf16
+      redline ops --model resnet50 --batch 32 -r fp16
+    """
+    from redline.api.ceilings import ops as time_operators
+    from redline.api.workspace import Workspace
+    from redline.cli.progress import LiveObserver
+    from redline.report.ceilings import ops_report
+    from redline.report.terminal import make_console
+
+    asked = given | only_set(model=model, recipe=recipe, shapes=shape, formats=format)
+    with LiveObserver() as observer, Workspace(observer=observer) as workspace:
+        result = time_operators(operator or [], **asked, workspace=workspace)
+        observer.stop()
+    if json:
+        print_json(result.to_json())
+    else:
+        make_console().print(ops_report(result.rows, result.device_name, result.has_ceilings))
+    return Exit.FAILED_ROW if all(row.refusal for row in result) else Exit.DONE

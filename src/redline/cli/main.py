@@ -15,17 +15,16 @@ from typing import Annotated, ParamSpec
 import typer
 
 from redline.cli.batch import batch
-from redline.cli.ceilings import ceilings
+from redline.cli.ceilings import ceilings, ops
 from redline.cli.compare import compare
 from redline.cli.doctor import doctor, models
 from redline.cli.flops import flops
 from redline.cli.gate import bisect, gate
-from redline.cli.history import delete, history, import_, prune, tag
+from redline.cli.history import delete, export, history, import_, prune, show, tag
 from redline.cli.ladder import ladder
 from redline.cli.load import load
 from redline.cli.memory import memory
 from redline.cli.monitor import monitor
-from redline.cli.ops import ops
 from redline.cli.options import Command, Exit, Group
 from redline.cli.profile import profile
 from redline.cli.race import race
@@ -34,7 +33,6 @@ from redline.cli.roofline import roofline
 from redline.cli.run import demo, micro, run
 from redline.cli.scale import scale
 from redline.cli.serve import serve
-from redline.cli.show import export, show
 from redline.cli.study import study
 from redline.cli.sweep import sweep
 from redline.cli.train import loader, train

@@ -1,6 +1,5 @@
 """The history: every record ever measured, written as it comes."""
 
-from redline.store.ceilings import CeilingShelf
 from redline.store.codec import (
     Activity,
     CellStatus,
@@ -14,7 +13,7 @@ from redline.store.codec import (
     TuneRow,
 )
 from redline.store.history import Filters, History, OnUnreadable
-from redline.store.ledgers import SweepLedger, TuneLedger
+from redline.store.ledgers import CeilingShelf, SweepLedger, TuneLedger
 
 __all__ = [
     "Activity",

@@ -26,8 +26,7 @@ from redline.store.location import (
     in_memory,
     is_missing,
 )
-from redline.store.outbox import Outbox
-from redline.store.writer import SettleCell, Write, perform
+from redline.store.writer import Outbox, SettleCell, Write, perform
 
 BUSY_SECONDS = 60
 """How long a writer waits for its turn. A turn takes well under a millisecond; only a hung disk gets near this."""

@@ -18,7 +18,6 @@ from redline.processes import is_gone
 from redline.record import Block, RunRecord
 from redline.store import queries
 from redline.store.archive import Imported, read_archive, write_archive
-from redline.store.ceilings import CeilingShelf
 from redline.store.codec import (
     Activity,
     ActivityKind,
@@ -35,7 +34,7 @@ from redline.store.codec import (
     with_stored_trace,
 )
 from redline.store.database import Database, OnNote
-from redline.store.ledgers import Announcer, SweepLedger, TuneLedger, activities
+from redline.store.ledgers import Announcer, CeilingShelf, SweepLedger, TuneLedger, activities
 from redline.store.location import folder_of_files, resolve
 from redline.store.writer import AppendBlock, NoSuchRecord, WriteRecord
 

@@ -1,4 +1,4 @@
-"""What is known of sweeps and of searches, and who works on one: a single process at a time."""
+"""What is known of sweeps and of searches, who works on one (a single process at a time), and the ceilings of devices."""
 
 from __future__ import annotations
 
@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from redline.store.database import Database
+
+
+from typing import TYPE_CHECKING
+
+from redline.identity import device_key_of_ceilings
+from redline.note import notes_from_texts
+from redline.store.writer import KeepCeilings
+from redline.work import CEILINGS_SCHEMA, Ceilings
+
+if TYPE_CHECKING:
+    from redline.store.database import Database
+
 
 _HELD: set[str] = set()
 """Tokens that this process holds; a hold that a server could not release is no longer valid."""
@@ -289,3 +301,27 @@ class TuneLedger:
         """Newest first."""
         with self._database.reading() as connection:
             return [TuneRow(**row) for row in connection.execute(queries.TUNES).mappings()]
+
+
+class CeilingShelf:
+    """One entry per device; a new one replaces the old."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, device_key: str) -> Ceilings | None:
+        """None where there are none, or only some that were measured in another way."""
+        with self._database.reading() as connection:
+            body = connection.execute(queries.CEILINGS_OF, {"this_key": device_key}).scalar()
+        if body is None:
+            return None
+        try:
+            plain = msgspec.msgpack.decode(body)
+            # Early ceilings of this schema have notes without codes.
+            found = msgspec.convert({**plain, "notes": notes_from_texts(plain["notes"])}, Ceilings)
+        except (msgspec.MsgspecError, LookupError, TypeError):
+            return None
+        return found if found.schema == CEILINGS_SCHEMA else None
+
+    def put(self, ceilings: Ceilings) -> None:
+        self._database.write(KeepCeilings(device_key=device_key_of_ceilings(ceilings), ceilings=ceilings))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from redline.bench.train.loss import BatchLoss
+from redline.bench.train.steps import BatchLoss
 from redline.bench.workload.losses import training_loss
 from redline.errors import BenchError
 

@@ -20,8 +20,7 @@ from redline.bench.data.source import Data, ImageData, LoaderData, Samples
 from redline.bench.device.base import Device
 from redline.bench.device.failure import one_line
 from redline.bench.recipe.switches.graphs import GraphedTraining
-from redline.bench.train.loss import class_axis, main_logits
-from redline.bench.train.steps import Supply, needs_whole_batches
+from redline.bench.train.steps import Supply, class_axis, main_logits, needs_whole_batches
 from redline.bench.workload.build import source_of
 from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.handed import sort_inputs

@@ -18,7 +18,6 @@ from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
 from redline.bench.train.epochs import Tell, Training
-from redline.bench.train.loss import BatchLoss
 from redline.bench.train.prepare import (
     Checkpoint,
     be_deterministic,
@@ -30,7 +29,7 @@ from redline.bench.train.prepare import (
     supply_of,
     take_over,
 )
-from redline.bench.train.steps import Stepper, Timeline, sums
+from redline.bench.train.steps import BatchLoss, Stepper, Timeline, sums
 from redline.bench.workload.step import Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
