@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import shutil
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -377,15 +378,13 @@ def _changed(before: TrainingSummary, after: TrainingSummary) -> str:
 
 
 def _libraries(profile: Profile) -> dict[str, float]:
-    times: dict[str, float] = {}
+    times: defaultdict[str, float] = defaultdict(float)
     rows = [(row.name, row.total_s) for row in profile.kernels]
     rows = rows or [(row.name, row.cpu_self_s) for row in profile.operators]
     for name, seconds in rows:
-        times[library_of(name)] = times.get(library_of(name), 0.0) + seconds
+        times[library_of(name)] += seconds
     whole = sum(times.values())
-    return (
-        dict(sorted(((name, each / whole) for name, each in times.items()), key=lambda pair: -pair[1])) if whole else {}
-    )
+    return {name: times[name] / whole for name in sorted(times, key=lambda name: -times[name])} if whole else {}
 
 
 def _shares(shares: dict[str, float], most: int = 5) -> str:
