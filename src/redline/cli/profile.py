@@ -49,10 +49,22 @@ CAPTURE: Options = {
     "warmup": Annotated[int | None, opt(group=HOW, help="Profiled steps that are not kept. Default: 2.")],
 }
 """How a model is captured; traces that are read were captured before."""
+FILES: Options = {
+    "html": Annotated[Path | None, opt(group=OUTPUT, help="Write an HTML page of the profile to this file.")],
+    "csv": Annotated[
+        Path | None,
+        opt(group=OUTPUT, help="Write the kernel table, laid out like rocprof --stats; on a CPU, operators."),
+    ],
+    "tables": Annotated[
+        Path | None, opt(group=OUTPUT, help="Write all tables: FILE.xlsx, or a folder that gets Parquet files.")
+    ],
+}
+"""What is written of a profile, wherever it comes from."""
 
 
 @takes(
     CAPTURE
+    | FILES
     | WORKLOAD
     | {name: RANKS[name] for name in ("ranks", "batch_per_rank")}
     | {"max_memory": ISOLATED["max_memory"]}
@@ -78,14 +90,6 @@ def profile(
     ] = None,
     out: Annotated[Path | None, opt(group=OUTPUT, help="A folder for the trace, as TensorBoard reads it.")] = None,
     open_: Annotated[bool, opt("--open", group=OUTPUT, help="Write an HTML page of the profile and open it.")] = False,
-    html: Annotated[Path | None, opt(group=OUTPUT, help="Write that page to this file.")] = None,
-    csv: Annotated[
-        Path | None,
-        opt(group=OUTPUT, help="Write the kernel table, laid out like rocprof --stats; on a CPU, operators."),
-    ] = None,
-    tables: Annotated[
-        Path | None, opt(group=OUTPUT, help="Write all tables: FILE.xlsx, or a folder that gets Parquet files.")
-    ] = None,
     rows: Annotated[int, opt(group=OUTPUT, help="Rows of each table.")] = 12,
     sort: Annotated[
         str | None, opt(group=OUTPUT, metavar="[device|host|memory|calls]", help="Order of the operator table.")
@@ -110,20 +114,17 @@ def profile(
     from redline.report.terminal import make_console
     from redline.spec import MOST_ROWS, require_range
 
-    for name, count, least in (
-        ("steps", given.get("steps"), 1),
-        ("wait", given.get("wait"), 0),
-        ("warmup", given.get("warmup"), 0),
-        ("rows", rows, 0),
-    ):
-        require_range(name, count, least, MOST_ROWS)
+    for name, least in (("steps", 1), ("wait", 0), ("warmup", 0)):
+        require_range(name, given.get(name), least, MOST_ROWS)
+    require_range("rows", rows, 0, MOST_ROWS)
+    files: dict[str, Path] = {name: given.pop(name) for name in FILES if name in given}
     order = sort_named(sort)
     capture = only_set(recipe=recipe, **given, folder=out, shapes=None if shapes else "off")
     _refuse_mixtures(what or [], trace, import_, diff, capture, report)
     if import_ and by_shape:
         raise UsageError("--by-shape is of operators, and a table of kernels has none: leave it out")
     if diff is not None:
-        if by_shape or html or open_ or csv or tables:
+        if by_shape or open_ or files:
             raise UsageError(
                 "--diff prints a comparison; --by-shape, --open, --html, --csv and --tables are of one profile"
             )
@@ -133,13 +134,14 @@ def profile(
     with LiveObserver(quiet=bool(trace or import_)) as observer, Workspace(observer=observer) as workspace:
         found, record = _profiled(what or [], trace, import_, capture | {"shapes": shapes}, by_shape, workspace)
         observer.stop()
-        page = (html or Path.cwd() / f"{_stem(found)}.profile.html") if open_ or html else None
-        written = _write_files(found, csv, tables, page)
+        if open_:
+            files.setdefault("html", Path.cwd() / f"{_stem(found)}.profile.html")
+        written = _write_files(found, **files)
         print_json(json_document("profile", found)) if json else make_console().print(ProfileReport(found, rows, order))
         for line in written:
             tell(line)
-        if page is not None and open_:
-            open_in_browser(page)
+        if open_:
+            open_in_browser(files["html"])
         if report is not None and record is not None:
             tell_report(report_records([record], report, profiles=[found], workspace=workspace))
     return Exit.DONE
@@ -201,7 +203,9 @@ def _profiled(
     return result.profile, result.record
 
 
-def _write_files(found: Profile, csv: Path | None, tables: Path | None, page: Path | None) -> list[str]:
+def _write_files(
+    found: Profile, *, csv: Path | None = None, tables: Path | None = None, html: Path | None = None
+) -> list[str]:
     """Write what was asked for; returns the lines that say where tables and page are."""
     from redline.api.profile import captured_lanes
     from redline.report.profile_files import kernel_csv, profile_page, write_tables
@@ -211,9 +215,9 @@ def _write_files(found: Profile, csv: Path | None, tables: Path | None, page: Pa
         _write(csv, kernel_csv(found))
     if tables is not None and write_tables(found, tables):
         told.append(f"tables: {tables}")
-    if page is not None:
-        _write(page, profile_page(found, captured_lanes(found)))
-        told.append(f"page: {page}")
+    if html is not None:
+        _write(html, profile_page(found, captured_lanes(found)))
+        told.append(f"page: {html}")
     return told
 
 
