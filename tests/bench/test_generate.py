@@ -31,6 +31,7 @@ LLAMA = f"hf:llama?{SMALL},num_key_value_heads=2"
 GPT2 = "hf:gpt2?n_embd=32,n_layer=2,n_head=4,vocab_size=97,n_positions=64"
 MISTRAL = f"hf:mistral?{SMALL},num_key_value_heads=2,sliding_window=5"
 T5 = "hf:t5?d_model=32,d_kv=8,d_ff=64,num_layers=2,num_decoder_layers=2,num_heads=4,vocab_size=97"
+MAMBA = "hf:mamba?hidden_size=64,num_hidden_layers=2,vocab_size=97,state_size=8"
 OPT = "hf:opt?hidden_size=32,ffn_dim=64,num_hidden_layers=2,num_attention_heads=4,vocab_size=97,word_embed_proj_dim=32"
 BART = (
     "hf:bart?d_model=32,encoder_layers=1,decoder_layers=2,encoder_attention_heads=4,decoder_attention_heads=4,"
@@ -166,6 +167,7 @@ def test_a_row_tells_first_token_further_tokens_and_what_they_read(model: str) -
         ("hf:llama?hidden_size", {}, "write config fields as"),
         ("hf:llama?hidden_size=abc", {}, "'hidden_size': .*int"),
         ("hf:vit", {}, "writes no text"),
+        ("hf:whisper", {}, "hf:whisper writes text from sound"),
         ("resnet18", {}, "resnet18 writes no text: --task generate takes hf:NAME"),
     ],
 )
@@ -231,6 +233,7 @@ def test_a_snippet_by_name_makes_its_model_itself() -> None:
         (f"{WRITERS}:placed", "cache-dtype:bf16", "makes its own cache"),
         (f"{WRITERS}:whole", "static-cache", "generates as a whole"),
         (LLAMA, "static-cache+compile:freeze", "the tensors of a static cache"),
+        (MAMBA, "cache-dtype:bf16", "neither keys nor values"),
     ],
 )
 def test_switches_that_do_not_apply_are_one_line(model: str, recipe: str, told: str) -> None:
@@ -259,7 +262,6 @@ def test_what_a_token_reads_of_the_cache_does_not_depend_on_its_size(recipe: str
 
 
 MIXTRAL = f"hf:mixtral?{SMALL},num_key_value_heads=2,num_local_experts=4,num_experts_per_tok=2"
-MAMBA = "hf:mamba?hidden_size=64,num_hidden_layers=2,vocab_size=97,state_size=8"
 EXPERTS = 2 * 4 * 3 * 64 * 128  # layers, experts, matrices
 ATTENTION = 2 * (2 * 64 * 64 + 2 * 64 * 32)
 

@@ -178,10 +178,17 @@ class HfDecoder(Decoder):
                         yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
 
     @property
+    def keeps_keys(self) -> bool:
+        """Whether any of its layers keeps keys and values, after one token."""
+        if self._cache is None:
+            with torch.no_grad():
+                self(self.first_tokens()[:, :1], torch.zeros(1, dtype=torch.long, device=self.prompt.device))
+        own = self._cache.self_attention_cache if self.has_encoder else self._cache
+        return any(isinstance(getattr(layer, "keys", None), Tensor) for layer in getattr(own, "layers", ()))
+
+    @property
     def cache_kind(self) -> CacheKind:
-        """As the last text has left it."""
-        own = self._cache.self_attention_cache if self.has_encoder and self._cache is not None else self._cache
-        if not any(isinstance(getattr(layer, "keys", None), Tensor) for layer in getattr(own, "layers", ())):
+        if not self.keeps_keys:
             return "state"
         return "static" if self.is_static else "growing"
 

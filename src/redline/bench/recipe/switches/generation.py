@@ -93,7 +93,9 @@ class CacheDtype(_ForDecoders):
             return (
                 "attention over the encoder's output reads its keys as they are kept, so that they cannot be cast back"
             )
-        return None if isinstance(model, HfDecoder) else "this model makes its own cache"
+        if not isinstance(model, HfDecoder):
+            return "this model makes its own cache"
+        return None if model.keeps_keys else "this model keeps a state and neither keys nor values"
 
     def apply(self, setup: Setup) -> None:
         decoder = self.decoder(setup)

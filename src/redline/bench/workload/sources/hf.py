@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import os
 import re
 import socket
@@ -281,8 +282,14 @@ def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
     """How the architecture writes text; a `SpecError` where it does not, or not so much."""
     tables, kind = _auto_tables(), config.model_type
     table = "SEQ_TO_SEQ_CAUSAL_LM" if getattr(config, "is_encoder_decoder", False) else "CAUSAL_LM"
+    if kind in tables["SPEECH_SEQ_2_SEQ"] and kind not in tables[table]:
+        raise SpecError(
+            f"{spec.model} writes text from sound, and --task generate reads a prompt of tokens; without it one forward "
+            "of encoder and decoder is measured"
+        )
     if kind not in tables[table]:
         raise SpecError(f"{spec.model} writes no text: transformers has no causal or text-to-text model of it")
+    _require_caches_by_config()
     prompt, new_tokens = spec.prompt or DEFAULT_PROMPT, spec.new_tokens or DEFAULT_NEW_TOKENS
     limit = getattr(_text_config(config), "max_position_embeddings", None)
     needed = max(prompt, new_tokens) if table != "CAUSAL_LM" else prompt + new_tokens - 1
@@ -292,6 +299,15 @@ def _generating_head(config: Any, spec: WorkloadSpec) -> Head:
             f"ask for fewer, or for more with ?max_position_embeddings={needed}"
         )
     return next(head for head in HEADS if head.table == table)
+
+
+def _require_caches_by_config() -> None:
+    transformers = _transformers()
+    if "config" not in inspect.signature(transformers.DynamicCache.__init__).parameters:
+        raise SpecError(
+            f"transformers {transformers.__version__} is too old for --task generate: its caches are not made from a config; "
+            "install 4.56 or later"
+        )
 
 
 def _generator(config: Any, spec: WorkloadSpec, batch: int, seed: int, notes: list[Note]) -> Workload:
