@@ -110,6 +110,81 @@ class Results:
         return value
 
 
+class StaticLoop:
+    """A prompt read into a static cache, then one token after the other, each in the place of the one before."""
+
+    def __init__(self, case: Case, model: Any, prompt: Any, options: dict[str, Any] | None) -> None:
+        import torch
+        from transformers import StaticCache
+
+        self.case, self.model, self.prompt, self.options = case, model, prompt, options
+        self.token = torch.zeros((1, 1), dtype=torch.long, device=case.device)
+        self.place = torch.zeros(1, dtype=torch.long, device=case.device)
+        self.held = {"positions": self.place}
+        self.takes = inspect.signature(model.forward).parameters
+        length = case.prompt + case.new_tokens - 1
+        self.cache = StaticCache(config=model.config, max_cache_len=length)
+        if "cache_position" not in self.takes:
+            self.cache.layers = [placed_layer(self.held, length) for _ in self.cache.layers]
+        self._step = self._next if options is None else torch.compile(self._next, dynamic=False, options=options)
+
+    def forward(self, tokens: Any, positions: Any) -> Any:
+        self.held["positions"] = positions
+        named = {"cache_position": positions} if "cache_position" in self.takes else {}
+        found = self.model(
+            input_ids=tokens, past_key_values=self.cache, position_ids=positions.unsqueeze(0), use_cache=True,
+            logits_to_keep=1, **named,
+        )  # fmt: skip
+        return found.logits[:, -1]
+
+    def _next(self, tokens: Any, positions: Any) -> Any:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if self.options is None:
+            logits = self.forward(tokens, positions)
+        else:
+            with sdpa_kernel([SDPBackend.MATH]):
+                logits = self.forward(tokens, positions)
+        tokens.copy_(logits.argmax(dim=-1, keepdim=True))
+        positions.add_(1)
+        return logits
+
+    def read(self) -> None:
+        import torch
+
+        self.cache.reset()
+        logits = self.forward(self.prompt, torch.arange(self.case.prompt, device=self.case.device))
+        self.token.copy_(logits.argmax(dim=-1, keepdim=True))
+        self.place.fill_(self.case.prompt)
+
+    def decode(self) -> None:
+        self._step(self.token, self.place)
+
+    def read_bytes(self) -> int:
+        """Of weights and cache, per token."""
+        table = self.model.get_input_embeddings().weight  # a row of it is taken
+        weights = sum(each.numel() * each.element_size() for each in self.model.parameters() if each is not table)
+        return weights + sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in self.cache.layers)
+
+
+def placed_layer(held: dict[str, Any], length: int) -> Any:
+    """A layer of a static cache that writes where `held["positions"]` says."""
+    from transformers.cache_utils import StaticLayer
+
+    class Placed(StaticLayer):  # type: ignore[misc]
+        def update(self, keys: Any, values: Any, *args: Any, **named: Any) -> Any:
+            if not self.is_initialized:
+                self.lazy_initialization(keys, values)
+            self.keys.index_copy_(2, held["positions"], keys)
+            self.values.index_copy_(2, held["positions"], values)
+            return self.keys, self.values
+
+        def get_seq_length(self) -> Any:
+            return held["positions"][0]
+
+    return Placed(max_cache_len=length)
+
+
 class Hand:
     """What a careful hand writes: the decode step with its choice of the token, compiled and in one CUDA graph."""
 
@@ -160,89 +235,30 @@ class Hand:
 
     def static(self, options: dict[str, Any] | None, *, profile: bool = False) -> dict[str, Any]:
         """A static cache and one graph per token; `options` of inductor, None: not compiled."""
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        from transformers import StaticCache
-        from transformers.cache_utils import StaticLayer
-
-        case, model = self.case, self.model
-        length = case.prompt + case.new_tokens - 1
-        token = torch.zeros((1, 1), dtype=torch.long, device=case.device)
-        place = torch.zeros(1, dtype=torch.long, device=case.device)
-        held = {"positions": place}
-
-        class Placed(StaticLayer):  # type: ignore[misc]
-            def update(self, keys: Any, values: Any, *args: Any, **named: Any) -> Any:
-                if not self.is_initialized:
-                    self.lazy_initialization(keys, values)
-                self.keys.index_copy_(2, held["positions"], keys)
-                self.values.index_copy_(2, held["positions"], values)
-                return self.keys, self.values
-
-            def get_seq_length(self) -> Any:
-                return held["positions"][0]
-
-        cache = StaticCache(config=model.config, max_cache_len=length)
-        takes = inspect.signature(model.forward).parameters
-        if "cache_position" not in takes:
-            cache.layers = [Placed(max_cache_len=length) for _ in cache.layers]
-
-        def forward(tokens: Any, positions: Any) -> Any:
-            held["positions"] = positions
-            named = {"cache_position": positions} if "cache_position" in takes else {}
-            found = model(
-                input_ids=tokens, past_key_values=cache, position_ids=positions.unsqueeze(0), use_cache=True,
-                logits_to_keep=1, **named,
-            )  # fmt: skip
-            return found.logits[:, -1]
-
-        def step(tokens: Any, positions: Any) -> Any:
-            if options is None:
-                logits = forward(tokens, positions)
-            else:
-                with sdpa_kernel([SDPBackend.MATH]):
-                    logits = forward(tokens, positions)
-            tokens.copy_(logits.argmax(dim=-1, keepdim=True))
-            positions.add_(1)
-            return logits
-
-        compiled = step if options is None else torch.compile(step, dynamic=False, options=options)
-
-        def read() -> None:
-            cache.reset()
-            logits = forward(self.prompt, torch.arange(case.prompt, device=case.device))
-            token.copy_(logits.argmax(dim=-1, keepdim=True))
-            place.fill_(case.prompt)
-
-        def decode() -> None:
-            compiled(token, place)
-
-        read()
+        loop = StaticLoop(self.case, self.model, self.prompt, options)
+        loop.read()
         started = time.perf_counter()
-        decode()
+        loop.decode()
         self.wait()
         first_s = time.perf_counter() - started
-        replay = self._recorded(decode)
+        replay, others = self._recorded(loop.decode), self.case.new_tokens - 1
 
         def whole() -> None:
-            read()
-            for _ in range(case.new_tokens - 1):
+            loop.read()
+            for _ in range(others):
                 replay()
 
         whole()
-        whole_s, read_s = self.seconds(whole, 5), self.seconds(read, 5)
-        tpot_s = (whole_s - read_s) / (case.new_tokens - 1)
-        table = model.get_input_embeddings().weight  # a row of it is taken
-        read_bytes = sum(each.numel() * each.element_size() for each in model.parameters() if each is not table)
-        read_bytes += sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in cache.layers)
+        whole_s, read_s = self.seconds(whole, 5), self.seconds(loop.read, 5)
+        tpot_s = (whole_s - read_s) / others
         found: dict[str, Any] = {
-            "tokens_per_s": case.new_tokens / whole_s,
+            "tokens_per_s": self.case.new_tokens / whole_s,
             "ttft_s": read_s,
             "tpot_s": tpot_s,
-            "bandwidth_share": read_bytes / tpot_s / self.copied,
+            "bandwidth_share": loop.read_bytes() / tpot_s / self.copied,
             "first_call_s": first_s,
         }
-        read()
+        loop.read()
         if profile:
             found["kernels"] = self._kernels(replay)
         return found
