@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, dataclass_transform, get_args
 import msgspec
 
 from redline.errors import SpecError
+from redline.units import parse_seconds
 
 Task = Literal["infer", "train", "step", "generate"]
 """`step`: a function of the user's, timed as it is."""
@@ -77,6 +78,16 @@ def require_seconds(name: str, value: float, *, zero_too: bool = False) -> None:
         raise SpecError(f"{name} must {'not be negative' if zero_too else 'be above 0'}, got {shown_number(value)}")
     if value > MOST_SECONDS:
         raise SpecError(f"{name} must be {MOST_SECONDS} seconds or less, got {shown_number(value)}")
+
+
+def seconds_of(name: str, value: float | str, *, zero_too: bool = False) -> float:
+    """Of a number or a text such as "20ms"; a mistake names what it is about."""
+    try:
+        found = parse_seconds(value) if isinstance(value, str) else float(value)
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from None
+    require_seconds(name, found, zero_too=zero_too)
+    return found
 
 
 def split_address(name: str, text: str) -> tuple[str, int]:

@@ -18,11 +18,14 @@ from redline.analyze.finding import Finding
 from redline.analyze.generation import generation_of
 from redline.analyze.profile import Capture, profile_of
 from redline.analyze.race import pair_of
+from redline.analyze.sweep import TokenTargets, under_targets
 from redline.api.workspace import Workspace
 from redline.errors import SpecError
 from redline.record import Block, Capabilities, GenerationInfo, RunRecord
 from redline.report.export import export_csv
 from redline.report.profile_facts import facts
+from redline.report.sweep import sweep_report
+from redline.report.terminal import as_text
 from redline.spec import Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
@@ -198,6 +201,15 @@ def test_a_sweep_tells_its_curve_and_its_best_under_targets() -> None:
     assert line in told
     best = "fastest with first token within 10.0 ms and each token within 3.00 ms: baseline at batch 10, prompt 8"
     assert best in told
+    rows, summary = result.rows, result.summary
+    none = under_targets(rows, TokenTargets(ttft_s=0.007))
+    assert (none.record_id, none.kept) == (None, ())
+    assert "no cell keeps its first token within 7.00 ms" in as_text(sweep_report(summary, rows, under=none))
+    whole = under_targets(rows, TokenTargets(ttft_s=0.1, tpot_s=0.1))
+    assert (len(whole.kept), whole.batch, whole.prompt) == (4, 30, 8)
+    assert "(4 cells keep it)" in as_text(sweep_report(summary, rows, under=whole))
+    single = [msgspec.structs.replace(row, tpot_s=None, decode_tokens_per_s=None) for row in rows]
+    assert len(under_targets(single, TokenTargets(ttft_s=0.01, tpot_s=1e-9)).kept) == 2  # no token follows the first
     cell = next(row for row in table if (row["batch"], row["prompt"]) == ("30", "16"))
     assert float(cell["ttft_s"]) == pytest.approx(0.016)
     assert float(cell["tpot_s"]) == pytest.approx(0.004)

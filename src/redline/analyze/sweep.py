@@ -151,7 +151,7 @@ class UnderTargets(Frozen):
 
 def under_targets(rows: Sequence[RunSummary], targets: TokenTargets) -> UnderTargets:
     kept = [row for row in rows if _keeps(row, targets)]
-    best = max(kept, key=lambda row: row.decode_tokens_per_s or 0.0, default=None)
+    best = max(kept, key=lambda row: row.decode_tokens_per_s or row.throughput_per_s or 0.0, default=None)
     if best is None:
         return UnderTargets(targets=targets, kept=(), record_id=None)
     return UnderTargets(
@@ -162,13 +162,14 @@ def under_targets(rows: Sequence[RunSummary], targets: TokenTargets) -> UnderTar
         batch=best.batch,
         prompt=best.conditions.prompt,
         new_tokens=best.conditions.new_tokens,
-        decode_tokens_per_s=best.decode_tokens_per_s,
+        decode_tokens_per_s=best.decode_tokens_per_s or best.throughput_per_s,
     )
 
 
 def _keeps(row: RunSummary, targets: TokenTargets) -> bool:
-    if row.ttft_s is None or row.tpot_s is None or (row.numerics is not None and row.numerics.is_wrong):
+    if row.ttft_s is None or (row.numerics is not None and row.numerics.is_wrong):
         return False
-    token_s = row.tpot_s.p50 if row.tpot_s.p95 is None else row.tpot_s.p95
     first_kept = targets.ttft_s is None or row.ttft_s <= targets.ttft_s
-    return first_kept and (targets.tpot_s is None or token_s <= targets.tpot_s)
+    if row.tpot_s is None or targets.tpot_s is None:  # a single token, which no other follows
+        return first_kept
+    return first_kept and (row.tpot_s.p50 if row.tpot_s.p95 is None else row.tpot_s.p95) <= targets.tpot_s

@@ -19,9 +19,8 @@ from redline.report.export import JsonDocument
 from redline.report.notebook import Bars, Shown
 from redline.search.batch import MAX_TRIALS, require_batches, search_batch
 from redline.search.spread import Collected, on_cluster, require_cluster
-from redline.spec import Frozen, RunSpec
+from redline.spec import Frozen, RunSpec, seconds_of
 from redline.spec_table import layered
-from redline.units import parse_seconds
 
 
 class BatchResult(Shown, Sequence[BatchFinding]):
@@ -84,9 +83,9 @@ def find_batch(
     """
     require_cluster(ray, address)
     table = layered({"effort": "quick"}, settings)
-    given = {"p95_s": slo_p95, "ttft_s": slo_ttft, "tpot_s": slo_tpot}
+    given = {"p95": slo_p95, "ttft": slo_ttft, "tpot": slo_tpot}
     slo = SloTargets(
-        **{name: parse_seconds(value) if isinstance(value, str) else value for name, value in given.items()}
+        **{f"{name}_s": seconds_of(f"slo_{name}", value) for name, value in given.items() if value is not None}
     )
     with use(workspace) as opened:
         specs, working = specs_of(opened, model, inputs, recipes=recipes, loss=loss, **table)

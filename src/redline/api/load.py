@@ -20,9 +20,8 @@ from redline.report.load import load_report, plot_loads
 from redline.report.notebook import Shown
 from redline.search.load import SECONDS, LoadQuestion, require_measurable, serve_rates
 from redline.serving import rate_of, read_arrivals
-from redline.spec import MOST_ROWS, LoadSpec, RunSpec, require_seconds
+from redline.spec import MOST_ROWS, LoadSpec, RunSpec, seconds_of
 from redline.spec_table import layered
-from redline.units import parse_seconds
 
 MOST_RATE = 1e7
 """Requests per second: no process counts faster."""
@@ -92,8 +91,8 @@ def load(
     if rate is None and recorded is None:
         raise SpecError("give the requests per second as rate, such as 50..2000, or an arrival file")
     rates = parse_rates(rate) if rate is not None else (rate_of(recorded or (0.0, 1.0)),)
-    slo_s = _seconds("slo_p99", slo_p99) if slo_p99 is not None else None
-    wait_s = _seconds("max_wait", max_wait, zero_too=True)
+    slo_s = seconds_of("slo_p99", slo_p99) if slo_p99 is not None else None
+    wait_s = seconds_of("max_wait", max_wait, zero_too=True)
     batching = LoadSpec(max_batch=max_batch, max_wait_s=wait_s, slo_p99_s=slo_s)
     with use(workspace) as opened:
         table = layered({"effort": "normal"}, settings, {"batch": max_batch})
@@ -121,6 +120,8 @@ def load_specs(specs: Sequence[RunSpec], question: LoadQuestion, workspace: Work
 
 def parse_rates(value: Any) -> tuple[float, ...]:
     """Rates as a person writes them: 200, "50,100,200", "50..2000" (doubling, both ends included)."""
+    if isinstance(value, str) and not all(text.strip() for text in value.split(",")):
+        raise SpecError(f"rate must be numbers of requests per second, such as 50..2000, got {value!r}")
     texts = str(value).split(",") if isinstance(value, str) else [str(each) for each in _listed(value)]
     rates: list[float] = []
     for text in texts:
@@ -153,14 +154,7 @@ def _doubled(low: float, high: float) -> list[float]:
     return [*(low * 2**step for step in range(count)), high]
 
 
-def _seconds(name: str, value: float | str, *, zero_too: bool = False) -> float:
-    found = parse_seconds(value) if isinstance(value, str) else float(value)
-    require_seconds(name, found, zero_too=zero_too)
-    return found
-
-
 def _duration(seconds: float | None, spec: RunSpec) -> float:
     if seconds is None:
         return SECONDS[spec.measure.effort]
-    require_seconds("seconds", seconds)
-    return seconds
+    return seconds_of("seconds", seconds)

@@ -32,9 +32,9 @@ from redline.search.sweep import (
     sweep_plan,
     unsettled,
 )
-from redline.spec import MOST_REPLICATES, require_range, require_seconds
+from redline.spec import MOST_REPLICATES, require_range, seconds_of
 from redline.spec_table import layered
-from redline.units import parse_price, parse_seconds
+from redline.units import parse_price
 
 
 class SweepResult(Shown, Sequence[SweepCell]):
@@ -157,11 +157,10 @@ def sweep(
 
 def _targets(slo_ttft: float | str | None, slo_tpot: float | str | None) -> TokenTargets | None:
     given = {"ttft_s": slo_ttft, "tpot_s": slo_tpot}
-    found = {name: parse_seconds(each) if isinstance(each, str) else each for name, each in given.items()}
-    for name, seconds in found.items():
-        if seconds is not None:
-            require_seconds(f"slo_{name.removesuffix('_s')}", seconds)
-    return TokenTargets(**found) if any(each is not None for each in found.values()) else None
+    found = {
+        name: seconds_of(f"slo_{name.removesuffix('_s')}", each) for name, each in given.items() if each is not None
+    }
+    return TokenTargets(**found) if found else None
 
 
 def _table_of(file: str | Path | None, preset_name: str | None, trust: bool) -> dict[str, Any]:

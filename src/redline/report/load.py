@@ -121,8 +121,9 @@ def sustained_sentence(row: LoadSummary) -> str:
     )
     if row.sustainable_rate is None:
         return f"no rate here is sustained {target}"
-    more = " or more: the range ends there" if row.is_open_ended else ""
-    return f"sustains {_rate(row.sustainable_rate)} requests/s {target}{more}"
+    if row.is_open_ended:
+        return f"sustains {_rate(row.sustainable_rate)} requests/s or more {target}: the range ends there"
+    return f"sustains {_rate(row.sustainable_rate)} requests/s {target}"
 
 
 def _compared(rows: Sequence[LoadSummary]) -> Fitted:
