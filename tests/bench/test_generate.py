@@ -297,6 +297,10 @@ def test_what_a_model_holds_and_what_a_token_reads_of_it(model: str, weights: in
 def test_a_model_that_decodes_without_its_text_is_refused() -> None:
     with pytest.raises(SpecError, match="takes no cache of transformers"):
         build_workload(workload_spec("hf:rwkv?hidden_size=32,num_hidden_layers=1,vocab_size=97"), 0)
+    bert = "hf:bert?hidden_size=32,num_hidden_layers=1,num_attention_heads=4,vocab_size=97"
+    with pytest.raises(BenchError, match="tokens see later ones"):
+        GreedyReference.of(build_workload(workload_spec(bert), 0), open_device("cpu"), "fp32")
+    GreedyReference.of(build_workload(workload_spec(f"{bert},is_decoder=true"), 0), open_device("cpu"), "fp32")
     workload = build_workload(workload_spec(LLAMA), 0)
     workload.model._cache_argument = "another"  # which it takes and never looks at
     with pytest.raises(BenchError, match=r"after the prompt and 2 tokens its logits are .* off"):

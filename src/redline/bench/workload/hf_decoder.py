@@ -15,6 +15,10 @@ from redline.errors import SpecError
 from redline.record import CacheKind
 from redline.spec import DEFAULT_NEW_TOKENS, WorkloadSpec
 
+SEEN_TOKENS = 8
+SEEING = 1e-5
+"""Of the largest logit: in a causal model an earlier one changes by the order of sums at most."""
+
 
 def casting(kind: Any, dtype: torch.dtype) -> Any:
     """A kind of cache that keeps keys and values in `dtype` and gives them back in the model's."""
@@ -176,6 +180,16 @@ class HfDecoder(Decoder):
                 for tensor in tree_leaves(value):  # states of a layer that is no attention stand in a dict
                     if isinstance(tensor, Tensor) and tensor.ndim > 1:
                         yield tensor, min(self.mean_filled / max(tensor.shape[-2], 1), 1.0) if grows else 1.0
+
+    def sees_ahead(self) -> bool:
+        """Whether another last token changes the logits of the first, as where attention goes both ways."""
+        if self.has_encoder or self.prompt.shape[1] < 2:
+            return False
+        text = self.prompt[:, :SEEN_TOKENS]
+        other = text.clone()
+        other[:, -1] = (other[:, -1] + 1) % self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        one, another = (self.model(input_ids=each, use_cache=False).logits[:, 0] for each in (text, other))
+        return bool((one - another).abs().max() > SEEING * one.abs().max())
 
     @property
     def keeps_keys(self) -> bool:
