@@ -338,6 +338,7 @@ def curve(recipe: str, broken_from: float) -> LoadSummary:
         (500.0, 200.0, "≤ 0.25×", "at most"),
         (500.0, 500.0, "unknown: both sustain every rate", "unknown"),
         (50.0, 200.0, "–", "exact"),
+        (50.0, 60.0, "–", "exact"),
     ],
 )
 def test_a_ratio_of_lower_bounds_is_told_as_a_bound(first: float, other: float, told: str, bound: str) -> None:
@@ -347,3 +348,4 @@ def test_a_ratio_of_lower_bounds_is_told_as_a_bound(first: float, other: float, 
     assert line.rstrip().endswith(told)
     assert ratios_to_first(rows)[1].bound == bound
     assert ("next: ask for higher rates than 400" in text) == (max(first, other) > 400)
+    assert ("next: ask for lower rates than 100" in text) == (max(first, other) < 100)

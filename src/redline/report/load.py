@@ -167,6 +167,8 @@ def _next_step(rows: Sequence[LoadSummary]) -> str:
     open_ended = [row for row in rows if row.is_open_ended]
     if open_ended:
         return f"next: ask for higher rates than {_rate(max(row.points[-1].rate for row in open_ended))}"
+    if all(row.sustainable_rate is None for row in rows if row.is_sound):
+        return f"next: ask for lower rates than {_rate(first.points[0].rate)}, or for a faster recipe with -r"
     if len(rows) == 1:
         return "next: add the recipe that 'redline tune' finds with -r, and compare the sustainable rates"
     return "next: --plot FILE.png draws the curves, 'redline report' puts them on the dashboard"
