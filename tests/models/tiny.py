@@ -73,13 +73,14 @@ class Failing(Dataset[tuple[Tensor, int]]):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._how == "hang":
                 time.sleep(600)
-            raise ValueError(f"sample {index} is spoilt")
+            raise ValueError(f"sample {index} is spoilt\nfor good")
         return torch.randn(3, SIZE, SIZE), index % CLASSES
 
 
 def _failing(how: str) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Only the training loader has workers, and it has no timeout, as people write it."""
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "multiprocessing_context": "fork"}
-    return DataLoader(Failing(how), **options), DataLoader(_sets()[1], **options)
+    return DataLoader(Failing(how), **options), DataLoader(_sets()[1], batch_size=8)
 
 
 def dying() -> tuple[DataLoader[Any], DataLoader[Any]]:

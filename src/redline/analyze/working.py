@@ -183,8 +183,8 @@ def cold_start(profile: Profile, loss: Loss) -> Finding | None:
         profile,
         loss,
         "cold-start",
-        evidence=f"the kernels of the first {steps} take {format_seconds(loss.seconds)} longer than the same kernels later, most "
-        f"of it {loss.what}: caches or clocks were cold",
+        evidence=f"the kernels of the first {steps} take {format_seconds(loss.seconds)} longer than those of the same operators "
+        f"later, most of it {loss.what}: caches or clocks were cold, or algorithms were compared (cudnn.benchmark)",
         todo="record later steps: torch.profiler.schedule(wait=…, warmup=…) skips the first ones",
     )
 

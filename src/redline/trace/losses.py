@@ -330,6 +330,13 @@ def _of_work(run: DeviceRun, sums: Sums) -> None:
         saved, most = (
             run.replay.saved(without_work=run.replay.shorter_by(run.view, more)) for more in (cold.excess, cold.most)
         )
+        if cold.tried.any():  # and the host that launches and times them
+            every_wait = np.ones(len(run.replay.waits), np.bool_)
+            most = run.replay.saved(
+                without_work=run.replay.shorter_by(run.view, cold.most),
+                without_host=launching(links, cold.tried),
+                without_waits=every_wait,
+            )
         sums["cold"].add(int(excess.sum()), saved, max(most, saved), cold.steps, _longest(run, cold.excess > 0))
 
 

@@ -27,6 +27,8 @@ _FORWARD_ONLY = re.compile(
 _NEAR = 10
 """Between the products of attention and its softmax stand scaling, masking, dropout and copies; no more than so many."""
 
+SEVERAL = 3
+"""Times as many kernels as usual in the same operators: they are tried, not used."""
 COLD_EXCESS = 0.05
 """A first step whose kernels take so much longer than the same kernels later was not warm."""
 
@@ -129,34 +131,37 @@ def recomputed(links: Links) -> Mask:
 
 @dataclass(frozen=True)
 class Cold:
-    """Kernels of the first steps that took longer than the same kernels later."""
+    """Kernels of the first steps that took longer than the same kernels later, or that only the first steps tried."""
 
     steps: int
     excess: Ints
     """For each row of device work, how much longer it took than usual; 0 for all others."""
     most: Ints
     """How much longer than in the fastest of the later steps."""
+    tried: Mask
+    """Kernels of operators that launch several times as many as the same operators later: algorithms are compared."""
 
 
 def cold_kernels(recorded: Recorded) -> Cold:
     """Compared name by name, and only where a name is called equally often: one kernel serves many shapes."""
     borders, work = step_borders(recorded), recorded.trace.work
     none = np.zeros(len(work), np.int64)
-    nothing = Cold(0, none, none)
+    nothing = Cold(0, none, none, none > 0)
     if borders is None or len(borders) < 4:
         return nothing  # of two steps nobody can say which is the usual one
     count = len(borders) - 1
     step = np.clip(np.searchsorted(borders, work.start, side="right") - 1, 0, count - 1)
     kernels = np.flatnonzero((work.kind == Work.KERNEL) & ~recorded.links.is_class("communication"))
-    names, name = np.unique(work.name[kernels], return_inverse=True)
-    total, calls = np.zeros((len(names), count), np.int64), np.zeros((len(names), count), np.int64)
-    np.add.at(total, (name, step[kernels]), work.duration[kernels])
-    np.add.at(calls, (name, step[kernels]), 1)
+    tried, trials = _trials(recorded.links, kernels, step, count)
+    kernels = kernels[~tried]
+    name, total, calls = _by_step(work.name[kernels], step[kernels], work.duration[kernels], count)
     usual = np.median(total[:, count // 2 :], axis=1)
     alike = calls == np.median(calls[:, count // 2 :], axis=1)[:, None]
     excess = np.where(alike, total - usual[:, None], 0.0)
+    worked = np.bincount(step, work.duration * (work.kind == Work.KERNEL), count)
+    more = excess.sum(axis=0) + np.bincount(step, trials, count)
     cold = 0
-    while cold < count // 2 and excess[:, cold].sum() > COLD_EXCESS * max(int(total[:, cold].sum()), 1):
+    while cold < count // 2 and more[cold] > COLD_EXCESS * max(worked[cold], 1):
         cold += 1
     if not cold:
         return nothing
@@ -167,10 +172,43 @@ def cold_kernels(recorded: Recorded) -> Cold:
         share[:, cold:] = 0.0
         found = np.zeros(len(work), np.int64)
         found[kernels] = (share[name, step[kernels]] * work.duration[kernels]).astype(np.int64)
-        return found
+        return found + np.where(step < cold, trials, 0)
 
     fastest = total[:, count // 2 :].min(axis=1)
-    return Cold(cold, spread(excess), spread(np.where(alike, total - fastest[:, None], 0.0)))
+    most = spread(np.where(alike, total - fastest[:, None], 0.0))
+    return Cold(cold, spread(excess), most, (trials > 0) & (step < cold))
+
+
+def _trials(links: Links, kernels: Ints, step: Ints, count: int) -> tuple[Mask, Ints]:
+    """Which of these kernels belong to operators that try several algorithms, as cuDNN's benchmark does; and, for each row
+    of device work, its share of the time beyond what the same operators take later."""
+    work, operators = links.trace.work, links.trace.operators
+    tried, beyond = np.zeros(len(kernels), np.bool_), np.zeros(len(work), np.int64)
+    known = np.flatnonzero(links.operator[kernels] >= 0)
+    if not len(known):
+        return tried, beyond
+    rows = kernels[known]
+    name, total, launched = _by_step(operators.name[links.operator[rows]], step[rows], work.duration[rows], count)
+    _, first = np.unique(links.operator[rows], return_index=True)
+    called = np.zeros_like(launched)
+    np.add.at(called, (name[first], step[rows[first]]), 1)
+    later = slice(count // 2, None)
+    usual, usual_called = np.median(launched[:, later], axis=1), np.median(called[:, later], axis=1)
+    several = (called == usual_called[:, None]) & (usual > 0)[:, None] & (launched >= SEVERAL * usual[:, None])
+    share = np.where(several, np.maximum(1 - np.median(total[:, later], axis=1)[:, None] / np.maximum(total, 1), 0), 0)
+    mine = share[name, step[rows]]
+    tried[known] = mine > 0
+    beyond[rows] = (mine * work.duration[rows]).astype(np.int64)
+    return tried, beyond
+
+
+def _by_step(names: Ids, step: Ints, duration: Ints, count: int) -> tuple[Ints, Ints, Ints]:
+    """For each row which name it has; for each name and step the time and the number of its rows."""
+    found, name = np.unique(names, return_inverse=True)
+    total, calls = np.zeros((len(found), count), np.int64), np.zeros((len(found), count), np.int64)
+    np.add.at(total, (name, step), duration)
+    np.add.at(calls, (name, step), 1)
+    return name, total, calls
 
 
 def launching(links: Links, rows: Mask) -> Intervals:

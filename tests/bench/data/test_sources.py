@@ -204,7 +204,7 @@ class TestTheUsersOwn:
             "raising": "user",
         }
         assert "a worker of the loader died" in told["dying"].message
-        assert "no batch for 2 s" in told["hanging"].message
+        assert "a worker of the loader hangs" in told["hanging"].message
         assert "ValueError: sample 32 is spoilt" in told["raising"].message
 
     @pytest.mark.parametrize(

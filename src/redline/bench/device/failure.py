@@ -177,7 +177,12 @@ def loader_trouble(error: BaseException) -> tuple[FailureKind, str] | None:
         return "timeout", f"a worker of the loader hangs: {lines[0]}"
     if lines[0].startswith("DataLoader worker"):
         return "crash", f"a worker of the loader died: {lines[0]}"
-    return ("user", f"the loader raised {lines[-1]}") if lines[0].startswith("Caught ") else None
+    if not lines[0].startswith("Caught "):
+        return None
+    # "Caught ValueError in DataLoader worker process 0.", a traceback, and what it said, perhaps in several lines.
+    name = lines[0].split()[1]
+    said = next((line for line in reversed(lines) if line.startswith(name)), lines[-1])
+    return "user", f"the loader raised {said}"
 
 
 def is_about_synchronizing(warning: warnings.WarningMessage) -> bool:

@@ -34,6 +34,9 @@ class UserLoaders(DataSource):
             raise SpecError(f"{spec.name} must be told the batch: give --batch")
         returned = call_with(function, takes_batch, workload.batch, 0, spec.name)
         train, validation = _sorted_out(returned, spec.name)
+        for loader in (train, validation):
+            if isinstance(loader, DataLoader) and loader.num_workers > 0 and not loader.timeout:
+                loader.timeout = spec.loader_timeout_s  # without one, a worker that hangs is waited for forever
         return LoaderData(
             name=spec.name,
             train=train,
