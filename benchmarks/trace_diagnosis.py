@@ -1,6 +1,6 @@
 """Does the first finding name the larger trouble, and is its bound never below what mending it brings?
 
-Simulates training steps with eighteen kinds of trouble (tests/troubles.py), each alone, in pairs and three at once, in
+Simulates training steps with nineteen kinds of trouble (tests/troubles.py), each alone, in pairs and three at once, in
 several sizes. The same program without the trouble says what it costs. Several troubles count where one costs clearly
 more than the others. Then each trouble alone in traces as other people have them (tests/dresses.py): on AMD, with a
 second process, threads that wait and load beside the steps, marks with gaps between them, and so on.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kineto import ADAM, ADD, AUTOGRAD, GEMM, MAIN, NORM, REDUCE, TraceMaker
+from kineto import ADAM, ADD, AUTOGRAD, CONV, GEMM, MAIN, NORM, REDUCE, TraceMaker
 
 US = 1000
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -46,6 +46,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "optimizer loop": ("host-bound", "launch-bound"),
     "late graph": ("host-bound", "host-stall"),
     "partly hidden communication": ("communication-bound",),
+    "compared algorithms": ("cold-start", "warm-up"),
 }
 """Each trouble, and the findings that name it."""
 
@@ -59,13 +60,13 @@ class Program:
     ranks: int = 1
     mended: frozenset[str] = frozenset()
     """Troubles whose work has to be done all the same: small kernels without gaps, one kernel for all parameters, a
-    graph that is launched at once."""
+    graph that is launched at once, convolutions without a search for the best algorithm."""
 
     def size(self, trouble: str) -> float:
         return self.troubles.get(trouble, 0.0)
 
     def without(self, trouble: str) -> Program:
-        if trouble in ("small kernels", "optimizer loop", "late graph"):
+        if trouble in ("small kernels", "optimizer loop", "late graph", "compared algorithms"):
             return replace(self, mended=self.mended | {trouble})
         return replace(self, troubles={name: size for name, size in self.troubles.items() if name != trouble})
 
@@ -103,6 +104,8 @@ class Rank:
                 self._input_copy()
             if program.size("late graph"):
                 self._late_graph()
+            if program.size("compared algorithms"):
+                self._compared_algorithms()
             for layer in range(LAYERS):
                 self._forward(layer)
             for layer in reversed(range(LAYERS)):
@@ -236,6 +239,28 @@ class Rank:
             self.maker.kernel(GEMM, at, lasts, correlation=number)
             at += lasts + GAP_NS
         self.free["compute"] = at
+
+    def _compared_algorithms(self) -> None:
+        """Convolutions whose first call runs and times each algorithm there is, as cuDNN's benchmark does."""
+        tries = self.step == 0 and "compared algorithms" not in self.program.mended
+        others = [round(self.program.size("compared algorithms") * 300) * US] * 6 if tries else []
+        for layer in range(4):
+            begin, number, marker = self.now, self.maker.next_number(), len(self.maker.events)
+            self.now += 3 * US
+            for algorithm, duration in enumerate([60 * US, *others]):
+                launched, self.now = self.now, self.now + CALL_NS
+                start = max(self.now + LATENCY_NS, self.free["compute"] + GAP_NS)
+                lasts = self.about(duration, self.step, layer, algorithm, "algorithm")
+                self.free["compute"] = start + lasts
+                name = CONV.replace("128x128", f"{16 << algorithm}x64")
+                self.maker.kernel(name, start, lasts, launched=launched, operator=number)
+                if algorithm:
+                    waits, self.now = self.now, max(self.now, self.free["compute"]) + 5 * US
+                    self.maker.call("cudaEventSynchronize", waits, self.now - waits)
+            self.now += 2 * US
+            inside = {"External id": number}
+            self.maker.event("X", "cpu_op", "aten::cudnn_convolution", begin, self.now - begin, args=inside)
+            self.maker.events.insert(marker, self.maker.events.pop())
 
     def _partly_hidden(self) -> None:
         """A collective that begins beside the backward and goes on after it; the optimizer waits for it."""
