@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -435,6 +436,17 @@ def a_busy_cpu() -> RecipeTruth:
         build_s=2.0,
         first_use_s={},
     )
+
+
+def test_what_was_left_untried_is_told_with_all_that_it_would_have_taken() -> None:
+    """A recipe fits into what is left, but not with its race: both times are named, or the sentence contradicts itself."""
+    tuner = tune_simulated(a_busy_cpu(), 1, 60.0, before_s=8.0)
+    (noted,) = (each for each in tuner.tune.notes if each.code == "untried")
+    told = re.search(r"takes about (\d+) s, and the final comparison (\d+) s; (\d+) s are left", str(noted))
+    assert told is not None
+    takes_s, race_s, left_s = map(float, told.groups())
+    assert takes_s == pytest.approx(tuner.tune.untried[0].cost_s, abs=0.5)
+    assert takes_s + race_s > left_s
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -147,8 +147,11 @@ def _keep_untried(tuner: Tuner, too_dear: list[Candidate]) -> None:
     if too_dear:
         is_nothing_else = tuner.tried() == {BASELINE} and safe_to_race(tuner) is None
         what = "any other recipe" if is_nothing_else else "all recipes that may be faster"
-        left = f"{max(tuner.left_s, 0.0):.0f} s are left, {reserved_s:.0f} s of them for the final comparison"
-        first = f"{untried[0].recipe} takes about {untried[0].cost_s:.0f} s"
+        own_race_s = max(fewest_race_s(tuner, Costs(tuner), best[0].switches), reserved_s)
+        left = f"{max(tuner.left_s, 0.0):.0f} s are left"
+        first = (
+            f"{untried[0].recipe} takes about {untried[0].cost_s:.0f} s, and the final comparison {own_race_s:.0f} s"
+        )
         enough = f"--budget {untried[0].budget_s:.0f}s would hold it"
         tuner.ran_short(note("untried", f"no time to try {what}: {first}; {left}; {enough}"))
 
