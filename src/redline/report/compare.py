@@ -37,6 +37,7 @@ BASES = {
 }
 HEADERS = ("benchmark", "A", "B", "A/B", "95 % interval", "runs", "p95", "memory", "verdict")
 PART_HEADERS = ("benchmark", "of a generation", "A", "B", "change", "95 % interval", "verdict")
+PARTS_TOLD = "Below 0 % a time is shorter, above 0 % a rate is higher; TPOT is each generation's mean over its tokens"
 PARTS = {
     "ttft_s": "time to first token (TTFT)",
     "tpot_s": "time per output token (TPOT)",
@@ -73,13 +74,14 @@ def _parts_table(found: Comparisons) -> list[RenderableType]:
     lines = part_rows(found)
     if not lines:
         return []
-    rows = make_table(Text("Of a generation: below 0 % a time is shorter, above 0 % a rate is higher", style="dim"))
-    for header in PART_HEADERS:
+    rows = make_table(Text(PARTS_TOLD, style="dim"))
+    several = len(found.comparisons) > 1
+    for header in PART_HEADERS if several else PART_HEADERS[1:]:
         text = header in ("benchmark", "of a generation", "verdict")
         rows.add_column(header, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for line in lines:
-        rows.add_row(*(Text(one_line(value)) for value in line))
-    return [Fitted(rows, ("benchmark", "A", "B") if len(found.comparisons) == 1 else ("A", "B"))]
+        rows.add_row(*(Text(one_line(value)) for value in (line if several else line[1:])))
+    return [Fitted(rows, ("A", "B"))]
 
 
 def part_rows(found: Comparisons) -> list[list[str]]:
