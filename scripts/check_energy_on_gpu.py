@@ -1,9 +1,10 @@
 """Energy, power, neighbours and memory on the GPU at hand, against nvidia-smi and the allocator.
 
-    python scripts/check_energy_on_gpu.py [--out FOLDER] [--only energy smi shared memory] [--recipe RECIPE]
+    python scripts/check_energy_on_gpu.py [--out FOLDER] [--only energy smi shared memory] [--recipe [MODEL=]RECIPE …]
 
-- energy: joules per image of ResNet-50 and ViT-B/16 at batch 32, baseline and a fast recipe (about 30 s; a recipe that compiles
-  takes longer).
+- energy: joules per image of ResNet-50 and ViT-B/16 at batch 32: baseline, a fast recipe that needs no compiler, and the best
+  recipe that `redline tune` has found, read from docs/results/h200/tune (about 100 s, 60 s of that compiling; allow 150 s).
+  `--recipe` names another one, for both models or, as `vit_b_16=bf16+compile`, for one; `--recipe none` leaves it out (30 s).
 - smi: `redline monitor` and nvidia-smi side by side while a process computes: power, clock, utilisation and energy within 5 %
   (18 s).
 - shared: a second process on the card turns the verdict to `shared-gpu`, and without it there is none (15 s).
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -31,6 +33,7 @@ from redline.telemetry.nvml import open_cards
 
 MODELS = ("resnet50", "vit_b_16")
 FAST = "fp16+channels-last+graphs"
+TUNED = Path(__file__).parent.parent / "docs" / "results" / "h200" / "tune"
 METERED: dict[str, Any] = {
     "effort": "quick",
     "measure": {"check_numerics": False, "block_seconds": 0.4, "min_rounds": 6},
@@ -65,16 +68,34 @@ class Results:
             (self._out / "energy.json").write_text(json.dumps(self.lines, indent=1))
 
 
-def check_energy(results: Results, recipe: str) -> None:
+def best_recipes(named: list[str]) -> dict[str, str | None]:
+    """By model: what the command line names, else the winner that the kept output of `redline tune` tells."""
+    best = {model: tuned_winner(TUNED / f"{model}.txt") for model in MODELS}
+    for word in named:
+        model, _, recipe = word.rpartition("=") if word.partition("=")[0] in MODELS else ("", "", word)
+        best.update(dict.fromkeys([model] if model else MODELS, None if recipe == "none" else recipe))
+    return best
+
+
+def tuned_winner(report: Path) -> str | None:
+    found = (
+        re.search(r"^winner: (\S+),", report.read_text(encoding="utf-8"), re.MULTILINE) if report.is_file() else None
+    )
+    return found.group(1) if found else None
+
+
+def check_energy(results: Results, best: dict[str, str | None]) -> None:
     for model in MODELS:
+        recipes = list(dict.fromkeys(["baseline", FAST, *([best[model]] if best[model] else [])]))
         with Workspace(keep=False) as nowhere:
-            rows = redline.run(model, batch=32, recipes=["baseline", recipe], workspace=nowhere, **METERED)
+            rows = redline.run(model, batch=32, recipes=recipes, workspace=nowhere, **METERED)
         for row in rows:
             results.tell(
                 "energy",
                 row.energy_per_item_j is not None,
                 model=model,
                 recipe=row.recipe,
+                is_best=row.recipe == best[model],
                 images_per_s=row.throughput_per_s,
                 joules_per_image=row.energy_per_item_j,
                 images_per_joule=row.items_per_j,
@@ -179,7 +200,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parts = ["smi", "shared", "energy", "memory"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--recipe", default=FAST)
+    parser.add_argument("--recipe", nargs="+", default=[], metavar="[MODEL=]RECIPE")
     asked = parser.parse_args()
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
@@ -188,7 +209,7 @@ def main() -> None:
     began = time.monotonic()
     for part in asked.only:
         try:
-            check_energy(results, asked.recipe) if part == "energy" else checks[part](results)
+            check_energy(results, best_recipes(asked.recipe)) if part == "energy" else checks[part](results)
         except Exception as error:  # the other parts are worth having all the same
             results.tell(part, False, error=repr(error))
         print(f"     {part} done after {time.monotonic() - began:.0f} s", flush=True)

@@ -56,8 +56,13 @@ def test_training_by_kind_and_module(tmp_path: Path) -> None:
         ("act", "activations"),
         ("first", "activations"),
         ("", "temporaries"),
-        ("", "optimizer state"),
+        ("first", "optimizer state"),
     }
+    holders = {holder.module: holder for holder in use.holders}
+    assert "(loss)" in holders
+    # What the optimizer keeps belongs to the module whose weights it is of.
+    assert holders["first"].bytes >= 0.9 * 3 * WEIGHTS / 2
+    assert "optimizer state" not in {holder.category for holder in use.holders if not holder.module}
     lines = {holder.line for holder in use.holders if holder.module in ("act", "first")}
     assert "wide.py:12" in lines
     assert {point.phase for point in use.timeline} == {"forward", "backward", "optimizer"}

@@ -35,6 +35,8 @@ from redline.work import MemoryCategory, MemoryHolder, MemoryPoint, MemoryUse
 
 MOST_HOLDERS = 30
 POINTS = 200
+LOSS = "(loss)"
+"""Stands for a module where the loss is computed, which is none of the model's."""
 GPU_ROUNDING = 512
 """Bytes: torch's allocator for GPUs gives out multiples of it."""
 _OURS = os.path.dirname(os.path.abspath(__file__))
@@ -139,8 +141,10 @@ def _resident(step: InferenceStep | TrainingStep, setup: Setup) -> Iterator[tupl
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield "weights", name.rpartition(".")[0], tensor
     if isinstance(step, TrainingStep):
-        for tensor in _tensors(step.state()["optimizer"]["state"]):
-            yield "optimizer state", "", tensor
+        owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
+        for parameter, state in step.optimizer_state():
+            for tensor in _tensors(state):
+                yield "optimizer state", owners.get(id(parameter), ""), tensor
     for tensor in _tensors((setup.args, setup.kwargs)):
         yield "inputs", "", tensor
 
@@ -160,6 +164,7 @@ class Ledger(TorchDispatchMode):
         self._passed = 0
         self._rounding = rounding
         self._stack: list[str] = []
+        self._has_left = False
         self._live: dict[int, Held] = {}
         self._events: list[tuple[Held, int, str]] = []
         self._reserved_at: dict[int, int] = {}
@@ -172,12 +177,17 @@ class Ledger(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         except Exception:
             if not self._broke_at:
-                module = self._stack[-1] if self._stack else ""
-                self._broke_at = (module, self._phase, str(func).rpartition(".")[0].removeprefix("aten."), _line())
+                self._broke_at = (self._asking(), self._phase, str(func).rpartition(".")[0].removeprefix("aten."), _line())
             raise
         for tensor in _tensors(result):
-            self.hold(tensor, "temporaries", self._stack[-1] if self._stack else "")
+            self.hold(tensor, "temporaries", self._asking())
         return result
+
+    def _asking(self) -> str:
+        """The module that runs; between the model and the backward pass it is the loss."""
+        if self._stack:
+            return self._stack[-1]
+        return LOSS if self._has_left and self._phase == "forward" and len(self._phases) > 1 else ""
 
     def hold(self, tensor: Tensor, category: MemoryCategory, module: str) -> None:
         for part in stored(tensor):
@@ -211,6 +221,7 @@ class Ledger(TorchDispatchMode):
     def leave(self, path: str) -> None:
         while self._stack and self._stack.pop() != path:
             continue
+        self._has_left = not self._stack
 
     def mark(self, model: nn.Module) -> None:
         """A phase has ended: what it leaves behind shows what it was made for."""

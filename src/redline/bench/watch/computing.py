@@ -109,11 +109,13 @@ class Computing(Listener):
             clock, facts = self.clock, self.facts
             if is_traced() or clock is None or (clock.thread != get_ident() and not clock.hears()):
                 return original(tensors, *args, **kwargs)
+            if not has_loss and _is_traced():
+                return original(tensors, *args, **kwargs)
             try:
                 if has_loss:
                     is_due = facts is not None and time.monotonic() >= facts.next_loss
                     clock.saw_backward(self._loss_of(tensors) if is_due else math.nan)
-                elif TracingContext.try_get() is None and not _is_proxied():  # the compiler asks for gradients, too
+                else:
                     clock.saw_gradients()
                 clock.enter(BACKWARD)
             except Exception as error:
@@ -149,7 +151,9 @@ class Computing(Listener):
         return self.facts.loss(loss)
 
 
-def _is_proxied() -> bool:
-    """Whether `make_fx` follows the program: what it does then is written down, and computed later without a call."""
+def _is_traced() -> bool:
+    """Whether the compiler or `make_fx` asks for gradients: it writes down what is computed later without a call."""
+    if TracingContext.try_get() is not None:
+        return True
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return tracing is not None and tracing.get_proxy_mode() is not None

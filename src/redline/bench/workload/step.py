@@ -255,6 +255,10 @@ class TrainingStep:
         """None where gradients are not scaled. Waits for the device."""
         return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
 
+    def optimizer_state(self) -> Iterator[tuple[torch.Tensor, Any]]:
+        """What the optimizer keeps of each parameter."""
+        yield from self._optimizer.state.items()
+
     def state(self) -> dict[str, Any]:
         """What the next step depends on, apart from the model."""
         return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
