@@ -83,6 +83,12 @@ def test_a_training_that_goes_on_with_a_new_optimizer() -> None:
     assert rates_of([folds]).steps == 60
 
 
+def test_a_rank_that_was_started_again_counts_once() -> None:
+    lives = [FakeLog([row(n) for n in range(count)], rank=rank, world_size=2) for count in (10, 40) for rank in (1, 0)]
+    assert main_logs(lives) == [lives[3], lives[2]]
+    assert rates_of(lives).steps == 40
+
+
 def test_ranks_that_take_the_same_steps_have_one_pace() -> None:
     """A rank that starts late, or whose first step is left out as compiling, is as fast as the others."""
     lead = FakeLog([row(n) for n in range(50)], rank=0, world_size=2)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import redline
 from redline.api.watch import script_name
 from redline.api.workspace import Workspace
-from redline.errors import UsageError
+from redline.errors import RedlineError, UsageError
 
 
 @pytest.fixture
@@ -66,6 +66,32 @@ def test_a_loop_without_an_optimizer_counts_its_own_steps(workspace: Workspace) 
     assert told["samples_per_s"] == pytest.approx(5 * told["steps_per_s"])
 
 
+def test_a_watch_within_a_watch_leaves_the_outer_one_in_place(workspace: Workspace) -> None:
+    with redline.watch(workspace=workspace) as outer:
+        for _ in range(3):
+            with redline.watch(workspace=workspace) as inner:
+                inner.step(samples=5)
+        outer.step(samples=5)
+    assert inner.result is None
+    assert summary(outer)["steps"] == 4
+
+
+def test_a_watch_whose_training_failed_can_begin_again(workspace: Workspace) -> None:
+    """transformers tells its callbacks when a training begins and ends, and not when it fails."""
+    watch = redline.watch(workspace=workspace)
+    for steps in (7, 3):
+        watch.__enter__()
+        for _ in range(steps):
+            watch.step()
+    watch.__exit__(None, None, None)
+    assert summary(watch)["steps"] == 3
+    watch.__exit__(None, None, None)  # told twice
+    with pytest.raises(RedlineError, match="counts inside"):
+        watch.step()
+    with pytest.raises(UsageError, match="window"):
+        redline.watch(profile=True, window=0)
+
+
 def test_samples_that_a_loader_tells_are_not_counted_twice(workspace: Workspace) -> None:
     model = nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -94,6 +120,7 @@ for _ in range(9):
 """
     assert shell.run_cell(cell).error_in_exec is None
     assert "9 steps" in capsys.readouterr().out
+    assert isinstance(shell.run_cell("%%redline --every 3\n1").error_in_exec, UsageError)  # not ignored
 
 
 def test_running_out_of_memory_in_the_loop(workspace: Workspace) -> None:

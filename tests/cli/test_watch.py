@@ -153,6 +153,7 @@ def test_a_script_that_ends_while_it_is_profiled_ends_as_always(tmp_path: Path) 
         (("--alert", " "), "a command or a URL"),
         (("--alert-drop", "10%"), "give --alert"),
         (("--summary", "."), "it is a folder"),
+        (("--proflie",), "no such option"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_before_the_script_runs(options: tuple[str, ...], told: str) -> None:

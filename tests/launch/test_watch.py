@@ -89,7 +89,17 @@ def test_a_script_gets_an_interpreter(tmp_path: Path) -> None:
     assert script_command([str(script), "--lr", "1"]) == [sys.executable, str(script), "--lr", "1"]
     assert script_command(["-m", "package"]) == [sys.executable, "-m", "package"]
     assert script_command(["sh", "-c", "x"]) == ["sh", "-c", "x"]
-    for words, told in (([], "name the command"), (["no-such-thing"], "no such command")):
+    script.chmod(0o755)  # without a line that names its interpreter it cannot start itself
+    assert script_command([str(script)]) == [sys.executable, str(script)]
+    script.write_text("#!/usr/bin/env python\n")
+    assert script_command([str(script)]) == [str(script)]
+    mistakes = (
+        ([], "name the command"),
+        (["no-such-thing"], "no such command"),
+        (["--proflie"], "no such option"),
+        (["-m"], "no such option"),
+    )
+    for words, told in mistakes:
         with pytest.raises(UsageError, match=told):
             script_command(words)
 

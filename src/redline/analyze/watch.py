@@ -301,9 +301,12 @@ def _samples_per_s(rank: Steps, lead: Steps) -> float | None:
 def main_logs(logs: Sequence[Log]) -> list[Log]:
     """Those of the training: its ranks, rank 0 first; of processes that are no ranks, the one with the most steps."""
     stepped = [log for log in logs if len(log.rows) and log.columns]
-    ranked = [log for log in stepped if log.process.get("world_size", 1) > 1]
+    ranked: dict[int, Log] = {}
+    for log in sorted(stepped, key=lambda log: len(log.rows)):  # of a rank that was started again, the longest life
+        if log.process.get("world_size", 1) > 1:
+            ranked[int(log.process.get("rank", 0))] = log
     if ranked:
-        return sorted(ranked, key=lambda log: int(log.process.get("rank", 0)))
+        return [ranked[rank] for rank in sorted(ranked)]
     return sorted(stepped, key=lambda log: -len(log.rows))[:1]
 
 

@@ -20,7 +20,7 @@ from redline.analyze.watch import Rates, rates_of
 from redline.api.watch_record import Seen, card_uuids, keep
 from redline.api.workspace import Workspace, use
 from redline.environment import TelemetrySample
-from redline.errors import MissingExtra, RedlineError, StoreError
+from redline.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.launch.meters import BesideProgram, Meters
 from redline.launch.watch import SpoolReader, WindowPlan, plan_text, run_watched, script_command, watching_environment
 from redline.record import RunRecord
@@ -144,11 +144,14 @@ class Watch:
         self.result: WatchResult | None = None
 
     def __enter__(self) -> Self:
-        from redline.bench.watch.hooks import install  # loads torch, in a program that uses it
+        from redline.bench.watch.hooks import install, installed  # loads torch, in a program that uses it
 
+        if self._folder is not None:  # a training that a library's callback began has failed, and begins again
+            self.__exit__(RuntimeError, None, None)
         outer = sys.modules.get("_redline_watch.hooks")  # of `redline watch`, which started this program
-        if outer is not None:
-            self._installed = outer.installed()
+        around = outer.installed() if outer is not None else installed()
+        if around is not None and (outer is not None or around.clock is not None):
+            self._installed = around
             return self
         self._folder = Path(tempfile.mkdtemp(prefix="redline-watch-"))
         self._meters = Meters()
@@ -170,12 +173,14 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._folder is None:
-            return  # the watch around this program goes on, and tells what it saw
-        self._installed.remove()
+        installed, self._installed = self._installed, None
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return  # the watch around this one goes on, and tells what it saw
+        installed.remove()
         self._beside.stop()
         self._meters.look(os.getpid(), at_once=True)
-        logs = SpoolReader(self._folder).refresh()
+        logs = SpoolReader(folder).refresh()
         code = None if kind is None else 1
         name = self._name or Path(sys.argv[0] or "program").name
         wants = self._plan is not None
@@ -184,7 +189,7 @@ class Watch:
             with use(self._workspace) as opened:
                 self.result = WatchResult(keep(seen, opened))
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __str__(self) -> str:
         return str(self.result) if self.result is not None else "a watch that has not ended, or is part of another"
@@ -194,6 +199,8 @@ def watch(
     *, name: str | None = None, profile: bool = False, window: int = 5, workspace: Workspace | None = None
 ) -> Watch:
     """Watch the training loop inside the `with` block; `profile` also captures `window` steps of it."""
+    if window < 1:
+        raise UsageError(f"window must be 1 or more, got {window}")
     return Watch(name, WindowPlan(steps=window) if profile else None, workspace)
 
 
@@ -254,6 +261,9 @@ def load_magic(shell: Any) -> None:
     """Give an IPython shell the cell magic `%%redline`, which runs a cell under `redline.watch()`."""
 
     def run_cell(line: str, cell: str) -> None:
+        unknown = [word for word in line.split() if word != "--profile"]
+        if unknown:
+            raise UsageError(f"%%redline takes --profile and nothing else, got {' '.join(unknown)!r}")
         with watch(name="notebook cell", profile="--profile" in line.split()) as watching:
             ran = shell.run_cell(cell)
         print(watching)  # noqa: T201  (a cell's output)

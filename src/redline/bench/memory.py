@@ -177,7 +177,12 @@ class Ledger(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         except Exception:
             if not self._broke_at:
-                self._broke_at = (self._asking(), self._phase, str(func).rpartition(".")[0].removeprefix("aten."), _line())
+                self._broke_at = (
+                    self._asking(),
+                    self._phase,
+                    str(func).rpartition(".")[0].removeprefix("aten."),
+                    _line(),
+                )
             raise
         for tensor in _tensors(result):
             self.hold(tensor, "temporaries", self._asking())

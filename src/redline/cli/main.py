@@ -135,7 +135,9 @@ for command in COMMANDS:
     # A word that Python keeps for itself has a line at its end.
     app.command(command.__name__.rstrip("_"), cls=Command)(one_line_errors(command))
 # What follows the first word is the script's own.
-app.command(cls=Command, context_settings={"allow_interspersed_args": False})(one_line_errors(watch))
+app.command(  # `redline watch -m package.train`: the module is part of what is watched
+    cls=Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
+)(one_line_errors(watch))
 # Its flags are read by the program behind it, `--help` among them.
 app.command(
     cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -43,13 +43,22 @@ def script_command(words: Sequence[str]) -> list[str]:
     """The command to start: `train.py …` and `-m package …` get an interpreter in front."""
     if not words:
         raise UsageError("name the command to watch: redline watch -- python train.py")
-    if words[0].endswith(".py") and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
+    if words[0] == "-m" and len(words) > 1:
         return [sys.executable, *words]
-    if words[0] == "-m":
+    if words[0].startswith("-"):
+        raise UsageError(f"no such option: {words[0]} ('redline watch --help' lists the options)")
+    if words[0].endswith(".py") and Path(words[0]).is_file() and not _starts_itself(words[0]):
         return [sys.executable, *words]
     if shutil.which(words[0]) is None:
         raise UsageError(f"cannot watch {words[0]!r}: there is no such command or script")
     return list(words)
+
+
+def _starts_itself(script: str) -> bool:
+    if not os.access(script, os.X_OK | os.R_OK):
+        return False
+    with open(script, "rb") as file:
+        return file.read(2) == b"#!"
 
 
 def watching_environment(folder: Path, plan: WindowPlan | None, base: Mapping[str, str]) -> dict[str, str]:
