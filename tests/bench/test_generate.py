@@ -150,6 +150,7 @@ def test_a_row_tells_first_token_further_tokens_and_what_they_read(model: str) -
     assert row["decode_tokens_per_s"] == pytest.approx(2 / row["tpot_s"]["p50"])
     assert (row["bandwidth_share"] > 0) == (info.read_bytes > 0)
     if model == LLAMA:
+        assert prepared.prepared.workload.class_name == "LlamaForCausalLM"
         parameters = prepared.prepared.workload.parameters
         assert row["weight_bytes"] == 4 * parameters
         assert info.read_bytes == 4 * (parameters - 97 * 64)  # without the table, of which a row is taken

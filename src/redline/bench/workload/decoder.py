@@ -82,6 +82,11 @@ class Decoder(nn.Module):
     prompt: Tensor
 
     @property
+    def written_by(self) -> nn.Module:
+        """The model that people know, as a workload names it."""
+        return self.model
+
+    @property
     def length(self) -> int:
         """Of the cache: the last token is never read."""
         return self.prompt.shape[1] + self.new_tokens - 1

@@ -187,7 +187,7 @@ class Workload:
         if self.step is not None:
             return self.step.name
         model = self.model.module if isinstance(self.model, TrainsItself) else self.model
-        return type(model).__qualname__
+        return type(getattr(model, "written_by", model)).__qualname__
 
     def _parts(self) -> list[nn.Module]:
         return [self.model] if self.step is None else list(self.step.modules().values())
