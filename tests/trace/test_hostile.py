@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,33 @@ def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, text: str, message
         trace_of(tmp_path, text=text)
     assert "\n" not in str(caught.value)
     assert "a.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.6])
+def test_damage_within_one_block_of_gzip_costs_only_what_comes_after(tmp_path: Path, whole: bytes, cut: float) -> None:
+    packed = gzip.compress(whole)
+    assert len(packed) < source.BLOCK_BYTES
+    (tmp_path / "bad.json.gz").write_bytes(packed[: int(cut * len(packed))] + packed)
+    trace = read_trace(tmp_path / "bad.json.gz")
+    assert trace.lost.reasons
+    assert len(trace.work) > 10
+
+
+@pytest.mark.parametrize(
+    ("pack", "message"),
+    [
+        (lambda text: text.decode().encode("utf-16"), "in UTF-16 or UTF-32: save it as UTF-8"),
+        (lambda text: text.strip().decode().encode("utf-16-le"), "in UTF-16: save it"),
+        (bz2.compress, "compressed with bzip2"),
+        (lzma.compress, "compressed with xz"),
+    ],
+)
+def test_a_trace_in_another_form_is_told(
+    tmp_path: Path, whole: bytes, pack: Callable[[bytes], bytes], message: str
+) -> None:
+    (tmp_path / "a.json").write_bytes(pack(whole))
+    with pytest.raises(TraceError, match=message):
+        read_trace(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize("path", ["nowhere.json", "."])

@@ -299,7 +299,21 @@ def _because(lost: Lost) -> str:
     return f" ({'; '.join(lost.reasons)})" if lost.reasons else ""
 
 
+_OTHER_FORMS = {
+    b"\xff\xfe": "in UTF-16 or UTF-32: save it as UTF-8",
+    b"\xfe\xff": "in UTF-16: save it as UTF-8",
+    b"{\x00": "in UTF-16: save it as UTF-8",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
+    b"\xfd7zXZ\x00": "compressed with xz: unpack it first",
+    b"BZh": "compressed with bzip2: unpack it first",
+}
+"""What files begin with that may hold a trace in another form."""
+
+
 def _what_it_is(text: bytes) -> str:
+    for magic, told in _OTHER_FORMS.items():
+        if text.startswith(magic):
+            return f"it is {told}"
     begin = text.lstrip()[:40].decode("utf-8", "replace")
     if not begin:
         return "it is empty"

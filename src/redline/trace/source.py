@@ -62,10 +62,12 @@ class TraceFile:
         stream = zlib.decompressobj(_GZIP_WINDOW)
         rest = b""
         while compressed := rest or file.read(BLOCK_BYTES):
+            before = stream.copy()
             try:
                 # No more than a block at a time: a few kilobytes of gzip can hold gigabytes.
                 block = stream.decompress(compressed, BLOCK_BYTES)
             except zlib.error as error:
+                yield _up_to_the_damage(before, compressed)
                 self.problem = f"the gzip data are damaged after {self.size_bytes:,} bytes ({error})"
                 return
             if block:
@@ -78,6 +80,19 @@ class TraceFile:
                 stream = zlib.decompressobj(_GZIP_WINDOW)  # several gzip files in a row are one
         yield stream.flush()
         self.problem = f"the gzip data end early, after {self.size_bytes:,} bytes"
+
+
+def _up_to_the_damage(stream: zlib._Decompress, compressed: bytes) -> bytes:
+    """What comes out of a block before the byte that cannot be read: all at once, nothing would."""
+    found = bytearray()
+    try:
+        for byte in compressed:
+            found += stream.decompress(bytes((byte,)))
+            if len(found) >= BLOCK_BYTES:
+                break
+    except zlib.error:
+        pass
+    return bytes(found)
 
 
 def _plain(file: BinaryIO) -> Iterator[bytes]:
