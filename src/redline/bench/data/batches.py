@@ -107,7 +107,9 @@ class LoadedBatches:
     def begin(self, epoch: int) -> Iterator[Any]:
         assert self._loader is not None
         self._order.epoch = epoch
-        return iter(self._loader)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says it again when the workers start
+            return iter(self._loader)
 
     def close(self) -> None:
         self._loader = None  # its workers end with it
