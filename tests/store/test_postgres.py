@@ -27,7 +27,7 @@ from redline.store import History, layout, queries
 from redline.store.database import Database
 from redline.store.ledgers import Lease
 from redline.store.location import resolve
-from redline.store.writer import Holder, Outbox, write_holder
+from redline.store.writer import Holder, Outbox, read_holder, write_holder
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
@@ -218,6 +218,17 @@ class TestHolding:
                 with pytest.raises(StoreError, match="another process has taken over sweep 'study'"):
                     ledger.settle("k", make_record())
             assert history.count() == 0
+            with history._database.writing() as connection:
+                found = read_holder(connection, "sweep study")
+            assert found is not None
+            assert found.token == "x", "what another one holds is not given back"
+
+    def test_what_is_given_back_is_free_for_every_machine_at_once(self, url: str) -> None:
+        with History.open(url) as history:
+            with history.sweep("study").held():
+                pass
+            with history._database.writing() as connection:
+                assert read_holder(connection, "sweep study") is None
 
     def test_a_cell_that_waited_does_not_replace_what_another_has_measured(self, stopped: Server, url: str) -> None:
         late, others = make_record(), make_record()
