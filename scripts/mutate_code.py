@@ -47,7 +47,8 @@ ROOMS: dict[str, Any] = {
         ["store/writer.py", "store/ledgers.py", "store/codec.py", "store/database.py"],
         ["store/test_database.py", "store/test_history.py", "store/test_sweeps.py", "store/test_schema.py", "store/test_location.py", "store/test_tunes.py", "store/test_ceiling_shelf.py", "report/test_export.py", "store/test_writers.py"],
         "postgres",
-        "store/test_postgres.py",
+        "store/test_postgres.py::TestAway",
+        "store/test_postgres.py::TestHolding",
     ),
 }  # fmt: skip
 """Files under src/redline, the tests that are to notice, names of tests to leave out, and files for what survived the others."""
