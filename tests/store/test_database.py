@@ -69,8 +69,15 @@ class Busy:
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock goes on by sleeping alone."""
     slept: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", slept.append)
-    monkeypatch.setattr(module.time, "monotonic", lambda: sum(slept))
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
     return slept
 
 
