@@ -77,6 +77,8 @@ EQUIVALENT = {
     "while not self._over.wait(LEASE_S": "how often a lease on a server is renewed",
     "_SERVER_OPTIONS": "how long a server is waited for whose machine is gone",
     "time.sleep(0.01)": "how long is waited between two looks",
+    'return _ADVICE.get(getattr(error, "sqlite_errorcode", 0)': "an error without a code has no advice of its own either way",
+    "return row if sane else msgspec.structs.replace(row, created_at": "what is not sane lies far outside",
     "connection.execute(select(func.pg_advisory_xact_lock": "two that ask for the first time within the same millisecond",
 }
 """Lines that begin so are left as they are, and why."""

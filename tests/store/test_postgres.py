@@ -213,11 +213,13 @@ class TestHolding:
         with History.open(url) as history:
             ledger = history.sweep("study")
             with ledger.held():
-                with history._database.writing() as connection:
-                    write_holder(connection, "sweep study", Holder(token="x", process="b//p 1 1.00", until=9e9))
-                with pytest.raises(StoreError, match="another process has taken over sweep 'study'"):
-                    ledger.settle("k", make_record())
-            assert history.count() == 0
+                ledger.settle("its own", make_record())
+                for other in (None, Holder(token="x", process="b//p 1 1.00", until=9e9)):
+                    with history._database.writing() as connection:
+                        write_holder(connection, "sweep study", other)
+                    with pytest.raises(StoreError, match="another process has taken over sweep 'study'"):
+                        ledger.settle("k", make_record())
+            assert history.count() == 1
             with history._database.writing() as connection:
                 found = read_holder(connection, "sweep study")
             assert found is not None
