@@ -388,7 +388,7 @@ def tuned(case: Case, budget_s: float) -> dict[str, Any]:
     space = {"switches": case.space} if budget_s < LONG_S else {"without": OTHER_FORMATS}
     with Workspace(keep=False) as workspace:
         best = redline.tune(
-            case.model, budget=budget_s, objective="tpot", replicates=1, workspace=workspace, **space, **case.settings
+            case.model, budget=budget_s, objective="tpot", replicates=2, workspace=workspace, **space, **case.settings
         )
     print(best, flush=True)
     leader = best.summary.leader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from random import Random
@@ -25,6 +26,7 @@ from redline.spec import RunSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import EXACT, Landscape
+from redline.work import Facts
 
 CHOICES = (
     SwitchChoice(switch="fp16", family="precision"),
@@ -939,6 +941,14 @@ class TestGeneration:
         assert found.winner is not None
         assert found.winner.tpot_s == pytest.approx(0.0008, rel=0.05)
         assert found.winner.ratio == pytest.approx(0.010 / 0.0008, rel=0.1)
+
+    def test_what_compiles_for_a_minute_is_begun_beside_what_is_quick(self, tune: Callable[..., TuneResult]) -> None:
+        """Begun once the quick ones were timed it would not fit any more: plain compiling would win, half as fast."""
+        facts = Facts(launches=900, step_s=0.35, host_s=0.34, peak_bytes=6 * 2**30, limit_bytes=140 * 2**30)
+        truth = dataclasses.replace(self.LANDSCAPE, facts=facts)
+        found = tune(truth, task="generate", batch=1, objective="tpot", budget="2m", replicates=2, jobs=8)
+        assert switches_of_text(found.recipe) >= {"static-cache", "compile:coordinate-descent", "graphs"}
+        assert found.winner is not None
 
     def test_the_first_token_wants_another_recipe(self, tune: Callable[..., TuneResult]) -> None:
         found = tune(self.LANDSCAPE, task="generate", batch=1, objective="ttft", budget="5m", replicates=2)

@@ -33,6 +33,8 @@ USUAL_SHARE = 0.01
 """Of the budget: a trial that takes more of it must promise more."""
 PROMISING = 0.02
 """Who promises this much may have the seconds that were meant for telling what each switch brings."""
+LARGE = 0.2
+"""Who promises this much may have all but the seconds of its shortest race: a wider interval is the lesser loss."""
 SLOW_SHARE = 0.25
 """A switch that takes minutes to prepare is tried only when it takes no more than this share of what is left."""
 SAFE_CHANCE = 0.9
@@ -270,7 +272,7 @@ def _candidates(
         cost_s = costs.beside_s(switches, len(in_flight))
         if not _may_risk(tuner, chance, max(cost_s, costs.longest_failed_s)):
             continue
-        own_s = room_s if gain >= PROMISING else spare_s
+        own_s = tuner.left_s if gain >= LARGE else room_s if gain >= PROMISING else spare_s
         is_slow = any(is_slow_for_its_gain(tuner.space.by_switch[switch]) for switch in switches)
         own_s *= SLOW_SHARE if is_slow else 1.0
         caution = costs.caution(switches) if any(map(costs.compiles, (*tried, *in_flight))) else 1.0
@@ -411,5 +413,5 @@ class SafeRecipes:
         return expectation(choice, on_cpu=self.on_cpu, task=self.space.task)
 
     def _usable(self, choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
-        quick = (each for each in choices if not each.is_slow_to_prepare and not each.capabilities.quantizes)
+        quick = (each for each in choices if not is_slow_for_its_gain(each) and not each.capabilities.quantizes)
         return [each for each in quick if self.may_run(frozenset({each.switch}))]
