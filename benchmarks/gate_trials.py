@@ -1,9 +1,9 @@
 """How often the gate catches a slowdown, and how often it raises a false alarm, on machines whose truth is known.
 
-    python benchmarks/gate_trials.py [--runs 200] [--stored]
+    python benchmarks/gate_trials.py [--runs 200] [--stored] [--machine NAME …] [--slowdown 0 …]
 
-Each run is a whole gate of one benchmark against FakeBench. `quiet` to `outliers` are machines; the columns are true
-slowdowns. A cell is the share of runs with the verdict `slower`; below 0 % it is a false alarm.
+Each run is a whole gate of one benchmark against FakeBench. The rows are machines, the columns true slowdowns. A cell is the
+share of runs with the verdict `slower` (in the column 0 % a false alarm), then `faster` and undecided in brackets.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from redline.record import RunRecord
 from redline.search.gate import GateRun
@@ -27,7 +28,49 @@ MACHINES: dict[str, dict[str, Any]] = {
     "drifting": {"offset_sigma": 0.005, "drift_sigma": 0.02},
     "two modes": {"offset_sigma": 0.005, "slow_share": 0.5, "slow_factor": 1.04},
     "outliers": {"offset_sigma": 0.01, "slow_share": 0.08, "slow_factor": 1.3},
+    "correlated": {"offset_sigma": 0.003, "noise_sigma": 0.05, "noise_rho": 0.98},
 }
+"""Machines as the landscape of a fake bench describes them."""
+
+
+def heavy_tails(chance: np.random.Generator) -> dict[str, Any]:
+    """Processes differ by little, and now and then by a lot: Student's t with 2.5 degrees of freedom."""
+    offsets = np.exp(0.005 * chance.standard_t(2.5, 1000))
+    return {"pace": lambda number, age_s, clock_s: offsets[number % 1000], "tail_share": 0.05}
+
+
+def warming(chance: np.random.Generator) -> dict[str, Any]:
+    """Each process begins 5 % slower and becomes steady over some seconds."""
+    return {"offset_sigma": 0.003, "pace": lambda number, age_s, clock_s: 1 + 0.05 * np.exp(-age_s / 3)}
+
+
+def alternating(chance: np.random.Generator) -> dict[str, Any]:
+    """Every other process is 4 % slower."""
+    return {"offset_sigma": 0.003, "pace": lambda number, age_s, clock_s: 1.04 if number % 2 else 1.0}
+
+
+def periodic(chance: np.random.Generator) -> dict[str, Any]:
+    """A neighbour that works for 20 s of each minute makes everything 10 % slower."""
+    phase_s = chance.uniform(0, 60)
+    pace = lambda number, age_s, clock_s: np.where((clock_s + phase_s) % 60 < 20, 1.1, 1.0)  # noqa: E731
+    return {"offset_sigma": 0.005, "pace": pace}
+
+
+def shifting(chance: np.random.Generator) -> dict[str, Any]:
+    """The machine becomes 8 % slower at some moment of the first minute, and stays so."""
+    moment_s = chance.uniform(0, 60)
+    return {"offset_sigma": 0.005, "pace": lambda number, age_s, clock_s: np.where(clock_s > moment_s, 1.08, 1.0)}
+
+
+DRAWN: dict[str, Callable[[np.random.Generator], dict[str, Any]]] = {
+    "heavy tails": heavy_tails,
+    "warming up": warming,
+    "alternating": alternating,
+    "periodic": periodic,
+    "shifting": shifting,
+}
+"""Machines that differ from run to run."""
+
 STEP_S = 0.01
 BUDGET_S = 3600.0
 BASELINE = RunSpec(
@@ -42,7 +85,8 @@ def landscape(machine: str, slowdown: float, seed: int) -> Landscape:
     def step_s(spec: RunSpec) -> float:
         return STEP_S if spec.launch.folder else STEP_S * (1 + slowdown)
 
-    return Landscape(step_s=step_s, seed=seed, device_kind="cuda", **MACHINES[machine])
+    made = MACHINES[machine] if machine in MACHINES else DRAWN[machine](np.random.default_rng([seed, 1]))
+    return Landscape(step_s=step_s, seed=seed, device_kind="cuda", **made)
 
 
 def interleaved(machine: str, slowdown: float, seed: int, threshold: float = 0.03) -> GateRun:
@@ -78,11 +122,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--stored", action="store_true", help="against stored records instead of interleaved")
+    parser.add_argument("--machine", action="append", choices=[*MACHINES, *DRAWN], help="only these")
+    parser.add_argument("--slowdown", action="append", type=float, help="only these, such as 0.02")
     arguments = parser.parse_args()
-    slowdowns = (0.0, 0.02, 0.03, 0.05)
+    slowdowns = arguments.slowdown or (0.0, 0.02, 0.03, 0.05)
     print(f"share of 'slower' ('faster', undecided) in {arguments.runs} runs, threshold 3 %")
     print("machine     " + "".join(f"{f'{each:.0%} slower':>26}" for each in slowdowns))
-    for machine in MACHINES:
+    for machine in arguments.machine or (*MACHINES, *DRAWN):
         cells = []
         for slowdown in slowdowns:
             told = verdicts(stored if arguments.stored else interleaved, machine, slowdown, arguments.runs)

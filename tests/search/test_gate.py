@@ -9,6 +9,7 @@ import pytest
 from gate_trials import BASELINE, CANDIDATE, interleaved, landscape, stored
 
 from redline.analyze.gate import FEWEST_PROCESSES, Judged, judge
+from redline.analyze.race import logs_of, racer_names
 from redline.analyze.statistics import PairedLog
 from redline.record import Failure
 from redline.search.gate import MOST_PROCESSES, GateRun
@@ -17,6 +18,22 @@ from redline.testing.fake import FakeDoor
 
 RUNS = 8
 MACHINES = ["quiet", "noisy", "drifting", "two modes", "outliers"]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_every_other_process_being_slower_is_no_change(at_once: bool) -> None:
+    """Each replicate opens its two processes in the reverse order of the one before."""
+    door = FakeDoor(landscape("alternating", 0.0, seed=0))
+    race = GateRun(door, NoJournal(), Observer(), threshold=0.03, budget_s=1.0, clock=lambda: door.clock_s)._race
+    if at_once:
+        race.run_replicates_at_once([[BASELINE, CANDIDATE]] * 4)
+    else:
+        for _ in range(4):
+            race.run_replicate([BASELINE, CANDIDATE])
+    first, other = racer_names([BASELINE, CANDIDATE])
+    signs = [log.mean > 0 for log in logs_of(race.replicates, first, other)]
+    assert signs[0] != signs[1]
+    assert signs[2] != signs[3]
 
 
 def verdict(run: GateRun) -> str:

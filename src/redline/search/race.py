@@ -86,6 +86,8 @@ class Race:
     replicates: list[list[RunRecord]] = field(default_factory=list)
     in_turns: bool = False
     """Sessions did not fit in memory together."""
+    _before: list[int] = field(default_factory=list)
+    """The order of the last replicate, where the next one has it reversed."""
 
     @property
     def kind(self) -> TimeKind:
@@ -126,7 +128,7 @@ class Race:
         with ExitStack() as stack:
             groups = [stack.enter_context(self._group(is_shared=True)) for _ in planned]
             started = [
-                [start(group, spec, position) for position, spec in enumerate(specs)]
+                [start(group, specs[position], position) for position in self._opening_order(len(specs))]
                 for group, specs in zip(groups, planned, strict=True)
             ]
             # Nothing is timed while anybody still prepares.
@@ -150,7 +152,7 @@ class Race:
     def _together(self, specs: Sequence[RunSpec]) -> list[RunRecord] | None:
         """None where memory does not allow it."""
         with self._group(is_shared=len(specs) > 1) as group:
-            for position in self.order.sample(range(len(specs)), len(specs)):
+            for position in self._opening_order(len(specs)):
                 entry = group.open(specs[position], position)
                 if entry is not None:
                     group.measure_solo(entry, self.kind)
@@ -163,12 +165,23 @@ class Race:
 
     def _one_by_one(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         done: dict[int, RunRecord] = {}
-        for position in self.order.sample(range(len(specs)), len(specs)):
+        for position in self._opening_order(len(specs)):
             with self._group(is_shared=False) as group:
                 group.open(specs[position], position)
                 group.measure(UntilTold(self.kind, self.planned))
             done |= group.done
         return [done[position] for position in range(len(specs))]
+
+    def _opening_order(self, count: int) -> list[int]:
+        """At random, and every other time the reverse of the last.
+
+        What a process owes to its turn (every other one on another socket, the first on a cool device) then cancels out.
+        """
+        if len(self._before) == count:
+            order, self._before = self._before[::-1], []
+        else:
+            order = self._before = self.order.sample(range(count), count)
+        return order
 
     def _group(self, *, is_shared: bool) -> Group:
         return Group(

@@ -77,9 +77,11 @@ _LONG_STEP_FACTOR = 10
 class FakeBench:
     """One worker: answers requests about one spec as the real bench would, a failure being an answer too."""
 
-    def __init__(self, landscape: Landscape, world: FakeWorld, random: np.random.Generator) -> None:
+    def __init__(self, landscape: Landscape, world: FakeWorld, random: np.random.Generator, number: int = 0) -> None:
         self.truth = landscape
         self._world = world
+        self._number = number
+        self._opened_at_s = world.clock_s
         self._random = random
         self._offset = math.exp(landscape.offset_sigma * float(random.standard_normal()))
         if landscape.slow_share and float(random.random()) < landscape.slow_share:
@@ -244,6 +246,9 @@ class FakeBench:
         if truth.noise_rho:
             noise = self._correlated(noise, step_s)
         times: Floats = step_s * self._offset * np.exp(drift + truth.noise_sigma * noise)
+        if truth.pace is not None:
+            clock_s = self._world.clock_s + step_s * np.arange(count)
+            times *= truth.pace(self._number, clock_s - self._opened_at_s, clock_s)
         if truth.tail_share:
             hit = random.random(count) < truth.tail_share
             times[hit] *= 2 + random.pareto(2.5, int(hit.sum()))

@@ -128,7 +128,7 @@ class FakeDoor:
         self._openings[key] = opening = self._openings.get(key, 0) + 1
         self.opened += 1
         random = np.random.default_rng([self.landscape.seed, key, opening])
-        return FakeSession(FakeBench(self.landscape, self._world, random), self._world)
+        return FakeSession(FakeBench(self.landscape, self._world, random, self.opened), self._world)
 
     def close(self) -> None:
         """Nothing to end: there is no process."""

@@ -27,6 +27,9 @@ PerSpec: TypeAlias = T | Mapping[str, T] | Callable[[RunSpec], T]
 A table must have an entry for every spec it is asked about (`*` is one): the fake does not guess its own truth.
 """
 
+Pace: TypeAlias = Callable[[int, NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64] | float]
+"""Factors on the times of steps, from the number of the process, the seconds since it was opened, and the clock of the world."""
+
 EXACT = Numerics(rel_l2=0.0, cosine=1.0, top1_agreement=1.0, passed=True)
 
 
@@ -64,6 +67,8 @@ class Landscape:
     slow_share: float = 0.0
     """Share of sessions that are slower than the others for all their life, by `slow_factor`: another placement, a neighbour."""
     slow_factor: float = 1.0
+    pace: Pace | None = None
+    """Anything else that makes steps slower: a load that comes and goes, processes that warm up, every other process."""
     in_company: PerSpec[float] = 1.0
     """What a step takes, as a factor, from the moment another session of the same device has run in between."""
     memory_bytes: PerSpec[int | MemoryTruth] = 2**28
