@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -67,6 +68,79 @@ def test_two_steps_are_both_found() -> None:
     values[40:] -= 0.08
     first, second = trend_of(np.exp(values).tolist()).changes
     assert (first.ratio < 1 < second.ratio, abs(first.index - 20) <= 1, abs(second.index - 40) <= 1) == (True,) * 3
+
+
+def stepped(values: NDArray[np.float64], *steps: tuple[int, float]) -> NDArray[np.float64]:
+    for at, size in steps:
+        values[at:] += size
+    return values
+
+
+def sessions(random: np.random.Generator, number: int, each: int) -> NDArray[np.float64]:
+    """Sessions differ by 1 %, and the records of one by 0.3 %."""
+    return np.repeat(random.normal(0, 0.01, number), each) + random.normal(0, 0.003, number * each)
+
+
+FOUND: dict[str, tuple[Callable[[np.random.Generator], NDArray[np.float64]], list[int]]] = {
+    "slower twice": (lambda random: stepped(random.normal(0, 0.01, 60), (20, 0.05), (40, 0.05)), [20, 40]),
+    "slower, then mended": (lambda random: stepped(random.normal(0, 0.01, 60), (20, 0.05), (40, -0.05)), [20, 40]),
+    "beside drift": (lambda random: stepped(random.normal(0, 0.005, 60), (33, 0.08)) + np.linspace(0, 0.04, 60), [33]),
+    "against drift": (lambda random: stepped(random.normal(0, 0.005, 60), (33, 0.05)) - np.linspace(0, 0.05, 60), [33]),
+    "into more noise": (lambda random: stepped(random.normal(0, np.repeat((0.003, 0.02), 30)), (30, 0.05)), [30]),
+    "five records ago": (lambda random: stepped(random.normal(0, 0.01, 60), (55, 0.1)), [55]),
+    "of twelve records": (lambda random: stepped(random.normal(0, 0.01, 12), (6, 0.2)), [6]),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_steps_are_found_where_they_are_and_no_others(name: str) -> None:
+    make, places = FOUND[name]
+    right = 0
+    for seed in range(8):
+        values = make(np.random.default_rng(seed))
+        at = [change.index for change in trend_of(np.exp(values).tolist()).changes]
+        right += len(at) == len(places) and all(abs(a - b) <= 3 for a, b in zip(at, places, strict=True))
+    assert right >= 7
+
+
+SILENT: dict[str, tuple[Callable[[np.random.Generator], NDArray[np.float64]], int]] = {
+    "a curve": (lambda random: random.normal(0, 0.005, 60) + 0.1 * np.sqrt(np.linspace(0, 1, 60)), 1),
+    "the last record": (lambda random: stepped(random.normal(0, 0.01, 60), (59, 0.2)), 1),
+    "the last three": (lambda random: stepped(random.normal(0, 0.01, 60), (57, 0.2)), 1),
+    "all but the first": (lambda random: stepped(random.normal(0, 0.01, 60), (1, 0.2)), 1),
+    "one outlier": (lambda random: stepped(random.normal(0, 0.01, 60), (30, 0.5), (31, -0.5)), 1),
+    "three in a row": (lambda random: stepped(random.normal(0, 0.01, 60), (30, 0.3), (33, -0.3)), 1),
+    "more noise": (lambda random: random.normal(0, np.repeat((0.003, 0.03), 30)), 1),
+    "two modes": (lambda random: random.normal(0, 0.003, 60) + 0.04 * (random.random(60) < 0.4), 1),
+    "weekends": (lambda random: random.normal(0, 0.003, 60) + 0.04 * (np.arange(60) % 14 < 4), 1),
+    "sessions of five": (lambda random: sessions(random, 12, 5), 5),
+    "sessions of twenty": (lambda random: sessions(random, 3, 20), 20),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_is_no_step_is_not_called_one(name: str) -> None:
+    make, a_session = SILENT[name]
+    told = 0
+    for seed in range(8):
+        values = make(np.random.default_rng(seed))
+        moments = [86400.0 * (index // a_session) + 60.0 * (index % a_session) for index in range(values.size)]
+        told += bool(trend_of(np.exp(values).tolist(), moments).changes)
+    assert told <= 1
+
+
+def test_a_step_between_few_sessions_must_be_larger_than_they_differ_by() -> None:
+    moments = [86400.0 * (index // 10) + 60.0 * (index % 10) for index in range(60)]
+    found = [
+        [
+            change.index
+            for change in trend_of(
+                np.exp(stepped(sessions(np.random.default_rng(1), 6, 10), (30, size))).tolist(), moments
+            ).changes
+        ]
+        for size in (0.03, 0.2)
+    ]
+    assert found == [[], [30]]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 9, 10])

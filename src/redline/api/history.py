@@ -159,7 +159,7 @@ def _trend(seen: SeriesSeen, points: Sequence[Point], marks: Sequence[Mark], ver
     words: dict[tuple[str, str], list[str]] = {}
     for mark in marks:
         words.setdefault((mark.record_id, mark.kind), []).append(mark.words)
-    found = trend_of([point.step_s for point in points])
+    found = trend_of([point.step_s for point in points], [point.created_at for point in points])
     return SeriesTrend(
         benchmark=", ".join(part for part in (str(seen.series.benchmark), versions) if part),
         key=seen.key,
