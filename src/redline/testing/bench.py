@@ -247,7 +247,7 @@ class FakeBench:
             noise = self._correlated(noise, step_s)
         times: Floats = step_s * self._offset * np.exp(drift + truth.noise_sigma * noise)
         if truth.pace is not None:
-            clock_s = self._world.clock_s + step_s * np.arange(count)
+            clock_s: Floats = self._world.clock_s + step_s * np.arange(count, dtype=np.float64)
             times *= truth.pace(self._number, clock_s - self._opened_at_s, clock_s)
         if truth.tail_share:
             hit = random.random(count) < truth.tail_share
