@@ -26,6 +26,8 @@ FEWEST_A_SIDE = 5
 SHUFFLES = 399
 HOPELESS = 9.0
 """A square of Student's t that the best of many splits exceeds by chance: not worth the shuffles."""
+HOPELESS_OF_TWO = 15.0
+"""The same of intervals, of which there are many more."""
 REACH = 3
 """Neighbours on each side that a single record is set against."""
 CHANCE = 0.005
@@ -149,7 +151,7 @@ def _splits(logs: Floats, offset: int, random: np.random.Generator) -> list[int]
     clean = _settled(logs[None, :])[0]
     at, best = _best_split(clean)
     (first, end), best_of_two = _best_interval(clean)
-    if max(best, best_of_two) * (logs.size - 2) < HOPELESS:
+    if best * (logs.size - 2) < HOPELESS and best_of_two * (logs.size - 2) < HOPELESS_OF_TWO:
         return []
     shuffled = _settled(random.permuted(np.tile(logs, (SHUFFLES, 1)), axis=1))
     if np.count_nonzero(_scores(shuffled).max(axis=1) >= best) <= CHANCE * SHUFFLES:
