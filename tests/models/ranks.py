@@ -89,7 +89,9 @@ DELAY_S = 0.05
 
 
 def slow_link(batch: int = 8):
-    """Every collective takes a while longer, as over a bad cable."""
+    """Every collective takes a while longer, as over a bad cable; once, however often a factory is called."""
+    if dist.all_reduce.__name__ == "delayed":
+        return Small(), torch.randn(batch, 16)
     sum_up, average = dist.all_reduce, torch.nn.parallel.DistributedDataParallel.__init__
 
     def delayed(*args, **kwargs):
