@@ -258,6 +258,9 @@ def test_sweeps_are_compared_cell_by_cell() -> None:
     assert [str(each.benchmark.batch) for each in found.comparisons] == ["8", "8"]
     assert {each.batch for each in found.only_first} == {1}
     assert {each.batch for each in found.only_other} == {64}
+    ordered = compare_records(sweep_records(batches=[64, 1, 8]), sweep_records(batches=[8, 64, 1])).comparisons
+    (recipe,) = {each.benchmark.recipe for each in ordered[:3]}
+    assert [each.benchmark.batch for each in ordered if each.benchmark.recipe == recipe] == [1, 8, 64]
 
 
 @pytest.mark.parametrize(
@@ -338,6 +341,8 @@ class TestEdges:
         first, other = timed(0.010), timed(0.010 * factor)
         found = {each.name: each.verdict for each in _metrics(first, other)}
         assert found["p95"] == told
+        (tail,) = (each for each in _metrics(first, other) if each.name == "p95")
+        assert (tail.first, tail.other) == (pytest.approx(0.010, rel=1e-4), pytest.approx(0.010 * factor, rel=1e-4))
         fewer = {each.name: each.verdict for each in _metrics(first[:2], other[:2])}
         assert fewer["p95"] == "inconclusive", "two processes a side say nothing"
 
@@ -389,8 +394,32 @@ class TestEdges:
             [msgspec.structs.replace(record, created_at=at + number) for number, record in enumerate(replicates(count))]
             for at in (1000.0, 2000.0)
         ]
-        found = only(compare_records(*sides))
-        assert any(each.code == "one-after-the-other" for each in found.notes) is noted
+        for first, other in (sides, sides[::-1]):
+            found = only(compare_records(first, other))
+            assert any(each.code == "one-after-the-other" for each in found.notes) is noted
+
+    def test_of_sides_that_took_turns(self) -> None:
+        first, other = (
+            [
+                msgspec.structs.replace(record, created_at=at + 10.0 * number)
+                for number, record in enumerate(replicates(2))
+            ]
+            for at in (1000.0, 1005.0)
+        )
+        assert all(each.code != "one-after-the-other" for each in only(compare_records(first, other)).notes)
+
+    @pytest.mark.parametrize(("sigma", "noisy"), [(0.001, 0), (0.5, 3)])
+    def test_of_records_that_are_noisy(self, sigma: float, noisy: int) -> None:
+        door = {"noise_sigma": sigma, "seed": 3}
+        found = only(compare_records(replicates(1, noise_sigma=0.001), replicates(3, **door)))
+        told = [str(each) for each in found.notes if each.code == "noisy"]
+        assert told == ([f"{noisy} of 4 records are noisy"] if noisy else [])
+
+    def test_of_a_single_run_a_side(self) -> None:
+        basis, found = _interval(replicates(1), replicates(1))
+        assert basis == "single runs"
+        assert found is not None
+        assert found.rounds == 1
 
     def test_of_what_processes_may_differ_by(self) -> None:
         """On a shared CPU blocks vary by a tenth, elsewhere by far less; doubled, for two occasions."""
@@ -428,6 +457,11 @@ class TestGenerations:
             assert part.low < change < part.high
             assert (part.change, part.verdict) == (pytest.approx(change, abs=0.03), verdict)
         assert found.verdict == "faster"  # 40 ms against 35
+
+    @pytest.mark.parametrize(("tpot_s", "told"), [(0.002, "inconclusive"), (0.001, "less"), (0.004, "more")])
+    def test_the_parts_of_single_runs_are_never_the_same(self, tpot_s: float, told: str) -> None:
+        found = only(compare_records(generations(1), generations(1, tpot_s=tpot_s)))
+        assert {each.name: each.verdict for each in found.metrics}["tpot_s"] == told
 
     def test_a_part_that_got_slower_is_slower_though_the_whole_hides_it(self) -> None:
         """A first token of 12 ms instead of 10 is 2 ms of 162: within the band."""
