@@ -279,7 +279,7 @@ class TestOneMinute:
         assert loss_of(tuner, truth) < 0.05
         assert tuner.tune.spent.failed <= FAILED_SHARE * 60.0
 
-    @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0])
+    @pytest.mark.parametrize("compile_s", [10.0, 15.0, 20.0, 25.0])
     def test_is_enough_for_a_compiled_training_step_too(self, compile_s: float) -> None:
         truth = trained_on_an_h200(compile_s)
         truth = replace(truth, choices=truth.choices[:-1])
