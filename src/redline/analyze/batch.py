@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import msgspec
+
 from redline.analyze.advice import command_line
 from redline.analyze.blocks import (
     latency_blocks,
@@ -182,27 +184,34 @@ def trial_of(record: RunRecord, purpose: Purpose = "largest") -> BatchTrial:
         failure = row.failure or Failure(stage="measure", kind="crash", message="no step was timed")
         return BatchTrial(batch=batch, fits=False, purpose=purpose, failure=failure, record_id=record.id)
     needed, limit = needed_bytes(record), limit_bytes(record)
+    return msgspec.structs.replace(
+        timed_trial(batch, record, row),
+        peak_reserved_bytes=peak(record, "peak_reserved_bytes"),
+        latency_p95_ceiling_s=p95_ceiling_s(record),
+        ttft_s=row.ttft_s,
+        tpot_s=(row.tpot_s.p95 or row.tpot_s.p50) if row.tpot_s is not None else None,
+        resident_bytes=resident_bytes(record),
+        limit_bytes=limit,
+        memory_share=needed / limit if needed is not None and limit else None,
+        items_per_s_per_gib=row.throughput_per_s / (needed / 2**30) if needed else None,
+        purpose=purpose,
+    )
+
+
+def timed_trial(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
+    """What every curve over batches needs of a record that was timed, whoever asked for it."""
     return BatchTrial(
         batch=batch,
         fits=True,
-        peak_reserved_bytes=peak(record, "peak_reserved_bytes"),
         throughput_per_s=row.throughput_per_s,
         throughput_interval=row.throughput_interval,
         trust=row.verdict.labels,
         items_per_step=row.items_per_step,
         latency_p50_s=row.latency_s.p50 if row.latency_s else None,
         latency_p95_s=row.latency_s.p95 if row.latency_s else None,
-        latency_p95_ceiling_s=p95_ceiling_s(record),
-        ttft_s=row.ttft_s,
-        tpot_s=(row.tpot_s.p95 or row.tpot_s.p50) if row.tpot_s is not None else None,
-        needed_bytes=needed,
-        resident_bytes=resident_bytes(record),
-        limit_bytes=limit,
-        memory_share=needed / limit if needed is not None and limit else None,
-        items_per_s_per_gib=row.throughput_per_s / (needed / 2**30) if needed else None,
+        needed_bytes=needed_bytes(record),
         bound=row.bound.label,
         allocator_retries=retries_while_timed(record),
-        purpose=purpose,
         record_id=record.id,
     )
 

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from redline.analyze.advice import command_line
-from redline.analyze.batch import BatchTrial, Knee, supported_knee
-from redline.analyze.blocks import needed_bytes, retries_while_timed
+from redline.analyze.batch import BatchTrial, Knee, supported_knee, timed_trial
 from redline.analyze.replicates import Line
 from redline.analyze.summary import RunSummary
 from redline.analyze.trust import DISQUALIFYING
@@ -277,17 +276,4 @@ def _point(batch: int, record: RunRecord, row: RunSummary) -> BatchTrial:
     if row.throughput_per_s is None:
         failure = row.failure or Failure(stage="measure", kind="crash", message="no step was timed")
         return BatchTrial(batch=batch, fits=False, failure=failure, record_id=record.id)
-    return BatchTrial(
-        batch=batch,
-        fits=True,
-        throughput_per_s=row.throughput_per_s,
-        throughput_interval=row.throughput_interval,
-        trust=row.verdict.labels,
-        items_per_step=row.items_per_step,
-        latency_p50_s=row.latency_s.p50 if row.latency_s else None,
-        latency_p95_s=row.latency_s.p95 if row.latency_s else None,
-        needed_bytes=needed_bytes(record),
-        bound=row.bound.label,
-        allocator_retries=retries_while_timed(record),
-        record_id=record.id,
-    )
+    return timed_trial(batch, record, row)
