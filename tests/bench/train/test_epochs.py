@@ -204,6 +204,12 @@ class TestFeeds:
                 assert reply.fed.part == part
                 assert reply.fed.per_s > 0
 
+    def test_a_loader_of_dicts_is_timed_alone(self) -> None:
+        with training(spec_of(f"{TINY}:bare", data={"name": f"{TINY}:as_dicts"})) as run:
+            reply = run.session.handle(Feed(part="loader", seconds=0.05))
+            assert isinstance(reply, FedReply), reply
+            assert reply.fed.samples > 0
+
     def test_a_slow_loader_shows_as_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sound = batches.Reader.__getitem__
 

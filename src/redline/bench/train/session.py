@@ -4,14 +4,14 @@ model alone and together, to see which waits for the other."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from redline.bench.data.batches import Batches
-from redline.bench.data.feed import WATCH, loader_errors
+from redline.bench.data.feed import WATCH, loader_errors, part_batch
 from redline.bench.data.source import Data
 from redline.bench.device.base import Device
 from redline.bench.measure.blocks import quiet_collector
@@ -134,15 +134,16 @@ def feed_for(stepper: Stepper, part: FedPart, seconds: float, workers: int, pref
 
 
 def _loader_alone(stepper: Stepper, batches: Iterator[Any], seconds: float, ready: int) -> tuple[int, float]:
-    # What lies on the device has no loader: its batches are made where they are used.
-    made = (
-        (lambda batch: stepper.supply.arrive(batch).count) if stepper.data.on_device else (lambda batch: len(batch[1]))
-    )
+    def count_of(batch: Any) -> int:
+        if stepper.data.on_device:  # it has no loader: its batches are made where they are used
+            return stepper.supply.arrive(batch).count
+        return part_batch(batch).count if isinstance(batch, Mapping) else len(batch[1])
+
     for _ in range(ready):
         next(batches)
     samples, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds or not samples:
-        samples += made(next(batches))
+        samples += count_of(next(batches))
     stepper.device.synchronize()
     return samples, time.perf_counter() - started
 
