@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import redline
-from redline.analyze.training import training_of
+from redline.analyze.train import training_of
 from redline.api.workspace import Workspace
 from redline.errors import RedlineError
 from redline.launch import open_door

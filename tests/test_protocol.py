@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from redline import protocol
+from redline.arrivals import Served
 from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.errors import DoorError
 from redline.note import note
@@ -88,7 +89,6 @@ from redline.record import (
     Warmup,
     WorkloadInfo,
 )
-from redline.serving import Served
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.training import Epoch, Fed, TrainingProgress
 from redline.work import Ceilings, MemoryHolder, MemoryPoint, MemoryUse, OperatorTime, OperatorWork, WorkCount

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from redline import migrations, record
+from redline.arrivals import Served
 from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.errors import RecordError
 from redline.migrations import decode, encode, migrate
@@ -33,7 +34,6 @@ from redline.record import (
     WorkloadInfo,
     new_id,
 )
-from redline.serving import Served
 from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 from redline.training import DataInfo, Epoch, Fed
 from redline.watching import Advice, Watched, Window

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from redline.arrivals import Served
 from redline.errors import DoorError, SpecError
 from redline.questions import (
     CeilingsAnswer,
@@ -35,7 +36,6 @@ from redline.record import (
     Prepared,
     TraceRef,
 )
-from redline.serving import Served
 from redline.spec import Frozen, RunSpec
 from redline.training import Epoch, Fed, FedPart, TrainingProgress
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
+from redline.arrivals import Served
 from redline.environment import DeviceInfo, Environment, Memory, TelemetrySample
 from redline.note import Note
-from redline.serving import Served
 from redline.spec import Count, Figure, Frozen, Items, Moment, RunSpec, Seconds
 from redline.training import DataInfo, Epoch, Fed
 from redline.watching import Watched

@@ -26,7 +26,7 @@ from redline.api.workspace import Workspace
 from redline.environment import TelemetrySample
 from redline.questions import SwitchChoice
 from redline.record import RunRecord
-from redline.report.live import LiveState, LiveSweep, Readings
+from redline.report.serve import LiveState, LiveSweep, Readings
 from redline.search.observer import Observer
 from redline.store import History, ledgers
 from redline.testing.fake import FakeDoor

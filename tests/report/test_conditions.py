@@ -15,8 +15,8 @@ from redline.analyze.summary import summarize
 from redline.identity import subjects_of
 from redline.record import RunRecord
 from redline.report.export import export_csv, export_json
+from redline.report.history import Listed, detail, listing
 from redline.report.run import RunReport
-from redline.report.show import Listed, detail, listing
 from redline.store.codec import row_of
 
 replace = msgspec.structs.replace

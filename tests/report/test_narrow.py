@@ -10,8 +10,8 @@ from reported import race_records
 from rich.console import Console, RenderableType
 
 from redline.analyze.summary import RunSummary, summarize
+from redline.report.history import Listed, detail, listing
 from redline.report.run import RunReport
-from redline.report.show import Listed, detail, listing
 from redline.store.codec import row_of
 
 RECIPES = ("baseline", "fp16+channels-last+compile:reduce-overhead", "amp+channels-last")

@@ -31,10 +31,10 @@ from redline.questions import HealthItem
 from redline.report.compare import compare_report
 from redline.report.doctor import health_report
 from redline.report.gate import BisectStep, bisect_report, gate_report
+from redline.report.history import Listed, listing
 from redline.report.memory import memory_report
 from redline.report.monitor import monitor_report
 from redline.report.notebook import Shown, html_of
-from redline.report.show import Listed, listing
 from redline.report.study import study_report
 from redline.report.terminal import Fitted, make_table
 from redline.store import Row

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.analyze.training import loader_finding, training_of
+from redline.analyze.train import loader_finding, training_of
 from redline.launch.door import Session
 from redline.protocol import OnProgress, Reply, Request, TrainEpoch
 from redline.record import Block, Failure, RunRecord

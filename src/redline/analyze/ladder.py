@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from redline.analyze.profile import Profile
-from redline.analyze.training import TrainingSummary, training_of
+from redline.analyze.train import TrainingSummary, training_of
 from redline.record import RunRecord
 from redline.spec import Frozen
 from redline.units import format_share

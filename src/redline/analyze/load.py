@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline.analyze.statistics import percentile
+from redline.arrivals import Served
 from redline.note import Note, note
 from redline.record import Failure, Numerics, RunRecord, device_of
-from redline.serving import Served
 from redline.spec import Frozen
 
 SETTLING = 0.1

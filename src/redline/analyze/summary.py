@@ -31,7 +31,7 @@ from redline.analyze.race import TIME_BAND, RaceVerdict, verdict_of
 from redline.analyze.ranks import late_rank, rank_peaks
 from redline.analyze.roofline import Roofline, roofline_of
 from redline.analyze.statistics import median_interval, percentile
-from redline.analyze.training import TrainingSummary, training_of
+from redline.analyze.train import TrainingSummary, training_of
 from redline.analyze.trust import Verdict, verdict
 from redline.conditions import Conditions, conditions_of
 from redline.environment import Memory

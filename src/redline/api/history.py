@@ -14,16 +14,15 @@ from typing import IO, Any
 import msgspec
 from rich.console import RenderableType
 
+from redline.analyze.history import trend_of
 from redline.analyze.summary import RunSummary, summarize
-from redline.analyze.trend import trend_of
 from redline.api.workspace import Workspace, use
 from redline.conditions import Conditions, conditions_of
 from redline.errors import UsageError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument
+from redline.report.history import Listed, SeriesTrend, TrendChange, TrendPoint, history_json, history_report
 from redline.report.notebook import Shown
-from redline.report.show import Listed
-from redline.report.trend import SeriesTrend, TrendChange, TrendPoint, history_json, history_report
 from redline.spec import MOST_ROWS, Frozen, require_range
 from redline.store import History, Mark, MarkKind, Point, SeriesSeen
 from redline.store.archive import Imported, is_archive

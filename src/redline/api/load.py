@@ -13,13 +13,13 @@ from rich.console import RenderableType
 from redline.analyze.load import LoadSummary, load_of, ratios_to_first
 from redline.api.settings import OtherSettings, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
+from redline.arrivals import rate_of, read_arrivals
 from redline.errors import SpecError
 from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.load import load_report, plot_loads
 from redline.report.notebook import Shown
 from redline.search.load import SECONDS, LoadQuestion, require_measurable, serve_rates
-from redline.serving import rate_of, read_arrivals
 from redline.spec import MOST_ROWS, LoadSpec, RunSpec, seconds_of
 from redline.spec_table import layered
 

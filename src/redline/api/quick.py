@@ -17,7 +17,7 @@ from redline.analyze.batch import BatchFinding
 from redline.analyze.finding import Finding
 from redline.analyze.profile import Profile, profile_of
 from redline.analyze.summary import CeilingsOf
-from redline.analyze.training import TrainingSummary, training_of
+from redline.analyze.train import TrainingSummary, training_of
 from redline.api.batch import find_batch_specs
 from redline.api.profile import trace_name
 from redline.api.settings import one_spec, takes_settings

@@ -26,8 +26,8 @@ from redline.api.workspace import Workspace
 from redline.errors import MissingExtra, RedlineError, StoreError, UsageError
 from redline.report.contents import contents_of
 from redline.report.dashboard import dashboard, dashboard_policy
-from redline.report.live import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
-from redline.report.show import detail
+from redline.report.history import detail
+from redline.report.serve import PAGE_POLICY, LiveState, page, picture_of, start_page, static_file
 from redline.report.terminal import as_text
 
 COOKIE = "redline"

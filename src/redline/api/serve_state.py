@@ -16,7 +16,7 @@ import msgspec
 from redline.analyze.gate import middle_s
 from redline.environment import TelemetrySample
 from redline.errors import RecordError, RedlineError, StoreError
-from redline.report.live import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Readings
+from redline.report.serve import LiveRecord, LiveSearch, LiveState, LiveSweep, LiveWatch, Readings
 from redline.search.tune.record import decode_tune
 from redline.spec import BASELINE
 from redline.store import Activity, History, Row

@@ -11,7 +11,7 @@ import msgspec
 from rich.console import RenderableType
 
 from redline.analyze.summary import CeilingsOf, cost_per_million
-from redline.analyze.training import LoaderFinding, TrainingSummary, loader_finding, training_of
+from redline.analyze.train import LoaderFinding, TrainingSummary, loader_finding, training_of
 from redline.api.settings import one_spec, specs_of, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, UsageError

@@ -10,8 +10,8 @@ from redline.bench.count.facts import facts_of
 from redline.bench.data.source import check_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import is_out_of_memory
+from redline.bench.doctor import health
 from redline.bench.environment import describe
-from redline.bench.health import health
 from redline.bench.measure.ceilings import answer_ceilings
 from redline.bench.recipe.checks import metric_of
 from redline.bench.recipe.compose import switch_choices, switches_of

@@ -22,6 +22,7 @@ from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.device.failure import failure_from, is_out_of_memory
 from redline.bench.environment import describe, few_threads, remember_flags
+from redline.bench.load import Server
 from redline.bench.measure.blocks import least_memory, measure_block, reach_steady_state
 from redline.bench.measure.generation import generation_info, measure_generations
 from redline.bench.questions import answer
@@ -30,7 +31,6 @@ from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blami
 from redline.bench.recipe.numerics import LossReference, OutputReference, forward
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
-from redline.bench.serve import Server
 from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch

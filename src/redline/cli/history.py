@@ -45,8 +45,8 @@ def history(
     """
     from redline.api.history import HistoryFilters, moment_of
     from redline.api.history import history as read_history
+    from redline.report.history import history_report, plot_history
     from redline.report.terminal import make_console
-    from redline.report.trend import history_report, plot_history
 
     recipe = None if recipe is None else _canonical(recipe)
     times = {"since": since and moment_of(since), "until": until and moment_of(until)}
@@ -201,7 +201,7 @@ def show(
     """
     from redline.api.history import latest, record_and_row
     from redline.report.export import export_json, json_document
-    from redline.report.show import detail, listing
+    from redline.report.history import detail, listing
     from redline.report.terminal import make_console
 
     if id is None:

@@ -14,7 +14,7 @@ from redline.analyze.recommend import Advice, headline, recommend
 from redline.analyze.recommend.evidence import Curve, curves_of
 from redline.analyze.replicates import Line, lines_of
 from redline.analyze.summary import CeilingsOf, RunSummary, summarize
-from redline.analyze.training import TrainingSummary
+from redline.analyze.train import TrainingSummary
 from redline.environment import Environment
 from redline.errors import TraceError
 from redline.identity import Subject, subjects_of

@@ -14,7 +14,7 @@ import msgspec
 
 from redline.analyze.race import verdict_of
 from redline.analyze.summary import summarize
-from redline.analyze.training import TrainingSummary
+from redline.analyze.train import TrainingSummary
 from redline.record import RunRecord
 
 DOCUMENT_SCHEMA = 2

@@ -11,7 +11,7 @@ from redline.analyze.batch import BatchFinding
 from redline.analyze.profile import Profile
 from redline.analyze.recommend.evidence import Curve
 from redline.analyze.summary import RunSummary
-from redline.analyze.training import TrainingSummary
+from redline.analyze.train import TrainingSummary
 from redline.identity import Subject
 from redline.report.canvas import COLOURS, LABEL, label_text, log_ticks, new_figure, save_figure
 from redline.report.contents import Contents

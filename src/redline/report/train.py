@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.training import LoaderFinding, TrainingSummary
+from redline.analyze.train import LoaderFinding, TrainingSummary
 from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import Fitted, make_table, one_line
 from redline.training import Epoch

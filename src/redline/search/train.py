@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from redline.analyze.training import DATA_BOUND_SHARE, latest_feed
+from redline.analyze.train import DATA_BOUND_SHARE, latest_feed
 from redline.identity import record_key
 from redline.launch.door import Door, Session
 from redline.note import note

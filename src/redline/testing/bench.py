@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redline import environment, protocol, questions, record
+from redline.arrivals import VirtualClock, serve
 from redline.environment import Memory
 from redline.errors import UnknownName
 from redline.note import note
 from redline.protocol import OnProgress, Reply, Request
 from redline.record import Capabilities, Failure, Numerics, Prepared
-from redline.serving import VirtualClock, serve
 from redline.spec import Recipe, RunSpec
 from redline.testing.landscape import (
     Landscape,

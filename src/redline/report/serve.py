@@ -11,8 +11,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline import __version__
-from redline.report.show import Listed
-from redline.report.trend import SeriesTrend
+from redline.report.history import Listed, SeriesTrend
 from redline.spec import Frozen
 from redline.units import format_seconds, significant
 

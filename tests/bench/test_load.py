@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from redline.analyze.load import load_point
+from redline.arrivals import Served, doubling_buckets, poisson_arrivals
 from redline.bench.session import BenchSession
 from redline.protocol import Close, FailureReply, Prepare, PreparedReply, Serve, ServedReply
-from redline.serving import Served, doubling_buckets, poisson_arrivals
 from redline.spec import LoadSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 
 TINY = f"{Path(__file__).parents[1] / 'models' / 'tiny.py'}:make"

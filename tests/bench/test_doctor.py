@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from redline.bench import health as under_test
-from redline.bench.environment import TorchDevice, TorchView, dotted
-from redline.bench.health import (
+from redline.bench import doctor as under_test
+from redline.bench.doctor import (
     Machine,
     health,
     judge_build,
@@ -28,6 +27,7 @@ from redline.bench.health import (
     runs_on,
     satisfies,
 )
+from redline.bench.environment import TorchDevice, TorchView, dotted
 from redline.environment import DeviceInfo
 from redline.questions import HealthItem
 

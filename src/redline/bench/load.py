@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from redline.arrivals import Served, bucket_of, doubling_buckets, serve
 from redline.bench.device.base import Device
 from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.compose import apply_recipe
@@ -18,7 +19,6 @@ from redline.bench.workload.inputs import Inputs
 from redline.bench.workload.step import InferenceStep, Setup, make_step
 from redline.bench.workload.structure import map_leaves, named_tensors
 from redline.protocol import Serve
-from redline.serving import Served, bucket_of, doubling_buckets, serve
 from redline.spec import RunSpec
 
 WARM_STEPS = 3

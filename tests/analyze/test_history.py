@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from redline.analyze.trend import Trend, sparkline, trend_of
+from redline.analyze.history import Trend, sparkline, trend_of
 
 POINTS, AT, RUNS = 60, 33, 20
 
