@@ -122,7 +122,7 @@ MODELS: dict[str, Known] = {
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each session begins with one, which looks at all that the tests have loaded: half of the time these would take."""
-    monkeypatch.setattr("redline.bench.session.gc.collect", lambda: 0)
+    monkeypatch.setattr("redline.bench.prepare.gc.collect", lambda: 0)
 
 
 def spec_of(name: str, **workload: Any) -> RunSpec:

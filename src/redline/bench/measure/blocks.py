@@ -23,6 +23,7 @@ from redline.record import Block, Warmup
 from redline.spec import MeasureSpec
 
 PERIOD_S = 0.1
+BARE_WARMUP_STEPS = 2
 
 
 class Sampling:
@@ -281,6 +282,17 @@ def reach_steady_state(
             text = f"no two windows of steps agreed within {spec.warmup_max_seconds:g} s of warm-up"
             reason = note("not-steady", text)
             return Warmup(samples=tuple(samples), seconds=now - started, steady=False, reason=reason)
+
+
+def few_steps(step: Callable[[], object]) -> Warmup:
+    """A warm-up that waits for nothing, where a profiler from outside makes every step slow."""
+    samples = []
+    for _ in range(BARE_WARMUP_STEPS):
+        started = time.perf_counter()
+        step()
+        samples.append(time.perf_counter() - started)
+    why = note("not-waited-for", "a steady state was not waited for")
+    return Warmup(samples=tuple(samples), seconds=sum(samples), steady=False, reason=why)
 
 
 def window_length(samples: Sequence[float], fewest: int, seconds: float) -> int:

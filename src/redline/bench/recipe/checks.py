@@ -1,8 +1,8 @@
-"""Checks of a recipe beyond its outputs: does it still write the same text, and what does the user's own check say?
+"""How a recipe is checked: the reference for each task, text that is written token by token, and the user's own check.
 
 Text: logits on given tokens against fp32, and the tokens it chooses by itself. The user's check is a number the model earns
 with the recipe, against the one it earns without, for what random inputs cannot show: int8 and fp8 above all. It gets a
-function to call in place of the model, on inputs as the model itself would take them.
+function to call in place of the model, on inputs as the model itself would take them. Outputs and losses: `numerics.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -20,22 +20,25 @@ from torch.utils import _pytree as pytree
 from redline.bench.device import open_device, resolve_device
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
-from redline.bench.recipe.compose import apply_recipe
-from redline.bench.recipe.numerics import REFERENCE, judged
+from redline.bench.recipe.compose import apply_recipe, number_format_of
+from redline.bench.recipe.numerics import REFERENCE, LossReference, OutputReference, forward, judged
 from redline.bench.recipe.outputs import Difference, answer_of, difference
 from redline.bench.recipe.rounding import rounded_weights
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.decoder import Decoder, WholeGenerator
 from redline.bench.workload.generation import GenerateStep
 from redline.bench.workload.hf_decoder import HfDecoder
-from redline.bench.workload.sources.user import load_function
-from redline.bench.workload.step import InferenceStep, Setup
+from redline.bench.workload.ranks import Ranks
+from redline.bench.workload.sources.user import check_inputs_of, load_function
+from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
 from redline.note import note
 from redline.questions import MetricAnswer
 from redline.record import Numerics
 from redline.spec import Recipe, RunSpec
+
+T = TypeVar("T")
 
 CHECKED_TOKENS = 32
 """How many of the new tokens are compared."""
@@ -149,20 +152,63 @@ def _agreed(own: Tensor, expected: Tensor) -> int:
     return int(differs[0]) if differs.numel() else int(same.shape[0])
 
 
+Reference = OutputReference | LossReference | GreedyReference
+Timed = InferenceStep | TrainingStep | GenerateStep
+
+
+def reference_of(spec: RunSpec, workload: Workload, device: Device, ranks: Ranks) -> Reference:
+    """What strict fp32 gives: the text of a generation, the outputs of an inference, the losses of a training."""
+    number_format = number_format_of(spec.recipe, workload.task, workload.model)
+    if workload.task == "generate":
+        return GreedyReference.of(workload, device, number_format)
+    if workload.task == "infer":
+        given = check_inputs_of(spec.workload, workload, spec.seed + 1)
+        return perhaps_differentiating(
+            workload, device, lambda: OutputReference.of(workload, device, number_format, spec.seed, given)
+        )
+    steps, optimizer = spec.measure.loss_path_steps, spec.workload.optimizer
+    return LossReference.of(
+        workload, device, number_format, spec.seed, steps, optimizer, ranks.distribute, ranks.any_of
+    )
+
+
+def judge(reference: Reference, step: Timed, setup: Setup) -> Numerics:
+    """How far the step under the recipe is from its reference, and whether that is acceptable."""
+    if isinstance(reference, GreedyReference):
+        assert isinstance(step, GenerateStep)
+        return reference.judge(step)
+    if isinstance(reference, OutputReference):
+        assert isinstance(step, InferenceStep)
+        return reference.judge(step, setup)
+    assert isinstance(step, TrainingStep)
+    return reference.judge(step, setup)
+
+
+def perhaps_differentiating(workload: Workload, device: Device, call: Callable[[], T]) -> T:
+    """What `call` gives, with gradients possible where the model turns out to need them for its forward pass."""
+    try:
+        return call()
+    except Exception as error:
+        if is_out_of_memory(error) or not workload.differentiates(lambda: forward(workload, device)):
+            raise
+    return call()
+
+
 Check = Callable[[Callable[..., Any]], Any]
 
 
 def metric_of(spec: RunSpec, check: str, baseline: float | None = None) -> MetricAnswer:
     if spec.workload.task != "infer":
         raise SpecError("check needs the outputs of a model: it works with inference only")
-    judge = load_function(check, "check")
+    own = load_function(check, "check")
     if baseline is None:
-        baseline = _judged(spec, Recipe(), judge, check)
-    value = _judged(spec, spec.recipe, judge, check) if spec.recipe.switches else baseline
+        baseline = _earned(spec, Recipe(), own, check)
+    value = _earned(spec, spec.recipe, own, check) if spec.recipe.switches else baseline
     return MetricAnswer(value=value, baseline=baseline)
 
 
-def _judged(spec: RunSpec, recipe: Recipe, judge: Check, name: str) -> float:
+def _earned(spec: RunSpec, recipe: Recipe, check: Check, name: str) -> float:
+    """What the user's check gives for the model under a recipe."""
     device = open_device(resolve_device(spec.device))
     torch.manual_seed(spec.seed)
     workload = build_workload(spec.workload, spec.seed)
@@ -170,7 +216,7 @@ def _judged(spec: RunSpec, recipe: Recipe, judge: Check, name: str) -> float:
     # As the person made it: calibrating on random inputs would undo what training taught.
     setup = apply_recipe(recipe, workload, device)
     try:
-        value = float(judge(_as_a_function(InferenceStep(setup), setup)))
+        value = float(check(_as_a_function(InferenceStep(setup), setup)))
     except Exception as error:
         if is_out_of_memory(error):
             raise

@@ -1,0 +1,392 @@
+"""From a spec to a step that can be timed: open the device, build the workload, apply the recipe, check the numerics, warm up.
+
+`Workbench.prepare` is the bench's main path. What it has made so far is kept, so that it can be given back wherever it fails.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+import torch
+
+from redline.bench.count.ask import count_step, shown_model
+from redline.bench.count.count import because
+from redline.bench.data.source import open_data
+from redline.bench.device import Device, open_device, resolve_device
+from redline.bench.environment import describe, few_threads, remember_flags
+from redline.bench.load import Server
+from redline.bench.measure.blocks import few_steps, reach_steady_state
+from redline.bench.measure.generation import generation_info
+from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of
+from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming
+from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
+from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
+from redline.bench.train.prepare import fitted
+from redline.bench.train.session import TrainingSession
+from redline.bench.workload.build import build_workload, settle_batch
+from redline.bench.workload.called import OwnStep, TrainsItself, refuse_what_has_not_run
+from redline.bench.workload.generation import GenerateStep
+from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.ranks import Ranks, gradient_bytes
+from redline.bench.workload.signal import give_signal
+from redline.bench.workload.sources.live import remember_live
+from redline.bench.workload.step import InferenceStep, Setup, make_step
+from redline.bench.workload.workload import Workload
+from redline.environment import Memory
+from redline.errors import BenchError
+from redline.note import Note, note
+from redline.protocol import (
+    OnProgress,
+    Prepare,
+    PreparedReply,
+    Progress,
+)
+from redline.record import Closed, ColdStart, Numerics, Prepared, Warmup, WorkloadInfo
+from redline.spec import RunSpec
+from redline.training import TrainingProgress
+from redline.work import WorkCount
+
+ONE_STEP = (
+    "on data Redline needs a module with loss(output, target); 'redline run --task train' measures one step of it"
+)
+
+
+class Workbench:
+    """What a session works with: its device, its workload and its step, in whatever state of readiness."""
+
+    def __init__(
+        self, enter: Callable[..., None], on_progress: OnProgress, ranks: Ranks, cold: dict[str, Any], *, isolated: bool
+    ) -> None:
+        self._enter = enter
+        """Says which stage begins, and a detail of it."""
+        self._on_progress = on_progress
+        self._ranks = ranks
+        self._cold = cold
+        """Times of the cold start, as far as they are known."""
+        self._isolated = isolated
+        self.device: Device | None = None
+        self.step: Timed | None = None
+        self.training: TrainingSession | None = None
+        self.server: Server | None = None
+        self.eager_model: torch.nn.Module | None = None
+        self.notes: list[Note] = []
+        self.step_estimate_s = 0.0
+        self.memory_limit_bytes: int | None = None
+        self._own_step: OwnStep | None = None
+        self._restore_flags = remember_flags()
+        self._give_back_model: Callable[[], None] = lambda: None
+
+    def prepare(self, spec: RunSpec, *, modules: bool = False) -> Prepared:
+        device = self._open_device(spec)
+        with few_threads(device):
+            workload = self._build(spec, device)
+            reference = self._reference(spec, workload, device)
+        info = workload.info()
+        applicable = () if spec.measure.sparing else applicable_recipes(workload.model, device, workload.task)
+        setup = self._apply(spec, workload, device)
+        step = self._first_call(spec, setup)
+        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
+        numerics = self._numerics(spec, reference, step, setup)
+        del reference
+        setup.let_originals_go()
+        self._release(spec, device)
+        work, info = self._count(spec, setup, info, modules)
+        warmup = self._warm_up(spec, step, device)
+        self.step = step
+        if spec.load is not None:
+            assert isinstance(step, InferenceStep)
+            self.server = Server(spec, setup, step, lambda size: self._enter("compile", f"batch {size}"))
+        self.eager_model = None if setup.capabilities.dissolves_modules else shown_model(setup.workload)
+        self.step_estimate_s = statistics.median(warmup.samples[-2 * spec.measure.warmup_window :])
+        gc.collect()
+        gc.freeze()  # later collections, between blocks, then look at little
+        self._enter("ready")
+        with step.context():
+            synchronises = device.synchronises(step)
+        return self._prepared(
+            setup,
+            workload=info,
+            numerics=numerics,
+            warmup=warmup,
+            applicable=applicable,
+            step_synchronises=synchronises,
+            work=work,
+            ranks=self._ranks.info(device, info.items_per_step),
+            gradient_bytes=gradient_bytes(workload.model) if workload.task == "train" and self._ranks.is_rank else None,
+            generation=generation_info(step, device, watch=not spec.measure.sparing)
+            if isinstance(step, GenerateStep)
+            else None,
+        )
+
+    def prepare_bare(self, spec: RunSpec) -> Prepared:
+        """For a profiler from outside: nothing that is not needed to run the step."""
+        device = self._open_device(spec)
+        workload = self._build(spec, device, calibrate=False)
+        info = workload.info()
+        setup = self._apply(spec, workload, device)
+        step = self._first_call(spec, setup)
+        info = msgspec.structs.replace(info, notes=tuple(workload.notes))
+        setup.let_originals_go()
+        self._enter("warm-up")
+        with step.context():
+            warmup = few_steps(lambda: (step(), device.synchronize()))
+        self.step = step
+        self.step_estimate_s = warmup.samples[-1]
+        self._enter("ready")
+        unchecked = note("unchecked", "not checked under an external profiler")
+        numerics = Numerics(method="skipped", reason=unchecked)
+        return self._prepared(setup, workload=info, numerics=numerics, warmup=warmup)
+
+    def prepare_training(self, request: Prepare) -> PreparedReply:
+        """For epochs on data. Nothing is compared with fp32: losses and accuracy will tell."""
+        assert request.spec.train is not None
+        device = self._open_device(request.spec)
+        self._enter("data", request.spec.train.data.name)
+        data = open_data(request.spec.train.data, request.spec.workload)
+        spec, size, inputs = fitted(request.spec, data)
+        workload = self._build(spec, device, inputs, calibrate=False, settle=False)
+        if isinstance(workload.model, TrainsItself):
+            raise BenchError("user", f"{workload.info().class_name} trains itself by its training_step: {ONE_STEP}")
+
+        def tell(progress: TrainingProgress) -> None:
+            self._on_progress(Progress(stage="epoch", detail=str(progress.epoch), training=progress))
+
+        training = TrainingSession(spec, data, size, workload, device, tell)
+        info = workload.info()
+        setup = self._apply(spec, workload, device)
+        self._enter("compile" if setup.capabilities.compiles else "first-call", str(spec.recipe))
+        self._note_first_call(setup, training.start(setup))
+        work, info = self._count(spec, setup, info, modules=False)
+        self.training, self.step = training, training.step
+        if request.checkpoint is not None:
+            training.resume(request.checkpoint)
+        self._enter("ready")
+        unchecked = note("unchecked", "a training is judged by its losses and its accuracy")
+        prepared = self._prepared(
+            setup,
+            workload=info,
+            numerics=Numerics(method="unchecked", reason=unchecked),
+            warmup=Warmup(steady=True, reason=note("not-waited-for", "every step of a training counts")),
+            work=work,
+            data=training.info,
+        )
+        return PreparedReply(prepared=prepared, epochs=tuple(training.epochs))
+
+    def _prepared(self, setup: Setup, **told: Any) -> Prepared:
+        """What is said of every prepared step, and what is `told` of this one."""
+        return Prepared(
+            environment=describe(setup.device),
+            cold_start=ColdStart(**self._cold),
+            memory=setup.device.memory(),
+            recipe_notes=tuple(note("switch", text, about=switch) for switch, text in setup.notes.items()),
+            switches=setup.switches,
+            isolated=self._isolated,
+            **told,
+        )
+
+    def _open_device(self, spec: RunSpec) -> Device:
+        self._enter("device", spec.device)
+        resolved = self._ranks.rank.device_of(resolve_device(spec.device))
+        self._ranks.set_threads(spec.threads)
+        self.device = open_device(resolved)
+        if self._ranks.is_rank:
+            self._enter("ranks")
+            self._ranks.join(self.device, spec.launch.prepare_timeout_s)
+        self.memory_limit_bytes = spec.launch.memory_limit_bytes
+        self.device.limit_memory(self.memory_limit_bytes, isolated=self._isolated)
+        return self.device
+
+    def _build(
+        self,
+        spec: RunSpec,
+        device: Device,
+        inputs: Inputs | None = None,
+        *,
+        calibrate: bool = True,
+        settle: bool = True,
+    ) -> Workload:
+        """`settle` False: the inputs are about to be replaced by those of the data, such as `inputs`, and need no batch."""
+        self._enter("build", spec.workload.model)
+        started = time.perf_counter()
+        torch.manual_seed(spec.seed)
+        self._give_back_model = remember_live(spec.workload)
+        workload = build_workload(spec.workload, spec.seed, inputs=inputs)
+        self._own_step, self.notes = workload.step, workload.notes
+        self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
+        apart_s = 0.0
+        if settle and spec.measure.sparing:
+            # Off the device, which then sees what a plain loop would show it, and nothing else.
+            apart_s = self._make_ready(workload, spec, calibrate=calibrate, sparing=True)
+        workload.to(device.torch_device)
+        device.synchronize()
+        self._cold["build_s"] = time.perf_counter() - started - apart_s
+        if settle and not spec.measure.sparing:
+            self._make_ready(workload, spec, calibrate=calibrate)
+        self._ranks.level(workload.model)
+        return workload
+
+    def _make_ready(self, workload: Workload, spec: RunSpec, *, calibrate: bool, sparing: bool = False) -> float:
+        """Settle the batch and calibrate what needs it; says how many seconds that took."""
+        started = time.perf_counter()
+        if workload.task == "generate":  # its batch is the prompt's, and language models have no statistics
+            return 0.0
+        self._enter("batch")
+        if not self._ranks.has_share:
+            settle_batch(workload, spec.workload)
+            self._ranks.share(workload, spec.workload.batch, ask=True)
+        if calibrate:
+            self._enter("calibrate")
+            workload.notes += give_signal(workload, spec.seed, sparing=sparing)
+        return time.perf_counter() - started
+
+    def _reference(self, spec: RunSpec, workload: Workload, device: Device) -> Reference | None:
+        if not spec.measure.check_numerics or workload.step is not None:
+            return None
+        self._enter("reference", "strict fp32")
+        return reference_of(spec, workload, device, self._ranks)
+
+    def _apply(self, spec: RunSpec, workload: Workload, device: Device) -> Setup:
+        self._enter("recipe", str(spec.recipe))
+        setup = apply_recipe(spec.recipe, workload, device, self._ranks.distribute)
+        if self._ranks.several:
+            setup.before_step.append(self._ranks.count_step)
+        if not spec.measure.check_numerics:
+            setup.let_originals_go()
+        self._release(spec, device)
+        device.reset_peaks()
+        return setup
+
+    def _first_call(self, spec: RunSpec, setup: Setup) -> Timed:
+        stage = "compile" if setup.capabilities.compiles else "first-call"
+        self._enter(stage, str(spec.recipe))
+        step = self._make_step(spec, setup)
+        started = time.perf_counter()
+        starts_again = setup.task == "train" and spec.measure.check_numerics
+        # Where nothing is compared, the copies that putting values back takes are no part of what must fit.
+        held: AbstractContextManager[None] = setup.watching_inputs()
+        if spec.measure.check_numerics:
+            held = (unchanged_afterwards if starts_again else unchanged_buffers)(setup.workload.model)
+
+        def call() -> None:
+            with step.context(), blaming(_suspect(spec, setup), setup, stage):
+                refuse_what_has_not_run(step(), type(setup.workload.model).__name__)
+
+        with held:
+            perhaps_differentiating(setup.workload, setup.device, call)
+            setup.device.synchronize()
+            seconds = time.perf_counter() - started
+        self._note_first_call(setup, seconds)
+        if setup.task == "step" and (unseen := setup.device.unseen_work()) is not None:
+            raise BenchError("user", f"the function computes on {unseen}, which is not waited for: give --device cuda")
+        # Training starts again from the same weights with an optimizer that has seen nothing.
+        return self._make_step(spec, setup) if starts_again else step
+
+    def _make_step(self, spec: RunSpec, setup: Setup) -> Timed:
+        return GenerateStep(setup) if setup.task == "generate" else make_step(setup, spec.workload.optimizer)
+
+    def _note_first_call(self, setup: Setup, seconds: float) -> None:
+        self._cold["first_call_s"] = seconds
+        if setup.capabilities.compiles:
+            self._cold["compile_s"] = compile_seconds()
+            self._cold["compile_cache"] = cache_state()
+            self._cold["graph_breaks"] = graph_breaks()
+
+    def _numerics(self, spec: RunSpec, reference: Reference | None, step: Timed, setup: Setup) -> Numerics:
+        if reference is None:
+            why = "the spec asked for none" if setup.task != "step" else "a function is timed as it is"
+            return Numerics(method="unchecked", reason=note("unchecked", f"not checked: {why}"))
+        if not spec.recipe.switches:
+            return reference.as_numerics()
+        self._enter("numerics", str(spec.recipe))
+        return judge(reference, step, setup)
+
+    def _count(
+        self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool
+    ) -> tuple[WorkCount | None, WorkloadInfo]:
+        """Nothing that goes wrong here may cost the measurement: it becomes a note."""
+        if setup.task == "generate":
+            return None, info  # what a token has to read says more; see `GenerationInfo`
+        if spec.measure.sparing:  # a trial near the edge of memory, about which nothing else is asked
+            return None, info
+        if setup.is_sharded:
+            why = note("work-not-counted", "work not counted: the weights are spread over the ranks")
+            return None, msgspec.structs.replace(info, notes=(*info.notes, why))
+        self._enter("count")
+        try:
+            return count_step(setup, spec.workload.optimizer, modules=modules), info
+        except Exception as error:
+            why = note("work-not-counted", f"work not counted: {because(error)}")
+            return None, msgspec.structs.replace(info, notes=(*info.notes, why))
+
+    def _warm_up(self, spec: RunSpec, step: Timed, device: Device) -> Warmup:
+        self._enter("warm-up")
+        device.reset_peaks()
+        told = time.perf_counter()
+
+        def tell(steps: int, seconds: float) -> None:
+            nonlocal told
+            if time.perf_counter() - told > 1.0:
+                told = time.perf_counter()
+                self._enter("warm-up", f"{steps} steps, {seconds:.0f} s")
+
+        with step.context():
+            return reach_steady_state(
+                lambda: (step(), device.synchronize()),
+                spec.measure,
+                compilations=compilations,
+                is_accelerator=device.is_accelerator,
+                on_step=tell,
+                agreed=self._ranks.agreed,
+            )
+
+    def _release(self, spec: RunSpec, device: Device) -> None:
+        """Give back what only comparing needed.
+
+        Where nothing is compared, how much fits is the question, and the trial runs as a plain loop would. What casts
+        left in the allocator's cache then stays: under 16 GiB on an H200 a plain loop of ResNet-50 in fp16 fitted a
+        batch of 2836 after casting its inputs on the device, and of 2148 where they had come in fp16.
+        """
+        if not spec.measure.sparing:
+            device.release_cache()
+
+    def put_back(self) -> Closed:
+        """The memory at the end; flags, devices and ranks are as they were before."""
+        memory = self.device.memory() if self.device else Memory()
+        self.forget()
+        self._ranks.leave()
+        self._restore_flags()
+        if self.device is not None:
+            self.device.restore()
+        if self.device is not None and self.memory_limit_bytes is not None:
+            self.device.cap_allocator(None)
+        return Closed(memory=memory)
+
+    def forget(self) -> None:
+        """Let go of the model, so that an inline session leaves the memory as it found it."""
+        self.step = self.eager_model = self.server = None
+        if self.training is not None:
+            self.training.close()
+            self.training = None
+        if self._own_step is not None:
+            self._own_step.close()
+            self._own_step = None
+        self._give_back_model()
+        gc.unfreeze()
+        if self.device is not None:
+            self.device.release_cache()
+
+
+def _suspect(spec: RunSpec, setup: Setup) -> str | None:
+    """The switch that a broken first call is put down to: the last of those that change the program, else the last.
+
+    None where no numerics reference has run before: the model itself may be what is broken.
+    """
+    changing = [name for name, does in setup.switches.items() if does.compiles or does.records_graph]
+    suspects = changing or list(setup.switches)
+    return suspects[-1] if suspects and spec.measure.check_numerics else None
