@@ -18,9 +18,9 @@ from statistics import fmean, median, variance
 from redline.analyze.race import CONFIDENCE_AFTER, CONFIDENCE_LATER, pairs_of, verdict_of
 from redline.analyze.statistics import student_t
 from redline.record import RunRecord
-from redline.search.group import measure_together
 from redline.search.observer import NoJournal
 from redline.search.race import race_specs
+from redline.search.run import measure_together
 from redline.spec import MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape

@@ -12,8 +12,8 @@ from redline.environment import TelemetrySample
 from redline.migrations import decode
 from redline.note import note
 from redline.record import Failure, Numerics, RunRecord
-from redline.search.group import measure_together
 from redline.search.observer import NoJournal
+from redline.search.run import measure_together
 from redline.spec import RunSpec
 from redline.spec_table import specs_from_table
 from redline.testing.fake import FakeDoor

@@ -10,8 +10,8 @@ from redline.analyze.blocks import ratio_in_turns, round_medians_s, shift, timed
 from redline.analyze.compare import compare_records
 from redline.analyze.summary import summarize
 from redline.record import Block, BlockKind, RunRecord
-from redline.search.group import measure_together
 from redline.search.observer import NoJournal
+from redline.search.run import measure_together
 from redline.spec import RunSpec, WorkloadSpec
 from redline.spec_table import specs_from_table
 from redline.testing.fake import FakeDoor

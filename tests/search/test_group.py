@@ -32,9 +32,10 @@ from redline.protocol import (
 )
 from redline.record import Block, Closed, Failure, RunRecord
 from redline.report.run import run_table_text
-from redline.search import group
-from redline.search.group import SOLO_BLOCKS, Entry, Group, UntilPrecise, measure_together
+from redline.search import run
+from redline.search.group import SOLO_BLOCKS, Entry, Group
 from redline.search.observer import Observer
+from redline.search.run import UntilPrecise, measure_together
 from redline.spec import LaunchSpec, MeasureSpec, Recipe, RunSpec, WorkloadSpec
 from redline.store import History
 from redline.testing.fake import FakeDoor, FakeSession
@@ -856,7 +857,7 @@ class TestTheRule:
     def entry(self, width: float, timed_s: float, monkeypatch: pytest.MonkeyPatch) -> Entry:
         interval = Interval(low=1 - width, median=1.0, high=1 + width, n=99, n_effective=99.0)
         monkeypatch.setattr(Entry, "interval", lambda entry, kind: interval)
-        monkeypatch.setattr(group, "_has_enough_samples", lambda entry: True)
+        monkeypatch.setattr(run, "_has_enough_samples", lambda entry: True)
         spec = spec_of(measure=MeasureSpec(max_seconds=60.0, cpu_target_half_width=0.125))
         return Entry(
             record=RunRecord(id="r", spec=spec), session=FakeDoor(Landscape(step_s=0.01)).open(spec), timed_s=timed_s
@@ -890,7 +891,7 @@ class TestTheRule:
 
     def test_without_enough_samples_only_the_ceiling_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entry = self.entry(0.1, 59.9, monkeypatch)
-        monkeypatch.setattr(group, "_has_enough_samples", lambda entry: False)
+        monkeypatch.setattr(run, "_has_enough_samples", lambda entry: False)
         assert UntilPrecise()._reason(entry) is None
         entry.timed_s = 60.0
         assert UntilPrecise()._reason(entry) == "ceiling"

@@ -36,8 +36,8 @@ def test_an_address_without_ray_is_a_mistake() -> None:
 
 
 def test_a_sweep_settles_what_comes_back_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    from redline.search.group import measure_together
     from redline.search.observer import NoJournal
+    from redline.search.run import measure_together
 
     def backwards(specs: Sequence[RunSpec], address: str | None) -> Iterator[tuple[int, RunRecord]]:
         with redline.Workspace(keep=False) as workspace:

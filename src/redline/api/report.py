@@ -7,13 +7,14 @@ from pathlib import Path
 
 from redline.analyze.profile import Profile
 from redline.api.memory import kept_memories
-from redline.api.tune import TuneResult, kept_searches, kept_tune
+from redline.api.tune import TuneResult, kept_tune
 from redline.api.workspace import Workspace, use
 from redline.errors import RecordError, UsageError
 from redline.note import Note, note
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.report.folder import ReportFiles, write_folder
+from redline.search.tune.record import KeptSearches
 from redline.search.tune.result import TuneSummary
 from redline.store import History
 from redline.store.codec import read_exported
@@ -152,7 +153,7 @@ def _tune(name: str, workspace: Workspace) -> Chosen:
 
 def _search_of(records: Sequence[RunRecord], history: History) -> str | None:
     """The search that these were measured for, where it is the latest."""
-    latest = next(kept_searches(history), None)
+    latest = next(KeptSearches(history.tunes()).newest_first(), None)
     ids = set() if latest is None else set(latest.record_ids)
     return latest.name if latest is not None and any(record.id in ids for record in records) else None
 
@@ -161,7 +162,7 @@ def _add_searches(chosen: Chosen, workspace: Workspace, history: History) -> Non
     """The searches all of whose records are chosen."""
     records = {record.id: record for record in chosen.records}
     known = workspace.ceilings_of(chosen.records)
-    for search in reversed(list(kept_searches(history, chosen.left_out_search))):
+    for search in reversed(list(KeptSearches(history.tunes()).newest_first(chosen.left_out_search))):
         if search.record_ids and all(record_id in records for record_id in search.record_ids):
             own = {record_id: records[record_id] for record_id in search.record_ids}
             chosen.tunes.append(TuneResult(search, own, known).summary)

@@ -20,7 +20,7 @@ from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.notebook import Bars, Shown
 from redline.report.run import RunReport, speed_bars
-from redline.search.group import measure_together
+from redline.search.run import measure_together
 from redline.spec import MOST_REPLICATES, Recipe, RunSpec, require_range
 from redline.units import parse_price
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack, cast
@@ -16,10 +15,9 @@ from rich.console import RenderableType
 
 from redline.analyze.summary import CeilingsOf
 from redline.api.recipe import PlainRecipe, arguments_of, recipe
-from redline.api.settings import OtherSettings, named_function, one_spec, takes_settings
+from redline.api.settings import OtherSettings, listed, named_function, one_spec, takes_settings
 from redline.api.workspace import Workspace, use
 from redline.errors import BenchError, DoorError, RecordError, SpecError, UsageError
-from redline.identity import question_key
 from redline.migrations import decode, encode
 from redline.note import Note, note
 from redline.questions import AskSnippet, AskSwitches, Snippet, SwitchChoices
@@ -32,20 +30,21 @@ from redline.search.spread import on_cluster, require_cluster
 from redline.search.tune.loop import search
 from redline.search.tune.record import (
     DEFAULT_BUDGET_S,
+    KeptSearches,
     Objective,
     Tolerance,
     TuneRecord,
     TuneSpec,
     decode_tune,
-    differences,
+    default_name,
     encode_tune,
-    question_of,
+    resumed,
 )
-from redline.search.tune.result import TuneSummary, Winner, summary_of, with_price
+from redline.search.tune.result import TuneSummary, summary_of, with_price
 from redline.search.tune.space import space_for
 from redline.search.tune.tuner import Clock, Tuner, usual_jobs
+from redline.search.tune.winner import Winner
 from redline.spec import Frozen, Recipe
-from redline.store import History, TuneLedger, TuneRow
 from redline.units import parse_price, parse_seconds
 
 
@@ -195,62 +194,64 @@ def tune(
             objective=cast(Objective, objective),
             tunes_batch=tunes_batch,
             slo_p95_s=parse_seconds(slo_p95) if isinstance(slo_p95, str) else slo_p95,
-            tolerance=_tolerance(tolerance),
+            tolerance=Tolerance.of(tolerance),
             allow_quantized=allow_quantized,
             check=_check(opened, check, task=spec.workload.task),
             switches=tuple(switches),
             without=tuple(without),
-            seeds=tuple([recipes] if isinstance(recipes, str) else recipes),
+            seeds=tuple(listed(recipes)),
             replicates=replicates,
         )
-        budget_s = parse_seconds(budget) if isinstance(budget, str) else budget
         if jobs is not None and jobs < 1:
             raise SpecError(f"jobs must be 1 or more, got {jobs}")
-        if ray:
-            result = _on_cluster(
-                asked, working, budget_s=budget_s, jobs=jobs, name=name, resume=resume, address=address
-            )
-        else:
-            result = _tune_spec(asked, working, budget_s=budget_s, jobs=jobs, name=name, resume=resume, clock=clock)
+        wanted = Search(
+            asked=asked,
+            budget_s=parse_seconds(budget) if isinstance(budget, str) else budget,
+            jobs=jobs,
+            name=name or default_name(asked),
+            resume=resume,
+        )
+        result = _search_on_cluster(wanted, working, address) if ray else _search_here(wanted, working, clock)
     result.inputs = inputs
     if price is not None:
         result.summary = with_price(result.summary, parse_price(price))
     return result
 
 
-def _tune_spec(
-    asked: TuneSpec,
-    workspace: Workspace,
-    *,
-    budget_s: float,
-    jobs: int | None,
-    name: str | None,
-    resume: bool,
-    clock: Clock,
-) -> TuneResult:
+class Search(Frozen):
+    """A search that was asked for, on this machine or on one of a cluster."""
+
+    asked: TuneSpec
+    budget_s: float
+    jobs: int | None
+    name: str
+    resume: bool
+
+
+def _search_here(wanted: Search, workspace: Workspace, clock: Clock = time.monotonic) -> TuneResult:
     """Search, or continue a search."""
-    if not budget_s > 0:
-        raise SpecError(f"budget must be above 0, got {budget_s}")
+    asked = wanted.asked
+    if not wanted.budget_s > 0:
+        raise SpecError(f"budget must be above 0, got {wanted.budget_s}")
     if asked.tunes_batch:
         require_batches([asked.spec])
-    called = name or default_name(asked)
-    history = workspace.history
-    ledger = history.tunes()
-    with ledger.held(called):
-        kept = _kept(ledger, called) if resume else None
+    history, ledger = workspace.history, workspace.history.tunes()
+    searches = KeptSearches(ledger)
+    with ledger.held(wanted.name):
+        kept = _to_resume(searches, wanted.name) if wanted.resume else None
         (spec,) = workspace.checked([asked.spec])
         started_s = clock()  # the budget begins when torch is loaded
         if spec.workload.task == "step":
             raise UsageError("a function is timed as it is, so there is no recipe to search: tune the model inside it")
         asked = msgspec.structs.replace(asked, spec=spec)
-        kept = _resumed(kept, asked) if kept is not None else None
+        kept = resumed(kept, asked) if kept is not None else None
         offered = workspace.ask(AskSwitches(spec=spec), SwitchChoices, spec.launch)
         space, refused = space_for(asked, offered.choices)
         for seed in asked.seeds:
             space.checked(seed)
         quantizing = tuple(choice.switch for choice in offered.choices if choice.capabilities.quantizes)
         record = kept or TuneRecord(
-            name=called,
+            name=wanted.name,
             tune=asked,
             created_at=time.time(),
             refused=tuple(refused),
@@ -264,13 +265,13 @@ def _tune_spec(
                 space=space,
                 door=workspace.door(spec.launch),
                 journal=history,
-                ledger=_Kept(ledger),
+                ledger=searches,
                 observer=workspace.observer,
                 clock=clock,
-                budget_s=budget_s,
+                budget_s=wanted.budget_s,
                 order=random.Random(spec.seed),
                 records=history.load_many(record.record_ids) if kept else {},
-                jobs=jobs or usual_jobs(spec),
+                jobs=wanted.jobs or usual_jobs(spec),
                 before_s=before_s,
             )
             search(tuner)
@@ -283,51 +284,37 @@ def _tune_spec(
     return result
 
 
-class _Search(Frozen):
+class _Sent(Frozen):
     """What a machine of a cluster is asked."""
 
-    asked: TuneSpec
-    budget_s: float
-    jobs: int | None
-    name: str
+    search: Search
     kept: bytes = b""
     """Where the search goes on: how far it came, with the records that it rests on."""
     records: tuple[bytes, ...] = ()
 
 
 class _Found(Frozen):
+    """What it answers."""
+
     tune: bytes
     records: tuple[bytes, ...]
 
 
-def _on_cluster(
-    asked: TuneSpec,
-    workspace: Workspace,
-    *,
-    budget_s: float,
-    jobs: int | None,
-    name: str | None,
-    resume: bool,
-    address: str | None,
-) -> TuneResult:
+def _search_on_cluster(wanted: Search, workspace: Workspace, address: str | None) -> TuneResult:
     """The search whole on one machine of a cluster; what it found is kept here."""
-    called = name or default_name(asked)
-    history = workspace.history
-    ledger = history.tunes()
-    with ledger.held(called):
-        kept = _kept(ledger, called) if resume else None
+    history, ledger = workspace.history, workspace.history.tunes()
+    searches = KeptSearches(ledger)
+    with ledger.held(wanted.name):
+        kept = _to_resume(searches, wanted.name) if wanted.resume else None
         records = history.load_many(kept.record_ids) if kept is not None else {}
-        search_there = _Search(
-            asked=asked,
-            budget_s=budget_s,
-            jobs=jobs,
-            name=called,
+        sent = _Sent(
+            search=wanted,
             kept=encode_tune(kept) if kept is not None else b"",
             records=tuple(map(encode, records.values())),
         )
         workspace.observer.stage("searching on the cluster")
-        payload = msgspec.msgpack.encode(search_there)
-        ((_, answer),) = on_cluster(_search_there, [payload], [asked.spec.device], address)
+        payload, device = msgspec.msgpack.encode(sent), wanted.asked.spec.device
+        ((_, answer),) = on_cluster(_search_there, [payload], [device], address)
         if isinstance(answer, DoorError):
             raise answer
         found = msgspec.msgpack.decode(answer, type=_Found)
@@ -335,27 +322,20 @@ def _on_cluster(
         for record in measured:
             history.finish(record)
         tune = decode_tune(found.tune)
-        _Kept(ledger).save(tune)
+        searches.save(tune)
     return TuneResult(tune, {record.id: record for record in measured}, workspace.ceilings_of(measured))
 
 
 def _search_there(payload: bytes) -> bytes:
-    given = msgspec.msgpack.decode(payload, type=_Search)
+    """On the machine of the cluster, in a history that lasts as long as the search."""
+    sent = msgspec.msgpack.decode(payload, type=_Sent)
     with TemporaryDirectory(prefix="redline-tune-") as folder:
         with Workspace(history=Path(folder) / "history.sqlite") as workspace:
-            for record in given.records:
+            for record in sent.records:
                 workspace.history.finish(decode(record))
-            if given.kept:
-                _Kept(workspace.history.tunes()).save(decode_tune(given.kept))
-            result = _tune_spec(
-                given.asked,
-                workspace,
-                budget_s=given.budget_s,
-                jobs=given.jobs,
-                name=given.name,
-                resume=bool(given.kept),
-                clock=time.monotonic,
-            )
+            if sent.kept:
+                KeptSearches(workspace.history.tunes()).save(decode_tune(sent.kept))
+            result = _search_here(sent.search, workspace)
         records = tuple(map(encode, result.records.values()))
     return msgspec.msgpack.encode(_Found(tune=encode_tune(result.tune), records=records))
 
@@ -372,27 +352,13 @@ def kept_tune(
 ) -> TuneResult:
     """A search from the history, as it was last written."""
     with use(workspace) as opened, opened.reading() as history:
-        body = history.tunes().load(name)
-        if body is None:
+        record = KeptSearches(history.tunes()).load(name)
+        if record is None:
             known = ", ".join(row.name for row in history.tunes().rows()[:5])
             raise UsageError(f"no tune {name!r} in {history.location}{f'; there are {known}' if known else ''}")
-        record = decode_tune(body)
         ids = record.record_ids
         records = history.load_many(ids, on_unreadable=on_unreadable) if on_unreadable else history.load_many(ids)
         return TuneResult(record, records, opened.ceilings_of(records.values()))
-
-
-def kept_searches(
-    history: History, on_unreadable: Callable[[str, RecordError], None] = lambda name, error: None
-) -> Iterator[TuneRecord]:
-    """All searches of a history, newest first."""
-    for row in history.tunes().rows():
-        try:
-            body = history.tunes().load(row.name)
-            if body is not None:
-                yield decode_tune(body)
-        except RecordError as error:
-            on_unreadable(row.name, error)
 
 
 def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, Note | None]:
@@ -408,56 +374,11 @@ def _snippet(result: TuneResult, workspace: Workspace) -> tuple[str | None, Note
         return None, note("no-snippet", f"no snippet: {error}")
 
 
-def default_name(asked: TuneSpec) -> str:
-    """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of replicates."""
-    model = asked.spec.workload.model
-    first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
-    return f"{first}-{asked.spec.workload.task}-{question_key(asked.spec, question_of(asked))[:8]}"
-
-
-class _Kept:
-    """A search's ledger in the history."""
-
-    def __init__(self, ledger: TuneLedger) -> None:
-        self._ledger = ledger
-
-    def save(self, record: TuneRecord) -> None:
-        workload = record.tune.spec.workload
-        row = TuneRow(
-            name=record.name,
-            created_at=record.created_at,
-            model=workload.model,
-            task=workload.task,
-            state=record.state,
-        )
-        self._ledger.save(row, encode_tune(record))
-
-
-def _kept(ledger: TuneLedger, name: str) -> TuneRecord:
-    body = ledger.load(name)
-    if body is None:
+def _to_resume(searches: KeptSearches, name: str) -> TuneRecord:
+    kept = searches.load(name)
+    if kept is None:
         raise UsageError(f"no tune {name!r} to resume; without --resume it starts")
-    return decode_tune(body)
-
-
-def _resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
-    """The search as it goes on. One that is done is only told again, unless more replicates are asked for than it was to have.
-
-    What it had to say of its end is said anew at the new one, and the code is that of the winner then.
-    """
-    others = differences(kept.tune, asked)
-    if others:
-        raise UsageError(f"tune {kept.name!r} was asked at other settings ({', '.join(others)}): give another --name")
-    if kept.state == "done" and asked.replicates <= kept.tune.replicates:
-        notes = tuple(each for each in kept.notes if each.code != "no-snippet")
-        return msgspec.structs.replace(kept, snippet=None, notes=notes)
-    return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=())
-
-
-def _tolerance(given: float | str | None) -> Tolerance:
-    if given is None:
-        return Tolerance()
-    return Tolerance.parse(given) if isinstance(given, str) else Tolerance(absolute=float(given))
+    return kept
 
 
 def _check(workspace: Workspace, given: Any | None, *, task: str) -> str | None:

@@ -17,7 +17,6 @@ from redline.analyze.ranks import oversubscription
 from redline.analyze.summary import RunSummary, summarize
 from redline.api.exercises import EXERCISES, Lab
 from redline.api.settings import specs_of
-from redline.api.tune import kept_searches
 from redline.api.workspace import Workspace, use
 from redline.errors import RedlineError, SpecError
 from redline.identity import device_key
@@ -25,6 +24,7 @@ from redline.names import refuse_impossible_name
 from redline.record import RunRecord
 from redline.report.folder import check_folder
 from redline.report.workshop import Checklist, ExerciseResult, Line, Technique, WorkshopResult, results_text
+from redline.search.tune.record import KeptSearches
 from redline.spec import BASELINE, Recipe, WorkloadSpec
 
 
@@ -135,7 +135,11 @@ def checklist(model: str, *, workspace: Workspace | None = None) -> Checklist:
         if not records:  # of a name that nothing has, no command below would run
             refuse_impossible_name(WorkloadSpec(model=model))
         rows = summarize(records, opened.ceilings_of(records))
-        searches = [search for search in kept_searches(history) if search.tune.spec.workload.model == model]
+        searches = [
+            search
+            for search in KeptSearches(history.tunes()).newest_first()
+            if search.tune.spec.workload.model == model
+        ]
         ceilings_known = any(
             history.ceilings().get(device_key(record.prepared.environment)) is not None
             for record in records

@@ -14,7 +14,8 @@ from redline.report.cells import energy_cells, energy_columns, error_cell
 from redline.report.race import VERDICT_STYLE
 from redline.report.terminal import Fitted, cell, escaped, make_table, table
 from redline.search.tune.record import Spent
-from redline.search.tune.result import Ranked, TuneSummary, Winner
+from redline.search.tune.result import Ranked, TuneSummary
+from redline.search.tune.winner import Winner
 from redline.spec import BASELINE
 from redline.units import format_seconds, format_share, significant
 from redline.work import Facts

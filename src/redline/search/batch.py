@@ -27,9 +27,9 @@ from redline.analyze.batch import (
 from redline.errors import SpecError
 from redline.launch.door import Door
 from redline.record import RunRecord
-from redline.search.group import measure_together
 from redline.search.largest import Room, Tried, bounds, next_batch
 from redline.search.observer import Journal, Observer
+from redline.search.run import measure_together
 from redline.spec import MOST_ITEMS, MeasureSpec, RunSpec
 
 MAX_TRIALS = 8

@@ -14,8 +14,9 @@ from redline.errors import TraceError
 from redline.launch.door import Door, Session
 from redline.protocol import AllReduce, AllReduced, Profile, TraceReply
 from redline.record import Prepared
-from redline.search.group import Group, UntilPrecise
+from redline.search.group import Group
 from redline.search.observer import Journal, Observer
+from redline.search.run import UntilPrecise
 from redline.spec import RunSpec
 from redline.trace.decode import read_trace
 from redline.trace.host import HostView

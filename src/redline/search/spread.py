@@ -18,8 +18,8 @@ from redline.launch import open_door
 from redline.locks import device_lock
 from redline.migrations import decode, encode
 from redline.record import Failure, RunRecord, new_id
-from redline.search.group import measure_together
 from redline.search.observer import NoJournal
+from redline.search.run import measure_together
 from redline.spec import Frozen, RunSpec, split_address
 
 RETRIES = 3

@@ -14,8 +14,9 @@ import msgspec
 
 from redline.launch.door import Door
 from redline.record import RunRecord
-from redline.search.group import FEWEST_SOLO_BLOCKS, Group, Pending, UntilPrecise, measure_together
+from redline.search.group import FEWEST_SOLO_BLOCKS, Group, Pending
 from redline.search.observer import Journal, Observer
+from redline.search.run import UntilPrecise, measure_together
 from redline.spec import MeasureSpec, RunSpec
 
 LOOK_S = 0.05

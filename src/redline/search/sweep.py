@@ -34,8 +34,8 @@ from redline.note import note
 from redline.questions import Checked
 from redline.record import Block, Failure, RunRecord, new_id
 from redline.search.grid import default_name, in_informative_order, is_default_name
-from redline.search.group import measure_together
 from redline.search.observer import Observer
+from redline.search.run import measure_together
 from redline.spec import RunSpec
 from redline.store import Row, SettledCell
 

@@ -13,8 +13,8 @@ from redline.analyze.summary import summarize
 from redline.record import RunRecord
 from redline.report.contents import contents_of
 from redline.search.tune.gains import gain_path_of, waterfall
-from redline.search.tune.result import TuneSummary, Winner
-from redline.search.tune.winner import SwitchGain
+from redline.search.tune.result import TuneSummary
+from redline.search.tune.winner import SwitchGain, Winner
 
 RECORDS = race_records()
 ROWS = summarize(RECORDS, ceilings_of)

@@ -11,8 +11,8 @@ from redline.errors import UsageError
 from redline.note import note
 from redline.questions import SwitchChoice, SwitchNeed
 from redline.record import Capabilities
-from redline.search.group import measure_together
 from redline.search.observer import NoJournal
+from redline.search.run import measure_together
 from redline.search.tune.model import Beliefs, Estimate
 from redline.search.tune.record import TuneSpec
 from redline.search.tune.space import BASELINE, Space, Switches, space_for

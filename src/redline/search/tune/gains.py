@@ -19,7 +19,8 @@ from redline.analyze.summary import RunSummary, VersusFirst
 from redline.analyze.trust import farthest
 from redline.errors import SpecError
 from redline.identity import Subject
-from redline.search.tune.result import ONE_PROCESS_DOUBT, TuneSummary, Winner
+from redline.search.tune.result import TuneSummary
+from redline.search.tune.winner import ONE_PROCESS_DOUBT, Winner
 from redline.spec import BASELINE, Frozen
 
 

@@ -6,16 +6,18 @@ All that is said about it (`redline.search.tune.result`) can be made again from 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from redline.errors import RecordError, SpecError
-from redline.identity import different_fields, given
+from redline.errors import RecordError, SpecError, UsageError
+from redline.identity import different_fields, given, question_key
 from redline.note import Note, notes_from_texts
 from redline.record import FailureScope, TimeKind
 from redline.spec import Frozen, RunSpec, require_choice
+from redline.store import TuneLedger, TuneRow
 from redline.work import Facts
 
 Objective = TimeKind
@@ -41,6 +43,13 @@ class Tolerance(Frozen):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise SpecError(f"tolerance must be above 0, got {value}")
+
+    @classmethod
+    def of(cls, given: float | str | None) -> Tolerance:
+        """As a person gives it: a text, or a relative error; None is what the bench itself judges by."""
+        if given is None:
+            return cls()
+        return cls.parse(given) if isinstance(given, str) else cls(absolute=float(given))
 
     @classmethod
     def parse(cls, text: str) -> Tolerance:
@@ -250,6 +259,39 @@ LISTS = ("switches", "without", "seeds")
 """Their order asks nothing."""
 
 
+class KeptSearches:
+    """The searches that a history keeps."""
+
+    def __init__(self, ledger: TuneLedger) -> None:
+        self._ledger = ledger
+
+    def save(self, record: TuneRecord) -> None:
+        workload = record.tune.spec.workload
+        row = TuneRow(
+            name=record.name,
+            created_at=record.created_at,
+            model=workload.model,
+            task=workload.task,
+            state=record.state,
+        )
+        self._ledger.save(row, encode_tune(record))
+
+    def load(self, name: str) -> TuneRecord | None:
+        """As it was last written; None where there is no search of that name."""
+        body = self._ledger.load(name)
+        return None if body is None else decode_tune(body)
+
+    def newest_first(
+        self, on_unreadable: Callable[[str, RecordError], None] = lambda name, error: None
+    ) -> Iterator[TuneRecord]:
+        for row in self._ledger.rows():
+            try:
+                if (record := self.load(row.name)) is not None:
+                    yield record
+            except RecordError as error:
+                on_unreadable(row.name, error)
+
+
 def question_of(asked: TuneSpec) -> dict[str, Any]:
     """What two searches of the same workload must both ask to be the same. How often they race is not part of it."""
     lists = {name: sorted(getattr(asked, name)) for name in LISTS if getattr(asked, name)}
@@ -277,3 +319,24 @@ def _of_searches(one: TuneSpec, other: TuneSpec) -> Iterator[str]:
     for name, word in zip(LISTS, ("switches", "without", "recipe"), strict=True):
         if set(getattr(one, name)) != set(getattr(other, name)):
             yield word
+
+
+def default_name(asked: TuneSpec) -> str:
+    """The same question has the same name, so that `--resume` finds it; whatever the budget and the number of replicates."""
+    model = asked.spec.workload.model
+    first = re.sub(r"[^\w.+-]+", "-", Path(model.partition(":")[0]).stem if "/" in model else model)
+    return f"{first}-{asked.spec.workload.task}-{question_key(asked.spec, question_of(asked))[:8]}"
+
+
+def resumed(kept: TuneRecord, asked: TuneSpec) -> TuneRecord:
+    """The search as it goes on. One that is done is only told again, unless more replicates are asked for than it was to have.
+
+    What it had to say of its end is said anew at the new one, and the code is that of the winner then.
+    """
+    others = differences(kept.tune, asked)
+    if others:
+        raise UsageError(f"tune {kept.name!r} was asked at other settings ({', '.join(others)}): give another --name")
+    if kept.state == "done" and asked.replicates <= kept.tune.replicates:
+        notes = tuple(each for each in kept.notes if each.code != "no-snippet")
+        return msgspec.structs.replace(kept, snippet=None, notes=notes)
+    return msgspec.structs.replace(kept, tune=asked, state="running", snippet=None, notes=())

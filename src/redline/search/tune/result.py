@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from redline.analyze.advice import command_line
-from redline.analyze.race import Pair, RaceVerdict, pair_of, verdict_of
+from redline.analyze.race import RaceVerdict
 from redline.analyze.summary import CeilingsOf, RunSummary, cost_per_million, summarize
 from redline.analyze.trust import farthest
 from redline.note import Note, note
@@ -20,50 +19,17 @@ from redline.search.tune.model import Estimate, Records, estimates
 from redline.search.tune.record import Metric, Refused, Spent, TuneRecord, TuneState, Untried
 from redline.search.tune.winner import (
     SwitchGain,
+    Winner,
+    against_baseline,
     gains_of,
     rejected_in_finals,
     replicates_of,
     winner_and_its_replicates,
     winner_of,
 )
-from redline.spec import BASELINE, Frozen, Task
+from redline.spec import Frozen, Task
 from redline.units import significant
 from redline.work import Facts
-
-ONE_PROCESS_DOUBT = 0.04
-"""What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
-
-
-class Winner(Frozen):
-    """A recipe against the baseline: `ratio` is the baseline's time, or energy where that is the objective, over its own."""
-
-    recipe: str
-    batch: int | None
-    ratio: float
-    low: float | None
-    """None where the budget ended before other processes could be asked."""
-    high: float | None
-    throughput_per_s: float | None = None
-    item: str | None = None
-    energy_per_item_j: float | None = None
-    cost_per_million: float | None = None
-    """Of a million items, at the price per hour that was given."""
-    ttft_s: float | None = None
-    """Generation: the time to the first token."""
-    tpot_s: float | None = None
-    """Generation: the time per further token."""
-    bandwidth_share: float | None = None
-    """Generation: what a decode step must read over its time, as a share of the copy bandwidth."""
-    compile_s: float | None = None
-    """The first time it was compiled in this search."""
-    compile_is_contended: bool = False
-    """Others were prepared at the same time: alone it would have taken less."""
-    record_id: str = ""
-
-    @property
-    def is_certain(self) -> bool:
-        """Surely faster than the baseline: the interval over processes lies above 1."""
-        return self.recipe != BASELINE and self.low is not None and self.low > 1
 
 
 class Ranked(Frozen):
@@ -269,7 +235,7 @@ def _against(
 ) -> Winner | None:
     if chosen is None:
         return None
-    pair = _against_baseline(chosen, replicates, tune, known)
+    pair = against_baseline(chosen, replicates, tune, known)
     own = [
         record
         for replicate in replicates
@@ -300,50 +266,6 @@ def _against(
     )
 
 
-def _against_baseline(
-    recipe: str, replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
-) -> Pair:
-    """From replicates of fresh processes where both met; else by the search's scale, without an interval."""
-    if recipe == BASELINE:
-        return Pair(a=BASELINE, b=BASELINE, ratio=1.0, low=1.0, high=1.0, verdict="same", replicates=len(replicates))
-    # More replicates than were planned are run for the sake of this pair and of the first two.
-    found = pair_of(replicates, BASELINE, recipe, tune.tune.kind, looks=len(replicates) > tune.tune.replicates)
-    if found is not None:
-        return found
-    base = known.get(BASELINE)
-    moved = _moved_by_the_race(replicates, tune, known)
-    ratio = math.exp(base.log_s - known[recipe].log_s + moved) if base is not None else math.nan
-    doubt = math.exp(ONE_PROCESS_DOUBT)
-    return Pair(
-        a=BASELINE,
-        b=recipe,
-        ratio=ratio,
-        low=None,
-        high=None,
-        verdict=verdict_of(ratio / doubt, ratio * doubt),
-        replicates=1,
-    )
-
-
-def _moved_by_the_race(
-    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
-) -> float:
-    """How far the last race moved its recipes, as a logarithm, from where the search saw them against the baseline.
-
-    The search met the baseline in one process at its beginning. What was off about that one is off about all, so that
-    those that did not race move with those that did: else they would stand above a winner that is faster.
-    """
-    base = known.get(BASELINE)
-    raced = {str(record.spec.recipe) for replicate in replicates for record in replicate} & known.keys() - {BASELINE}
-    pairs = {recipe: pair_of(replicates, BASELINE, recipe, tune.tune.kind) for recipe in raced}
-    moves = [
-        math.log(pair.ratio) - (base.log_s - known[recipe].log_s)
-        for recipe, pair in pairs.items()
-        if base is not None and pair is not None
-    ]
-    return statistics.fmean(moves) if moves else 0.0
-
-
 def _ranking(
     tune: TuneRecord,
     records: Records,
@@ -362,7 +284,7 @@ def _ranking(
         checks.setdefault(str(record.spec.recipe), []).append(rows[record.id].numerics)
     ranked = []
     for recipe, record_id in shown.items():
-        pair, row = _against_baseline(recipe, replicates, tune, known), rows[record_id]
+        pair, row = against_baseline(recipe, replicates, tune, known), rows[record_id]
         compile_s, is_contended = _first_compile_s(recipe, tune, records)
         late = known[recipe].too_late if recipe in known else None
         lost = note("rejected-in-final", "rejected in the final comparison") if recipe in broke_later else None

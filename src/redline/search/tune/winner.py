@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
-from redline.analyze.race import pair_of, pair_with_spread, process_spread
+from redline.analyze.race import Pair, pair_of, pair_with_spread, process_spread, verdict_of
 from redline.record import RunRecord
 from redline.search.tune.lessons import rejection, unproven
-from redline.search.tune.model import Records, estimates
+from redline.search.tune.model import Estimate, Records, estimates
 from redline.search.tune.record import TuneRecord
 from redline.spec import BASELINE, Frozen, Recipe
 
 NEAR_ENOUGH = 0.005
 """A simpler recipe is taken for this much."""
+ONE_PROCESS_DOUBT = 0.04
+"""What a recipe that met no other process may be off by: its verdict must be clear beyond that."""
+
+
+class Winner(Frozen):
+    """A recipe against the baseline: `ratio` is the baseline's time, or energy where that is the objective, over its own."""
+
+    recipe: str
+    batch: int | None
+    ratio: float
+    low: float | None
+    """None where the budget ended before other processes could be asked."""
+    high: float | None
+    throughput_per_s: float | None = None
+    item: str | None = None
+    energy_per_item_j: float | None = None
+    cost_per_million: float | None = None
+    """Of a million items, at the price per hour that was given."""
+    ttft_s: float | None = None
+    """Generation: the time to the first token."""
+    tpot_s: float | None = None
+    """Generation: the time per further token."""
+    bandwidth_share: float | None = None
+    """Generation: what a decode step must read over its time, as a share of the copy bandwidth."""
+    compile_s: float | None = None
+    """The first time it was compiled in this search."""
+    compile_is_contended: bool = False
+    """Others were prepared at the same time: alone it would have taken less."""
+    record_id: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """Surely faster than the baseline: the interval over processes lies above 1."""
+        return self.recipe != BASELINE and self.low is not None and self.low > 1
 
 
 class SwitchGain(Frozen):
@@ -120,3 +155,47 @@ def gains_of(chosen: str | None, tune: TuneRecord, records: Records) -> list[Swi
 
 def _has_survivors(replicate: Sequence[RunRecord], replicates: Sequence[Sequence[RunRecord]]) -> bool:
     return set(met_last(replicates)) <= {str(record.spec.recipe) for record in replicate}
+
+
+def against_baseline(
+    recipe: str, replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+) -> Pair:
+    """From replicates of fresh processes where both met; else by the search's scale, without an interval."""
+    if recipe == BASELINE:
+        return Pair(a=BASELINE, b=BASELINE, ratio=1.0, low=1.0, high=1.0, verdict="same", replicates=len(replicates))
+    # More replicates than were planned are run for the sake of this pair and of the first two.
+    found = pair_of(replicates, BASELINE, recipe, tune.tune.kind, looks=len(replicates) > tune.tune.replicates)
+    if found is not None:
+        return found
+    base = known.get(BASELINE)
+    moved = _moved_by_the_race(replicates, tune, known)
+    ratio = math.exp(base.log_s - known[recipe].log_s + moved) if base is not None else math.nan
+    doubt = math.exp(ONE_PROCESS_DOUBT)
+    return Pair(
+        a=BASELINE,
+        b=recipe,
+        ratio=ratio,
+        low=None,
+        high=None,
+        verdict=verdict_of(ratio / doubt, ratio * doubt),
+        replicates=1,
+    )
+
+
+def _moved_by_the_race(
+    replicates: Sequence[Sequence[RunRecord]], tune: TuneRecord, known: dict[str, Estimate]
+) -> float:
+    """How far the last race moved its recipes, as a logarithm, from where the search saw them against the baseline.
+
+    The search met the baseline in one process at its beginning. What was off about that one is off about all, so that
+    those that did not race move with those that did: else they would stand above a winner that is faster.
+    """
+    base = known.get(BASELINE)
+    raced = {str(record.spec.recipe) for replicate in replicates for record in replicate} & known.keys() - {BASELINE}
+    pairs = {recipe: pair_of(replicates, BASELINE, recipe, tune.tune.kind) for recipe in raced}
+    moves = [
+        math.log(pair.ratio) - (base.log_s - known[recipe].log_s)
+        for recipe, pair in pairs.items()
+        if base is not None and pair is not None
+    ]
+    return statistics.fmean(moves) if moves else 0.0
