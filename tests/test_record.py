@@ -150,6 +150,8 @@ def whole_record(**changes: Any) -> RunRecord:
             steps=3,
             losses=(2.3, None, math.inf),
             reference_losses=(2.3, 2.2, 2.1),
+            sketch=(0.5, -1.5),
+            sketch_signal=2.0,
         ),
         warmup=Warmup(samples=SAMPLES, seconds=1.5, steady=True, reason=note("steady", "two windows agree", about="x")),
         memory=memory,

@@ -88,6 +88,8 @@ Code = Literal[
     "counted",
     "compared",
     "grown",
+    "other-outputs",
+    "outputs-vary",
     "other-model",
     "other-packages",
     "not-runnable",

@@ -156,6 +156,11 @@ class Numerics(Frozen):
     """Length of the loss path."""
     losses: tuple[float | None, ...] = ()
     reference_losses: tuple[float | None, ...] = ()
+    sketch: tuple[float, ...] = ()
+    """Of strict fp32's outputs, or of what a function returned: a few random projections, by which the outputs of two
+    commits are compared. Empty where they are not finite, or not the same when asked twice."""
+    sketch_signal: float | None = None
+    """The size of what varies in those outputs."""
 
     @property
     def is_compared(self) -> bool:

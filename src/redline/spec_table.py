@@ -88,14 +88,14 @@ def load_specs(path: Path, overrides: Mapping[str, Any] | None = None, *, trust:
     tables = [layered(document, run, overrides or {}) for run in runs]
     try:
         return [spec for table in for_trainers(tables) for spec in specs_from_table(table, where=str(path))]
-    except _TableError:
+    except TableError:
         raise
     except SpecError as error:
         # A range, an effort or a recipe is refused by its own class, which does not know the file.
         raise SpecError(f"{path}: {error}") from None
 
 
-class _TableError(SpecError):
+class TableError(SpecError):
     """Already says where the mistake is."""
 
 
@@ -108,12 +108,12 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     own_measure = rest.pop("measure", {})
     effort, tail = _effort(rest, own_measure, where), rest.pop("tail", False)
     if not isinstance(tail, bool):
-        raise _TableError(f"{where}: tail must be true or false, got {tail!r}")
+        raise TableError(f"{where}: tail must be true or false, got {tail!r}")
     no_check = rest.pop("no_check", False)
     if not isinstance(no_check, bool):
-        raise _TableError(f"{where}: no_check must be true or false, got {no_check!r}")
+        raise TableError(f"{where}: no_check must be true or false, got {no_check!r}")
     if no_check and rest.get("check_inputs") is not None:
-        raise _TableError(f"{where}: no_check leaves check_inputs nothing to check: leave one out")
+        raise TableError(f"{where}: no_check leaves check_inputs nothing to check: leave one out")
     if "batch_axis" in rest:
         rest["batch_axis"] = _batch_axis(rest["batch_axis"], where)
     measure = _override(MeasureSpec.for_effort(effort, tail=tail), own_measure, f"{where}: measure")
@@ -128,7 +128,7 @@ def specs_from_table(table: Mapping[str, Any], where: str = "spec") -> list[RunS
     for model in models:
         workload = _convert({"model": model, **rest}, WorkloadSpec, where)
         if "optimizer" in rest and workload.task != "train":
-            raise _TableError(
+            raise TableError(
                 f"{where}: optimizer {rest['optimizer']} is for training: give task train, or leave it out"
             )
         for recipe in recipes:
@@ -180,7 +180,7 @@ def _refuse_unknown(table: Mapping[str, Any], where: str) -> None:
     for name in table:
         if name not in known:
             near = closest(str(name), known, count=1)
-            raise _TableError(f"{where}: unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+            raise TableError(f"{where}: unknown setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def _batch_axis(value: Any, where: str) -> Any:
@@ -208,7 +208,7 @@ def _effort(rest: dict[str, Any], own_measure: Any, where: str) -> Any:
     inside = own_measure.get("effort") if isinstance(own_measure, Mapping) else None
     effort = rest.pop("effort", "normal" if inside is None else inside)
     if inside is not None and inside != effort:
-        raise _TableError(f"{where}: effort is {effort!r}, but {inside!r} in the table measure: leave one out")
+        raise TableError(f"{where}: effort is {effort!r}, but {inside!r} in the table measure: leave one out")
     return effort
 
 
@@ -218,11 +218,11 @@ def _share_batch(rest: dict[str, Any], where: str) -> None:
     if each is None:
         return
     if rest.get("batch") is not None:
-        raise _TableError(f"{where}: give batch (of all ranks) or batch_per_rank, not both")
+        raise TableError(f"{where}: give batch (of all ranks) or batch_per_rank, not both")
     ranks = rest.get("ranks", 1)
     for name, value in (("batch_per_rank", each), ("ranks", ranks)):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise _TableError(f"{where}: {name} must be a whole number, got {value!r}")
+            raise TableError(f"{where}: {name} must be a whole number, got {value!r}")
         require_range(name, value, 1, MOST_ITEMS)
     rest["batch"] = each * ranks
 
@@ -276,7 +276,7 @@ def _without_effort(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _override(base: Any, changes: Any, where: str) -> Any:
     if not isinstance(changes, Mapping):
-        raise _TableError(f"{where} must be a table, got {changes!r}")
+        raise TableError(f"{where} must be a table, got {changes!r}")
     return _convert({**msgspec.to_builtins(base), **changes}, type(base), where)
 
 
@@ -287,7 +287,7 @@ def _convert(table: Mapping[str, Any], kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(msgspec.to_builtins(table), kind)
     except msgspec.ValidationError as error:
-        raise _TableError(f"{where}: {error}") from None
+        raise TableError(f"{where}: {error}") from None
 
 
 @cache
@@ -299,7 +299,7 @@ def _choices_of(kind: Any) -> dict[str, Any]:
 def _names(value: Any, what: str, where: str) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise _TableError(f"{where}: {what} must be a name or a list of names, got {value!r}")
+        raise TableError(f"{where}: {what} must be a name or a list of names, got {value!r}")
     if not names:
-        raise _TableError(f"{where}: name at least one {what}")
+        raise TableError(f"{where}: name at least one {what}")
     return list(names)

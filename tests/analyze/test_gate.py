@@ -6,9 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
-from redline.analyze.gate import CheckName, check, count_check, judge
+from redline.analyze.checks import CheckName, check, count_check
+from redline.analyze.gate import judge
 from redline.analyze.statistics import PairedLog
+from redline.bench.recipe.outputs import answer_of, sketch_of
 from redline.environment import Memory
 from redline.record import Numerics, RunRecord
 
@@ -18,7 +21,12 @@ def side(make_record: Any, make_block: Any) -> Any:
     """Five processes of one side."""
 
     def processes(
-        *, reserved: int = 1000, rel_l2: float = 1e-3, passed: bool = True, cold_start: Any = None
+        *,
+        reserved: int = 1000,
+        rel_l2: float = 1e-3,
+        passed: bool = True,
+        cold_start: Any = None,
+        numerics: Any = lambda number: Numerics(),
     ) -> list[RunRecord]:
         memory = Memory(peak_allocated_bytes=300, peak_reserved_bytes=reserved)
         found = []
@@ -28,7 +36,7 @@ def side(make_record: Any, make_block: Any) -> Any:
             changes = (cold_start or (lambda _: {}))(number)
             prepared = msgspec.structs.replace(
                 record.prepared,
-                numerics=Numerics(rel_l2=rel_l2, passed=passed, reason=None),
+                numerics=msgspec.structs.replace(numerics(number), rel_l2=rel_l2, passed=passed, reason=None),
                 cold_start=msgspec.structs.replace(record.prepared.cold_start, **changes),
             )
             found.append(msgspec.structs.replace(record, prepared=prepared))
@@ -53,6 +61,55 @@ def test_a_check_fails_on_what_got_worse_and_not_on_what_got_better(
     assert check(name, side(**before), side(**after)).failed
     assert not check(name, side(**after), side(**before)).failed
     assert not check(name, side(**after), side(**after)).failed
+
+
+def outputs(values: Any, **others: Any) -> Any:
+    """Numerics with a sketch of these outputs, of each process in turn."""
+
+    def of(number: int) -> Numerics:
+        sketch, signal = sketch_of(answer_of(torch.as_tensor(values(number))))
+        return Numerics(method="unchecked", finite=bool(sketch), sketch=sketch, sketch_signal=signal, **others)
+
+    return of
+
+
+def test_outputs_of_two_commits_are_compared_whatever_they_are_made_of(side: Any) -> None:
+    truth = torch.linspace(-1, 1, 1000) + 1e3
+    said = {}
+    for name, values in {
+        "same": lambda _: truth,
+        "rounded": lambda _: truth + 1e-6 * torch.sin(torch.arange(1000)),
+        "scaled": lambda _: 1e3 + (truth - 1e3) * 1.01,
+        "one of them": lambda _: torch.where(torch.arange(1000) == 700, truth + 1, truth),
+        "shorter": lambda _: truth[:-1],
+        "nan": lambda _: truth * torch.nan,
+    }.items():
+        found = check("numerics", side(numerics=outputs(lambda _: truth)), side(numerics=outputs(values)))
+        said[name] = (found.said.code, found.failed)
+    assert said == {
+        "same": ("compared", False),
+        "rounded": ("compared", False),
+        "scaled": ("other-outputs", True),
+        "one of them": ("other-outputs", True),
+        "shorter": ("other-outputs", True),
+        "nan": ("not-finite", True),
+    }
+
+
+def test_outputs_that_vary_from_process_to_process_are_not_compared(side: Any) -> None:
+    noisy = outputs(lambda number: torch.arange(100.0) + number)
+    later = outputs(lambda number: torch.arange(100.0) + 2 - number)
+    for other in (noisy, later):
+        found = check("numerics", side(numerics=noisy), side(numerics=other))
+        assert (found.failed, found.said.code) == (False, "outputs-vary")
+
+
+def test_losses_of_two_commits_are_compared(side: Any) -> None:
+    def path(end: float) -> Any:
+        return lambda number: Numerics(method="reference", reference_losses=(2.3, 2.2, end))
+
+    assert check("numerics", side(numerics=path(2.1)), side(numerics=path(2.15))).failed
+    assert not check("numerics", side(numerics=path(2.1)), side(numerics=path(2.1001))).failed
 
 
 def test_compile_times_are_compared_in_the_state_of_the_cache_that_both_were_in_most_often(side: Any) -> None:

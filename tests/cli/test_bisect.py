@@ -10,12 +10,19 @@ import pytest
 from invoking import document
 from typer.testing import Result
 
+from redline.record import Failure
 from redline.spec import RunSpec
 from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 
 Redline = Callable[..., Result]
 SPEEDS = {"baseline": 1.0, "fp16": 1.01, "fp16+channels-last": 1.2, "fp16+channels-last+compile": 1.2}
+
+
+def failure(spec: RunSpec) -> Failure | None:
+    """A commit that does not build has a file that says so."""
+    is_broken = (Path(spec.launch.folder or ".") / "broken").exists()
+    return Failure(stage="build", kind="user", message="no such name") if is_broken else None
 
 
 def step_s(spec: RunSpec) -> float:
@@ -25,12 +32,13 @@ def step_s(spec: RunSpec) -> float:
 
 @pytest.fixture
 def door() -> FakeDoor:
-    return FakeDoor(Landscape(step_s=step_s, offset_sigma=0.002))
+    return FakeDoor(Landscape(step_s=step_s, failure=failure, offset_sigma=0.002))
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Seven commits; from the fifth on everything takes 6 % longer."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[str]:
+    """Seven commits; from the fifth on everything takes 6 % longer. A parameter says at which it breaks and is mended."""
+    broken = getattr(request, "param", {})
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -40,6 +48,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for number in range(7):
         (folder / "cost").write_text(f"{1.06 if number >= 4 else 1.0}\n# {number}".split("#")[0])
         (folder / "number").write_text(str(number))
+        for name in broken.get(number, ()):
+            getattr(folder / "broken", name)()
         subprocess.run([*git, "add", "."], check=True)
         subprocess.run([*git, "commit", "-qm", f"change {number}"], check=True)
     listed = subprocess.run(["git", "rev-list", "--reverse", "HEAD"], capture_output=True, text=True, check=True)
@@ -57,6 +67,24 @@ def test_nothing_slower_is_said(redline: Redline, project: list[str]) -> None:
     result = redline("bisect", "bench.toml", "--good", project[0], "--bad", project[3])
     assert result.exit_code == 3
     assert "nothing to find" in result.stdout
+
+
+@pytest.mark.parametrize("project", [{3: ["touch"], 4: ["unlink"]}], indirect=True)
+def test_a_commit_that_does_not_build_is_passed_over(redline: Redline, project: list[str]) -> None:
+    """The fourth, which is half way: the third is still fast, so that it is the fourth or the fifth."""
+    result = redline("bisect", "bench.toml", "--good", project[0], "--bad", "main", "--json")
+    found = document(result)
+    assert (result.exit_code, found["culprit"], found["suspects"]) == (3, None, project[3:5])
+    assert [step["verdict"] for step in found["steps"] if step["name"] == project[3]] == ["failed"]
+    told = redline("bisect", "bench.toml", "--good", project[0], "--bad", "main").stdout
+    assert "no such name" in told
+    assert "one of these 2 made it slower" in told
+
+
+@pytest.mark.parametrize("project", [{1: ["touch"], 2: ["unlink"]}], indirect=True)
+def test_one_that_does_not_build_elsewhere_does_not_matter(redline: Redline, project: list[str]) -> None:
+    found = document(redline("bisect", "bench.toml", "--good", project[0], "--bad", project[4], "--json"))
+    assert found["culprit"] == project[4]
 
 
 def test_so_is_the_recipe(redline: Redline, project: list[str]) -> None:

@@ -218,6 +218,19 @@ def test_records_of_other_settings_are_incomparable(redline: Redline, project: P
     assert (reason["code"], reason["about"]) == ("differs", "batch")
 
 
+def test_a_model_that_moved_is_named_as_it_was(redline: Redline, project: Path, door: FakeDoor) -> None:
+    seen = set()
+
+    def step_s(spec: RunSpec) -> float:
+        seen.add((spec.workload.model, bool(spec.launch.folder)))
+        return 0.01
+
+    door.landscape = replace(door.landscape, step_s=step_s)
+    (project / "bench.toml").write_text('device = "cuda:0"\n[[run]]\nmodel = "m"\nbaseline_model = "n"\n')
+    assert redline("gate", "bench.toml", "--baseline", "main").exit_code == 0
+    assert seen == {("m", False), ("n", True)}
+
+
 def test_a_tag_names_a_baseline(redline: Redline, project: Path) -> None:
     redline("run", "m", "--batch", "8", "--device", "cuda:0", "--effort", "quick", "--replicates", "5")
     with History.open() as history:
@@ -232,6 +245,22 @@ def test_another_recipe_is_a_baseline(redline: Redline, project: Path, door: Fak
     door.landscape = replace(door.landscape, step_s={"fp16": 0.01, "*": 0.02})
     result = redline("gate", "bench.toml", "--baseline", "recipe:fp16", "--json")
     assert {row["verdict"] for row in document(result)["benchmarks"]} == {"slower"}
+
+
+def test_every_format_tells_what_the_exit_code_does(redline: Redline, project: Path, door: FakeDoor) -> None:
+    """Undecided in time, with a check that failed: one failure, and no error besides."""
+    door.landscape = replace(
+        door.landscape, offset_sigma=0.3, memory_bytes=lambda spec: 2**28 if spec.launch.folder else 2**29
+    )
+    words = ["--budget", "1", "--fail-on", "memory", "--junit", "j.xml", "--summary", "s.md", "--json"]
+    result = redline("gate", "bench.toml", "--baseline", "main", *words)
+    rows = document(result)["benchmarks"]
+    assert [row["verdict"] for row in rows] == ["inconclusive", "inconclusive"]
+    assert (result.exit_code, document(result)["failed"]) == (1, True)
+    suite = ElementTree.parse(project / "j.xml").getroot()
+    assert {kind: suite.get(f"{kind}s") for kind in ("failure", "error")} == {"failure": "2", "error": "0"}
+    assert [len(list(suite.iter(kind))) for kind in ("failure", "error", "skipped")] == [2, 0, 0]
+    assert "**failed: 2 inconclusive; failed checks: fast: memory, other: memory**" in (project / "s.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["memory", "numerics"])
@@ -279,6 +308,11 @@ def test_a_mistake_is_one_line_and_2(redline: Redline, project: Path, words: lis
         ("model = 'm'\n", "[[run]]"),
         ("[[run]]\nmodel = 'm'\n[[run]]\nmodel = 'm'\n", "two benchmarks are called"),
         ("[environment]\nsetup = 'x'\n[[run]]\nmodel = 'm'\n", "python must say where"),
+        ("[[run]]\nmodel = 'm'\nthreshold = 5\n", "threshold must be above 0 and below 1, got 5"),
+        ("[[run]]\nmodel = 'm'\n[[run]]\nmodel = 'n'\nbatch = 0\n", "bad.toml: [[run]] 2: batch must be 1 or more"),
+        ("[[run]]\nmodel = 'm'\nbaseline_recipe = 3\n", "baseline_recipe must be a text"),
+        ('[[run]]\nmodel = "m"\nname = "a\\u0007b"\n', "printable characters"),
+        ("[[run]]\nmodel = 'm'\nfail_on = ['speed']\n", "fail_on must be one of memory, numerics"),
     ],
 )
 def test_a_mistake_in_the_file_names_it(redline: Redline, project: Path, text: str, says: str) -> None:
@@ -286,6 +320,7 @@ def test_a_mistake_in_the_file_names_it(redline: Redline, project: Path, text: s
     result = redline("gate", "bad.toml", "--baseline", "main")
     assert result.exit_code == 2
     assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 MODEL = """

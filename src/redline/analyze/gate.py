@@ -21,17 +21,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from redline.analyze.blocks import needed_bytes
+from redline.analyze.checks import Check
 from redline.analyze.compare import allowance, between_processes, median_step_s
 from redline.analyze.race import SMALLEST_SPREAD
 from redline.analyze.statistics import PairedLog, student_t
-from redline.note import Note, note
-from redline.record import Numerics, RunRecord
+from redline.note import Note
+from redline.record import RunRecord
 from redline.spec import Frozen
 
 GateVerdict = Literal["faster", "slower", "same", "inconclusive", "incomparable", "failed"]
 GateBasis = Literal["interleaved", "stored", "none"]
-CheckName = Literal["memory", "numerics", "compile", "graph-breaks", "kernels"]
 
 THRESHOLD = 0.03
 FEWEST_PROCESSES = 5
@@ -66,23 +65,6 @@ DRIFTING = 0.5
 """Neighbours in time vary by less than this share of what all vary by: the machine's pace has been changing."""
 NEW_SESSION_S = 1800.0
 """A pause after which stored records belong to another session, with clocks and neighbours of its own."""
-MEMORY_THRESHOLD = 0.05
-COMPILE_THRESHOLD = 0.2
-NUMERICS_GROWTH = 2.0
-"""So many times the error of the baseline: rounding alone moves it by less."""
-
-
-class Check(Frozen):
-    """Something besides speed that the gate was asked to look at."""
-
-    name: CheckName
-    baseline: float | None
-    candidate: float | None
-    change: float | None
-    """Relative to the baseline; None where that means nothing."""
-    threshold: float | None
-    failed: bool
-    said: Note
 
 
 class GateRow(Frozen):
@@ -274,109 +256,6 @@ def _judged(low: float, middle: float, high: float, threshold: float, *, enough:
     elif enough and low > -band and high < band:
         verdict = "same"
     return Judged(verdict=verdict, ratio=math.exp(middle), low=math.exp(low), high=math.exp(high))
-
-
-def check(
-    name: CheckName,
-    baseline: Sequence[RunRecord],
-    candidate: Sequence[RunRecord],
-    *,
-    memory_threshold: float = MEMORY_THRESHOLD,
-    compile_threshold: float = COMPILE_THRESHOLD,
-) -> Check:
-    """One of the other figures, of records of both sides. `kernels` are counted from traces: `count_check`."""
-    if name == "memory":
-        needed = [[float(size) for record in side if (size := needed_bytes(record))] for side in (baseline, candidate)]
-        return _larger("memory", needed[0], needed[1], memory_threshold)
-    if name == "compile":
-        return _compile_check(baseline, candidate, compile_threshold)
-    if name == "graph-breaks":
-        breaks = [
-            [record.prepared.cold_start.graph_breaks for record in side if record.prepared is not None]
-            for side in (baseline, candidate)
-        ]
-        counted = [[each for each in side if each is not None] for side in breaks]
-        return count_check("graph-breaks", *(max(side) if side else None for side in counted))
-    return _numerics_check(baseline, candidate)
-
-
-def count_check(name: CheckName, baseline: float | None, candidate: float | None) -> Check:
-    """Counts do not vary from process to process: any more is a change."""
-    if baseline is None or candidate is None:
-        what = "the recipe does not compile" if name == "graph-breaks" else "nothing was counted"
-        return _check(name, baseline, candidate, None, failed=False, said=note("unknown", what))
-    more = candidate - baseline
-    text = "unchanged" if more == 0 else f"{abs(more):g} {'more' if more > 0 else 'fewer'}"
-    return _check(name, baseline, candidate, 0.0, failed=more > 0, said=note("counted", text))
-
-
-def _larger(name: CheckName, ours: Sequence[float], theirs: Sequence[float], threshold: float) -> Check:
-    """More by the threshold, and in every process: one that happened to need more is no change."""
-    if not ours or not theirs:
-        return _check(name, None, None, threshold, failed=False, said=note("unknown", "not known of both sides"))
-    before, after = median(ours), median(theirs)
-    grown = after / before - 1 if before else 0.0
-    failed = grown > threshold and min(theirs) > max(ours)
-    if grown > threshold and not failed:
-        text = f"{grown:+.1%}, but the two sides overlap: not certain"
-    else:
-        text = f"{grown:+.1%} (threshold {threshold:.0%})"
-    return _check(name, before, after, threshold, failed=failed, said=note("grown" if failed else "compared", text))
-
-
-def _compile_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord], threshold: float) -> Check:
-    """Only with the compiler's cache in the same state: filled, it takes a fraction of the time.
-
-    The state that both sides were in most often: the first process fills the cache for those that follow.
-    """
-    states = {record.prepared.cold_start.compile_cache for record in (*baseline, *candidate) if record.prepared}
-    sides = [[_compile_times(side, state) for side in (baseline, candidate)] for state in sorted(states, key=str)]
-    ours, theirs = max(sides, key=lambda each: min(map(len, each)), default=([], []))
-    if ours and theirs:
-        return _larger("compile", ours, theirs, threshold)
-    text = "no two processes of the two sides compiled with the cache in the same state"
-    return _check("compile", None, None, threshold, failed=False, said=note("unknown", text))
-
-
-def _compile_times(records: Sequence[RunRecord], state: str | None) -> list[float]:
-    starts = [record.prepared.cold_start for record in records if record.prepared is not None]
-    return [start.compile_s for start in starts if start.compile_cache == state and start.compile_s is not None]
-
-
-def _numerics_check(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> Check:
-    before, after = (_worst_numerics(side) for side in (baseline, candidate))
-    if before is None or after is None:
-        return _check("numerics", None, None, None, failed=False, said=note("unknown", "not checked on both sides"))
-    ours, theirs = before.rel_l2, after.rel_l2
-    if after.is_wrong and not before.is_wrong:
-        said, failed = note("wrong-answers", f"the outputs are too far from strict fp32: {after.reason or ''}"), True
-    elif ours is not None and theirs is not None and theirs > NUMERICS_GROWTH * max(ours, 1e-7):
-        said, failed = note("grown", f"the relative error grew from {ours:.1e} to {theirs:.1e}"), True
-    else:
-        said, failed = note("compared", "unchanged within rounding"), False
-    return _check("numerics", ours, theirs, NUMERICS_GROWTH - 1, failed=failed, said=said)
-
-
-def _worst_numerics(records: Sequence[RunRecord]) -> Numerics | None:
-    found = [
-        record.prepared.numerics for record in records if record.prepared and not record.prepared.numerics.is_left_out
-    ]
-    return max(found, key=lambda each: (each.is_wrong, each.rel_l2 or 0.0), default=None)
-
-
-def _check(
-    name: CheckName,
-    baseline: float | None,
-    candidate: float | None,
-    threshold: float | None,
-    *,
-    failed: bool,
-    said: Note,
-) -> Check:
-    change = candidate / baseline - 1 if baseline and candidate is not None else None
-    return Check(
-        name=name, baseline=baseline, candidate=candidate, change=change, threshold=threshold, failed=failed, said=said
-    )
 
 
 def middle_s(records: Sequence[RunRecord]) -> float | None:

@@ -9,20 +9,23 @@ from typing import Any, get_args
 
 import msgspec
 
-from redline.analyze.gate import COMPILE_THRESHOLD, MEMORY_THRESHOLD, THRESHOLD, CheckName
+from redline.analyze.checks import COMPILE_THRESHOLD, MEMORY_THRESHOLD, CheckName
+from redline.analyze.gate import THRESHOLD
 from redline.api.report import is_file
 from redline.api.workspace import Workspace
 from redline.errors import SpecError, UsageError
 from redline.launch.checkout import Checkout, Setup, checked_out, resolve_commit
 from redline.record import RunRecord
 from redline.spec import Frozen, Recipe, RunSpec, require_choice
-from redline.spec_table import layered, read_toml, specs_from_table
+from redline.spec_table import TableError, layered, read_toml, specs_from_table
 from redline.store import History
 from redline.store.codec import read_exported
 
 LOOK_BACK = 200
 """How many of the latest stored records of a benchmark are its baseline."""
-OWN_SETTINGS = ("name", "threshold", "fail_on", "memory_threshold", "compile_threshold", "baseline_recipe")
+THRESHOLDS = ("threshold", "memory_threshold", "compile_threshold")
+OWN_SETTINGS = ("name", *THRESHOLDS, "fail_on", "baseline_recipe", "baseline_model")
+LONGEST_NAME = 200
 
 
 class GateBenchmark(Frozen):
@@ -37,6 +40,8 @@ class GateBenchmark(Frozen):
     compile_threshold: float = COMPILE_THRESHOLD
     baseline_recipe: Recipe | None = None
     """Measured against this recipe instead of another commit."""
+    baseline_model: str | None = None
+    """What the model is called at the other commit, where its file or factory has moved since."""
 
 
 def load_benchmarks(
@@ -53,13 +58,13 @@ def load_benchmarks(
     runs = document.pop("run", None)
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise SpecError(f"{path}: write each benchmark as a [[run]] table")
-    found = [
-        each for run in runs for each in _benchmarks(layered({"effort": "quick"}, document, run), overrides, str(path))
-    ]
     given = {} if threshold is None else {"threshold": threshold}
-    found = [
-        checked_benchmark(msgspec.structs.replace(each, **given, fail_on=(*each.fail_on, *fail_on))) for each in found
-    ]
+    found = []
+    for number, run in enumerate(runs, 1):
+        where = str(path) if len(runs) == 1 else f"{path}: [[run]] {number}"
+        for each in _benchmarks(layered({"effort": "quick"}, document, run), overrides, where):
+            asked = msgspec.structs.replace(each, **given, fail_on=(*each.fail_on, *fail_on))
+            found.append(checked_benchmark(asked))
     twice = [each.name for index, each in enumerate(found) if each.name in {other.name for other in found[:index]}]
     if twice:
         raise SpecError(f"{path}: two benchmarks are called {twice[0]!r}: give each [[run]] a name of its own")
@@ -69,15 +74,36 @@ def load_benchmarks(
 def _benchmarks(table: Mapping[str, Any], overrides: Mapping[str, Any] | None, where: str) -> Iterator[GateBenchmark]:
     own = {name: table[name] for name in OWN_SETTINGS if name in table}
     rest = {name: value for name, value in table.items() if name not in OWN_SETTINGS}
-    specs = specs_from_table(layered(rest, overrides or {}), where=where)
-    name = own.pop("name", None)
-    if name is not None and not isinstance(name, str):
-        raise SpecError(f"{where}: name must be a text, got {name!r}")
-    if "baseline_recipe" in own:
-        own["baseline_recipe"] = msgspec.to_builtins(Recipe.parse(own["baseline_recipe"]))
+    try:
+        _check_own(own)
+        specs = specs_from_table(layered(rest, overrides or {}), where=where)
+        if "baseline_recipe" in own:
+            own["baseline_recipe"] = Recipe.parse(own["baseline_recipe"])
+    except TableError:
+        raise
+    except SpecError as error:  # of a field, which does not know the file
+        raise SpecError(f"{where}: {error}") from None
+    name, checks = own.pop("name", ""), own.pop("fail_on", ())
+    checks = [checks] if isinstance(checks, str) else checks
     for spec in specs:
         told = name if name and len(specs) == 1 else " ".join(part for part in (name, _name_of(spec)) if part)
-        yield _table({**own, "name": told, "spec": msgspec.to_builtins(spec)}, GateBenchmark, where)
+        yield GateBenchmark(**own, name=told, spec=spec, fail_on=tuple(checks))
+
+
+def _check_own(own: Mapping[str, Any]) -> None:
+    """Raise a `SpecError` for a setting of the wrong type, or a name that no report could show."""
+    for name in THRESHOLDS:
+        value = own.get(name, THRESHOLD)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SpecError(f"{name} must be a number such as 0.05, got {value!r}")
+    for name in ("name", "baseline_recipe", "baseline_model"):
+        value = own.get(name, "x")
+        if not isinstance(value, str) or not value.isprintable() or not 0 < len(value.strip()) <= LONGEST_NAME:
+            told = repr(value) if len(repr(value)) <= LONGEST_NAME else f"{repr(value)[:40]}…"
+            raise SpecError(f"{name} must be a text of 1 to {LONGEST_NAME} printable characters, got {told}")
+    checks = own.get("fail_on", [])
+    for each in [checks] if isinstance(checks, str) else checks if isinstance(checks, list) else [checks]:
+        require_choice("fail_on", each, CheckName)
 
 
 def _name_of(spec: RunSpec) -> str:
@@ -95,10 +121,10 @@ def _table(table: Any, kind: Any, where: str) -> Any:
 
 def checked_benchmark(benchmark: GateBenchmark) -> GateBenchmark:
     """With its checks in order; a mistake in it is raised."""
-    for name in ("threshold", "memory_threshold", "compile_threshold"):
-        value = getattr(benchmark, name)
-        if not 0 < value < 10:
-            raise SpecError(f"{name} must be above 0 and below 10, got {value:g}: 0.05 is 5 %")
+    for name in THRESHOLDS:
+        value, most = getattr(benchmark, name), 1 if name == "threshold" else 10
+        if not 0 < value < most:
+            raise SpecError(f"{benchmark.name}: {name} must be above 0 and below {most}, got {value:g}: 0.05 is 5 %")
     for name in benchmark.fail_on:
         require_choice("fail-on", name, CheckName)
     in_order = tuple(name for name in get_args(CheckName) if name in benchmark.fail_on)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import RenderableType
 
+from redline.analyze.compare import why_broken
 from redline.analyze.gate import GateVerdict, Judged
 from redline.api.benchmarks import GateBenchmark, load_benchmarks
 from redline.api.workspace import Workspace, use
-from redline.errors import UsageError
+from redline.errors import BenchError, UsageError
 from redline.launch.checkout import Setup, checked_out, commits_between, resolve_commit, subject_of
 from redline.report.export import JsonDocument
 from redline.report.gate import BisectStep, bisect_json, bisect_report
@@ -43,16 +44,18 @@ class Place:
 class BisectResult(Shown):
     """The first position at which it was slower, and the gates that found it."""
 
-    def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], culprit: Place | None) -> None:
+    def __init__(self, benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[Place]) -> None:
         self.benchmark = benchmark
         self.what = what
         """Commit, environment or recipe."""
         self.steps = list(steps)
-        self.culprit = None if culprit is None else culprit.name
-        self.about = "" if culprit is None else culprit.about
+        self.suspects = [place.name for place in suspects]
+        """All that may have made it slower: more than one where those between could not be measured or decided."""
+        self.culprit = suspects[0].name if len(suspects) == 1 else None
+        self.about = suspects[0].about if len(suspects) == 1 else ""
 
     def report(self) -> RenderableType:
-        return bisect_report(self.benchmark, self.what, self.steps, self.culprit, self.about)
+        return bisect_report(self.benchmark, self.what, self.steps, self.suspects, self.about)
 
     def frame_rows(self) -> Sequence[Any]:
         return self.steps
@@ -62,7 +65,7 @@ class BisectResult(Shown):
         return Bars(self.benchmark, "time of the first over time of this one", bars)
 
     def to_json(self) -> JsonDocument:
-        return bisect_json(self.benchmark, self.what, self.steps, self.culprit, self.about)
+        return bisect_json(self.benchmark, self.what, self.steps, self.suspects, self.about)
 
 
 def bisect(
@@ -168,41 +171,58 @@ class _Search:
 
     def result(self) -> BisectResult:
         with self._prepared(self._places[0]) as good:
-            culprit = self._culprit(good)
-        return BisectResult(self._benchmark.name, self._what, self._steps, culprit)
+            suspects = self._suspects(good)
+        return BisectResult(self._benchmark.name, self._what, self._steps, suspects)
 
-    def _culprit(self, good: RunSpec) -> Place | None:
-        """None where the last is not slower than the first, or a gate on the way was not decided."""
+    def _suspects(self, good: RunSpec) -> Sequence[Place]:
+        """The one that made it slower; several, where those between could not be decided; none, where the last is not slower."""
         low, high = 0, len(self._places) - 1
         whole = self._gate(good, high, self._benchmark.threshold)
         if whole is None or whole.verdict != "slower":
-            return None
+            return ()
         # Half way between no change and the whole of it: what is slower by more has the change in it.
         threshold = max(1 / whole.ratio - 1, self._benchmark.threshold)
-        while high - low > 1:
-            middle = (low + high) // 2
+        skipped: set[int] = set()
+        while left := [index for index in range(low + 1, high) if index not in skipped]:
+            middle = min(left, key=lambda index: abs(2 * index - low - high))
             judged = self._gate(good, middle, threshold)
-            if judged is None or judged.verdict in ("inconclusive", "incomparable"):
-                return None
-            low, high = (low, middle) if judged.verdict == "slower" else (middle, high)
-        return self._places[high]
+            if judged is None or judged.verdict == "inconclusive":
+                skipped.add(middle)  # it does not run, or its processes differ too much: its neighbours may do
+            elif judged.verdict == "slower":
+                high = middle
+            else:
+                low = middle
+        return self._places[low + 1 : high + 1]
 
     def _gate(self, good: RunSpec, index: int, threshold: float) -> Judged | None:
+        """None where this place cannot be measured."""
         place = self._places[index]
         left = max((len(self._places)).bit_length() + 1 - len(self._steps), 1)
-        with self._prepared(place) as spec, self._workspace.lock(spec.device):
-            running = GateRun(
-                self._workspace.door(spec.launch),
-                self._workspace.journal,
-                self._workspace.observer,
-                threshold=threshold,
-                budget_s=max((self._deadline - self._clock()) / left, 0.0),
-                seed=spec.seed,
-                clock=self._clock,
-            )
-            running.interleaved(good, spec)
+        try:
+            with self._prepared(place) as spec, self._workspace.lock(spec.device):
+                running = GateRun(
+                    self._workspace.door(spec.launch),
+                    self._workspace.journal,
+                    self._workspace.observer,
+                    threshold=threshold,
+                    budget_s=max((self._deadline - self._clock()) / left, 0.0),
+                    seed=spec.seed,
+                    clock=self._clock,
+                )
+                running.interleaved(good, spec)
+        except (UsageError, BenchError) as error:
+            self._note(place, "failed", None, str(error))
+            return None
         judged, broken = running.judged, running.broken
-        verdict: GateVerdict = "failed" if broken is not None else judged.verdict if judged else "incomparable"
+        if broken is not None and broken in running.baseline:
+            raise UsageError(f"the first {self._what} ({self._places[0].name[:40]}) broke: {why_broken(broken)}")
+        if broken is not None:
+            self._note(place, "failed", None, str(why_broken(broken)))
+            return None
+        self._note(place, judged.verdict if judged else "incomparable", judged)
+        return judged
+
+    def _note(self, place: Place, verdict: GateVerdict, judged: Judged | None, said: str = "") -> None:
         self._steps.append(
             BisectStep(
                 name=place.name,
@@ -211,10 +231,9 @@ class _Search:
                 ratio=judged.ratio if judged else None,
                 low=judged.low if judged else None,
                 high=judged.high if judged else None,
-                said=broken.failure.told if broken is not None and broken.failure is not None else "",
+                said=said,
             )
         )
-        return None if broken is not None else judged
 
     @contextmanager
     def _prepared(self, place: Place) -> Iterator[RunSpec]:

@@ -11,18 +11,15 @@ from typing import Any
 import msgspec
 from rich.console import RenderableType
 
+from redline.analyze.checks import Check, CheckName, check, count_check
 from redline.analyze.compare import why_broken
 from redline.analyze.gate import (
     FEWEST_PROCESSES,
     FEWEST_STORED,
     THRESHOLD,
-    Check,
-    CheckName,
     GateBasis,
     GateRow,
     GateVerdict,
-    check,
-    count_check,
     middle_s,
     sessions_of,
 )
@@ -229,11 +226,18 @@ class _Gate:
             return None
         if checkout.other_packages:
             names = ", ".join(checkout.other_packages)
-            text = f"{names} differ between the two, and both ran in this environment: [environment] gives each its own"
+            text = (
+                f"the two differ in {names}, and both ran in this environment: [environment] gives the baseline its own"
+            )
             self._notes.append(note("other-packages", text))
-        launch = checkout.launch(spec.launch)
+        moved = self.benchmark.baseline_model or spec.workload.model
+        other = msgspec.structs.replace(
+            spec,
+            launch=checkout.launch(spec.launch),
+            workload=msgspec.structs.replace(spec.workload, model=moved),
+        )
         try:
-            return self._workspace.checked([msgspec.structs.replace(spec, launch=launch)])[0]
+            return self._workspace.checked([other])[0]
         except (UsageError, SpecError, BenchError) as error:
             self._notes.append(self._not_runnable(error))
             return None

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:  # nothing of Redline is loaded for tests that do not measure
-    from redline.analyze.gate import CheckName, GateRow
+    from redline.analyze.checks import CheckName
+    from redline.analyze.gate import GateRow
 
 RedlineBenchmark = Callable[..., "GateRow"]
 

@@ -22,6 +22,7 @@ import torch
 from redline import __version__
 from redline.bench.device.base import Device
 from redline.environment import DeviceInfo, Environment
+from redline.errors import BenchError
 from redline.telemetry.machine import cpu_name
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -94,6 +95,43 @@ def _git_state() -> tuple[str | None, bool | None]:
     except (OSError, subprocess.TimeoutExpired):
         return None, None
     return commit.stdout.strip(), bool(changes.stdout.strip())
+
+
+def refuse_other_checkout(folder: str) -> None:
+    """Fail where a module of the measured commit, which is checked out in `folder`, was imported from another checkout of it.
+
+    An editable install or an absolute path leads to the person's own checkout: the same code would be measured twice.
+    """
+    own = _repository(Path(folder).resolve(), {})
+    known: dict[Path, tuple[Path, Path] | None] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if own is None or not isinstance(file, str) or not os.path.isabs(file) or name.partition(".")[0] == "redline":
+            continue
+        path = Path(file).resolve()
+        if {"site-packages", "dist-packages"} & set(path.parts):
+            continue  # installed, perhaps into an environment inside the checkout
+        other = _repository(path.parent, known)
+        if other is not None and other[0] != own[0] and other[1] == own[1]:
+            raise BenchError(
+                "user",
+                f"{name} was imported from {path}, another checkout than the one to measure: name its file by a relative "
+                f"path, or give the other commit an environment of its own",
+            )
+
+
+def _repository(folder: Path, known: dict[Path, tuple[Path, Path] | None]) -> tuple[Path, Path] | None:
+    """The checkout that a folder is in, and the repository that it shares with other checkouts; None outside of any."""
+    if folder not in known:
+        entry = folder / ".git"
+        if entry.is_dir():
+            known[folder] = folder, entry.resolve()
+        elif entry.is_file():
+            store = (folder / entry.read_text().partition("gitdir:")[2].strip()).resolve()
+            known[folder] = folder, store.parent.parent if store.parent.name == "worktrees" else store
+        else:
+            known[folder] = None if folder.parent == folder else _repository(folder.parent, known)
+    return known[folder]
 
 
 HOST_THREADS = 4

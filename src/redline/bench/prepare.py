@@ -19,12 +19,13 @@ from redline.bench.count.ask import count_step, shown_model
 from redline.bench.count.count import because
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
-from redline.bench.environment import describe, few_threads, remember_flags
+from redline.bench.environment import describe, few_threads, refuse_other_checkout, remember_flags
 from redline.bench.load import Server
 from redline.bench.measure.blocks import few_steps, reach_steady_state
 from redline.bench.measure.generation import generation_info
-from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of
+from redline.bench.recipe.checks import Reference, Timed, judge, perhaps_differentiating, reference_of, sketched
 from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blaming
+from redline.bench.recipe.outputs import Answer, answer_of, sketch_of
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
 from redline.bench.train.prepare import fitted
@@ -81,6 +82,8 @@ class Workbench:
         self._own_step: OwnStep | None = None
         self._restore_flags = remember_flags()
         self._give_back_model: Callable[[], None] = lambda: None
+        self._returned = Answer()
+        """By a function, when it was called first."""
 
     def prepare(self, spec: RunSpec, *, modules: bool = False) -> Prepared:
         device = self._open_device(spec)
@@ -275,13 +278,20 @@ class Workbench:
 
         def call() -> None:
             with step.context(), blaming(_suspect(spec, setup), setup, stage):
-                refuse_what_has_not_run(step(), type(setup.workload.model).__name__)
+                if setup.task == "step":
+                    torch.manual_seed(spec.seed)  # what it returns is compared with what it returned at other commits
+                result = step()
+                refuse_what_has_not_run(result, type(setup.workload.model).__name__)
+            if setup.task == "step" and spec.measure.check_numerics:
+                self._returned = answer_of(result)
 
         with held:
             perhaps_differentiating(setup.workload, setup.device, call)
             setup.device.synchronize()
             seconds = time.perf_counter() - started
         self._note_first_call(setup, seconds)
+        if spec.launch.folder:
+            refuse_other_checkout(spec.launch.folder)
         if setup.task == "step" and (unseen := setup.device.unseen_work()) is not None:
             raise BenchError("user", f"the function computes on {unseen}, which is not waited for: give --device cuda")
         # Training starts again from the same weights with an optimizer that has seen nothing.
@@ -300,11 +310,18 @@ class Workbench:
     def _numerics(self, spec: RunSpec, reference: Reference | None, step: Timed, setup: Setup) -> Numerics:
         if reference is None:
             why = "the spec asked for none" if setup.task != "step" else "a function is timed as it is"
-            return Numerics(method="unchecked", reason=note("unchecked", f"not checked: {why}"))
+            sketch, signal = sketch_of(self._returned)
+            return Numerics(
+                method="unchecked",
+                reason=note("unchecked", f"not checked: {why}"),
+                finite=self._returned.is_finite,
+                sketch=sketch,
+                sketch_signal=signal,
+            )
         if not spec.recipe.switches:
-            return reference.as_numerics()
+            return sketched(reference.as_numerics(), reference)
         self._enter("numerics", str(spec.recipe))
-        return judge(reference, step, setup)
+        return sketched(judge(reference, step, setup), reference)
 
     def _count(
         self, spec: RunSpec, setup: Setup, info: WorkloadInfo, modules: bool

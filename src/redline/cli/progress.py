@@ -287,7 +287,9 @@ class LiveRace(LiveObserver):
         self._replicate = f"replicate {number} of {planned}"
 
     def name_of(self, record: RunRecord) -> str:
-        return f"{self._replicate} {record.spec.recipe}"
+        # A gate measures one recipe at two commits: the other one lies in a folder of its own.
+        side = ", baseline's commit" if record.spec.launch.folder else ""
+        return f"{self._replicate} {record.spec.recipe}{side}"
 
     def closed(self, record: RunRecord) -> None:
         super().closed(record)

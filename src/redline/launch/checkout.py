@@ -59,7 +59,7 @@ class Checkout(Frozen):
 def resolve_commit(ref: str, folder: str | None = None) -> str:
     """The commit that a ref names in the project of a folder."""
     where = folder or current_folder() or "/"
-    if ref.startswith("-"):
+    if ref.startswith("-") or not ref.isprintable():
         raise UsageError(f"{ref!r} is not a git ref")
     if not _is_checkout(where):
         raise UsageError(f"no git checkout at {where}: a baseline {ref!r} must be a file of records, or a ref of one")
@@ -96,9 +96,11 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
     place = Path(tempfile.mkdtemp(prefix="redline-checkout-")).resolve()
     tree = place / Path(root).name
     try:
-        added = _git(root, "worktree", "add", "--detach", str(tree), commit)
+        # Without the project's hooks: they may install or change things, and are meant for people's own checkouts.
+        added = _git(root, "-c", f"core.hooksPath={os.devnull}", "worktree", "add", "--detach", str(tree), commit)
         if added.returncode != 0:
             raise UsageError(f"git cannot check out {ref!r}: {_last_line(added.stderr)}")
+        _fill_submodules(root, str(tree), ref)
         python = _prepared(tree, environment)
         folder = tree / os.path.relpath(os.path.realpath(here), os.path.realpath(root))
         yield Checkout(
@@ -113,6 +115,30 @@ def checked_out(ref: str, environment: Setup | None = None) -> Iterator[Checkout
         _git(root, "worktree", "remove", "--force", str(tree))
         shutil.rmtree(place, ignore_errors=True)
         _git(root, "worktree", "prune")
+
+
+def _fill_submodules(root: str, tree: str, ref: str) -> None:
+    """Check out the submodules that this checkout has: git leaves them empty in a new worktree.
+
+    They come from this checkout's own copies, and from where those came from when a commit is missing there.
+    """
+    common = _git(root, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout.strip()
+    listed = _git(tree, "config", "-z", "--file", ".gitmodules", "--get-regexp", r"\.path$").stdout
+    found = [entry.partition("\n")[::2] for entry in listed.split("\0") if entry]
+    for key, path in found:
+        name = key.removeprefix("submodule.").removesuffix(".path")
+        copy = os.path.join(common, "modules", name)
+        if not os.path.isdir(copy):
+            continue  # not here either: the benchmark does without
+        nested = ("--recursive",) if os.path.isdir(os.path.join(copy, "modules")) else ()
+        update = ("submodule", "update", "--init", *nested, "--", path)
+        # git wants leave to clone from a folder, because a stranger's .gitmodules may name one; this one is our own.
+        here = ("-c", "protocol.file.allow=always", "-c", f"submodule.{name}.url={copy}")
+        filled = _git(tree, *here, *update)
+        if filled.returncode != 0:
+            filled = _git(tree, *update)
+        if filled.returncode != 0:
+            raise UsageError(f"git cannot check out the submodule {path} of {ref!r}: {_last_line(filled.stderr)}")
 
 
 def _prepared(tree: Path, environment: Setup) -> str:

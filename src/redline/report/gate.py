@@ -10,7 +10,8 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redline.analyze.gate import Check, GateRow, GateVerdict
+from redline.analyze.checks import Check
+from redline.analyze.gate import GateRow, GateVerdict
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, table
 from redline.spec import Frozen
@@ -71,8 +72,10 @@ def gate_markdown(rows: Sequence[GateRow], baseline: str) -> str:
 
 def gate_junit(rows: Sequence[GateRow], baseline: str, *, undecided_ok: bool = False) -> str:
     failures = sum(row.failed and row.verdict != "failed" for row in rows)
-    errors = sum(row.verdict == "failed" or (row.undecided and not undecided_ok) for row in rows)
-    skipped = sum(row.undecided and undecided_ok for row in rows)
+    # An undecided benchmark with a failed check is one failure, as its exit code says.
+    undecided = sum(row.undecided and not row.failed for row in rows)
+    errors = sum(row.verdict == "failed" for row in rows) + (0 if undecided_ok else undecided)
+    skipped = undecided if undecided_ok else 0
     suite = ElementTree.Element(
         "testsuite",
         name="redline gate",
@@ -172,12 +175,13 @@ class BisectStep(Frozen):
 
 
 def bisect_json(
-    benchmark: str, what: str, steps: Sequence[BisectStep], culprit: str | None, about: str
+    benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[str], about: str
 ) -> JsonDocument:
     fields = {
         "benchmark": benchmark,
         "what": what,
-        "culprit": culprit,
+        "culprit": suspects[0] if len(suspects) == 1 else None,
+        "suspects": suspects,
         "about": about,
         "steps": msgspec.to_builtins(steps),
     }
@@ -185,7 +189,7 @@ def bisect_json(
 
 
 def bisect_report(
-    benchmark: str, what: str, steps: Sequence[BisectStep], culprit: str | None, about: str
+    benchmark: str, what: str, steps: Sequence[BisectStep], suspects: Sequence[str], about: str
 ) -> RenderableType:
     table = make_table(Text(one_line(f"{benchmark}: each {what} against the first"), style="bold"))
     for header in (what, "about", "time", "interval", "verdict"):
@@ -195,16 +199,26 @@ def bisect_report(
         bounds = "–" if step.low is None or step.high is None else f"{1 / step.high - 1:+.1%} … {1 / step.low - 1:+.1%}"
         time = "–" if step.ratio is None else f"{1 / step.ratio - 1:+.1%}"
         name = step.name[:12] if what == "commit" else step.name
-        cells = (name, step.about or step.said, time, bounds, step.verdict)
+        cells = (name, step.about, time, bounds, step.verdict)
         table.add_row(*(Text(one_line(cell)) for cell in cells))
-    return Group(
-        Fitted(table, ("about", "interval")), Text(one_line(_conclusion(what, steps, culprit, about)), style="bold")
-    )
+    failed = [Text(one_line(f"  {_short(step.name)}: {step.said}"), style="yellow") for step in steps if step.said]
+    concluded = Text(one_line(_conclusion(what, steps, suspects, about)), style="bold")
+    return Group(Fitted(table, ("about", "interval")), *failed, concluded)
 
 
-def _conclusion(what: str, steps: Sequence[BisectStep], culprit: str | None, about: str) -> str:
-    if culprit is not None:
-        return f"it got slower with {what} {culprit}" + (f": {about}" if about else "")
-    if len(steps) == 1 and steps[0].verdict in ("same", "faster"):
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else name[:12]
+
+
+def _conclusion(what: str, steps: Sequence[BisectStep], suspects: Sequence[str], about: str) -> str:
+    if len(suspects) == 1:
+        return f"it got slower with {what} {suspects[0]}" + (f": {about}" if about else "")
+    if suspects:
+        told = ", ".join(map(_short, suspects))
+        return f"not found: one of these {len(suspects)} made it slower, and those between could not be decided: {told}"
+    last = steps[-1]
+    if last.verdict in ("same", "faster"):
         return f"nothing to find: the last {what} is not slower than the first"
-    return f"not found: {steps[-1].name[:40]} was {steps[-1].verdict}; a larger --budget may decide it"
+    if last.verdict == "failed":
+        return f"not found: the last {what} ({_short(last.name)}) cannot be measured"
+    return f"not found: the last {what} ({_short(last.name)}) was {last.verdict}; a larger --budget may decide it"

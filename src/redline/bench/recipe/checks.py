@@ -22,7 +22,7 @@ from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.compose import apply_recipe, number_format_of
 from redline.bench.recipe.numerics import REFERENCE, LossReference, OutputReference, forward, judged
-from redline.bench.recipe.outputs import Difference, answer_of, difference
+from redline.bench.recipe.outputs import Answer, Difference, answer_of, difference, sketch_of
 from redline.bench.recipe.rounding import rounded_weights
 from redline.bench.workload.build import build_workload
 from redline.bench.workload.decoder import Decoder, WholeGenerator
@@ -182,6 +182,18 @@ def judge(reference: Reference, step: Timed, setup: Setup) -> Numerics:
         return reference.judge(step, setup)
     assert isinstance(step, TrainingStep)
     return reference.judge(step, setup)
+
+
+def sketched(found: Numerics, reference: Reference) -> Numerics:
+    """With a sketch of what strict fp32 computes, for comparing it with other commits; of training the losses are kept."""
+    if isinstance(reference, GreedyReference):
+        answer = Answer(numbers=reference.logits, exact=[reference.tokens])
+    elif isinstance(reference, OutputReference) and reference.is_repeatable:
+        answer = reference.outputs[0]
+    else:
+        return found
+    sketch, signal = sketch_of(answer)
+    return msgspec.structs.replace(found, sketch=sketch, sketch_signal=signal)
 
 
 def perhaps_differentiating(workload: Workload, device: Device, call: Callable[[], T]) -> T:

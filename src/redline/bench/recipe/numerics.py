@@ -62,6 +62,11 @@ class OutputReference:
     seed_floor: float | None = None
     """How far another seed moves the outputs of a model that draws random numbers; None where it draws none."""
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether no chance is in these outputs."""
+        return self.seed_floor is None and self.mover == "rounding"
+
     @classmethod
     def of(
         cls, workload: Workload, device: Device, number_format: str, seed: int, given: Inputs | None = None

@@ -25,6 +25,9 @@ GROSS = 0.8
 """Integers that are wrong by more than this are wrong, whatever the numbers beside them say."""
 SCORES = "scores"
 """The name under which a list of finds has its scores."""
+PROJECTIONS = 16
+MOST_SKETCHED = 1 << 18
+"""Elements of one tensor that a sketch is made of, evenly spaced."""
 
 
 @dataclass
@@ -64,6 +67,27 @@ class Difference:
     """Of integers, booleans and texts; None where there are none."""
     by_equality: bool = False
     """There is nothing else to go by."""
+
+
+def sketch_of(answer: Answer) -> tuple[tuple[float, ...], float | None]:
+    """Sums of the outputs with signs at random, and the size of what varies in them: two sketches are as far apart as the outputs.
+
+    The signs come from a hash of each position, so that every version of torch has the same.
+    """
+    parts = [*answer.numbers, *(scores for scores, _ in answer.lists)] or answer.exact
+    sums, signal = [0.0] * PROJECTIONS, 0.0
+    for number, part in enumerate(parts):
+        flat = part.flatten()
+        flat = flat[:: -(-flat.numel() // MOST_SKETCHED) or 1].double().cpu()
+        mixed = (torch.arange(flat.numel()) + number * 1_000_003) * 0x5851F42D4C957F2D + 0x14057B7EF767814F
+        mixed = (mixed ^ (mixed >> 31)) * 0x2545F4914F6CDD1D
+        for bit in range(PROJECTIONS):
+            sums[bit] += float(torch.where((mixed >> (24 + bit)) & 1 == 1, flat, -flat).sum())
+        if flat.numel():
+            signal += float((flat - flat.mean()).square().sum()) or float(flat.square().sum())
+    if not parts or not all(map(math.isfinite, (*sums, signal))) or not signal:
+        return (), None
+    return tuple(sums), math.sqrt(signal)
 
 
 def answer_of(output: Any) -> Answer:

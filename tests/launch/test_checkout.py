@@ -1,0 +1,71 @@
+"""Other commits of a project, checked out beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from redline.bench.environment import refuse_other_checkout
+from redline.errors import BenchError, UsageError
+from redline.launch.checkout import checked_out, resolve_commit
+
+GIT = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a", "-c", "protocol.file.allow=always"]
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run([*GIT, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with a submodule, a hook, a tag and a space in its path."""
+    library, folder = tmp_path / "library", tmp_path / "my project"
+    for each, name in ((library, "part.py"), (folder, "model.py")):
+        each.mkdir()
+        git(each, "init", "-q", "-b", "main")
+        (each / name).write_text("SIZE = 1\n")
+        git(each, "add", ".")
+    git(library, "commit", "-qm", "one")
+    git(folder, "submodule", "--quiet", "add", str(library), "vendored")
+    git(folder, "commit", "-qm", "one")
+    git(folder, "tag", "-a", "v1", "-m", "the first")
+    hook = folder / ".git" / "hooks" / "post-checkout"
+    hook.write_text("#!/bin/sh\ntouch hooked\n")
+    hook.chmod(0o755)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_commit_comes_with_its_submodules_and_without_hooks(project: Path) -> None:
+    before = (project / ".git" / "config").read_text()
+    with checked_out("v1") as found:
+        assert (Path(found.folder) / "vendored" / "part.py").read_text() == "SIZE = 1\n"
+        assert not (Path(found.folder) / "hooked").exists()
+    assert not Path(found.folder).exists()
+    assert (project / ".git" / "config").read_text() == before
+    assert len(git(project, "worktree", "list").splitlines()) == 1
+
+
+def test_a_module_of_the_persons_own_checkout_is_not_measured_as_another_commit(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable install leads there, and so does an absolute path."""
+    with checked_out("main") as found:
+        for place in (Path(found.folder), project / ".venv" / "lib" / "site-packages"):
+            module = ModuleType("model")
+            module.__file__ = str(place / "model.py")
+            monkeypatch.setitem(sys.modules, "model", module)
+            refuse_other_checkout(found.folder)
+        module.__file__ = str(project / "model.py")
+        with pytest.raises(BenchError, match=r"model was imported from .*/my project/model.py, another checkout"):
+            refuse_other_checkout(found.folder)
+
+
+@pytest.mark.parametrize("ref", ["", "--all", "main\n", "v1^{tree}", "HEAD:model.py", "HEAD~1"])
+def test_what_is_no_commit_is_one_line(project: Path, ref: str) -> None:
+    with pytest.raises(UsageError, match=r"^[^\n]+ (is not a git ref|is neither a file nor a git ref of [^\n]+)$"):
+        resolve_commit(ref)
