@@ -9,6 +9,10 @@ printed and the rest goes on; when --seconds are over the script ends where it i
     python scripts/check_generate_on_gpu.py --only recipes --seconds 150
     python scripts/check_generate_on_gpu.py --only tune --seconds 200
     python scripts/check_generate_on_gpu.py --only load --seconds 60
+    python scripts/check_generate_on_gpu.py --only fused --seconds 120
+
+`fused` measures the parts of the switch decode-kernels: the whole model first, then 4 layers in many variants, then single
+products.
 
 All write to the same --out, and compare what is there. The parts share what inductor has compiled and tuned (its cache
 folder), so that this order is the quickest: run them on one machine, one after the other. With --device cpu a tiny model
@@ -36,7 +40,7 @@ FIELDS = {"hidden_size": 2048, "num_hidden_layers": 16}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 OTHER_FORMATS = ["fp16", "fp16-bn-fp32", "amp", "amp-bf16", "tf32"]
 """Left out of every search: the question is about bf16."""
-SHORT_SPACE = ["bf16", "static-cache", "graphs", "sdpa:math", "compile:coordinate-descent", "compile:pdl"]
+SHORT_SPACE = ["bf16", "static-cache", "graphs", "decode-kernels", "compile", "compile:pdl"]
 """Searched where there are less than LONG_S: the whole space has four more kinds of attention and six of compilers."""
 LONG_S = 400.0
 
@@ -417,6 +421,168 @@ def loaded(case: Case, model: str, recipe: str, rates: str) -> dict[str, Any]:
     return {"loads": rows, "ratio": other / first if first and other else None, "text": str(result)}
 
 
+PDL = {"triton.enable_pdl": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "compiled": {"linear": False, "attention": False},
+    "attention": {"linear": False},
+    "linear": {"attention": False},
+    "both": {},
+    "both, no early launch": {"options": {}},
+    "both, nothing ahead": {"ahead_mib": 0},
+    "both, 8 MiB ahead": {"ahead_mib": 8},
+    "both, 32 MiB ahead": {"ahead_mib": 32},
+    "both, combined small kernels": {"options": {**PDL, "combo_kernels": True}},
+}
+"""Of 4 layers; where nothing else is said, both kinds of kernels, 16 MiB ahead, and small kernels that launch early."""
+
+
+def fused(case: Case, results: Results) -> None:
+    recipes = [f"bf16+static-cache+decode-kernels+{compiler}+graphs" for compiler in ("compile:pdl", "compile")]
+    if not case.is_gpu:
+        recipes = []
+    if recipes:
+        results.attempt(f"recipe {recipes[0]}", 25.0, lambda: one_recipe(case, recipes[0]))
+    for name, variant in VARIANTS.items():
+        profile = name in ("compiled", "both")
+        results.attempt(f"fused {name}", 9.0, lambda v=variant, p=profile: FusedStep(case, **v).timed(profile=p))
+    results.attempt("products", 12.0, lambda: products(case))
+    for recipe in recipes[1:]:
+        results.attempt(f"recipe {recipe}", 20.0, lambda recipe=recipe: one_recipe(case, recipe))
+    compare(results)
+
+
+class FusedStep:
+    """The decode step of a few layers, with the kernels of `decode-kernels`, compiled and recorded."""
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        linear: bool = True,
+        attention: bool = True,
+        ahead_mib: int = 16,
+        options: dict[str, Any] | None = None,
+        layers: int = 4,
+    ) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        from redline.bench.recipe import kernels
+        from redline.bench.workload.decoder import NextToken
+        from redline.bench.workload.hf_decoder import HfDecoder
+
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.case = case
+        with torch.device(case.device):
+            model = AutoModelForCausalLM.from_config(LlamaConfig(**{**case.fields, "num_hidden_layers": layers})).eval()
+            prompt = torch.randint(0, model.config.vocab_size, (1, case.prompt))
+            self.token, self.place = torch.zeros((1, 1), dtype=torch.long), torch.zeros(1, dtype=torch.long)
+        dtype = torch.bfloat16 if case.is_gpu else torch.float32
+        self.decoder = HfDecoder(model, prompt, case.new_tokens).to(dtype).eval()
+        self.decoder.is_static = True
+        with torch.no_grad():
+            self.decoder.begin()
+            if linear:
+                step = lambda: self.decoder(self.token, self.place)  # noqa: E731
+                kernels.use_row_products(self.decoder, step, ahead_mib * 2**20)
+            stepped = kernels.WithOneQueryAttention(self.decoder) if attention else self.decoder
+            for tensor in (self.token, self.place):
+                torch._dynamo.mark_static_address(tensor)
+            how = {"options": PDL if options is None else options} if case.is_gpu else {"backend": "eager"}
+            self.step = torch.compile(NextToken(stepped), dynamic=False, **how)
+
+    def read(self) -> None:
+        import torch
+
+        self.decoder.begin()
+        self.decoder.start = 0
+        logits = self.decoder(self.decoder.prompt, torch.arange(self.case.prompt, device=self.case.device))
+        self.decoder.start = None
+        self.token.copy_(logits.argmax(dim=-1, keepdim=True))
+        self.place.fill_(self.case.prompt)
+
+    def timed(self, *, profile: bool = False) -> dict[str, Any]:
+        import torch
+
+        with torch.no_grad():
+            hand = Hand.__new__(Hand)
+            hand.case = self.case
+            self.read()
+            started = time.perf_counter()
+            self.step(self.token, self.place)
+            hand.wait()
+            first_s = time.perf_counter() - started
+            self.place.zero_()
+            replay = hand._recorded(lambda: self.step(self.token, self.place))
+            others = self.case.new_tokens - 2
+
+            def tokens() -> None:
+                for _ in range(others):
+                    replay()
+
+            taken = []
+            for _ in range(7):
+                self.read()
+                taken.append(hand.seconds(tokens, 1) / others)
+            self.read()
+            written = []
+            for _ in range(min(8, others)):
+                replay()
+                written.append(int(self.token))
+            self.place.fill_(self.case.prompt)
+            found: dict[str, Any] = {
+                "token_us": 1e6 * statistics.median(taken),
+                "first_call_s": first_s,
+                "tokens": written,
+            }
+            if profile:
+                found["kernels"] = hand._kernels(replay)
+            return found
+
+
+def products(case: Case) -> dict[str, Any]:
+    """Each product of a layer alone, from memory rather than from a cache: bytes per second by torch and by the kernel."""
+    import torch
+
+    from redline.bench.recipe import kernels
+
+    hidden = case.fields["hidden_size"]
+    inner = case.fields.get("intermediate_size", 11008)
+    shapes = {"qkv": (3 * hidden, hidden), "out": (hidden, hidden), "up": (2 * inner, hidden), "down": (hidden, inner)}
+    found = {}
+    for name, (rows, width) in shapes.items():
+        copies = max(2, 400 * 2**20 // (rows * width * 2)) if case.is_gpu else 2
+        dtype = torch.bfloat16 if case.is_gpu else torch.float32
+        weights = [torch.randn(rows, width, dtype=dtype, device=case.device) for _ in range(copies)]
+        x = torch.randn(1, width, dtype=dtype, device=case.device)
+        size = rows * width * x.element_size()
+        row = {"bytes": size}
+        ways: dict[str, Callable[[Any], Any]] = {
+            "torch": lambda weight, x=x: torch.nn.functional.linear(x, weight),
+            "kernel": lambda weight, x=x: kernels.rows_product(x, weight, None, [], 0),
+        }
+        for way, work in ways.items():
+            row[f"{way}_us"] = 1e6 * product_s(case, work, weights)
+            row[f"{way}_bytes_per_s"] = size / row[f"{way}_us"] * 1e6
+        if case.is_gpu:
+            row["chosen"] = str(kernels.tuned_rows_kernel.best_config)
+        found[name] = row
+    return found
+
+
+def product_s(case: Case, work: Callable[[Any], Any], weights: list[Any]) -> float:
+    """Seconds of one product, over all copies of its weight in one graph."""
+    import torch
+
+    hand = Hand.__new__(Hand)
+    hand.case = case
+    with torch.no_grad():
+        replay = hand._recorded(lambda: [work(weight) for weight in weights])
+        replay()
+        return hand.seconds(replay, 9) / len(weights)
+
+
 def rows_of(results: Results) -> list[dict[str, Any]]:
     rows = [row for name, row in results.found.items() if name.startswith("recipe ") and "error" not in row]
     return [row for row in rows if row["decode_tokens_per_s"]]
@@ -442,7 +608,7 @@ def compare(results: Results) -> None:
     )
 
 
-PARTS = {"by-hand": by_hand, "recipes": recipes, "tune": tune, "load": load}
+PARTS = {"by-hand": by_hand, "recipes": recipes, "tune": tune, "load": load, "fused": fused}
 
 
 def main() -> int:

@@ -35,12 +35,12 @@ from redline.spec import LaunchSpec, Recipe, RunSpec, Task, WorkloadSpec
 
 HOUSE = (
     "amp", "amp-bf16", "bf16", "bucket-size", "cache-dtype", "channels-last", "checkpointing", "compile",
-    "cudnn-benchmark", "expandable-segments", "fold-bn", "fp16", "fp16-bn-fp32", "fp8", "fsdp", "fused-optimizer",
+    "cudnn-benchmark", "decode-kernels", "expandable-segments", "fold-bn", "fp16", "fp16-bn-fp32", "fp8", "fsdp", "fused-optimizer",
     "gradient-as-bucket-view", "graphs", "int4", "int8", "onnx", "prefill-chunk", "sdpa", "static-cache",
     "static-graph", "tensorrt", "tf32", "torchscript",
 )  # fmt: skip
 FOR_RANKS = ("bucket-size", "fsdp", "gradient-as-bucket-view", "static-graph")
-FOR_TOKENS = ("cache-dtype", "prefill-chunk", "static-cache")
+FOR_TOKENS = ("cache-dtype", "decode-kernels", "prefill-chunk", "static-cache")
 FOR_INFERENCE = tuple(
     name for name in HOUSE if name not in ("fused-optimizer", "checkpointing", *FOR_RANKS, *FOR_TOKENS)
 )

@@ -99,7 +99,11 @@ class WeightReads(TorchDispatchMode):
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self._weights = {weight.untyped_storage().data_ptr(): weight for weight in weights}
+        self._sizes: dict[int, int] = {}
+        """Bytes of weights by the storage they are in, which several layers may share."""
+        for weight in {id(weight): weight for weight in weights}.values():
+            key = weight.untyped_storage().data_ptr()
+            self._sizes[key] = self._sizes.get(key, 0) + weight.numel() * weight.element_size()
         self._parts: dict[int, dict[tuple[int, int], int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,23 +118,20 @@ class WeightReads(TorchDispatchMode):
 
     def _note(self, func: Any, tensor: Tensor, found: Any, kwargs: Any, args: Any) -> None:
         key = tensor.untyped_storage().data_ptr()
-        if key not in self._weights:
+        if key not in self._sizes:
             return
-        read = tensor.numel()
+        read = tensor.numel() * tensor.element_size()
         if "grouped_mm" in func.__name__:
             ends = kwargs.get("offs") if kwargs.get("offs") is not None else args[2] if len(args) > 2 else None
             if isinstance(ends, Tensor) and tensor.ndim == 3:
                 begins = torch.cat([ends.new_zeros(1), ends[:-1]])
                 read = read * int((ends > begins).sum()) // tensor.shape[0]
         elif func.__name__.startswith("index") and isinstance(found, Tensor):
-            read = found.numel()
+            read = found.numel() * tensor.element_size()
         self._parts.setdefault(key, {})[int(tensor.storage_offset()), tensor.numel()] = read
 
     def bytes(self) -> int:
-        return sum(
-            min(sum(parts.values()), self._weights[key].numel()) * self._weights[key].element_size()
-            for key, parts in self._parts.items()
-        )
+        return sum(min(sum(parts.values()), self._sizes[key]) for key, parts in self._parts.items())
 
 
 def _read_bytes(step: GenerateStep) -> float:

@@ -1,0 +1,203 @@
+"""Kernels for a decode step: what they compute, by Triton's interpreter, and which layers they are given."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from redline.bench.device import open_device
+from redline.bench.device.cpu import CpuDevice
+from redline.bench.measure.generation import WeightReads, generation_info
+from redline.bench.recipe.compose import apply_recipe, switches_of
+from redline.bench.recipe.snippet import snippet_of
+from redline.bench.workload.build import build_workload
+from redline.bench.workload.generation import GenerateStep
+from redline.spec import Recipe, RunSpec, WorkloadSpec
+
+kernels = pytest.importorskip("redline.bench.recipe.kernels", reason="needs Triton")
+LLAMA = "hf:llama?hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=97"
+RECIPE = "static-cache+decode-kernels"
+
+BY_INTERPRETER = """
+import torch, triton
+from redline.bench.recipe.kernels import attend_kernel, join_kernel, rows_kernel
+torch.manual_seed(0)
+for count, rows, width, has_bias in ((1, 11, 70, True), (3, 8, 32, False)):
+    x, weight, bias = torch.randn(count, width), torch.randn(rows, width), torch.randn(rows)
+    out = torch.full((count, rows), torch.nan)
+    rows_kernel[(count * triton.cdiv(rows, 4),)](
+        x, weight, bias, out, weight, 0, weight, 0, count, rows, 8,
+        K=width, HAS_BIAS=has_bias, EARLY=False, AHEAD=0, BLOCK_N=4, BLOCK_K=32, LANES=32,
+    )
+    assert torch.allclose(out, torch.nn.functional.linear(x, weight, bias if has_bias else None), atol=1e-5), (out, x)
+for kind, splits, steps in ((1, 2, 1), (2, 1, 2), (0, 1, 2)):
+    batch, heads, shared, length, width, end = 2, 4, 2, 20, 12, 8
+    query, keys = torch.randn(batch, heads, 1, width), torch.randn(batch, heads // shared, length, width)
+    values = torch.randn(batch, heads // shared, length, end)
+    mask = (None, torch.arange(length).expand(batch, heads, 1, length) < 13, torch.randn(1, heads, 1, length))[kind]
+    seen = query if mask is None else mask.expand(batch, heads, 1, length)
+    out = torch.full((batch, heads, 1, end), torch.nan)
+    partial, statistics = torch.empty(batch * heads, splits, end), torch.empty(batch * heads, splits, 2)
+    attend_kernel[(batch * heads, splits)](
+        query, keys, values, seen.contiguous().view(torch.uint8) if kind == 1 else seen, partial, statistics, out, length,
+        width**-0.5, *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
+        *((heads * length, length) if kind == 1 else seen.stride()[:2]), end, heads, SHARED=shared, WIDTH=width, BLOCK_D=16,
+        VALUE_WIDTH=end, BLOCK_E=8, SPLITS=splits, STEPS=steps, BLOCK_L=16, MASK=kind, EARLY=False,
+    )
+    if splits > 1:
+        join_kernel[(batch * heads,)](
+            partial, statistics, out, end, SPLITS=splits, BLOCK_S=2, VALUE_WIDTH=end, BLOCK_E=8, EARLY=False,
+        )
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+    assert torch.allclose(out, wanted, atol=1e-5), (kind, out - wanted)
+print("equal")
+"""
+
+
+def test_they_compute_what_torch_does() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", BY_INTERPRETER], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout == "equal\n", done.stderr
+
+
+class Block(nn.Module):
+    """Three layers read one tensor, a fourth another; one of the three has a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 6, bias=False), nn.Linear(8, 4, bias=False)
+        self.third, self.last = nn.Linear(8, 10), nn.Linear(10, 8)
+        self.alone = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([self.first(x), self.second(x)], dim=-1)
+        y: Tensor = self.last(joined + self.third(x))
+        return self.alone(self.alone(y))
+
+
+def used(model: nn.Module, *example: Tensor) -> list[int]:
+    groups: list[int] = kernels.use_row_products(model, lambda: model(*example))
+    return groups
+
+
+def test_layers_that_read_one_tensor_are_one_product() -> None:
+    torch.manual_seed(0)
+    model, few, many = Block().eval(), torch.randn(2, 1, 8), torch.randn(9, 1, 8)
+    with torch.no_grad():
+        wanted, for_many = model(few), model(many)
+        assert used(model, few) == [2, 1, 1, 1], "a bias is added by itself, and what is called twice stands alone"
+        assert torch.allclose(model(few), wanted, atol=1e-6)
+        assert torch.equal(model(many), for_many)
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.allclose(compiled(few), wanted, atol=1e-6)
+        # Weights that are loaded later reach the product: it reads where the layers keep theirs.
+        model.second.weight.fill_(0.0)
+        assert not torch.allclose(model(few), wanted, atol=1e-6)
+        assert torch.equal(model.second(few), torch.zeros(2, 1, 4))
+
+
+def test_a_product_asks_for_the_weights_that_come_next() -> None:
+    model = Block().eval()
+    used(model, torch.randn(1, 1, 8))
+    products = {name: layer.forward.func.__self__ for name, layer in model.named_children()}
+    assert products["first"] is products["second"]
+    assert [weight.shape[0] for weight in products["first"].following] == [10, 8]
+    assert products["alone"].following[0] is products["first"].weight, "the next token begins anew"
+
+
+def test_bytes_of_joined_weights_count_once() -> None:
+    model, few = Block().eval(), torch.randn(1, 1, 8)
+    used(model, few)
+    with torch.no_grad(), WeightReads(model.parameters()) as reads:
+        model(few)
+    assert reads.bytes() == 4 * sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("call", "taken"),
+    [
+        (lambda q, k: scaled_dot_product_attention(q, k, k), True),
+        (lambda q, k: scaled_dot_product_attention(q, k[:, :1], k[:, :1], enable_gqa=True), True),
+        (lambda q, k: scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(1, 1, 1, 7, dtype=torch.bool)), True),
+        (lambda q, k: scaled_dot_product_attention(k, k, k), False),
+        (lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True), False),
+        (lambda q, k: scaled_dot_product_attention(q[0], k[0], k[0]), False),
+    ],
+)
+def test_attention_of_one_query_is_taken_over(call: Callable[[Tensor, Tensor], Tensor], taken: bool) -> None:
+    query, keys = torch.randn(2, 4, 1, 8), torch.randn(2, 4, 7, 8)
+    mode = kernels.OneQueryAttention()
+    with mode:
+        found = call(query, keys)
+    assert mode.count == taken
+    assert torch.allclose(found, call(query, keys), atol=1e-6)
+
+
+@pytest.fixture
+def anything_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the operators do what torch does: how they are used can be seen there."""
+    for room in ("compose", "snippet"):
+        monkeypatch.setattr(f"redline.bench.recipe.{room}.refuse_impossible", lambda *args: None)
+
+
+def spec(recipe: str, batch: int = 2) -> RunSpec:
+    workload = WorkloadSpec(model=LLAMA, task="generate", batch=batch, prompt=7, new_tokens=6)
+    return RunSpec(workload=workload, recipe=Recipe.parse(recipe), device="cpu")
+
+
+def step_of(recipe: str) -> GenerateStep:
+    asked = spec(recipe)
+    return GenerateStep(apply_recipe(asked.recipe, build_workload(asked.workload, 0), open_device("cpu")))
+
+
+def test_a_model_writes_the_same_with_them(anything_goes: None) -> None:
+    plain, step, device = step_of("static-cache"), step_of(f"{RECIPE}+compile:backend=eager"), open_device("cpu")
+    with step.context():
+        assert torch.equal(step(), plain())
+    assert step._setup.notes["decode-kernels"] == "15 linear layers in 9 products, 2 attentions of one query"
+    assert generation_info(step, device).read_bytes == generation_info(plain, device).read_bytes
+
+
+def test_a_snippet_has_them(anything_goes: None, tmp_path: Path) -> None:
+    path = tmp_path / "fast.py"
+    path.write_text(snippet_of(spec(RECIPE)).replace("decode_step::", "decode_step_of_a_snippet::"))
+    assert "redline" not in path.read_text()
+    snippet = loaded(path)
+    decoder = build_workload(spec(RECIPE).workload, 0).model
+    generate = snippet.optimise(decoder.model, decoder.prompt, decoder.new_tokens)
+    step = step_of("static-cache")
+    with step.context():
+        assert torch.equal(generate(decoder.prompt), step())
+
+
+def loaded(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location("fast", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["fast"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def test_where_they_are_refused() -> None:
+    (switch,) = switches_of(Recipe.parse("decode-kernels"), "generate")
+    told = switch.refusal(CpuDevice(), "generate")
+    assert told is not None
+    assert "a CPU runs none" in told
+    many = switch.irrelevance(build_workload(spec("baseline", batch=5).workload, 0).model, "generate", None)
+    assert many is not None
+    assert "up to 4 sequences" in many
