@@ -68,35 +68,48 @@ PROSE = re.compile(r"_?(message|reasons?|evidence|notes?|noted|remarks?|refusal|
 """Names of values that are written for people, as variables, as fields and as keys."""
 WORDED = ("told", "traceback")
 """Further fields that hold such texts."""
-TEXT = ("text", "_text", "__str__")
+TEXT = ("text", "_text", "_whole", "__str__")
 """What such a value calls its words."""
 SEARCHING = (
     "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "partition", "rpartition", "removeprefix",
     "removesuffix", "match", "search", "fullmatch", "findall", "finditer", "fnmatch", "fnmatchcase", "contains",
-    "isdisjoint", "intersection", "issubset", "issuperset", "difference",
+    "isdisjoint", "intersection", "issubset", "issuperset", "difference", "eq", "ne", "__eq__", "__ne__", "__contains__",
+    "get_close_matches", "commonprefix", "isupper", "islower", "isdigit", "isdecimal", "isnumeric",
 )  # fmt: skip
+CUTTING = ("split", "rsplit", "replace", "strip", "lstrip", "rstrip")
+"""Methods that search where what they look for has letters in it."""
+FILLING = ("append", "add", "extend", "insert", "update", "write", "writelines", "setdefault")
+"""Methods that put a text into what they are called on."""
 PASSES_ON = (
     "str", "repr", "format", "list", "tuple", "set", "frozenset", "dict", "sorted", "reversed", "next", "iter", "map",
     "filter", "min", "max", "enumerate", "zip", "chain", "to_builtins", "escape", "quote", "shorten", "fill",
-    "wrap", "dedent", "indent", "sub", "join", "cast", "one_line", "text_of", "because",
+    "wrap", "dedent", "indent", "sub", "join", "cast", "one_line", "text_of", "because", "bytes", "encode", "decode", "reduce",
+    "from_iterable", "literal_eval", "Counter", "asdict", "astuple", "deepcopy", "copy",
 )  # fmt: skip
 """Functions that give back the text, or the text of the error, that they are given."""
 STILL_TEXT = (
     "lower", "upper", "casefold", "title", "capitalize", "strip", "lstrip", "rstrip", "split", "rsplit", "splitlines",
     "replace", "translate", "expandtabs", "encode", "format", "__str__", "__repr__", "items", "values", "keys", "copy",
+    "getvalue", "decode", "pop",
 )  # fmt: skip
 """What these methods return is a text as well, or a collection of texts."""
 WORDS_OF_ERRORS = ("args", "strerror", "msg", "message", "__notes__")
 TRACEBACKS = ("format_exc", "format_exception", "format_exception_only", "format_tb")
 
-ENTRANCES = {"bench/device/failure.py": None, "bench/watch/facts.py": ("is_out_of_memory", "saw_out_of_memory")}
-"""Where what foreign libraries say is read and turned into kinds and codes: on the bench in the whole file, and in these
-functions of a watched script's process, which does not load the bench."""
+ENTRANCES = {
+    "bench/device/failure.py": None,
+    "bench/watch/facts.py": ("is_out_of_memory", "saw_out_of_memory"),
+    "bench/doctor.py": ("judge_compiler",),
+    "report/payload.py": ("_packed",),
+}
+"""Where what foreign programs say is read and turned into kinds and codes: on the bench in the whole file, in these
+functions of a watched script's process, which does not load the bench, and for what a compiler prints. The page of a
+report holds each text of a column once."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-NAMING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.ExceptHandler)
+NAMING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.ExceptHandler, ast.Call)
 """What gives a variable its value."""
 Names = frozenset[str]
 
@@ -111,23 +124,47 @@ class Reader:
     def __init__(self, tree: ast.Module, allowed: tuple[str, ...] = ()) -> None:
         """`allowed`: functions that may."""
         self._allowed = allowed
-        self._functions = {each.name: each for each in ast.walk(tree) if isinstance(each, Function)}
+        self._functions: dict[str, Scope] = {each.name: each for each in ast.walk(tree) if isinstance(each, Function)}
+        self._aliases: dict[str, str] = {}
+        """Names that functions and methods are given by an assignment: `has = PATTERN.search`."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self._note_alias(node.targets[0].id, node.value)
+        self._returning: set[str] = set()
+        """Functions that return such a text."""
         self._statements: dict[ast.AST, list[ast.AST]] = {}
         self._handed: dict[str, set[str]] = {}
         """By function: parameters that are handed a text somewhere in this module."""
         self._fields: set[str] = set()
         self.found: list[str] = []
         known = -1
-        while known != (known := len(self._fields) + sum(map(len, self._handed.values()))):
+        while known != (known := self._known()):
             self.found.clear()
             self._read(tree, frozenset())
+
+    def _known(self) -> int:
+        return len(self._fields) + len(self._returning) + sum(map(len, self._handed.values()))
+
+    def _note_alias(self, name: str, value: ast.AST) -> None:
+        if isinstance(value, ast.Lambda):
+            self._functions[name] = value
+        if isinstance(value, ast.Name | ast.Attribute):
+            self._aliases[name] = value.id if isinstance(value, ast.Name) else value.attr
+
+    def _called(self, node: ast.Call) -> str:
+        name = _called(node)
+        return self._aliases.get(name, name) if isinstance(node.func, ast.Name) else name
 
     def _read(self, node: ast.AST, prose: Names) -> None:
         """`prose`: variables that hold such a text here, beside those that are called so."""
         if isinstance(node, ast.FunctionDef) and node.name in self._allowed:
             return
         if isinstance(node, ast.Module | Function):
-            prose = self._assigned(node)
+            prose = self._assigned(node, prose)
+        if isinstance(node, Function) and any(
+            self._is_prose(each.value, prose) for each in _own_nodes(node) if isinstance(each, ast.Return)
+        ):
+            self._returning.add(node.name)
         if isinstance(node, Comprehension):
             prose = self._with_targets(node.generators, prose)
         if any(self._searches(node, prose)):
@@ -140,8 +177,14 @@ class Reader:
             if isinstance(child, ast.keyword) and isinstance(child.value, ast.Lambda):
                 self._read(child.value, self._in_lambda(node, child.value, prose))
 
-    def _assigned(self, scope: ast.AST) -> Names:
-        prose: set[str] = set()
+    def _assigned(self, scope: ast.AST, outer: Names) -> Names:
+        """With what the scopes around it hold: a function inside another sees its variables."""
+        own = (
+            {each.arg for each in ast.walk(scope.args) if isinstance(each, ast.arg)}
+            if isinstance(scope, Function)
+            else set()
+        )
+        prose: set[str] = {each for each in outer if each.rstrip("!") not in own}
         if scope not in self._statements:
             self._statements[scope] = [each for each in _own_nodes(scope) if isinstance(each, NAMING)]
         statements = self._statements[scope]
@@ -164,6 +207,9 @@ class Reader:
             yield from self._unpacked(node.target, node.value, prose)
         elif isinstance(node, ast.For):
             yield from self._each(node.target, node.iter, prose)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLING:
+            for value in (*node.args, *(each.value for each in node.keywords)):
+                yield from self._unpacked(node.func.value, value, prose)
 
     def _unpacked(self, target: ast.AST, value: ast.AST, prose: Names) -> Iterator[str]:
         """One by one where both sides are written out."""
@@ -222,6 +268,8 @@ class Reader:
         """A function that is handed over with texts is called with them."""
         own = {each.arg for each in function.args.args}
         beside = call.args if isinstance(call, ast.Call) else []
+        if isinstance(call, ast.Assign) and isinstance(call.targets[0], ast.Name):
+            return (prose - own) | self._handed.get(call.targets[0].id, set())
         return (prose | own) if any(self._is_prose(each, prose) for each in beside) else (prose - own)
 
     def _is_prose(self, node: ast.AST | None, prose: Names) -> bool:
@@ -262,7 +310,13 @@ class Reader:
         return isinstance(node, ast.Call) and self._returns_prose(node, prose)
 
     def _returns_prose(self, node: ast.Call, prose: Names) -> bool:
-        name = _called(node)
+        name = self._called(node)
+        if name in self._returning and (isinstance(node.func, ast.Name) or _is_own(node.func)):
+            return True
+        if name == "get" and node.args and _is_key(node.args[0]):
+            return True
+        if name in STILL_TEXT and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "str":
+            return any(self._is_prose(each, prose) for each in node.args)
         if name in TRACEBACKS:
             return True
         if name == "getattr":
@@ -274,32 +328,51 @@ class Reader:
         return name in PASSES_ON and any(self._is_prose(e, prose) or self._holds_error(e, prose) for e in node.args)
 
     def _holds_error(self, node: ast.AST, prose: Names) -> bool:
+        if isinstance(node, ast.Subscript):
+            return self._holds_error(node.value, prose)
+        if isinstance(node, ast.Call):
+            return _called(node) in ("exc_info", "exception")
         return isinstance(node, ast.Name) and f"{node.id}!" in prose
 
     def _searches(self, node: ast.AST, prose: Names) -> Iterator[bool]:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             for operator, left, right in zip(node.ops, sides, sides[1:], strict=False):
-                if isinstance(operator, ast.In | ast.NotIn | ast.Eq | ast.NotEq):
-                    yield self._is_prose(left, prose) or self._is_prose(right, prose)
+                either = self._is_prose(left, prose) or self._is_prose(right, prose)
+                if isinstance(operator, ast.Is | ast.IsNot):  # with None is whether there is one
+                    yield either and any(isinstance(each, ast.Constant) and each.value for each in (left, right))
+                else:
+                    yield either
                 if isinstance(operator, ast.In | ast.NotIn):
                     yield _is_rendered(right)
-        if isinstance(node, ast.Call) and _called(node) in SEARCHING:
+        if isinstance(node, ast.Call) and self._called(node) in SEARCHING:
             searched = [node.func.value, *node.args] if isinstance(node.func, ast.Attribute) else node.args
             yield any(self._is_prose(each, prose) or _is_rendered(each) for each in searched)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CUTTING:
+            yield self._is_prose(node.func.value, prose) and any(map(_has_letters, node.args))
+        if isinstance(node, ast.Attribute) and node.attr in SEARCHING and isinstance(node.ctx, ast.Load):
+            yield self._is_prose(node.value, prose)
         if isinstance(node, ast.Call) and _called(node) in ("get", "pop") and isinstance(node.func, ast.Attribute):
             yield any(self._is_prose(each, prose) for each in node.args[:1])
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             yield self._is_prose(node.slice, prose)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitXor | ast.Sub):
             yield self._is_prose(node.left, prose) or self._is_prose(node.right, prose)
         if isinstance(node, ast.Match):
             yield self._is_prose(node.subject, prose)
+        if isinstance(node, ast.MatchClass):
+            yield any(PROSE.fullmatch(each) or each in (*WORDED, *TEXT) for each in node.kwd_attrs)
+        if isinstance(node, ast.MatchMapping):
+            yield any(map(_is_key, node.keys))
 
 
 def _called(node: ast.Call) -> str:
     """The last name of what is called: `search` of `re.search`."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _has_letters(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and any(each.isalpha() for each in str(node.value))
 
 
 def _is_own(node: ast.AST) -> bool:
@@ -381,6 +454,42 @@ def test_no_module_compares_or_searches_a_text(path: Path) -> None:
         'match str(note).split():\n    case ["noisy", *_]: pass',
         "def f(line):\n    return PATTERN.match(line)\n\n\nfound = [f(str(each)) for each in record.notes]",
         'class C:\n    def f(self):\n        self.said = str(note)\n\n    def g(self):\n        return "noisy" in self.said',
+        'if str(note).__contains__("noisy"): pass',
+        'if str(note) > "m": pass',
+        'if "noisy" in note._whole[2]: pass',
+        'plain = msgspec.structs.asdict(note)\nif plain["_text"] == "noisy": pass',
+        'if "noisy" in msgspec.json.encode(note).decode(): pass',
+        'if b"noisy" in msgspec.json.encode(record.notes): pass',
+        'def words(each): return str(each)\nif "noisy" in words(note): pass',
+        'words = str\nif "noisy" in words(note): pass',
+        'if "noisy" in str.lower(str(note)): pass',
+        'said = str(sys.exc_info()[1])\nif "x" in said: pass',
+        "has = PATTERN.search\nif has(str(note)): pass",
+        'find = str(note).find\nif find("noisy") >= 0: pass',
+        'found = str(note) is "x"',
+        "if str(note).isupper(): pass",
+        'if not str(note).replace("noisy", ""): pass',
+        'if len(str(note).split("noisy")) > 1: pass',
+        'class A:\n    def m(self):\n        return self.record.failure.message\n    def n(self):\n        return "oom" in self.m()',
+        'def f(failure):\n    m = failure.message\n    def g():\n        return "oom" in m\n    return g',
+        'f = lambda m: "oom" in m\nf(failure.message)',
+        'if "oom" in failure.get("message", ""): pass',
+        'match failure:\n    case Failure(message="oom"): pass',
+        'if note.text.__eq__("noisy"): pass',
+        'if str.__eq__(str(note), "x"): pass',
+        'if eq(str(note), "x"): pass',
+        "if difflib.get_close_matches(str(note), known): pass",
+        'said = io.StringIO(); said.write(str(note))\nif "noisy" in said.getvalue(): pass',
+        'said = [] ; said.append(str(note))\nif "noisy" in said: pass',
+        'said.update(x=str(note))\nif "noisy" in said["x"]: pass',
+        'if bytes(str(note), "utf8").startswith(b"x"): pass',
+        'if set(str(note).split()) >= {"noisy"}: pass',
+        'if {"noisy"} <= set(str(note).split()): pass',
+        'if set(str(note).split()) - {"noisy"}: pass',
+        'if os.path.commonprefix([str(note), "x"]): pass',
+        'if functools.reduce(lambda a, b: a + b, map(str, record.notes)).startswith("x"): pass',
+        'from itertools import chain\nif "x" in chain.from_iterable(map(str, record.notes)): pass',
+        'said = ast.literal_eval(repr(str(note)))\nif said == "x": pass',
     ],
 )
 def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
@@ -400,6 +509,11 @@ def test_the_test_sees_a_branch_on_a_sentence(source: str) -> None:
         "for place, said in enumerate(record.notes):\n    print(place == 0, said)",
         "table[row.name] = reason\nif row.name == name: pass",
         "def f(line):\n    print(line)\n\n\nf(str(note))",
+        "if str(note) is not None and len(str(note)) < width: print(note)",
+        'words = str(error).split(", ")\nprint(words[0])',
+        "lines = []\nlines.append(str(note))\nif lines: print(lines)",
+        "def f(record):\n    return record.failure.message\n\n\nprint(f(record))",
+        'match failure:\n    case Failure(kind="oom"): pass',
     ],
 )
 def test_the_test_lets_codes_and_printing_pass(source: str) -> None:
