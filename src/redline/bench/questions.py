@@ -13,6 +13,8 @@ from redline.bench.device.failure import is_out_of_memory
 from redline.bench.doctor import health
 from redline.bench.environment import describe
 from redline.bench.measure.ceilings import answer_ceilings
+from redline.bench.measure.operators import answer_operators
+from redline.bench.memory import answer_memory
 from redline.bench.recipe.checks import metric_of
 from redline.bench.recipe.compose import switch_choices, switches_of
 from redline.bench.recipe.snippet import snippet_of
@@ -73,14 +75,10 @@ def answer(question: Question, on_progress: OnProgress = lambda progress: None) 
     if isinstance(question, AskCount):
         return answer_count(question.spec)
     if isinstance(question, AskMemory):
-        from redline.bench.memory import answer_memory
-
         return answer_memory(question.spec, question.snapshot)
     if isinstance(question, AskCeilings):
         return answer_ceilings(question.device, question.threads, on_progress)
     if isinstance(question, AskOperators):
-        from redline.bench.measure.operators import answer_operators
-
         return answer_operators(question)
     assert isinstance(question, AskHealth)
     return health()

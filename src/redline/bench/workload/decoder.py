@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.bench.workload.inputs import seeded
+from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError
 from redline.note import Note, note
@@ -190,8 +191,6 @@ class OwnDecoder(Decoder):
         return logits[:, -1] if logits.ndim == 3 else logits
 
     def cache_tensors(self) -> Iterator[Tensor]:
-        from redline.bench.workload.structure import named_tensors
-
         for _, tensor in named_tensors(self._cache):
             yield tensor
 
