@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from redline.errors import UsageError
-from redline.launch import open_door
+from redline.launch import Session, open_door
 from redline.launch.connection import WorkerSession, log_tail, trim_log, worker_log
-from redline.launch.fork import shared_server
 from redline.locks import device_lock, physical_name
 from redline.protocol import Ask, BlockReply, FailureReply, Measure, Prepare, PreparedReply, Profile, Reply, TraceReply
 from redline.questions import AskEnvironment, EnvironmentAnswer
@@ -50,28 +49,57 @@ def failure_of(reply: Reply) -> Failure:
     return reply.failure
 
 
-@pytest.mark.parametrize("door", ["fork", "spawn", "inline"])
+def answers_every_message(session: Session, spec: RunSpec, folder: Path) -> None:
+    stages: list[str] = []
+    prepared = session.ask(Prepare(spec=spec), lambda progress: stages.append(progress.stage))
+    assert isinstance(prepared, PreparedReply), prepared
+    assert prepared.prepared.isolated == (spec.launch.door != "inline")
+    block = session.ask(Measure(kind="throughput", seconds=0.05, round=7))
+    assert isinstance(block, BlockReply)
+    assert block.block.round == 7
+    assert all(sample > 0 for sample in block.block.samples)
+    trace = session.ask(Profile(path=str(folder / "trace.json.gz"), active=2))
+    assert isinstance(trace, TraceReply)
+    assert Path(trace.trace.path).read_bytes()[:2] == b"\x1f\x8b"
+    assert stages[:2] == ["device", "build"]
+    assert stages[-1] == "ready"
+
+
+@pytest.mark.parametrize("door", ["fork", "inline"])
 def test_every_door_answers_the_same_messages(door: str, tmp_path: Path) -> None:
     spec = spec_of("sound", door=door)
     opened = open_door(spec.launch)
-    stages: list[str] = []
     try:
         session = opened.open(spec)
-        prepared = session.ask(Prepare(spec=spec), lambda progress: stages.append(progress.stage))
-        assert isinstance(prepared, PreparedReply), prepared
-        assert prepared.prepared.isolated == (door != "inline")
-        block = session.ask(Measure(kind="throughput", seconds=0.05, round=7))
-        assert isinstance(block, BlockReply)
-        assert block.block.round == 7
-        assert all(sample > 0 for sample in block.block.samples)
-        trace = session.ask(Profile(path=str(tmp_path / "trace.json.gz"), active=2))
-        assert isinstance(trace, TraceReply)
-        assert Path(trace.trace.path).read_bytes()[:2] == b"\x1f\x8b"
+        answers_every_message(session, spec, tmp_path)
         session.close()
     finally:
         opened.close()
-    assert stages[:2] == ["device", "build"]
-    assert stages[-1] == "ready"
+
+
+def test_a_spawned_worker_does_what_a_forked_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it in one worker, behind a command that is really there: each takes seconds to start."""
+    marker = f"redline-daemon-{os.getpid()}-spawn"
+    monkeypatch.setenv("REDLINE_TEST_MARKER", marker)
+    make_surroundings_hostile(tmp_path, monkeypatch)
+    spec = spec_of("does_all_of_it", door="spawn", command_prefix=("env", "OMP_NUM_THREADS=1"))
+    opened = open_door(spec.launch)
+    try:
+        session = opened.open(spec)
+        reply = session.ask(Ask(question=AskEnvironment(device="cpu")))
+        assert isinstance(reply, EnvironmentAnswer)
+        assert reply.environment.threads == 1
+        answers_every_message(session, spec, tmp_path)
+        session.ask(
+            Measure(kind="throughput", seconds=0.05)
+        )  # the profiler has printed too: the last line is the model's
+        assert "sleep" in [process.name() for process in marked_processes(marker)]
+        printed = session.close().printed.splitlines()
+        assert "sleep" not in [process.name() for process in marked_processes(marker)]
+    finally:
+        opened.close()
+    assert printed[-1] == "a line of the model's own"
+    assert 1 < len(printed) <= 20
 
 
 def test_an_inline_bench_leaves_torch_as_it_was() -> None:
@@ -129,9 +157,8 @@ def test_a_collection_in_a_worker_leaves_the_pages_of_its_server_alone() -> None
     assert int(told.partition(" objects")[0].split()[-1]) > 100_000
 
 
-@pytest.mark.parametrize("door", ["fork", "spawn"])
-def test_what_a_model_prints_is_kept(door: str) -> None:
-    spec = spec_of("prints", door=door)
+def test_what_a_model_prints_is_kept() -> None:
+    spec = spec_of("prints", door="fork")
     opened = open_door(spec.launch)
     try:
         session = opened.open(spec)
@@ -183,11 +210,10 @@ def test_only_a_log_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
         assert log_tail(log) == "123456789!?"
 
 
-@pytest.mark.parametrize("door", ["fork", "spawn"])
-def test_a_daemon_that_a_model_left_ends_with_its_worker(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    marker = f"redline-daemon-{os.getpid()}-{door}"
+def test_a_daemon_that_a_model_left_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = f"redline-daemon-{os.getpid()}-fork"
     monkeypatch.setenv("REDLINE_TEST_MARKER", marker)
-    spec = spec_of("leaves_a_daemon", door=door)
+    spec = spec_of("leaves_a_daemon", door="fork")
     opened = open_door(spec.launch)
     try:
         session = opened.open(spec)
@@ -216,12 +242,9 @@ def test_daemons_of_one_worker_outlive_another(monkeypatch: pytest.MonkeyPatch) 
         opened.close()
 
 
-@pytest.mark.parametrize("door", ["fork", "spawn"])
-def test_the_environment_reaches_the_worker_whatever_is_in_it(
-    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def make_surroundings_hostile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables and a working folder that are not UTF-8, and more of them than a message of a socket holds."""
-    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9"))
     folder.mkdir()
     (folder / "here").touch()
     monkeypatch.chdir(folder)
@@ -229,7 +252,11 @@ def test_the_environment_reaches_the_worker_whatever_is_in_it(
     monkeypatch.setenv("REDLINE_TEST_BYTES", os.fsdecode(b"caf\xe9"))
     for name in ("LONG", "LONGER", "LONGEST"):
         monkeypatch.setenv(f"REDLINE_TEST_{name}", "x" * 100_000)
-    assert isinstance(prepare("knows_its_environment", door=door), PreparedReply)
+
+
+def test_the_environment_reaches_the_worker_whatever_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_surroundings_hostile(tmp_path, monkeypatch)
+    assert isinstance(prepare("knows_its_environment", door="fork"), PreparedReply)
 
 
 def test_a_working_folder_that_was_removed_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,57 +296,54 @@ def test_a_server_whose_desk_was_killed_during_the_import_ends_at_once(tmp_path:
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
-def test_workers_end_with_their_server() -> None:
-    """Also where the desk, to which they listen, lives on."""
-    spec = spec_of("sound")
-    door = open_door(spec.launch)
-    try:
-        session = door.open(spec)
-        assert isinstance(session, WorkerSession)
-        assert isinstance(session.ask(Prepare(spec=spec)), PreparedReply)
-        worker = psutil.Process(session.pid)
-        shared_server()._process.kill()
-        psutil.wait_procs([worker], timeout=60)
-        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
-    finally:
-        door.close()
-
-
-PREPARED_IN_A_NEW_DESK = textwrap.dedent(f"""
+DESK_OF_ITS_OWN = textwrap.dedent(f"""
     import os, sys
     os.close(0), os.close(1)
+    import psutil
     from redline.launch import open_door
+    from redline.launch.fork import shared_server
     from redline.protocol import Prepare, PreparedReply
     from redline.spec import LaunchSpec, MeasureSpec, RunSpec, WorkloadSpec
     spec = RunSpec(workload=WorkloadSpec(model={f"{MISBEHAVING}:sound"!r}), device="cpu",
                    launch=LaunchSpec(door="fork"), measure=MeasureSpec.for_effort("quick"))
-    reply = open_door(spec.launch).open(spec).ask(Prepare(spec=spec))
-    sys.exit(0 if isinstance(reply, PreparedReply) else str(reply))
+    session = open_door(spec.launch).open(spec)
+    reply = session.ask(Prepare(spec=spec))
+    assert isinstance(reply, PreparedReply), reply
+    worker = psutil.Process(session.pid)
+    shared_server()._process.kill()
+    psutil.wait_procs([worker], timeout=60)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "it outlived its server"
 """)
 
 
-def test_files_of_the_working_folder_are_not_taken_for_modules(tmp_path: Path) -> None:
-    """Of Python's or of ours; with stdin and stdout closed on top of it."""
+def test_a_server_with_odd_imports_starts_and_its_workers_end_with_it(tmp_path: Path) -> None:
+    """All of it in one desk, as each server takes seconds to start.
+
+    Files of the working folder are not taken for modules of Python's or of ours, with stdin and stdout closed on top of
+    it. A server whose imports start a thread, as the compiler of torch 2.11 does beside a GPU, starts again without
+    the compiler; here a thread is started at the very beginning. And its workers end with it, also where the desk, to
+    which they listen, lives on.
+    """
+    working, importable = tmp_path / "working", tmp_path / "importable"
+    working.mkdir()
+    importable.mkdir()
     for name in ("statistics", "msgspec", "psutil", "queue", "torchvision"):
-        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the wrong {name}')")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PREPARED_IN_A_NEW_DESK], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_server_whose_imports_start_a_thread_starts_again_without_the_compiler(tmp_path: Path) -> None:
-    """As the compiler of torch 2.11 does beside a GPU; here a thread is started at the very beginning."""
-    (tmp_path / "sitecustomize.py").write_text(
+        (working / f"{name}.py").write_text(f"raise RuntimeError('the wrong {name}')")
+    (importable / "sitecustomize.py").write_text(
         "import sys, threading, time\n"
         "if any('forkserver' in each for each in sys.orig_argv):\n"
         f"    print(sys.orig_argv[-1], file=open({str(tmp_path / 'starts')!r}, 'a'))\n"
         "    if sys.orig_argv[-1] != 'light':\n"
         "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(importable), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, "-c", PREPARED_IN_A_NEW_DESK], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", DESK_OF_ITS_OWN],
+        cwd=working,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     starts = (tmp_path / "starts").read_text().split()
@@ -393,17 +417,6 @@ def test_workers_prepare_at_the_same_time_and_stand_still_in_the_middle_of_it() 
 
 def test_loader_workers_run_inside_a_forked_worker() -> None:
     assert isinstance(prepare("loads_with_workers"), PreparedReply)
-
-
-def test_a_command_in_front_of_the_worker_is_really_there() -> None:
-    spec = spec_of("sound", door="spawn", command_prefix=("env", "OMP_NUM_THREADS=1"))
-    door = open_door(spec.launch)
-    try:
-        reply = door.open(spec).ask(Ask(question=AskEnvironment(device="cpu")))
-    finally:
-        door.close()
-    assert isinstance(reply, EnvironmentAnswer)
-    assert reply.environment.threads == 1
 
 
 def test_a_missing_command_in_front_is_told_in_one_line() -> None:

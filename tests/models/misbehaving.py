@@ -193,3 +193,10 @@ def knows_its_environment():
     assert len(os.environb[b"REDLINE_TEST_LONG"]) == 100_000
     assert os.path.exists("here"), os.listdir(".")
     return _model(lambda: None)
+
+
+def does_all_of_it():
+    """Knows its environment, leaves a daemon and prints."""
+    knows_its_environment()
+    leaves_a_daemon()
+    return prints()

@@ -56,7 +56,10 @@ def shift(record: RunRecord, kind: TimeKind = "throughput") -> float | None:
     others: dict[TimeKind, TimeKind] = {"throughput": "latency", "latency": "throughput"}
     kinds = (kind, others[kind]) if kind in others else (kind,)
     for each in kinds:
-        solo, contended = (_logs(blocks) for blocks in _sorts(record, each))
+        sorts = _sorts(record, each)
+        if min(map(len, sorts)) < FEWEST_BLOCKS:
+            continue  # mostly so, and medians take time
+        solo, contended = map(_logs, sorts)
         if min(len(solo), len(contended)) >= FEWEST_BLOCKS:
             found = median(contended) - median(solo)
             is_clear = abs(found) >= max(SMALLEST_SHIFT, CLEARLY * (_scatter(solo) + _scatter(contended)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, median
 
@@ -66,6 +66,9 @@ class Costs:
         """What a recipe took that then broke."""
         self._not_within_s: dict[Kind, float] = {}
         """By how it is prepared: what was given up had taken so many seconds."""
+        # A search asks for hundreds of recipes after every trial; none of these answers changes once this is made.
+        self._kinds: dict[Switches, Kind] = {}
+        self._warm: dict[Switches, float] = {}
         for switches, taken_s in tuner.given_up.items():
             kind = self._kind(switches)
             self._not_within_s[kind] = max(taken_s, self._not_within_s.get(kind, 0.0))
@@ -87,6 +90,9 @@ class Costs:
                 unsure.add(program)  # it broke before or after it was compiled: nobody knows what is in the cache
         recipes = {str(record.spec.recipe) for record in tuner.records.values() if record.prepared is not None}
         self._compiled |= {self._program(tuner.space.switches_of(recipe)) for recipe in recipes}
+        self._known_by_kind: dict[Kind, list[Switches]] = {}
+        for switches in self._known:
+            self._known_by_kind.setdefault(self._kind(switches), []).append(switches)
 
     def expected_s(self, switches: Switches) -> float:
         """To open this recipe, now for the first time or again, to check it and to time it."""
@@ -166,6 +172,11 @@ class Costs:
 
     def _warm_s(self, switches: Switches) -> float:
         """The same once its program has been compiled."""
+        if switches not in self._warm:
+            self._warm[switches] = self._found_warm_s(switches)
+        return self._warm[switches]
+
+    def _found_warm_s(self, switches: Switches) -> float:
         warm = [other for other in self._alike(switches) if other not in self._cold]
         if not self._kind(switches):
             return self._plain_s(switches)
@@ -188,13 +199,13 @@ class Costs:
 
     def _plain_s(self, switches: Switches) -> float:
         """With nothing to compile."""
-        plain = [other for other in self._known if not self._kind(other)]
+        plain = self._known_by_kind.get(frozenset())
         return self._middle(switches, plain) if plain else FIRST_TRIAL_S
 
     def _alike(self, switches: Switches) -> list[Switches]:
-        return [other for other in self._known if self._kind(other) == self._kind(switches)]
+        return self._known_by_kind.get(self._kind(switches), [])
 
-    def _middle(self, switches: Switches, others: Iterable[Switches]) -> float:
+    def _middle(self, switches: Switches, others: Sequence[Switches]) -> float:
         """The median of the nearest that paid for no first use; where all did, the cheapest."""
         settled = [other for other in others if other not in self._paid_first]
         if not settled:
@@ -202,8 +213,10 @@ class Costs:
         nearest = sorted(settled, key=lambda other: len(switches ^ other))[:ALIKE]
         return median(self._known[other] for other in nearest)
 
-    def _kind(self, switches: Iterable[str]) -> Kind:
-        return frozenset(self._slow[switch] for switch in switches if switch in self._slow)
+    def _kind(self, switches: Switches) -> Kind:
+        if switches not in self._kinds:
+            self._kinds[switches] = frozenset(self._slow[switch] for switch in switches if switch in self._slow)
+        return self._kinds[switches]
 
     def _program(self, switches: Switches) -> Switches:
         return frozenset(switch for switch in switches if not self._choices[switch].leaves_program)

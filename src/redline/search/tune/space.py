@@ -243,6 +243,16 @@ class Space:
 
     def switches_of(self, text: str) -> Switches:
         """The recipe of a text. What was tried before may lack what its switches need: that is how it was learned."""
+        if text not in self._read:
+            self._read[text] = self._parsed(text)
+        return self._read[text]
+
+    @cached_property
+    def _read(self) -> dict[str, Switches]:
+        """Recipes by their texts: a search reads those of all its trials again and again."""
+        return {}
+
+    def _parsed(self, text: str) -> Switches:
         switches = frozenset(str(switch) for switch in Recipe.parse(text).switches)
         unknown = sorted(switches - self.by_switch.keys())
         if unknown:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -258,20 +259,23 @@ def _path_of(place: str) -> Path | None:
 
 def _check_attribute(path: Path, place: str, factory: str) -> None:
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        names = _top_level_names(path.read_bytes(), str(path))
     except SyntaxError as error:
         raise SpecError(f"{place} line {error.lineno}: {error.msg}") from None
     except (OSError, ValueError) as error:
         raise SpecError(f"cannot read {place}: {error}") from None
-    names = _top_level_names(tree)
     if names is not None and factory not in names:
         raise SpecError(f"{place} has no {factory}{_did_you_mean(factory, names)}")
 
 
-def _top_level_names(tree: ast.Module) -> set[str] | None:
-    """Every name the file binds outside functions and classes; None where that cannot be told without running it."""
+@lru_cache(maxsize=8)
+def _top_level_names(source: bytes, path: str) -> frozenset[str] | None:
+    """Every name a file binds outside functions and classes; None where that cannot be told without running it.
+
+    Kept for a while: every question about a model checks its name again.
+    """
     names: set[str] = set()
-    waiting: list[ast.AST] = list(tree.body)
+    waiting: list[ast.AST] = list(ast.parse(source, filename=path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -286,7 +290,7 @@ def _top_level_names(tree: ast.Module) -> set[str] | None:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.add(node.id)
             waiting += ast.iter_child_nodes(node)
-    return names
+    return frozenset(names)
 
 
 def _attribute(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
