@@ -21,8 +21,9 @@ class Browser:
         self.downloads = downloads
 
     def open(self, page: Path) -> None:
+        """Always at one address: Chromium then keeps what it has compiled of plotly, which takes a second."""
         self.driver.get_log("browser")  # what an earlier page said
-        self.driver.get(page.absolute().as_uri())
+        self.driver.get(shutil.copyfile(page, self.downloads.parent / "opened.html").as_uri())
         self.until("return document.documentElement.dataset.ready")
 
     def until(self, script: str) -> Any:
@@ -65,7 +66,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     from selenium.webdriver.chrome.options import Options
     from selenium.webdriver.chrome.service import Service
 
-    downloads = tmp_path_factory.mktemp("downloads")
+    downloads = tmp_path_factory.mktemp("browser") / "downloads"
+    downloads.mkdir()
     options = Options()
     options.binary_location = binary
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):

@@ -162,6 +162,44 @@ def test_every_chart_has_data_and_the_console_stays_silent(
     assert browser.ask("return document.documentElement.scrollWidth") <= width
     background = browser.ask("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(14, 17, 21)") is dark
+    every_hover_text_carries_the_verdict(browser)
+    nothing_was_asked_of_the_network(browser)
+    the_captured_step_can_be_looked_at(browser, width)
+
+
+def every_hover_text_carries_the_verdict(browser: Any) -> None:
+    for chart in ALL_CHARTS - {"gains", "held"}:  # neither is one record
+        told = browser.ask(
+            "const plot = document.querySelector(`#chart-${arguments[0]} .plot`);"
+            "return plot.data.filter(t => t.hoverinfo === 'text' && t.meta !== 'guide').flatMap(t => [...t.hovertext]).filter(Boolean)",
+            chart,
+        )
+        assert told, chart
+        assert [text for text in told if "verdict" not in text and "failed" not in text] == [], chart
+
+
+def nothing_was_asked_of_the_network(browser: Any) -> None:
+    fetched = browser.ask("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert [name for name in fetched if not name.startswith(("blob:", "data:", "file:"))] == []
+
+
+def the_captured_step_can_be_looked_at(browser: Any, width: int) -> None:
+    boxes = "return [...document.querySelectorAll('#timeline .boxes')].map(b => Number(b.dataset.drawn))"
+    timeline, flame = browser.ask(boxes)
+    assert timeline > 1000
+    assert flame > 5
+    shares = (
+        "const c = document.querySelector('#timeline canvas'); const p = c.getContext('2d');"
+        "const d = p.getImageData(0, 0, c.width, c.height).data; let n = 0;"
+        "for (let i = 3; i < d.length; i += 4) if (d[i]) n += 1; return n / (c.width * c.height)"
+    )
+    assert browser.ask(shares) > 0.1
+    before = browser.ask(shares)
+    browser.ask("document.querySelector('#timeline .boxtools button').click()")
+    browser.until(f"return (() => {{ {shares} }})() !== {before}")
+    assert browser.ask("return document.querySelector('#timeline').scrollWidth") <= width
+    # Chromium advises this test, which reads the canvas, how to do so faster.
+    assert [line for line in browser.console() if "willReadFrequently" not in line] == []
 
 
 def test_several_searches_are_chosen_between_and_filtered(browser: Any, tmp_path: Path) -> None:
@@ -247,17 +285,18 @@ def test_a_card_shows_one_subject_or_all_and_its_legend_hides_lines(browser: Any
     assert browser.console() == []
 
 
-def test_filters_by_task_and_device(browser: Any, full_page: Path) -> None:
+def test_the_table_is_filtered_by_task_and_device_and_sorted(browser: Any, full_page: Path) -> None:
     browser.open(full_page)
     choose(browser, "task", "train")
     assert set(column(browser, "task")) == {"train"}
     choose(browser, "task", "train")
     choose(browser, "place", "NVIDIA H200")
     assert set(column(browser, "place")) == {"NVIDIA H200"}
+    choose(browser, "place", "NVIDIA H200")
+    columns_sort_both_ways_with_the_unknown_last(browser)
 
 
-def test_columns_sort_both_ways_with_the_unknown_last(browser: Any, full_page: Path) -> None:
-    browser.open(full_page)
+def columns_sort_both_ways_with_the_unknown_last(browser: Any) -> None:
     sort = "document.querySelector('#table th[data-column=throughput_per_s]').click()"
     browser.ask(sort)
     down = column(browser, "throughput_per_s")
@@ -291,19 +330,6 @@ def test_the_download_is_results_csv_of_what_the_filters_leave(browser: Any, tmp
                 assert float(cell) == pytest.approx(float(told), rel=1e-5), name
             except ValueError:
                 assert cell == told, name
-
-
-def test_every_hover_text_carries_the_verdict(browser: Any, full_page: Path) -> None:
-    browser.open(full_page)
-    draw_all(browser)
-    for chart in ALL_CHARTS - {"gains", "held"}:  # neither is one record
-        told = browser.ask(
-            "const plot = document.querySelector(`#chart-${arguments[0]} .plot`);"
-            "return plot.data.filter(t => t.hoverinfo === 'text' && t.meta !== 'guide').flatMap(t => [...t.hovertext]).filter(Boolean)",
-            chart,
-        )
-        assert told, chart
-        assert [text for text in told if "verdict" not in text and "failed" not in text] == [], chart
 
 
 @pytest.mark.parametrize(
@@ -383,13 +409,6 @@ def test_a_section_without_data_does_not_appear(browser: Any, tmp_path: Path) ->
     assert browser.console() == []
 
 
-def test_the_page_asks_nothing_of_the_network(browser: Any, full_page: Path) -> None:
-    browser.open(full_page)
-    draw_all(browser)
-    fetched = browser.ask("return performance.getEntriesByType('resource').map(e => e.name)")
-    assert [name for name in fetched if not name.startswith(("blob:", "data:", "file:"))] == []
-
-
 def test_the_first_screen_answers_the_four_questions(browser: Any, tmp_path: Path) -> None:
     records = [*race_records(), *race_records(model="vit_b_16")]
     browser.open(page_of(tmp_path, records, ceilings_of=ceilings_of))
@@ -407,29 +426,6 @@ def test_the_first_screen_answers_the_four_questions(browser: Any, tmp_path: Pat
     assert "vit_b_16" in left
     assert "model=vit_b_16" in browser.ask("return location.hash")
     assert browser.console() == []
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390], ids=["desktop", "phone"])
-def test_the_captured_step_can_be_looked_at(browser: Any, full_page: Path, dark: bool, width: int) -> None:
-    browser.look_like(dark=dark, width=width, height=900)
-    browser.open(full_page)
-    boxes = "return [...document.querySelectorAll('#timeline .boxes')].map(b => Number(b.dataset.drawn))"
-    timeline, flame = browser.ask(boxes)
-    assert timeline > 1000
-    assert flame > 5
-    shares = (
-        "const c = document.querySelector('#timeline canvas'); const p = c.getContext('2d');"
-        "const d = p.getImageData(0, 0, c.width, c.height).data; let n = 0;"
-        "for (let i = 3; i < d.length; i += 4) if (d[i]) n += 1; return n / (c.width * c.height)"
-    )
-    assert browser.ask(shares) > 0.1
-    before = browser.ask(shares)
-    browser.ask("document.querySelector('#timeline .boxtools button').click()")
-    browser.until(f"return (() => {{ {shares} }})() !== {before}")
-    assert browser.ask("return document.querySelector('#timeline').scrollWidth") <= width
-    # Chromium advises this test, which reads the canvas, how to do so faster.
-    assert [line for line in browser.console() if "willReadFrequently" not in line] == []
 
 
 def test_the_table_is_searched_chosen_pinned_and_opened(browser: Any, tmp_path: Path) -> None:
