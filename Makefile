@@ -18,8 +18,11 @@ venv: $(STAMP) ## .venv with Redline and all that working on it needs; again whe
 demo: venv ## measure a model on the device that is here
 	$(BIN)/redline demo
 
+# Tests start many processes, and wait for them a fifth of their time: with three workers two cores are always busy.
+# Byte-code of our own files is compiled first, also where the environment forbids to write it: each process loads them.
 test: lint types imports ## everything that must hold before a change is done
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: venv ## ruff, as linter and as formatter
 	$(BIN)/ruff check .

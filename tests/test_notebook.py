@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 # The kernel's own libraries warn about themselves on some machines; what the notebook's code does runs in its process.
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_the_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient

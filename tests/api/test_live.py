@@ -207,6 +207,7 @@ class TestFiles:
         assert artifacts() == []
 
 
+@pytest.mark.long
 def test_a_sweep_and_a_search_of_a_live_module_go_on_in_the_next_process(program: Callable[..., str]) -> None:
     """And leave no copy of it behind."""
     code = (

@@ -340,6 +340,7 @@ BRIEF = (
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_example_for_github_actions_runs_as_it_is(
     tmp_path: Path, own_history: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_raising_rank_is_named_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("factory", ["sleeping", "alone"])
+@pytest.mark.long
 def test_a_hanging_rank_is_named_within_the_timeout(factory: str) -> None:
     failure = first_failure(spec_of(factory, prepare_timeout_s=20.0, measure_timeout_s=2.0))
     assert (failure.kind, failure.rank) == ("timeout", 1)
@@ -187,6 +188,7 @@ def test_ranks_beyond_the_gpus_are_refused() -> None:
         refuse_shared_devices("cuda", cuda.device_count() + 1)
 
 
+@pytest.mark.long
 def test_two_agents_with_one_rendezvous_are_one_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two torchrun agents, as on two machines, give what two ranks of one machine give."""
     monkeypatch.setenv(TOKEN, "a word of ours")
@@ -239,6 +241,7 @@ def test_questions_need_no_ranks() -> None:
         door.close()
 
 
+@pytest.mark.long
 def test_torchrun_on_this_machine_and_a_port_in_use() -> None:
     spec = spec_of("sound", ranks=1, door="torchrun")
     with opened(spec) as session:

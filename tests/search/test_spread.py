@@ -188,6 +188,7 @@ def machines() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_tune_finishes_on_a_cluster(machines: tuple[Any, Any]) -> None:
     cluster, _ = machines
     with redline.Workspace(history=":memory:") as workspace:
@@ -197,6 +198,7 @@ def test_a_tune_finishes_on_a_cluster(machines: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_machine_costs_no_row(machines: tuple[Any, Any]) -> None:
     cluster, second = machines
     specs = [

@@ -76,6 +76,17 @@ def test_sixty_cells_killed_at_random_points_end_with_exactly_the_right_rows(
     assert history.count() == 60
 
 
+class Settling(Observer):
+    """Keeps the ids of the records that settled a cell."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self._ids = ids
+
+    def settled(self, cell: Any, record: Any) -> None:
+        self._ids.append(record.id)
+
+
+@pytest.mark.long
 def test_six_cells_on_the_cpu_killed_at_a_random_point_end_with_exactly_the_right_rows(
     history: History, place: Path
 ) -> None:
@@ -86,10 +97,10 @@ def test_six_cells_on_the_cpu_killed_at_a_random_point_end_with_exactly_the_righ
         runner.wait(random.Random(3).uniform(0.0, 0.5))  # somewhere inside the next cell
     runner.send_signal(signal.SIGKILL)
     rest, _ = runner.communicate()
-    runner = start(place, "cpu", "study")
-    last, _ = runner.communicate()
-    assert runner.returncode == 0
-    settled = {line.split()[1] for line in (*lines, *rest.splitlines(), *last.splitlines())}
+    last: list[str] = []
+    with Workspace(history=history, observer=Settling(last)) as workspace:
+        redline.sweep(**CPU_GRID, name="study", workspace=workspace)
+    settled = {line.split()[1] for line in (*lines, *rest.splitlines())} | set(last)
     rows = history.rows()
     assert {row.status for row in rows} == {"done"}
     assert {(row.recipe, row.batch) for row in rows} == {
