@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from brief import shorten_efforts
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the rewritten tests, also where the environment forbids byte-code: rewriting them takes each worker 9 s.
+
+    What was imported by then stays: no collection of garbage needs to look at it again, and every bench begins with one.
+    """
+    forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = forbidden
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
