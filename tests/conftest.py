@@ -11,6 +11,10 @@ import pytest
 from brief import shorten_efforts
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes ten seconds or more, and is started first")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Keep the rewritten tests, also where the environment forbids byte-code: rewriting them takes each worker 9 s.
