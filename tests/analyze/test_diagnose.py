@@ -527,6 +527,15 @@ class TestTroublesOfKnownSize:
         """A copy back at the end of a step and a copy in at the beginning of the next: the host may be early in between."""
         self.judged(tmp_path, {"input copy": 0.8, "sync copy": 0.3, "result copy": 0.3}, "input copy")
 
+    def test_a_stall_behind_a_wait_is_bounded_by_all_that_it_may_save(self, tmp_path: Path) -> None:
+        """Either the wait or the stall is enough to take out, so the stall's bound covers the idle time they share."""
+        program = Program(2, {"result copy": 0.1, "logging sync": 0.3, "late graph": 0.3})
+        whole = run(program)
+        gain = whole.wall_ns / run(program.without("late graph")).wall_ns
+        findings = profile_of(read_traces(whole.write(tmp_path))).findings
+        stall = next(finding for finding in findings if finding.code == "host-stall")
+        assert gain <= stall.gain_bound < 1 + 2 * (gain - 1)
+
     @pytest.mark.parametrize("dress", DRESSES)
     def test_as_traces_of_others_show_it(self, tmp_path: Path, dress: str) -> None:
         self.judged(tmp_path, {"item": 0.8}, "item", dress)

@@ -125,7 +125,8 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
     allocating = on_launching_threads(host, picked(host.trace.calls, host.allocating))
     plain = plain_time(run)
     every_wait = np.ones(len(replay.waits), np.bool_)
-    stalls = without(both(plain, stalls_of(host, run.bounds)), idle.when["sync"])
+    every_stall = both(plain, stalls_of(host, run.bounds))
+    stalls = without(every_stall, idle.when["sync"])
     stalled = both(idle.when["host"], stalls)
     steady = without(plain, stalls)
     if len(loading):
@@ -139,7 +140,9 @@ def _of_the_host(run: DeviceRun, sums: Sums) -> None:
         saved = replay.saved(without_host=stalls)
         doing = meanwhile(host, stalled)
         code: LossCode = "no-work" if WAITS_FOR_WORK.search(doing) else "stall"
-        sums[code].add(stalled.total, saved, count=len(stalls), what=doing)
+        # Where a wait had let the device run dry, taking out either of the two is enough: both may save that time.
+        most = replay.saved(without_host=every_stall)
+        sums[code].add(stalled.total, saved, max(most, saved), len(stalls), doing)
     late = idle.ns("host") + idle.ns("latency") - both(idle.when["host"], stalls).total
     if late > 0:
         # What the host could make good without its waits is theirs.
