@@ -259,6 +259,7 @@ class TestStudent:
 
 
 def test_spread_is_deviation_over_mean() -> None:
+    assert spread([1.0, 3.0]) == pytest.approx(math.sqrt(2) / 2), "two samples are enough"
     assert spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
     assert spread([1.0]) is None
     assert spread([]) is None
@@ -331,6 +332,7 @@ def test_the_fewest_for_a_percentile_by_trying_each(q: float) -> None:
     beyond = min(q, 1 - q)
     tried = next(n for n in range(2, 5000) if 1 - tail_of_binomial(n, 2, beyond) <= 0.01)
     assert fewest_for_percentile(q) == tried
+    assert type(fewest_for_percentile(q)) is int, "a number of samples"
 
 
 def test_correlated_rounds_widen_the_error_of_their_mean_by_hand() -> None:
