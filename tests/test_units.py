@@ -8,6 +8,7 @@ from redline.errors import SpecError
 from redline.units import (
     THIN_SPACE,
     format_bytes,
+    format_ratio,
     format_seconds,
     format_share,
     parse_bytes,
@@ -133,3 +134,10 @@ class TestWriting:
         assert parse_bytes(format_bytes(3 * 2**30)) == 3 * 2**30
         assert parse_seconds(format_seconds(0.0125)) == pytest.approx(0.0125)
         assert parse_seconds(format_seconds(4.2e-6)) == pytest.approx(4.2e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"), [(0.82, "0.82×"), (2.0, "2.00×"), (0.00371, "0.0037×"), (0.0, "0.00×"), (0.099, "0.10×")]
+)
+def test_a_small_ratio_is_no_zero(ratio: float, told: str) -> None:
+    assert format_ratio(ratio) == told

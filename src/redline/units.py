@@ -57,6 +57,11 @@ def _parse(text: str, factors: dict[str, float] | dict[str, int], bare: str, exp
     return value
 
 
+def format_ratio(ratio: float) -> str:
+    """`0.82×`, and `0.0037×` rather than a zero."""
+    return f"{ratio:.2f}×" if ratio >= 0.095 or not ratio > 0 else f"{ratio:.2g}×"
+
+
 def significant(value: float, digits: int) -> str:
     """`value` with this many significant digits, no exponent, thousands separated."""
     if not math.isfinite(value):

@@ -257,6 +257,17 @@ class TestVersusFirst:
         assert versus.ratio == pytest.approx(2.0, rel=0.01)
         assert (versus.low, versus.high) == (None, None)
 
+    def test_with_few_rounds_one_stall_does_not_decide(self, make_record: Any, make_block: Any) -> None:
+        """The ratio is that of the speeds beside it in the table."""
+        records = group(make_record, make_block, rounds=2)
+        stalled = make_block(5.0, count=2, round=1, seed=1)
+        records[1] = msgspec.structs.replace(records[1], blocks=(records[1].blocks[0], stalled))
+        first, second = summarize(records)
+        assert second.vs_first is not None
+        assert second.vs_first.ratio == pytest.approx(2.0, rel=0.05)
+        assert first.throughput_per_s is not None
+        assert second.throughput_per_s == pytest.approx(second.vs_first.ratio * first.throughput_per_s)
+
     def test_without_a_common_round_there_is_nothing(self, make_record: Any, make_block: Any) -> None:
         assert summarize(group(make_record, make_block, second_rounds=range(20, 28)))[1].vs_first is None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from itertools import chain
 from statistics import median
 from typing import Literal
@@ -338,10 +338,12 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     if not common:
         return None
     paired = ratio_in_turns(first, record)
+    # With few rounds one stall would decide their mean; the median step of all of them is what the table shows, too.
+    first_step, own_step = (_median_step_s(each, common) for each in (first, record))
     first_latency, own_latency = _latency(first), _latency(record)
     return VersusFirst(
         recipe=str(first.spec.recipe),
-        ratio=paired.ratio if paired else _ratio_of_medians(first_rounds, own_rounds, common),
+        ratio=paired.ratio if paired else first_step / own_step,
         low=paired.low if paired else None,
         high=paired.high if paired else None,
         latency_change=_change(own_latency.p50, first_latency.p50) if own_latency and first_latency else None,
@@ -349,9 +351,8 @@ def _versus(record: RunRecord, first: RunRecord | None) -> VersusFirst | None:
     )
 
 
-def _ratio_of_medians(first: Mapping[int, float], own: Mapping[int, float], rounds: Iterable[int]) -> float:
-    keys = list(rounds)
-    return median(first[key] for key in keys) / median(own[key] for key in keys)
+def _median_step_s(record: RunRecord, rounds: Container[int]) -> float:
+    return median(s for block in timed_blocks(record, "throughput") if block.round in rounds for s in block.samples)
 
 
 def _memory_change(own: Memory | None, first: Memory | None) -> float | None:

@@ -14,7 +14,7 @@ from redline.analyze.trust import error_text
 from redline.conditions import condition_words
 from redline.record import Numerics
 from redline.report.terminal import GAP, make_table
-from redline.units import format_bytes, format_count, format_seconds, format_share, significant
+from redline.units import format_bytes, format_count, format_ratio, format_seconds, format_share, significant
 
 TRUST_STYLE = {"valid": "green", "invalid": "red"}
 
@@ -116,8 +116,8 @@ def ratio_cell(row: RunSummary) -> str:
     if versus is None:
         return "–" if row.group else ""
     if versus.low is None or versus.high is None:
-        return f"{versus.ratio:.2f}× (few rounds)"
-    return f"{versus.ratio:.2f}× ({interval_text(versus.low, versus.high)})"
+        return f"{format_ratio(versus.ratio)} (few rounds)"
+    return f"{format_ratio(versus.ratio)} ({interval_text(versus.low, versus.high)})"
 
 
 def headline(rows: Sequence[RunSummary], *more: str) -> str:

@@ -19,7 +19,7 @@ from redline.record import RunRecord
 from redline.report.export import JsonDocument, json_document
 from redline.report.profile import DEFAULT_ROWS, STYLE
 from redline.report.terminal import Fitted, cell, escaped, make_table, one_line, plain_table, table
-from redline.units import format_bytes, format_count, format_seconds, format_share
+from redline.units import format_bytes, format_count, format_ratio, format_seconds, format_share
 
 STYLES = {
     "faster": "green",
@@ -274,7 +274,7 @@ def _changes(title: str, rows: Sequence[Changed], most: int) -> Table:
     for row in rows[:most]:
         change = row.after_s - row.before_s
         calls = f"{row.calls_before:.4g} → {row.calls_after:.4g}"
-        ratio = f"{row.ratio:.2f}×" if row.ratio is not None else "–"
+        ratio = format_ratio(row.ratio) if row.ratio is not None else "–"
         table.add_row(
             Text(row.short_name),
             format_seconds(row.before_s) if row.before_s else "–",
@@ -303,7 +303,7 @@ def _alignment(diff: ProfileDiff, most: int) -> Table:
             format_seconds(row.before_s) if row.before_s else "–",
             format_seconds(row.after_s) if row.after_s else "–",
             f"{sign}{format_seconds(abs(change))}",
-            f"{row.ratio:.2f}×" if row.ratio is not None else "–",
+            format_ratio(row.ratio) if row.ratio is not None else "–",
             f"{sign}{format_share(abs(row.share))}",
             Text(row.change, style=STYLE.get(row.change, "dim")),
         )

@@ -20,7 +20,7 @@ from redline.report.terminal import cell, escaped, table
 from redline.report.train import epoch_cells, epoch_headers, title_of
 from redline.report.tune import tune_markdown
 from redline.search.tune.gains import waterfall
-from redline.units import format_bytes, format_seconds, format_share, significant
+from redline.units import format_bytes, format_ratio, format_seconds, format_share, significant
 
 MOST_ROWS = 400
 """Of the tables; results.csv has all of them."""
@@ -224,7 +224,7 @@ def _speed(row: RunSummary) -> str:
 def _versus(row: RunSummary) -> str:
     if row.vs_first is None:
         return "–"
-    return ratio_text(row) if row.vs_first.low is not None else f"{row.vs_first.ratio:.2f}× (few rounds)"
+    return ratio_text(row) if row.vs_first.low is not None else f"{format_ratio(row.vs_first.ratio)} (few rounds)"
 
 
 def _remarks(rows: Sequence[RunSummary]) -> Iterator[str]:

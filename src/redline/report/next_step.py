@@ -13,6 +13,7 @@ from redline.report.cells import (
     ratio_cell,
     rounded,
 )
+from redline.units import format_ratio
 
 LONGER = "'redline race' or --effort strict measures longer, a quieter machine helps too"
 
@@ -70,7 +71,7 @@ def _contradiction(row: RunSummary, rows: Sequence[RunSummary]) -> list[Text]:
     pooled = row.throughput_per_s / first.throughput_per_s
     if versus.low / APART <= pooled <= versus.high * APART:
         return []
-    said = f"{pooled:.2f}× by overall throughput, but {versus.ratio:.2f}× interleaved"
+    said = f"{format_ratio(pooled)} by overall throughput, but {format_ratio(versus.ratio)} interleaved"
     return [
         Text(f"  {row.recipe}: {said}: the machine's speed changed between rounds, so rely on neither", style="yellow")
     ]
@@ -119,9 +120,7 @@ def _next_of(measured: Sequence[RunSummary]) -> str:
     if any(row.numerics and row.numerics.method == "unchecked" for row in faster):
         best = max(faster, key=lambda row: row.vs_first.ratio if row.vs_first else 0.0)
         assert best.vs_first is not None
-        return (
-            f"{best.recipe} is the fastest here ({best.vs_first.ratio:.2f}×); its outputs were not compared with fp32"
-        )
+        return f"{best.recipe} is the fastest here ({format_ratio(best.vs_first.ratio)}); its outputs were not compared with fp32"
     if faster:
         return "only recipes without acceptable outputs are faster than the first here; try others"
     if first.worth_trying:

@@ -20,6 +20,7 @@ from redline.report.step import draw_step
 from redline.report.terminal import one_line
 from redline.report.train import draw_trainings
 from redline.spec import BASELINE
+from redline.units import format_ratio
 
 MARKERS = "osD^Pvhp"
 MOST_LINES = 12
@@ -197,7 +198,7 @@ def _bar_end(row: RunSummary) -> float:
 
 
 def _bar_text(row: RunSummary) -> str:
-    ratio = f"{row.vs_first.ratio:.2f}×" if row.vs_first is not None else ""
+    ratio = format_ratio(row.vs_first.ratio) if row.vs_first is not None else ""
     doubt = "" if row.verdict.trusted else ", ".join(row.verdict.labels)
     wrong = "numerics ✗" if row.numerics is not None and row.numerics.is_wrong else ""
     return "  ".join(part for part in (f"{row.throughput_per_s:,.0f}", ratio, doubt, wrong) if part)

@@ -8,13 +8,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from redline.analyze.race import TIME_BAND, Pair, Replicate, is_same_recipe, names_in, pair_of, pairs_of, process_spread
+from redline.analyze.recommend.evidence import interval_text
 from redline.analyze.replicates import Process, joined_row
 from redline.analyze.summary import CeilingsOf, RunSummary, first_of_each_group, summarize
 from redline.analyze.trust import farthest
 from redline.report.cells import error_cell, headline, rounded
 from redline.report.export import JsonDocument, json_document
 from redline.report.terminal import Fitted, make_table
-from redline.units import format_share
+from redline.units import format_ratio, format_share
 
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "", "inconclusive": "yellow"}
 
@@ -86,7 +87,9 @@ def _cells(
     pair = pair_of(replicates, first, name) if name != first else None
     ratio = "–"
     if pair is not None:
-        ratio = f"{pair.ratio:.2f}×" + (f" ({pair.low:.2f}–{pair.high:.2f})" if pair.low and pair.high else "")
+        ratio = format_ratio(pair.ratio) + (
+            f" ({interval_text(pair.low, pair.high)})" if pair.low and pair.high else ""
+        )
     interval = joined.throughput_interval
     return [
         rounded(joined.throughput_per_s, interval.half_width if interval else None),

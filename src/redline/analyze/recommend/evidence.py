@@ -16,7 +16,7 @@ from redline.identity import Subject
 from redline.note import Note
 from redline.record import Failure, RunRecord
 from redline.spec import BASELINE, Frozen, RunSpec
-from redline.units import format_seconds, significant
+from redline.units import format_ratio, format_seconds, significant
 
 CLEARLY_FASTER = 1.03
 """Rows that were not interleaved have no interval: smaller differences are ignored."""
@@ -187,7 +187,7 @@ def latency_text(row: RunSummary) -> str:
 
 def ratio_text(row: RunSummary) -> str:
     ratio, low, high = ratio_of(row)
-    return f"{ratio:.2f}× ({interval_text(low, high)})"
+    return f"{format_ratio(ratio)} ({interval_text(low, high)})"
 
 
 def interval_text(low: float, high: float) -> str:
