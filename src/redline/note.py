@@ -45,6 +45,7 @@ Code = Literal[
     "not-finite",
     "no-signal",
     "unresolved",
+    "not-repeatable",
     "within-tolerance",
     "above-tolerance",
     # what limits a step

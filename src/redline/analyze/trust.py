@@ -326,7 +326,7 @@ def error_text(numerics: Numerics | None, *, with_steps: bool = False) -> str:
     if not numerics.finite:
         return "not finite ✗"
     if numerics.method == "reference":
-        return "fp32"
+        return numerics.number_format
     if numerics.degenerate:
         return "no signal ✗"
     told = "inf" if numerics.rel_l2 is None else f"{numerics.rel_l2:.1e}"

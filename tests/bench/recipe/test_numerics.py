@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 
 import planted_faults
 
+from redline.analyze.trust import error_text
 from redline.bench.device.cpu import CpuDevice
 from redline.bench.environment import remember_flags
 from redline.bench.recipe.compose import apply_recipe, number_format_of
@@ -190,6 +192,58 @@ def test_a_signal_finer_than_the_number_format_cannot_be_judged() -> None:
     assert numerics.degenerate
     assert not numerics.passed
     assert "bf16 cannot resolve this model's signal: rounding alone moves it by 1" in str(numerics.reason)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: (torch.Generator().manual_seed(0), lambda own, x: torch.randn(x.shape, generator=own)),
+        lambda: (np.random.default_rng(0), lambda own, x: torch.from_numpy(own.standard_normal(x.shape)).to(x)),
+        lambda: (np.random.RandomState(0), lambda own, x: torch.from_numpy(own.randn(*x.shape)).to(x)),
+        lambda: (random.Random(0), lambda own, x: own.gauss(0, 1)),
+    ],
+)
+def test_random_numbers_of_a_generator_of_its_own_are_the_same_ones_each_time(draw: Callable[[], Any]) -> None:
+    class Noisy(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.own, self.draw = draw()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.draw(self.own, x)
+
+    model = Noisy()
+    before = model.draw(model.own, torch.ones(1))
+    model.own = draw()[0]
+    verdict = judge("bf16", workload_of(model, torch.randn(4, 8)))
+    assert verdict.passed, verdict.reason
+    assert verdict.floor is not None
+    assert verdict.floor < 0.1
+    assert torch.equal(torch.as_tensor(model.draw(model.own, torch.ones(1))), torch.as_tensor(before)), "left alone"
+
+
+def test_a_model_that_answers_otherwise_each_time_is_not_blamed_on_the_number_format() -> None:
+    class Counts(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x) + 10 * self.calls
+
+    verdict = judge("bf16", workload_of(Counts(8, 8), torch.randn(4, 8)))
+    assert not verdict.passed
+    assert verdict.reason is not None
+    assert verdict.reason.code == "not-repeatable"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"), [(torch.float64, "fp64"), (torch.float32, "fp32"), (torch.bfloat16, "bf16")]
+)
+def test_the_reference_says_what_it_computes_in(dtype: torch.dtype, told: str) -> None:
+    workload = workload_of(nn.Linear(8, 8).to(dtype), torch.randn(4, 8, dtype=dtype))
+    numerics = OutputReference.of(workload, CpuDevice(), "fp32", seed=0).as_numerics()
+    assert error_text(numerics) == told
+    assert told in str(numerics.reason)
 
 
 def test_a_reference_that_is_not_finite_lets_nothing_pass() -> None:

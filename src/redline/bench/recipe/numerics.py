@@ -20,7 +20,13 @@ import torch
 from redline.bench.device.base import Device
 from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.recipe.outputs import SMALLEST_SIGNAL, Answer, Difference, answer_of, difference, ratio
-from redline.bench.recipe.rounding import rounded_inputs, rounded_weights, unchanged_afterwards, unchanged_buffers
+from redline.bench.recipe.rounding import (
+    own_format,
+    rounded_inputs,
+    rounded_weights,
+    unchanged_afterwards,
+    unchanged_buffers,
+)
 from redline.bench.workload.inputs import Inputs, copied, input_tensors
 from redline.bench.workload.step import InferenceStep, Setup, TrainingStep
 from redline.bench.workload.workload import Second, Workload
@@ -39,6 +45,7 @@ LARGEST_TOLERANCE = 0.8
 UNRESOLVED_FLOOR = 0.5
 """Above this the number format cannot resolve the signal of this model, and nothing can be judged."""
 ANSWER_SEED = 0
+ASKING_TWICE = "asking twice"
 REFERENCE = note("reference", "the strict fp32 reference itself")
 NOTHING_TO_COMPARE = Numerics(
     method="unchecked",
@@ -61,6 +68,8 @@ class OutputReference:
     """What sets the floor: rounding, or asking twice where a model keeps state."""
     seed_floor: float | None = None
     """How far another seed moves the outputs of a model that draws random numbers; None where it draws none."""
+    own_format: str = "fp32"
+    """What the reference itself computes in."""
 
     @property
     def is_repeatable(self) -> bool:
@@ -86,11 +95,13 @@ class OutputReference:
         how = second.how if second is not None and answers is not None else None
         floor = max(_floor(step, inputs, outputs, number_format), _own_unit(workload.model))
         repeated = difference([_answers(step, each) for each in inputs], outputs).rel_l2
-        mover = "asking twice" if repeated > floor else "rounding"
+        # Where the same question twice moves them as much, that is the cause, and rounding only asks once more.
+        mover = ASKING_TWICE if repeated > floor / 2 else "rounding"
         seed_floor = None
         if draws_random_numbers:
             seed_floor = difference([_answers(step, each, ANSWER_SEED + 1) for each in inputs], outputs).rel_l2
-        return cls(inputs, outputs, max(floor, repeated), number_format, how, mover, seed_floor)
+        floor, own = max(floor, repeated), own_format(workload.model)
+        return cls(inputs, outputs, floor, number_format, how, mover, seed_floor, own)
 
     def judge(self, step: InferenceStep, setup: Setup) -> Numerics:
         found = [_answers(step, setup.prepared_inputs(*given)) for given in self.inputs]
@@ -113,6 +124,7 @@ class OutputReference:
         own = difference(self.outputs, self.outputs)
         return Numerics(
             method="reference",
+            number_format=self.own_format,
             rel_l2=_told(own.rel_l2),
             cosine=_told(own.cosine),
             top1_agreement=own.top1_agreement,
@@ -121,7 +133,7 @@ class OutputReference:
             equal_share=own.equal_share,
             by_equality=own.by_equality,
             passed=own.finite,
-            reason=REFERENCE if own.finite else note("not-finite", "the fp32 output is not finite"),
+            reason=_as_reference(self.own_format) if own.finite else _not_finite(self.own_format, "output"),
             second_inputs=self.second,
         )
 
@@ -195,6 +207,7 @@ class LossReference:
     seed_floor: float | None
     """How far another seed moves it, where the model draws random numbers."""
     number_format: str
+    own_format: str
     seed: int
     run: Callable[[TrainingStep], torch.Tensor] = field(repr=False)
 
@@ -235,7 +248,7 @@ class LossReference:
         if any_of(draws_random_numbers):
             with unchanged_afterwards(workload.model):
                 seed_floor = path_difference(_values(path(strict(), seed + 1)), losses)
-        return cls(losses, floor, seed_floor, number_format, seed, path)
+        return cls(losses, floor, seed_floor, number_format, own_format(workload.model), seed, path)
 
     def judge(self, step: TrainingStep, setup: Setup) -> Numerics:
         path = self.run(step)
@@ -263,9 +276,14 @@ class LossReference:
 
     def as_numerics(self) -> Numerics:
         finite = all(map(math.isfinite, self.losses))
-        reason = REFERENCE if finite else note("not-finite", "the fp32 loss is not finite")
+        reason = _as_reference(self.own_format) if finite else _not_finite(self.own_format, "loss")
         reference = Numerics(
-            method="reference", rel_l2=0.0 if finite else None, finite=finite, passed=finite, reason=reason
+            method="reference",
+            number_format=self.own_format,
+            rel_l2=0.0 if finite else None,
+            finite=finite,
+            passed=finite,
+            reason=reason,
         )
         return self._with_paths(reference, self.losses)
 
@@ -314,6 +332,12 @@ def _reason(found: Difference, floor: float, tolerance: float, number_format: st
         return note("not-finite", "the output is not finite")
     if found.degenerate:
         return note("no-signal", "the reference carries no signal: its output does not depend on the input")
+    if hidden_by == ASKING_TWICE:
+        text = (
+            f"the same inputs twice give outputs {floor:.2g} apart, so nothing can be compared: the model keeps state between "
+            "calls, or draws random numbers that torch.manual_seed does not reach"
+        )
+        return note("not-repeatable", text)
     if hidden_by:
         text = f"{number_format} cannot resolve this model's signal: {hidden_by} alone moves it by {floor:.2g}"
         return note("unresolved", text)
@@ -322,6 +346,14 @@ def _reason(found: Difference, floor: float, tolerance: float, number_format: st
     where = "within" if found.rel_l2 <= tolerance else "above"
     text = f"error {found.rel_l2:.2g} is {where} the tolerance {tolerance:.2g}{over}{equal}"
     return note("within-tolerance" if where == "within" else "above-tolerance", text)
+
+
+def _as_reference(own: str) -> Note:
+    return REFERENCE if own == "fp32" else note("reference", f"the reference itself: the model as it came, in {own}")
+
+
+def _not_finite(own: str, what: str) -> Note:
+    return note("not-finite", f"the {own} {what} is not finite")
 
 
 def path_difference(losses: Sequence[float], reference: Sequence[float]) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -31,6 +34,16 @@ _HALF_UNITS = {
 """Half a unit in the last place, relative to the number."""
 _QUANTIZED = {"int8": True, "int8-weights": False, "fp8": True, "fp8-weights": False, "int4-weights": False}
 """Formats of quantized linear layers, and whether what goes into such a layer is rounded too."""
+
+_OWN_FORMATS = {torch.float64: "fp64", torch.complex128: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def own_format(model: torch.nn.Module) -> str:
+    """What the model's own weights are in: fp32 for most, and where it has none."""
+    found = {_OWN_FORMATS.get(weight.dtype, "fp32") for weight in model.parameters()}
+    if any(type(module).__module__.startswith("torch.ao.nn.quantized") for module in model.modules()):
+        found.add("int8")
+    return "/".join(sorted(found)) or "fp32"
 
 
 def rounded_tensor(tensor: torch.Tensor, number_format: str) -> torch.Tensor:
@@ -125,23 +138,50 @@ def _moved(tensor: torch.Tensor, number_format: str, seed: int) -> torch.Tensor:
 
 @contextmanager
 def unchanged_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """What the model writes into its buffers inside is undone: it answers as if it had not been asked before."""
+    """What the model writes into its buffers inside is undone: it answers as if it had not been asked before.
+
+    So is what it draws from random generators of its own.
+    """
     held = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    rewind = _rewinding(model)
     try:
         yield
     finally:
+        rewind()
         with torch.no_grad():
             for buffer, value in held:
                 buffer.copy_(value)
+
+
+def _rewinding(model: torch.nn.Module) -> Callable[[], None]:
+    """Puts the generators that modules hold as attributes back to where they are now."""
+    held: list[Callable[[], Any]] = []
+    for value in (value for module in model.modules() for value in vars(module).values()):
+        if isinstance(value, torch.Generator):
+            held.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, np.random.Generator):
+            held.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+        elif isinstance(value, np.random.RandomState):
+            held.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            held.append(partial(value.setstate, value.getstate()))
+
+    def rewind() -> None:
+        for each in held:
+            each()
+
+    return rewind
 
 
 @contextmanager
 def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
     """Whatever happens to weights and statistics inside is undone."""
     held = [(tensor, tensor.detach().clone()) for tensor in chain(model.parameters(), model.buffers())]
+    rewind = _rewinding(model)
     try:
         yield
     finally:
+        rewind()
         with torch.no_grad():
             for tensor, value in held:
                 tensor.copy_(value)

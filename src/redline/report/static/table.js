@@ -14,7 +14,7 @@ const TABLE = [
   { name: "latency_p95_s", label: "p95", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p95_s)) },
   { name: "latency_p99_s", label: "p99", show: (row) => (row.failure_kind ? "–" : seconds(row.latency_p99_s)) },
   { name: "held_bytes", label: "memory", show: (row) => (known(row.held_bytes) ? bytes(row.held_bytes) : "–") },
-  { name: "rel_l2", label: "rel. error", show: (row) => (row.numerics_state === "reference" ? "fp32" : ["passed", "failed"].includes(row.numerics_state) ? `${errorText(row)}${row.sound ? "" : " ✗"}` : "–") },
+  { name: "rel_l2", label: "rel. error", show: (row) => (row.numerics_state === "reference" ? row.reference_format : ["passed", "failed"].includes(row.numerics_state) ? `${errorText(row)}${row.sound ? "" : " ✗"}` : "–") },
   { name: "energy_per_item_j", label: "mJ/item", show: (row) => (known(row.energy_per_item_j) ? figure(row.energy_per_item_j * 1e3) : row.energy_too_short ? "too short" : "–") },
   { name: "power_w", label: "W", show: (row) => (known(row.power_w) ? figure(row.power_w) : "–") },
   { name: "utilisation", label: "busy", show: (row) => (known(row.utilisation) ? percent(row.utilisation) : "–") },
