@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from redline.bench.count.ask import count_step, shown_model
-from redline.bench.count.count import because
+from redline.bench.count.count import because, has_no_values
 from redline.bench.data.source import open_data
 from redline.bench.device import Device, open_device, resolve_device
 from redline.bench.environment import describe, few_threads, refuse_other_checkout, remember_flags
@@ -53,6 +53,9 @@ from redline.spec import RunSpec
 from redline.training import TrainingProgress
 from redline.work import WorkCount
 
+WITHOUT_VALUES = (
+    "build it on a real device, or give it memory by to_empty() and initialise it ('redline flops' counts it as it is)"
+)
 ONE_STEP = (
     "on data Redline needs a module with loss(output, target); 'redline run --task train' measures one step of it"
 )
@@ -220,6 +223,9 @@ class Workbench:
         torch.manual_seed(spec.seed)
         self._give_back_model = remember_live(spec.workload)
         workload = build_workload(spec.workload, spec.seed, inputs=inputs)
+        if has_no_values(workload.model):
+            name = type(workload.model).__name__
+            raise BenchError("user", f"{name} has weights on the meta device, without values: {WITHOUT_VALUES}")
         self._own_step, self.notes = workload.step, workload.notes
         self._ranks.share(workload, spec.workload.batch)  # before the global batch fills the memory of every device
         apart_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision.models import get_model, get_model_weights
 
+from redline.bench.count.ask import answer_count
 from redline.bench.count.count import Task, count_work
 from redline.bench.count.counter import Tf32
 from redline.bench.count.kinds import tensor_bytes
+from redline.spec import RunSpec, WorkloadSpec
 from redline.work import ModuleWork, WorkCount
 
 
@@ -33,6 +36,36 @@ def test_agrees_with_what_torchvision_publishes(name: str) -> None:
     assert work.params == meta["num_params"]
     assert work.for_these_inputs is None
     assert not work.uncounted
+
+
+def test_a_sparse_weight_of_a_model_built_without_memory_is_not_taken_for_empty(tmp_path: Path) -> None:
+    file = tmp_path / "sparse_weight.py"
+    file.write_text(
+        "import torch\n"
+        "class Sparse(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('weight', torch.diag(torch.arange(64) < 5).float().to_sparse_csr())\n"
+        "    def forward(self, x):\n"
+        "        return self.weight @ x\n"
+        "def make(batch):\n"
+        "    return Sparse(), torch.randn(64, batch)\n"
+    )
+    work = answer_count(RunSpec(workload=WorkloadSpec(model=f"{file}:make", batch=3), device="cpu")).work
+    assert work.macs == 5 * 3
+    assert "sparse" in str(work.for_these_inputs)
+
+
+def test_tensors_that_are_plain_attributes_are_read_too() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = torch.ones(100)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.mask
+
+    assert count(Masked(), torch.randn(1, 100)).compulsory_bytes == 3 * 100 * 4
 
 
 class Forgetful(nn.Module):

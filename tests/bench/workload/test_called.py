@@ -216,3 +216,14 @@ def test_what_teardown_raises_is_printed(capsys: pytest.CaptureFixture[str]) -> 
     step.start("cpu", None, 0)
     step.close()
     assert "teardown of step raised ValueError: still open" in capsys.readouterr().out
+
+
+def test_a_model_without_values_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "on_meta.py"
+    file.write_text(
+        "import torch\ndef make(batch):\n    with torch.device('meta'):\n        model = torch.nn.Linear(3, 2)\n"
+        "    return model, torch.ones(batch, 3)\n"
+    )
+    spec = RunSpec(workload=WorkloadSpec(model=f"{file}:make"), measure=MEASURE, device="cpu", threads=1)
+    assert "Linear has weights on the meta device" in failed(spec)
+    assert answer_count(spec).work.macs == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import sys
 from collections.abc import Callable
@@ -206,6 +207,61 @@ def test_a_class_is_a_factory_too_when_images_are_asked_for(user_file: Write) ->
         from_file(file, "Net")
     workload = from_file(file, "Net", image_size=8, batch=3)
     assert run(workload).shape == (3, 2 * 6 * 6)
+
+
+FUNCTIONS = """
+net = nn.Linear(3, 2)
+class Holder:
+    def __init__(self):
+        self.net = nn.Linear(3, 2)
+    def __call__(self, x):
+        return self.net(x)
+def by_closure(batch):
+    own = nn.Linear(3, 2)
+    return (lambda x: own(x)), torch.ones(batch, 3)
+def by_global(batch):
+    return (lambda x: net(x)), torch.ones(batch, 3)
+def by_partial(batch):
+    return functools.partial(lambda layer, x: layer(x), nn.Linear(3, 2)), torch.ones(batch, 3)
+def by_object(batch):
+    return Holder(), torch.ones(batch, 3)
+def by_method(batch):
+    return Holder().net.forward, torch.ones(batch, 3)
+def by_export(batch):
+    return torch.export.export(nn.Linear(3, 2), (torch.ones(batch, 3),)), torch.ones(batch, 3)
+"""
+
+
+@pytest.mark.parametrize("name", ["by_closure", "by_global", "by_partial", "by_object", "by_method", "by_export"])
+def test_a_function_in_the_place_of_a_module_keeps_its_modules_in_sight(user_file: Write, name: str) -> None:
+    workload = from_file(user_file(f"import functools\n{FUNCTIONS}"), name, batch=4)
+    assert sum(weight.numel() for weight in workload.model.parameters()) == 8
+    assert run(workload).shape == (4, 2)
+    twin = copy.deepcopy(workload.model)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight.zero_()
+        assert twin(*workload.args).abs().sum() == 0, "a copy calls copies of its modules"
+        assert run(workload).abs().sum() > 0
+
+
+def test_weights_made_under_inference_mode_may_be_written(user_file: Write) -> None:
+    body = "with torch.inference_mode():\n        layer = nn.Linear(3, 3)\n        tied = nn.Sequential(layer, layer)"
+    file = user_file(f"def make(batch):\n    {body}\n        return tied, torch.ones(batch, 3)\n")
+    workload = from_file(file, "make", batch=2)
+    assert not workload.args[0].is_inference()
+    assert len(list(workload.model.parameters())) == 2, "shared weights stay shared"
+    with torch.no_grad():
+        for weight in workload.model.parameters():
+            weight.zero_()
+    assert run(workload).abs().sum() == 0
+
+
+@pytest.mark.parametrize("body", ["import not_there_at_all", "return 3"])
+def test_what_does_not_hang_on_the_batch_is_told_without_it(user_file: Write, body: str) -> None:
+    with pytest.raises(BenchError) as caught:
+        from_file(user_file(f"def make(batch):\n    {body}\n"), "make")
+    assert "--batch" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,11 @@ def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
 def fake_twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Whatever the module does to itself while it runs, it does to the copy."""
     tensors = [*model.parameters(), *model.buffers(), *_attributes(model)]
+    _refuse_what_loses_its_size(tensors)
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):
         return model  # built without memory, for counting alone
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise BenchError("unsupported", "a TorchScript module cannot be copied without its memory")
-    _refuse_what_loses_its_size(tensors)
     memo: dict[int, Any] = {id(tensor): _fake(tensor, mode) for tensor in tensors}
     # What the copy would share with the original, were it not copied, must live as long as the memo does.
     memo[id(memo)] = tensors
@@ -222,7 +222,8 @@ def _for_real(task: Task, why: str) -> WorkCount:
 
 def _count(task: Task, model: nn.Module, inputs: Inputs) -> WorkCount:
     args, kwargs = inputs
-    leaves = [*model.parameters(), *model.buffers(), *(tensor for _, tensor in tensors_within((args, kwargs)))]
+    given = (tensor for _, tensor in tensors_within((args, kwargs)))
+    leaves = [*model.parameters(), *model.buffers(), *_attributes(model), *given]
     counter = WorkCounter(leaves, task.tf32)
     phases = counter.finding_phases() if task.is_whole_step else nullcontext()
     has_gradients = task.is_whole_step or task.loss is not None or task.differentiates

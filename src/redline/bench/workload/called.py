@@ -7,12 +7,13 @@ what `setup` returned, where it takes something; `teardown` ends it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from types import CellType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -168,13 +169,7 @@ class OwnStep:
 
     def modules(self) -> dict[str, nn.Module]:
         """Modules the function reaches by what it closes over, its globals, its arguments and its state."""
-        found: dict[str, nn.Module] = {}
-        for name, module in _modules_in("", [self.function, self._state, self.inputs], set(), depth=5):
-            inside = any(module is part for other in found.values() for part in other.modules())
-            if not inside:
-                key = name.replace(".", "_") or "module"
-                found[key if key not in found else f"{key}_{len(found)}"] = module
-        return found
+        return _reached([self.function, self._state, self.inputs])
 
 
 def refuse_what_has_not_run(result: Any, name: str) -> None:
@@ -183,6 +178,22 @@ def refuse_what_has_not_run(result: Any, name: str) -> None:
             "user",
             f"{name} returned a {type(result).__name__}: nothing of it has run yet; let a module of yours call it and use it up",
         )
+
+
+def _reached(values: list[Any]) -> dict[str, nn.Module]:
+    """The modules that are to be found in these values, each under a name of its own; those inside another one with it."""
+    found: dict[str, nn.Module] = {}
+    for name, module in _modules_in("", values, set(), depth=5):
+        inside = any(module is part for other in found.values() for part in other.modules())
+        if not inside:
+            key = name.replace(".", "_") or "module"
+            found[key if key not in found else f"{key}_{len(found)}"] = module
+    return found
+
+
+def _show(owner: nn.Module, modules: dict[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        owner.add_module(f"{name}_" if hasattr(owner, name) else name, module)
 
 
 def _modules_in(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, nn.Module]]:
@@ -240,9 +251,47 @@ class StepModule(nn.Module):
     def with_modules(self) -> nn.Module:
         """The same with its modules in sight, to be counted and marked one by one."""
         shown = StepModule(self.step)
-        for name, module in self.step.modules().items():
-            shown.add_module(f"{name}_" if hasattr(shown, name) else name, module)
+        _show(shown, self.step.modules())
         return shown
+
+
+class CallsFunction(nn.Module):
+    """A function in the place of a model, with the modules it reaches in sight: they are moved, cast and counted."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        _show(self, _reached([function]))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallsFunction:
+        """Calls copies of the modules: Python copies no function, so it would go on calling the original ones."""
+        twin = CallsFunction.__new__(CallsFunction)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy({key: part for key, part in vars(self).items() if key != "function"}, memo))
+        twin.function = _rebound(self.function, memo)
+        return twin
+
+
+def _rebound(function: Any, memo: dict[int, Any]) -> Any:
+    """The function with what it closes over, and the modules and tensors among its globals, as the copies in `memo` are."""
+    if isinstance(function, functools.partial):
+        args, keywords = copy.deepcopy((function.args, function.keywords), memo)
+        return functools.partial(_rebound(function.func, memo), *args, **keywords)
+    if not inspect.isfunction(function):
+        return copy.deepcopy(function, memo)
+    cells = [
+        CellType(_rebound(cell.cell_contents, memo)) if _is_filled(cell) else cell
+        for cell in function.__closure__ or ()
+    ]
+    held = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    own = {name: copy.deepcopy(part, memo) for name, part in held.items() if isinstance(part, nn.Module | torch.Tensor)}
+    known = {**function.__globals__, **own} if own else function.__globals__
+    twin = FunctionType(function.__code__, known, function.__name__, function.__defaults__, tuple(cells))
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
 
 
 # Modules that say themselves how they train

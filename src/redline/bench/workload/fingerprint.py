@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import re
@@ -45,7 +46,17 @@ def forward_code(model: nn.Module) -> str:
     worker, but the code itself came along.
     """
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
-    return short_hash("\n".join(code_of(kind.forward) for kind in sorted(kinds, key=lambda kind: kind.__qualname__)))
+    codes = [code_of(kind.forward) for kind in sorted(kinds, key=lambda kind: kind.__qualname__)]
+    return short_hash("\n".join((*codes, *_called_code(getattr(model, "function", None)))))
+
+
+def _called_code(function: Any) -> list[str]:
+    """Of a function in the place of a model, and of what it calls through partial and through an object."""
+    if isinstance(function, functools.partial):
+        return _called_code(function.func)
+    return (
+        [code_of(function if hasattr(function, "__code__") else type(function).__call__)] if callable(function) else []
+    )
 
 
 def code_of(function: Any) -> str:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from redline.bench.device.failure import one_line
 from redline.bench.workload.batch import declared_axes, size_along
-from redline.bench.workload.called import OwnStep, StepModule, TrainsItself, trains_itself
+from redline.bench.workload.called import CallsFunction, OwnStep, StepModule, TrainsItself, trains_itself
 from redline.bench.workload.fingerprint import code_of, forward_code
-from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.inputs import Inputs, copied
 from redline.bench.workload.source import refuse_options
+from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble, choose_batch
 from redline.errors import BenchError, SpecError, closest
 from redline.note import Note, note
@@ -53,7 +54,7 @@ class KnownBatch:
 def sort_out(returned: Any, whose: str) -> Handed:
     """Read what was handed over; `whose` begins the sentence when it makes no sense."""
     parts = _parts(returned, whose)
-    model, loss, items = parts.get("model"), parts.get("loss"), parts.get("items")
+    model, loss, items = _as_module(parts.get("model")), parts.get("loss"), parts.get("items")
     if not isinstance(model, nn.Module):
         hint = " (to time the function itself: --task step)" if returned is None else ""
         raise BenchError(
@@ -73,6 +74,13 @@ def sort_out(returned: Any, whose: str) -> Handed:
         items=items,
         item=str(parts.get("item", "item")),
     )
+
+
+def _as_module(model: Any) -> Any:
+    """An exported program as the module it holds, a function as a module that calls it; anything else as it is."""
+    if isinstance(model, torch.export.ExportedProgram):
+        return model.module()
+    return CallsFunction(model) if callable(model) and not isinstance(model, nn.Module | type) else model
 
 
 def _parts(returned: Any, whose: str) -> dict[str, Any]:
@@ -161,6 +169,7 @@ def workload_of(
     if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         with torch.no_grad():
             model.eval()(*inputs[0], **inputs[1])  # lazy layers take their shape from the first call
+    model, inputs = _outside_inference_mode(model), copied(inputs) if _are_of_inference(inputs) else inputs
     if spec.task == "train" and handed.loss is None and handed.targets is None and trains_itself(model):
         model = _training_itself(model, spec, notes)
     declared = spec.batch_axis if spec.batch_axis is not None else handed.batch_axis
@@ -192,6 +201,25 @@ def workload_of(
         workload.notes.append(note("model", text))
     # Built without memory, for counting alone, there is nothing to move.
     return workload if any(one.is_meta for one in model.parameters()) else workload.to("cpu")
+
+
+def _are_of_inference(inputs: Inputs) -> bool:
+    return any(tensor.is_inference() for _, tensor in named_tensors(inputs))
+
+
+def _outside_inference_mode(model: nn.Module) -> nn.Module:
+    """The model with weights that may be written: those made under torch.inference_mode() may not."""
+    copies: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None or not tensor.is_inference():
+                    continue
+                if tensor not in copies:
+                    plain = tensor.clone()
+                    copies[tensor] = nn.Parameter(plain, tensor.requires_grad) if held is module._parameters else plain
+                held[name] = copies[tensor]  # type: ignore[assignment]
+    return model
 
 
 def _settle_mode(model: nn.Module, task: str) -> None:

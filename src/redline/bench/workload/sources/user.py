@@ -141,7 +141,8 @@ def _made(make: _Factory, known: KnownBatch | None, seed: int, notes: list[Note]
     try:
         return make(known.size if known else None, seed)
     except BenchError as error:
-        if error.kind != "user" or not notes:
+        # What was returned, or could not be imported, does not hang on the batch.
+        if error.kind != "user" or not notes or isinstance(error.__cause__, ImportError | None):
             raise
         raise BenchError(
             "user", f"{error} ({notes[0]}; --batch sets another)"
