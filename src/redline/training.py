@@ -56,6 +56,17 @@ class Epoch(Frozen):
     validation_s: float = 0.0
     val_loss: float | None = None
     val_accuracy: float | None = None
+    val_judged: int = 0
+    """Held-out targets that the accuracy is a share of."""
+    val_most_frequent: float | None = None
+    """The share of the most frequent class among them: the accuracy of always naming that one."""
+    val_batches: int = 0
+    val_batches_not_finite: int = 0
+    """Held-out batches whose loss was no number; the validation loss is then unknown."""
+    trainable: int = 0
+    """Tensors that the optimizer may change."""
+    unchanged: int = 0
+    """How many of them were the same after the epoch as before."""
     learning_rate: float = 0.0
     """Of the last step."""
     phases_s: dict[str, float] = {}

@@ -126,3 +126,97 @@ def exploding() -> tuple[nn.Module, Tensor]:
             return logits * float("nan") if self.steps > 4 else logits
 
     return Exploding(), torch.randn(2, 3, SIZE, SIZE)
+
+
+VOCABULARY = 12
+
+
+class Reads(nn.Module):
+    """Returns `(logits, loss)`, as small language models do; without targets only the last position."""
+
+    def __init__(self, shows: str = "logits") -> None:
+        super().__init__()
+        self.embed, self.head, self._shows = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY), shows
+
+    def forward(self, index: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        logits = self.head(self.embed(index))
+        if targets is None:
+            return logits[:, -1:], None
+        loss = 2 * nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return (logits if self._shows == "logits" else logits.detach().softmax(-1)), loss
+
+
+def reads() -> nn.Module:
+    return Reads()
+
+
+def reads_probabilities() -> nn.Module:
+    return Reads("probabilities")
+
+
+def tokens() -> tuple[list[Any], list[Any]]:
+    drawn = torch.randint(0, VOCABULARY, (8, 7), generator=torch.Generator().manual_seed(0))
+    return [(drawn[:4, :-1], drawn[:4, 1:])] * 3, [(drawn[4:, :-1], drawn[4:, 1:])]
+
+
+def without_validation() -> tuple[DataLoader[Any], None]:
+    return loaders()[0], None
+
+
+def twice() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Validates on what it trains on, in part."""
+    data = _sets()[0]
+    halves = [torch.utils.data.Subset(data, range(64)), torch.utils.data.Subset(data, range(48, 96))]
+    return DataLoader(halves[0], batch_size=16), DataLoader(halves[1], batch_size=16)
+
+
+def spoilt_validation() -> tuple[list[Any], list[Any]]:
+    train, validation = (list(each) for each in loaders())
+    return train, [validation[0], (torch.full_like(validation[1][0], float("nan")), validation[1][1])]
+
+
+def one_left_over() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    train, validation = _sets(33)
+    return DataLoader(train, batch_size=16), DataLoader(validation, batch_size=16)
+
+
+class Sleeps:
+    """Without workers, and asleep at its third batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(loaders()[0]):
+            if number == 2:
+                time.sleep(600)
+            yield batch
+
+
+def asleep() -> tuple[Sleeps, DataLoader[Any]]:
+    return Sleeps(), loaders()[1]
+
+
+class Stays(nn.Module):
+    """One layer is frozen, one is not used, and dropout stays in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.spare, self.drop = (
+            nn.Flatten(),
+            nn.LazyLinear(CLASSES),
+            nn.Linear(2, 2),
+            nn.Dropout(),
+        )
+        self.head.initialize_parameters(torch.zeros(1, 3 * SIZE * SIZE))
+        self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.norm = nn.BatchNorm1d(CLASSES)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.drop.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.scale * self.head(self.drop(self.body(images))))
+
+
+def stays() -> nn.Module:
+    return Stays()

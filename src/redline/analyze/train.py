@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Literal
 
@@ -11,6 +12,7 @@ from redline.note import Note, note
 from redline.record import RunRecord, device_of
 from redline.spec import Frozen, Stem
 from redline.training import Epoch, Fed, FedPart, steady_epochs, wait_share
+from redline.units import format_share
 from redline.work import Ceilings
 
 DATA_BOUND_SHARE = DATA_WAIT_SHARE
@@ -89,6 +91,8 @@ class TrainingSummary(Frozen):
     flops: int | None = None
     """Products of one step, forward and backward."""
     stem: Stem | None = None
+    loss: str = ""
+    """What is trained on: the user's loss, the model's own, or the one chosen for the targets."""
     seed: int = 0
     epochs: tuple[EpochSummary, ...] = ()
     planned_epochs: int = 1
@@ -140,6 +144,7 @@ def training_of(record: RunRecord, ceilings: Ceilings | None = None) -> Training
         parameters=prepared.workload.parameters if prepared else None,
         flops=prepared.work.total_flops if prepared and prepared.work else None,
         stem=info.stem if info else record.spec.workload.stem,
+        loss=prepared.workload.loss if prepared else "",
         seed=record.spec.seed,
         epochs=tuple(_epoch(each) for each in epochs),
         planned_epochs=settings.epochs,
@@ -278,7 +283,45 @@ def _notes(record: RunRecord) -> list[Note]:
         notes.append(note("last-batch", f"a smaller batch of {info.last_batch} {fates[info.last_batch_fate]}"))
     if info is not None and info.random_labels:
         notes.append(note("random-labels", "the classes are random: nothing can be learned, and accuracy says nothing"))
-    return notes
+    return [*notes, *_doubts(record.epochs, learnable=info is None or not info.random_labels)]
+
+
+def _doubts(epochs: Sequence[Epoch], *, learnable: bool) -> Iterator[Note]:
+    """What makes the losses or the accuracy of a training suspect."""
+    unknown = [epoch for epoch in epochs if epoch.val_batches_not_finite]
+    if unknown:
+        which = (
+            f"epochs {unknown[0].number} to {unknown[-1].number}" if len(unknown) > 1 else f"epoch {unknown[0].number}"
+        )
+        share = f"{unknown[-1].val_batches_not_finite} of {unknown[-1].val_batches} batches"
+        told = f"in {which} the validation loss was not a number, last in {share}"
+        yield note(
+            "not-finite", f"{told}: look for held-out samples that are no numbers, and for overflow in eval mode"
+        )
+    stuck = next((epoch for epoch in epochs if epoch.unchanged), None)
+    if stuck is not None and stuck.unchanged == stuck.trainable:
+        told = f"no parameter changed in epoch {stuck.number}: the optimizer did nothing"
+        scaled = ", or the gradient scaler skipped every step" if stuck.gradient_scale is not None else ""
+        yield note("unchanged", told + scaled)
+    elif stuck is not None:
+        told = f"{stuck.unchanged} of {stuck.trainable} trainable tensors did not change in epoch {stuck.number}"
+        yield note("unchanged", f"{told}: no gradient reaches them")
+    last = epochs[-1] if epochs else None
+    if last is not None and last.trainable and not last.val_batches:  # a record that counts both
+        yield note("no-validation", "no held-out batch: neither validation loss nor accuracy is measured")
+    if learnable and last is not None and (told := _no_better_than_guessing(last)):
+        yield note("not-learned", told)
+
+
+def _no_better_than_guessing(epoch: Epoch) -> str:
+    """Empty where the accuracy is above that of always naming the most frequent class by more than chance can explain."""
+    guess, reached = epoch.val_most_frequent, epoch.val_accuracy
+    if guess is None or reached is None or guess >= 1:
+        return ""
+    if reached > guess + 2 * math.sqrt(guess * (1 - guess) / epoch.val_judged):
+        return ""
+    told = f"accuracy {format_share(reached)} is no better than always naming the most frequent class ({format_share(guess)})"
+    return f"{told}: check labels, augmentation and learning rate, or train longer"
 
 
 def _state(record: RunRecord) -> str:

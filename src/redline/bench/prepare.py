@@ -28,6 +28,7 @@ from redline.bench.recipe.compose import applicable_recipes, apply_recipe, blami
 from redline.bench.recipe.outputs import Answer, answer_of, sketch_of
 from redline.bench.recipe.rounding import unchanged_afterwards, unchanged_buffers
 from redline.bench.recipe.switches.compiler import cache_state, compilations, compile_seconds, graph_breaks
+from redline.bench.train.epochs import seed_everything
 from redline.bench.train.prepare import fitted
 from redline.bench.train.session import TrainingSession
 from redline.bench.workload.build import build_workload, settle_batch
@@ -154,6 +155,7 @@ class Workbench:
         assert request.spec.train is not None
         device = self._open_device(request.spec)
         self._enter("data", request.spec.train.data.name)
+        seed_everything(request.spec.seed, 0)  # the user's loaders may split their data at random, before any epoch
         data = open_data(request.spec.train.data, request.spec.workload)
         spec, size, inputs = fitted(request.spec, data)
         workload = self._build(spec, device, inputs, calibrate=False, settle=False)

@@ -160,10 +160,13 @@ def loader_sentence(found: LoaderFinding) -> str:
 
 def _remarks(row: TrainingSummary) -> Iterator[Text]:
     shares = ", ".join(f"{name} {format_share(share)}" for name, share in row.phase_shares.items())
+    if row.loss and ":" in row.data:
+        yield Text(f"loss: {one_line(row.loss)}", style="dim")
     if shares:
         yield Text(f"where the time goes: {shares}", style="dim")
     if row.target_accuracy is not None:
-        reached = f"reached after {format_seconds(row.time_to_target_s)}" if row.time_to_target_s else "not reached"
+        measured = "not reached" if row.best_accuracy is not None or not row.epochs else "no accuracy is measured here"
+        reached = f"reached after {format_seconds(row.time_to_target_s)}" if row.time_to_target_s else measured
         yield Text(f"accuracy {format_share(row.target_accuracy)}: {reached}")
     if row.energy_per_sample_j:
         yield Text(f"energy: {significant(row.energy_per_sample_j * 1e3, 3)} mJ per {row.item or 'item'}", style="dim")

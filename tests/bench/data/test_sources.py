@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,43 @@ class TestTheUsersOwn:
         with training(spec_of("transformer", data={"name": f"{file}:loaders"}, workload=workload)) as run:
             assert run.epoch(1).epoch.val_accuracy is not None
             assert run.prepared.workload.items_per_step == 4
+
+    @pytest.mark.parametrize("model", ["reads", "reads_probabilities"])
+    def test_a_model_that_wants_its_targets_gets_them_and_is_trained_on_its_own_loss(self, model: str) -> None:
+        with training(
+            spec_of(f"{TINY}:{model}", data={"name": f"{TINY}:tokens"}, workload={"image_size": None})
+        ) as run:
+            assert run.prepared.workload.loss == "the model's own"
+            epoch = run.epoch(1).epoch
+        assert (epoch.train_loss or 0.0) > 1.5 * math.log(12)  # its loss is twice the cross-entropy
+        assert epoch.val_accuracy is None
+
+    def test_without_a_validation_loader_there_is_no_accuracy(self) -> None:
+        data = {"name": f"{TINY}:without_validation"}
+        with training(spec_of(data=data)) as run:
+            epoch = run.epoch(1).epoch
+        assert (epoch.val_loss, epoch.val_accuracy, epoch.val_batches) == (None, None, 0)
+        assert "without a validation loader" in refused(spec_of(data=data, target_accuracy=0.5)).message
+
+    def test_samples_that_are_held_out_and_trained_on_are_told(self) -> None:
+        data = open_data(DataSpec(name=f"{TINY}:twice"), WorkloadSpec(model="simple_cnn", task="train"))
+        assert [str(each) for each in data.notes] == [
+            "16 of the 48 held-out samples are trained on, too: validation says nothing about new ones"
+        ]
+        assert opened(f"{TINY}:loaders").notes == ()
+
+    def test_a_batch_that_is_too_small_for_the_model_is_told(self) -> None:
+        spec = spec_of(f"{TINY}:stays", data={"name": f"{TINY}:one_left_over"})
+        with training(spec) as run:
+            said = run.failure().message
+        assert "step 3 of the epoch failed on a batch of one sample" in said
+        assert "drop_last=True" in said
+
+    def test_a_loader_without_workers_that_hangs_is_a_failed_row(self) -> None:
+        with training(spec_of(data={"name": f"{TINY}:asleep", "loader_timeout_s": 0.1})) as run:
+            failure = run.failure()
+        assert failure.kind == "timeout"
+        assert "the loader gave no batch for 0.1 s" in failure.message
 
     def test_the_batch_goes_to_those_who_take_one(self) -> None:
         data = open_data(DataSpec(name=f"{TINY}:loaders"), WorkloadSpec(model="simple_cnn", task="train", batch=24))

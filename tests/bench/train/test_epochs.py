@@ -46,6 +46,10 @@ class TestLearning:
     def test_an_optimizer_that_is_not_stepped_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, closure=None: None)
         assert accuracy() < 0.3
+        with training(spec_of(data={"train_samples": 32})) as run:
+            epoch = run.epoch(1).epoch
+        assert epoch.unchanged == epoch.trainable == 6
+        assert epoch.val_most_frequent == pytest.approx(0.1, abs=0.01)
 
     def test_augmentation_of_labels_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sound = feed.ImageArrival.__call__
@@ -116,6 +120,19 @@ class TestRecorded:
         assert failure.kind == "numerics"
         assert "the loss was no longer a number in epoch 1" in failure.message
         assert "lower the learning rate" in failure.message
+
+    def test_a_validation_loss_that_is_no_number_is_counted(self) -> None:
+        with training(spec_of(data={"name": f"{TINY}:spoilt_validation"})) as run:
+            epoch = run.epoch(1).epoch
+        assert (epoch.val_loss, epoch.val_batches_not_finite, epoch.val_batches) == (None, 1, 2)
+
+    def test_what_training_does_not_change_is_told(self) -> None:
+        with training(spec_of(f"{TINY}:stays", data={"name": f"{TINY}:loaders"})) as run:
+            told = {each.code: str(each) for each in run.prepared.workload.notes}
+            epoch = run.epoch(1).epoch
+        assert told["frozen"].startswith("1 of 7.717 k parameters are frozen")
+        assert told["stays-in-eval"].startswith("drop stays in eval mode")
+        assert (epoch.unchanged, epoch.trainable) == (2, 6)  # the layer that is not used
 
 
 class TestRepeatable:

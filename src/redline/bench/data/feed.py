@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ from redline.errors import BenchError
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 EXPECTED = "each batch must be (inputs, targets), or a dict with " + " or ".join(TARGETS)
+LONGEST_ALARM_S = 1e6
 AHEAD = 2
 """Batches the prefetcher keeps on the device."""
 
@@ -92,6 +94,19 @@ class UserArrival:
         return Arrived(args, kwargs, targets, parted.count)
 
 
+class HandedOver:
+    """Gives the model its targets too, under the name its `forward` has for them."""
+
+    def __init__(self, arrive: Arrive, name: str) -> None:
+        self._arrive, self._name = arrive, name
+
+    def __call__(self, batch: Any) -> Arrived:
+        return self.with_targets(self._arrive(batch))
+
+    def with_targets(self, arrived: Arrived) -> Arrived:
+        return replace(arrived, kwargs={**arrived.kwargs, self._name: arrived.targets})
+
+
 @dataclass(frozen=True)
 class Parted:
     inputs: Any
@@ -111,13 +126,16 @@ def part_batch(batch: Any, takes: Collection[str] | None = None) -> Parted:
         inputs, targets = batch
     else:
         many = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-        raise BenchError("user", f"the loader gave {type(batch).__name__}{many}; {EXPECTED}")
+        several = "; several inputs go together, as ((a, b), targets)" if many else ""
+        raise BenchError("user", f"the loader gave {type(batch).__name__}{many}; {EXPECTED}{several}")
     inputs = _tensors(inputs)
     targets = torch.tensor(targets) if _are_numbers(targets) else _tensors(targets)
     sized = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor) and leaf.ndim]
     if not sized:
         raise BenchError("user", f"the loader gave targets without a tensor; {EXPECTED}")
-    return Parted(inputs, targets, len(sized[0]))
+    # A list of dicts has one for each sample, as detectors are given them.
+    per_sample = isinstance(targets, list | tuple) and all(isinstance(each, Mapping) for each in targets)
+    return Parted(inputs, targets, len(targets) if per_sample else len(sized[0]))
 
 
 def _from_dict(batch: Mapping[Any, Any], takes: Collection[str] | None) -> tuple[Any, Any]:
@@ -186,12 +204,17 @@ class WorkerWatch:
         finally:
             self._waiting = False
 
-    def trouble(self) -> RuntimeError | None:
-        """What torch says of a worker that is dead; None while all live."""
-        try:
-            torch._C._error_if_any_worker_fails()
-        except RuntimeError as error:  # it says it but once
-            self._found = error
+    def trouble(self, wait_s: float = 0.0) -> RuntimeError | None:
+        """What torch says of a worker that is dead; None while all live. `wait_s`: one is dying."""
+        until = time.monotonic() + wait_s
+        while self._found is None:
+            try:
+                torch._C._error_if_any_worker_fails()
+            except RuntimeError as error:  # it says it but once
+                self._found = error
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.02)
         return self._found
 
     def _look(self, number: int, frame: Any) -> None:
@@ -255,7 +278,7 @@ class Feed:
 
     def _take(self) -> Arrived | None:
         if self._lane is None:
-            batch = next_of(self._batches)
+            batch = next_of(self._batches, self._timeout_s)
             return None if batch is None else self._arrive(batch)
         made = self._from_thread() if self._queue is not None else (self._next or self._started())
         if made is None:
@@ -272,7 +295,7 @@ class Feed:
 
     def _started(self) -> tuple[Arrived, Any] | None:
         assert self._lane is not None
-        batch = next_of(self._batches)
+        batch = next_of(self._batches, self._timeout_s)
         return None if batch is None else self._lane.run(lambda: self._arrive(batch))
 
     def _from_thread(self) -> tuple[Arrived, Any] | None:
@@ -321,16 +344,40 @@ def loader_errors() -> Iterator[None]:
         raise
     except Exception as error:
         # Reading what a dead worker has sent breaks in many ways: that it is dead is what matters.
-        if (trouble := loader_trouble(WATCH.trouble() or error)) is None:
+        is_cut_off = isinstance(error, ConnectionError | EOFError)
+        if (trouble := loader_trouble(WATCH.trouble(wait_s=1.0 if is_cut_off else 0.0) or error)) is None:
             raise
         raise BenchError(*trouble) from error
 
 
-def next_of(batches: Iterator[Any]) -> Any:
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise a `BenchError` where a loader without workers gives nothing for so long; only the main thread can be interrupted."""
+
+    def late(number: int, frame: Any) -> None:
+        raise BenchError("timeout", hung(seconds))
+
+    is_free = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+    )
+    if not is_free or seconds > LONGEST_ALARM_S:
+        yield
+        return
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1)  # a loader with workers says it better, and at the same time
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def next_of(batches: Iterator[Any], timeout_s: float) -> Any:
     """None after the last."""
     with loader_errors():
         try:
-            return next(batches, None)
+            with limited(timeout_s):
+                return next(batches, None)
         except Exception as error:
             if loader_trouble(error) is not None or is_out_of_memory(error) or isinstance(error, BenchError):
                 raise

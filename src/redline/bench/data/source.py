@@ -10,6 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -108,12 +109,17 @@ class LoaderData:
 
     name: str
     train: Iterable[Any]
-    validation: Iterable[Any]
+    validation: Iterable[Any] | None
     fingerprint: str
     classes: int | None = None
     has_workers: bool = False
     """Batches are made in other processes: asking for one from a thread draws nothing from the global random state."""
     notes: tuple[Note, ...] = field(default=())
+
+    @cached_property
+    def first(self) -> Any:
+        """A batch to look at before anything is trained; None where there is none."""
+        return next(iter(self.train), None)
 
 
 Data = ImageData | LoaderData

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from redline.bench.data.feed import loader_errors
 from redline.bench.device.base import Device
+from redline.bench.device.failure import is_out_of_memory, one_line
 from redline.bench.measure.blocks import Sampling, quiet_collector
+from redline.bench.train.loss import Answers
 from redline.bench.train.steps import Stepper, Timeline, sums
 from redline.environment import Memory
 from redline.errors import BenchError
@@ -74,11 +76,12 @@ class Training:
     def close(self) -> None:
         """End the loaders' workers."""
         self._train.close()
-        self._stepper.supply.validation.close()
+        if self._stepper.supply.validation is not None:
+            self._stepper.supply.validation.close()
 
     def epoch(self, number: int) -> tuple[Epoch, Block]:
         seed_everything(self._seed, number)
-        device = self._device
+        device, before = self._device, self._sizes()
         device.synchronize()
         device.reset_peaks()
         started_at, started = time.time(), time.perf_counter()
@@ -90,7 +93,7 @@ class Training:
             train_s = time.perf_counter() - started
             memory = device.memory()
             self._require_finite(passed.loss, number, passed.steps)
-            val_loss, accuracy = self._validate(number)
+            held_out = self._validate(number)
         seconds = time.perf_counter() - started
         self._stepper.put(self._stepper.supply.first)  # what is profiled or fed later is a whole batch
         phases = passed.timeline.seconds()
@@ -102,8 +105,14 @@ class Training:
             steps=passed.steps,
             samples=passed.samples,
             train_loss=passed.loss,
-            val_loss=val_loss if math.isfinite(val_loss) else None,
-            val_accuracy=accuracy,
+            val_loss=held_out.loss,
+            val_accuracy=held_out.accuracy,
+            val_judged=held_out.judged,
+            val_most_frequent=held_out.most_frequent,
+            val_batches=held_out.batches,
+            val_batches_not_finite=held_out.not_finite,
+            trainable=len(before),
+            unchanged=int((self._sizes() == before).sum()),
             learning_rate=passed.rate,
             phases_s=sums(phases),
             host_wait_s=passed.host_wait_s,
@@ -131,7 +140,11 @@ class Training:
                 timeline.data()
                 passed.rate = self._rate(number, passed.steps)
                 stepper.step.learn_at(passed.rate)
-                loss = stepper.take(batch, timeline)
+                try:
+                    loss = stepper.take(batch, timeline)
+                except Exception as error:
+                    self._explain(error, batch.count, passed.steps)
+                    raise
                 issued = clock()
                 self._sum.add_(loss.float(), alpha=batch.count)
                 feed.ahead()
@@ -149,6 +162,13 @@ class Training:
             raise BenchError("user", "the training loader gave no batch")
         passed.loss = float(self._sum) / passed.samples
         return passed
+
+    def _explain(self, error: Exception, count: int, steps: int) -> None:
+        """Raise what to do about it, where the size of the batch may be the cause."""
+        if count != 1 or self._stepper.supply.batch == 1 or isinstance(error, BenchError) or is_out_of_memory(error):
+            return
+        told = f"step {steps + 1} of the epoch failed on a batch of one sample, as BatchNorm does: {one_line(error)}"
+        raise BenchError("user", f"{told}; let your loader drop it (drop_last=True)") from error
 
     def _is_over(self, seconds: float) -> bool:
         return self._spec.max_seconds is not None and self._spent_s + seconds > self._spec.max_seconds
@@ -175,35 +195,81 @@ class Training:
                 f"{self._highest_rate:g}): lower the learning rate, use another number format, or look for inputs that are no numbers",
             )
 
-    def _validate(self, number: int) -> tuple[float, float | None]:
+    def _sizes(self) -> Tensor:
+        """The norm of every tensor that is trained: one that was changed has another."""
+        parameters = [each.detach() for each in self._stepper.setup.workload.model.parameters() if each.requires_grad]
+        return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in parameters])
+
+    def _validate(self, number: int) -> HeldOut:
         """Loss and accuracy on the held-out part, eagerly and in the recipe's number format."""
-        stepper, where = self._stepper, self._device.torch_device
+        stepper, batches = self._stepper, self._stepper.supply.validation
+        held_out, told = HeldOut(self._device), time.perf_counter()
+        if batches is None:
+            return held_out
         model = stepper.setup.workload.model
-        losses, right, judged = (torch.zeros((), device=where) for _ in range(3))
-        samples, told = 0, time.perf_counter()
         model.eval()
         try:
-            with torch.no_grad(), stepper.feed(stepper.supply.validation.begin(1), held_out=True) as feed:
+            with torch.no_grad(), stepper.feed(batches.begin(1), held_out=True) as feed:
                 while (batch := feed.next()) is not None:
                     with stepper.setup.autocast():
                         output = model(*batch.args, **batch.kwargs)
                         stepper.loss.targets = batch.targets
-                        loss = stepper.loss(output)
-                    losses.add_(loss.float(), alpha=batch.count)
-                    samples += batch.count
-                    answers = stepper.loss.answers(output)
-                    if answers is not None:
-                        right.add_(answers.right)
-                        judged.add_(answers.judged)
+                        loss = stepper.loss.held_out(output)
+                    held_out.add(loss, stepper.loss.answers(output), batch.count)
                     feed.ahead()
                     if time.perf_counter() - told > TELL_EVERY_S:
                         told = time.perf_counter()
                         self._tell_where(number, self._train.steps)
+        except BenchError as error:
+            raise BenchError(error.kind, f"in validation: {error}") from error
         finally:
             model.train()
-        if not samples:
-            raise BenchError("user", "the validation loader gave no batch")
-        return float(losses) / samples, float(right) / float(judged) if judged else None
+        return held_out
+
+
+class HeldOut:
+    """What validation adds up on the device; reading a result waits for it."""
+
+    def __init__(self, device: Device) -> None:
+        self._losses = torch.zeros((), device=device.torch_device)
+        self._right, self._judged, self._not_finite = (self._losses.long() for _ in range(3))
+        self._samples = self.batches = 0
+        self._classes: Tensor | None = None
+
+    def add(self, loss: Tensor | None, answers: Answers | None, count: int) -> None:
+        self.batches += 1
+        if loss is not None:
+            self._losses.add_(loss.float(), alpha=count)
+            self._not_finite.add_(~loss.isfinite())
+            self._samples += count
+        if answers is not None:
+            self._right.add_(answers.right)
+            self._judged.add_(answers.judged)
+            if self._classes is None:
+                self._classes = self._right.new_zeros(answers.known + 1)
+            self._classes.index_add_(0, answers.classes, torch.ones_like(answers.classes))
+
+    @property
+    def loss(self) -> float | None:
+        """None where there was none, or it is no number."""
+        mean = float(self._losses) / self._samples if self._samples else math.nan
+        return mean if math.isfinite(mean) else None
+
+    @property
+    def accuracy(self) -> float | None:
+        return float(self._right) / self.judged if self.judged else None
+
+    @property
+    def judged(self) -> int:
+        return int(self._judged)
+
+    @property
+    def most_frequent(self) -> float | None:
+        return float(self._classes[:-1].max()) / self.judged if self._classes is not None and self.judged else None
+
+    @property
+    def not_finite(self) -> int:
+        return int(self._not_finite)
 
 
 class RunningLoss:

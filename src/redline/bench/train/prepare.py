@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,36 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from redline.bench.data.batches import Batches, DeviceBatches, LoadedBatches, Order, Reader, UserBatches
-from redline.bench.data.feed import Arrived, ImageArrival, Parted, UserArrival, next_of, part_batch
+from redline.bench.data.feed import (
+    TARGETS,
+    Arrived,
+    HandedOver,
+    ImageArrival,
+    Parted,
+    UserArrival,
+    next_of,
+    part_batch,
+)
 from redline.bench.data.source import Data, ImageData, LoaderData, Samples
 from redline.bench.device.base import Device
-from redline.bench.device.failure import one_line
+from redline.bench.device.failure import is_out_of_memory, one_line
+from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
-from redline.bench.train.steps import Supply, class_axis, main_logits, needs_whole_batches
+from redline.bench.train.loss import IGNORED, BatchLoss, class_axis, main_logits, other_targets
+from redline.bench.train.steps import Supply, needs_whole_batches
 from redline.bench.workload.build import source_of
 from redline.bench.workload.fingerprint import short_hash
 from redline.bench.workload.handed import sort_inputs
 from redline.bench.workload.inputs import Inputs
+from redline.bench.workload.losses import weighted_logits
 from redline.bench.workload.step import Setup, TrainingStep
 from redline.bench.workload.structure import describe
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError, SpecError
+from redline.note import note
 from redline.spec import OptimizerName, RunSpec, WorkloadSpec
 from redline.training import DataInfo, Epoch, LastBatchFate
+from redline.units import format_count
 
 InputChange = Callable[[Tensor], Tensor]
 
@@ -58,7 +73,8 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
         size, classes = workload.image_size or data.size, workload.classes or data.classes
         inputs: Any = torch.zeros(batch, len(data.mean), size, size)
     else:
-        first = _first_of(data)
+        assert spec.train is not None
+        first = _first_of(data, spec.train.data.loader_timeout_s)
         inputs, batch = first.inputs, first.count
         size, classes = _image_size(inputs, workload), workload.classes or data.classes
     source = source_of(workload)
@@ -76,8 +92,8 @@ def fitted(spec: RunSpec, data: Data) -> tuple[RunSpec, int | None, Inputs]:
     return msgspec.structs.replace(spec, workload=workload), size, sort_inputs(inputs)
 
 
-def _first_of(data: LoaderData) -> Parted:
-    batch = next_of(iter(data.train))
+def _first_of(data: LoaderData, timeout_s: float) -> Parted:
+    batch = next_of((data.first for _ in range(1)), timeout_s)
     if batch is None:
         raise BenchError("user", "the training loader gave no batch")
     return part_batch(batch)
@@ -103,14 +119,16 @@ def supply_of(
     assert spec.workload.batch is not None
     changes: list[InputChange] = []
     form = _form(workload, changes)
+    if spec.train.target_accuracy is not None and data.validation is None:
+        raise SpecError("target_accuracy cannot be reached without a validation loader: there is no accuracy")
     if isinstance(data, LoaderData):
         arrive = UserArrival(device, form, _names_taken(workload.model))
         supply = Supply(
             train=lambda workers: UserBatches(data.train),
-            validation=UserBatches(data.validation),
+            validation=None if data.validation is None else UserBatches(data.validation),
             arrive=arrive,
             arrive_held_out=arrive,
-            first=arrive(next(iter(data.train))),
+            first=arrive(data.first),
             batch=spec.workload.batch,
             threaded=data.has_workers,
         )
@@ -175,6 +193,68 @@ def _names_taken(model: torch.nn.Module) -> list[str] | None:
     return [each.name for each in parameters if each.kind not in variable]
 
 
+def settle_loss(workload: Workload, supply: Supply, loss: BatchLoss) -> Supply:
+    """Ask the model as it is whether it wants its targets, and which of what it returns is its loss.
+
+    Targets are handed over where `forward` must have them, where they are the inputs themselves (the model then shifts
+    them), and where the model answers something else without them.
+    """
+    model, first = workload.model, supply.first
+    name = _name_of_targets(model)
+    is_given = name is None or name in first.kwargs
+    output = None if name and not is_given and _must_have(model, name, first) else _tried(model, first)
+    if name and not is_given and (output is None or _are_copies(first) or not loss.takes(output)):
+        arrive, held_out = (HandedOver(each, name) for each in (supply.arrive, supply.arrive_held_out))
+        given = arrive.with_targets(first)
+        if (answer := _tried(model, given)) is not None:
+            supply = replace(supply, arrive=arrive, arrive_held_out=held_out, first=given)
+            output, first = answer, given
+    if output is None:
+        return supply  # the first call will say why
+    other = None
+    if name in first.kwargs and isinstance(first.targets, Tensor):
+        other = _tried(model, replace(first, kwargs={**first.kwargs, name: other_targets(first.targets)}))
+    workload.notes += loss.learn(output, other)
+    loss.takes(output)  # the loss learns its name
+    return supply
+
+
+def _tried(model: torch.nn.Module, batch: Arrived) -> Any:
+    """What the model returns for a batch, in training and with dropout always alike; None where it raises."""
+    with unchanged_afterwards(model), torch.enable_grad():
+        torch.manual_seed(0)  # an epoch has a seed of its own
+        try:
+            return model(*batch.args, **batch.kwargs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return None
+
+
+def _name_of_targets(model: torch.nn.Module) -> str | None:
+    """Under which of the usual names `forward` takes targets."""
+    try:
+        names = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return None
+    return next((name for name in TARGETS if name in names), None)
+
+
+def _must_have(model: torch.nn.Module, name: str, batch: Arrived) -> bool:
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    given = {each.name for each in parameters[: len(batch.args)]}
+    return name not in given and inspect.signature(model.forward).parameters[name].default is inspect.Parameter.empty
+
+
+def _are_copies(batch: Arrived) -> bool:
+    """Whether the targets are the inputs themselves, apart from positions that are left out."""
+    if not isinstance(targets := batch.targets, Tensor) or targets.is_floating_point():
+        return False
+    inputs = [each for each in (*batch.args, *batch.kwargs.values()) if isinstance(each, Tensor)]
+    alike = [each for each in inputs if each.shape == targets.shape and each.dtype == targets.dtype]
+    return any(bool(((each == targets) | (targets == IGNORED)).all()) for each in alike)
+
+
 def take_over(workload: Workload, first: Arrived, data: Data) -> None:
     """Let the workload stand on a batch of the data instead of the inputs it was built with."""
     workload.put((first.args, first.kwargs))
@@ -183,18 +263,38 @@ def take_over(workload: Workload, first: Arrived, data: Data) -> None:
     workload.notes += data.notes
 
 
-def check_answers(setup: Setup, data: Data) -> None:
+def note_what_stays(workload: Workload) -> None:
+    """Note what training will not change: frozen parameters, and modules that stay in eval mode."""
+    model = workload.model
+    frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
+    if frozen:
+        whole = sum(each.numel() for each in model.parameters())
+        told = f"{format_count(frozen)} of {format_count(whole)} parameters are frozen"
+        workload.notes.append(note("frozen", f"{told}: they get no gradient"))
+    model.train()
+    still = [name or type(model).__name__ for name, each in model.named_modules() if not each.training]
+    if still:
+        told = f"{still[0]} stays" if len(still) == 1 else f"{still[0]} and {len(still) - 1} more modules stay"
+        workload.notes.append(note("stays-in-eval", f"{told} in eval mode, though the model was put in training mode"))
+
+
+def check_answers(setup: Setup, data: Data, loss: BatchLoss) -> None:
     """Whether the model answers with as many classes as the data have: on a GPU one too few ends the process."""
     model = setup.workload.model
     model.eval()
     try:
         with torch.no_grad(), setup.autocast():
-            logits = main_logits(model(*setup.args, **setup.kwargs))
+            output = model(*setup.args, **setup.kwargs)
     finally:
         model.train()
-    if data.classes is not None and logits.ndim > 1 and logits.shape[class_axis(logits)] < data.classes:
-        answers = logits.shape[class_axis(logits)]
+    logits = main_logits(output) if weighted_logits(output) else None
+    if logits is None or logits.ndim < 2:
+        return
+    answers = logits.shape[class_axis(logits)]
+    if data.classes is not None and answers < data.classes:
         raise SpecError(f"the model answers with {answers} classes, and {data.name} has {data.classes}")
+    if (wrong := loss.class_beyond(logits)) is not None:
+        raise SpecError(f"a target is {wrong}, and the model answers with {answers} classes: 0 to {answers - 1}")
 
 
 def learning_rate_of(spec: RunSpec) -> float:

@@ -12,12 +12,13 @@ from typing import Any
 
 from redline.bench.data.batches import Batches
 from redline.bench.data.feed import WATCH, loader_errors, part_batch
-from redline.bench.data.source import Data
+from redline.bench.data.source import Data, LoaderData
 from redline.bench.device.base import Device
 from redline.bench.measure.blocks import quiet_collector
 from redline.bench.recipe.rounding import unchanged_afterwards
 from redline.bench.recipe.switches.graphs import GraphedTraining
 from redline.bench.train.epochs import Tell, Training
+from redline.bench.train.loss import BatchLoss
 from redline.bench.train.prepare import (
     Checkpoint,
     be_deterministic,
@@ -25,11 +26,14 @@ from redline.bench.train.prepare import (
     info_of,
     is_recorded,
     learning_rate_of,
+    note_what_stays,
     set_optimizer,
+    settle_loss,
     supply_of,
     take_over,
 )
-from redline.bench.train.steps import BatchLoss, Stepper, Timeline, sums
+from redline.bench.train.steps import Stepper, Timeline, sums
+from redline.bench.workload.build import source_of
 from redline.bench.workload.step import Setup, TrainingStep, make_step
 from redline.bench.workload.workload import Workload
 from redline.errors import BenchError
@@ -51,8 +55,11 @@ class TrainingSession:
         self._supply, self._recipes_changes = supply_of(spec, data, size, device, workload)
         self._loss = BatchLoss(workload.loss)
         self._loss.put(self._supply.first.targets)
+        if isinstance(data, LoaderData) or source_of(spec.workload).is_built_elsewhere:
+            self._supply = settle_loss(workload, self._supply, self._loss)
         workload.loss = self._loss
         take_over(workload, self._supply.first, data)
+        note_what_stays(workload)
         WATCH.begin()
         self._checkpoint: Checkpoint | None = None
         self.epochs: list[Epoch] = []
@@ -63,7 +70,7 @@ class TrainingSession:
         self._supply = replace(self._supply, first=replace(self._supply.first, args=setup.args, kwargs=setup.kwargs))
         self._loss.is_static = is_recorded(setup)
         self._loss.put(self._supply.first.targets)
-        check_answers(setup, self._data)
+        check_answers(setup, self._data, self._loss)
         self._rate = learning_rate_of(self._spec)
         set_optimizer(self._spec, setup, self._rate)
         started = time.perf_counter()

@@ -195,7 +195,7 @@ class DefaultLoss(TrainingLoss):
         if own is not None:
             self.name = "output.loss"
             return own
-        if (summed := _sum_of_losses(output)) is not None:
+        if (summed := sum_of_losses(output)) is not None:
             self.name = "sum of the output's losses"
             return summed
         total = None
@@ -318,7 +318,7 @@ def own_loss(output: Any) -> Tensor | None:
     return None
 
 
-def _sum_of_losses(output: Any) -> Tensor | None:
+def sum_of_losses(output: Any) -> Tensor | None:
     """Of an output that holds nothing but single numbers by name, as detectors return while they train."""
     if not isinstance(output, Mapping) or not output:
         return None

@@ -1,0 +1,62 @@
+"""What a training's record says against its own figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trained import spec_of
+
+from redline.analyze.training import training_of
+from redline.record import RunRecord
+from redline.training import Epoch
+
+
+def notes(**last: Any) -> dict[str, str]:
+    sound = {"val_judged": 1000, "val_most_frequent": 0.1, "val_accuracy": 0.5, "val_batches": 8, "trainable": 6}
+    epochs = [
+        Epoch(number=number, seconds=1.0, train_s=1.0, steps=4, samples=64, train_loss=1.0, **each)
+        for number, each in enumerate((sound, {**sound, **last}), start=1)
+    ]
+    record = RunRecord(id="a", spec=spec_of(), created_at=0.0, epochs=tuple(epochs))
+    return {each.code: str(each) for each in training_of(record).notes}
+
+
+def test_a_sound_training_has_none() -> None:
+    assert notes() == {}
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "told"),
+    [
+        (
+            {"val_accuracy": 0.11},
+            "not-learned",
+            "% is no better than always naming the most frequent class",
+        ),
+        (
+            {"val_batches_not_finite": 3},
+            "not-finite",
+            "in epoch 2 the validation loss was not a number, last in 3 of 8",
+        ),
+        ({"unchanged": 6}, "unchanged", "no parameter changed in epoch 2: the optimizer did nothing"),
+        ({"unchanged": 6, "gradient_scale": 1e-9}, "unchanged", "or the gradient scaler skipped every step"),
+        ({"unchanged": 2}, "unchanged", "2 of 6 trainable tensors did not change in epoch 2"),
+        ({"val_batches": 0}, "no-validation", "no held-out batch"),
+    ],
+)
+def test_what_makes_it_suspect_is_told(last: dict[str, Any], code: str, told: str) -> None:
+    found = notes(**last)
+    assert list(found) == [code]
+    assert told in found[code]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "judged", "is_told"), [(0.125, 1000, False), (0.125, 100, True), (0.9, 1000, False)]
+)
+def test_chance_is_a_matter_of_how_many_were_judged(accuracy: float, judged: int, is_told: bool) -> None:
+    assert ("not-learned" in notes(val_accuracy=accuracy, val_judged=judged)) is is_told
+
+
+def test_a_set_of_one_class_proves_nothing() -> None:
+    assert notes(val_accuracy=1.0, val_most_frequent=1.0) == {}
