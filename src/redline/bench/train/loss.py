@@ -83,9 +83,9 @@ class BatchLoss(TrainingLoss):
             untold = [name for name, each in float_tensors(output) if not each.ndim and name not in self._own]
         own = self._own_of(output) if self._given is None else None
         if own is not None:
-            self._has_own, self.name = True, "the model's own"
             logits = main_logits(output) if weighted_logits(output) else None
             self._can_judge = logits is not None and self._fits_own(logits, own)
+            self._has_own, self.name = True, "the model's own"
         if not untold:
             return []
         told = f"the model also returns a single number ({', '.join(untold)}) that is not trained on"
