@@ -13,7 +13,14 @@ from redline.training import Epoch
 
 
 def notes(**last: Any) -> dict[str, str]:
-    sound = {"val_judged": 1000, "val_most_frequent": 0.1, "val_accuracy": 0.5, "val_batches": 8, "trainable": 6}
+    sound = {
+        "val_loss": 1.0,
+        "val_judged": 1000,
+        "val_most_frequent": 0.1,
+        "val_accuracy": 0.5,
+        "val_batches": 8,
+        "trainable": 6,
+    }
     epochs = [
         Epoch(number=number, seconds=1.0, train_s=1.0, steps=4, samples=64, train_loss=1.0, **each)
         for number, each in enumerate((sound, {**sound, **last}), start=1)
@@ -35,13 +42,14 @@ def test_a_sound_training_has_none() -> None:
             "% is no better than always naming the most frequent class",
         ),
         (
-            {"val_batches_not_finite": 3},
+            {"val_batches_not_finite": 3, "val_loss": None},
             "not-finite",
             "in epoch 2 the validation loss was not a number, last in 3 of 8",
         ),
         ({"unchanged": 6}, "unchanged", "no parameter changed in epoch 2: the optimizer did nothing"),
         ({"unchanged": 6, "gradient_scale": 1e-9}, "unchanged", "or the gradient scaler skipped every step"),
         ({"unchanged": 2}, "unchanged", "2 of 6 trainable tensors did not change in epoch 2"),
+        ({"val_loss": None}, "no-validation", "the model returns no loss in eval mode"),
         ({"val_batches": 0}, "no-validation", "no held-out batch"),
     ],
 )

@@ -309,6 +309,8 @@ def _doubts(epochs: Sequence[Epoch], *, learnable: bool) -> Iterator[Note]:
     last = epochs[-1] if epochs else None
     if last is not None and last.trainable and not last.val_batches:  # a record that counts both
         yield note("no-validation", "no held-out batch: neither validation loss nor accuracy is measured")
+    elif last is not None and last.val_batches and last.val_loss is None and not last.val_batches_not_finite:
+        yield note("no-validation", "the model returns no loss in eval mode: there is no validation loss")
     if learnable and last is not None and (told := _no_better_than_guessing(last)):
         yield note("not-learned", told)
 
