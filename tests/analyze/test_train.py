@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trained import spec_of
 
-from redline.analyze.training import training_of
+from redline.analyze.train import training_of
 from redline.record import RunRecord
 from redline.training import Epoch
 
