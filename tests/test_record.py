@@ -23,7 +23,6 @@ from redline.record import (
     Closed,
     ColdStart,
     Failure,
-    GenerationInfo,
     Numerics,
     Prepared,
     RankBlock,
@@ -37,7 +36,7 @@ from redline.record import (
 from redline.spec import DataSpec, LaunchSpec, MeasureSpec, Recipe, RunSpec, TrainSpec, WorkloadSpec
 from redline.training import DataInfo, Epoch, Fed
 from redline.watching import Advice, Watched, Window
-from redline.work import ModuleWork, OperatorWork, Uncounted, WorkCount
+from redline.work import GenerationInfo, ModuleWork, OperatorWork, Uncounted, WorkCount
 
 SAMPLES = (0.1, 1 / 3, 5e-324, 999_999_999.9999999, 0.010000000000000002)
 """Seconds that lose something wherever a double is not kept as it is."""

@@ -15,7 +15,7 @@ from redline.note import Note
 from redline.spec import Count, Figure, Frozen, Items, Moment, RunSpec, Seconds
 from redline.training import DataInfo, Epoch, Fed
 from redline.watching import Watched
-from redline.work import WorkCount
+from redline.work import GenerationInfo, WorkCount
 
 SCHEMA = 2
 """Raised whenever a stored record of the day before would no longer decode; `MIGRATIONS` then says how to fix it."""
@@ -215,35 +215,6 @@ class RankInfo(Frozen):
     items_per_step: Items
     """Its share of a step."""
     threads: Count | None = None
-
-
-CacheKind = Literal["growing", "static", "state", "own", "unseen"]
-"""How keys and values are kept: `state` has one size however long the text is, `own` is what the user's forward
-returns, `unseen` belongs to a model that only generates as a whole."""
-
-
-class GenerationInfo(Frozen):
-    """What is generated, and what every token has to read."""
-
-    prompt: Items
-    new_tokens: Items
-    weight_bytes: Count
-    """Of all weights under the recipe."""
-    read_bytes: Count
-    """Of the weights that a decode step reads: without tables of which it takes a row, and without an encoder."""
-    cache_bytes: Count
-    """As it was allocated after one generation."""
-    cache_read_bytes: Count | None = None
-    """Of the cache, what a decode step reads on average: the positions that are filled by then."""
-    copy_bytes_per_s: Figure | None = None
-    """Copied on this device just before, read and written bytes together."""
-    is_static: bool = False
-    cache: CacheKind | None = None
-    """None in records made before it was told."""
-
-    @property
-    def cache_kind(self) -> CacheKind:
-        return self.cache or ("static" if self.is_static else "growing")
 
 
 class Warmup(Frozen):

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from redline.note import Note
-from redline.spec import Count, Figure, Frozen, Moment, Seconds
+from redline.spec import Count, Figure, Frozen, Items, Moment, Seconds
 
 OperatorKind = Literal[
     "convolution", "matmul", "attention", "norm", "elementwise", "reduction", "copy", "other"
@@ -305,3 +305,32 @@ class MemoryUse(Frozen):
     reserved_bytes: int | None = None
     fragments_bytes: int | None = None
     """Reserved but not given out when most was given out; None without an allocator that tells."""
+
+
+CacheKind = Literal["growing", "static", "state", "own", "unseen"]
+"""How keys and values are kept: `state` has one size however long the text is, `own` is what the user's forward
+returns, `unseen` belongs to a model that only generates as a whole."""
+
+
+class GenerationInfo(Frozen):
+    """What is generated, and what every token has to read."""
+
+    prompt: Items
+    new_tokens: Items
+    weight_bytes: Count
+    """Of all weights under the recipe."""
+    read_bytes: Count
+    """Of the weights that a decode step reads: without tables of which it takes a row, and without an encoder."""
+    cache_bytes: Count
+    """As it was allocated after one generation."""
+    cache_read_bytes: Count | None = None
+    """Of the cache, what a decode step reads on average: the positions that are filled by then."""
+    copy_bytes_per_s: Figure | None = None
+    """Copied on this device just before, read and written bytes together."""
+    is_static: bool = False
+    cache: CacheKind | None = None
+    """None in records made before it was told."""
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        return self.cache or ("static" if self.is_static else "growing")

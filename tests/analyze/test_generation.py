@@ -21,7 +21,7 @@ from redline.analyze.race import pair_of
 from redline.analyze.sweep import TokenTargets, under_targets
 from redline.api.workspace import Workspace
 from redline.errors import SpecError
-from redline.record import Block, Capabilities, GenerationInfo, RunRecord
+from redline.record import Block, Capabilities, RunRecord
 from redline.report.export import export_csv
 from redline.report.profile_facts import facts
 from redline.report.sweep import sweep_report
@@ -31,6 +31,7 @@ from redline.testing.fake import FakeDoor
 from redline.testing.landscape import Landscape
 from redline.trace.decode import read_trace
 from redline.trace.window import Steps
+from redline.work import GenerationInfo
 
 GB = 10**9
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.analyze.finding import Finding
-from redline.analyze.waiting import WAITING, is_worth_a_line
+from redline.analyze.finding import LEAST_SHARE, Finding, is_small
+from redline.analyze.waiting import WAITING
 from redline.analyze.working import WORKING, decoding
 from redline.spec import Frozen
 from redline.trace.classes import Described, describe
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 RULES = {**WAITING, **WORKING}
 """For each loss, the rule that makes a finding of it."""
+LEAST: dict[LossCode, float] = {"host": 0.05, "launch": 0.05}
+"""Of the time, where it is more than usual: recording slows the host down, so that a smaller share says little about the
+program without the profiler; and a microsecond or two between kernels is what every program pays."""
 
 
 def diagnose(profile: Profile) -> list[Finding]:
@@ -27,13 +30,17 @@ def diagnose(profile: Profile) -> list[Finding]:
     found = [
         finding
         for code, loss in losses_by_code(profile).items()
-        if code in RULES and is_worth_a_line(profile, loss) and (finding := RULES[code](profile, loss)) is not None
+        if code in RULES and _is_worth_a_line(profile, loss) and (finding := RULES[code](profile, loss)) is not None
     ]
     decoded = decoding(profile)
     if any(finding.code == "decode-host-bound" for finding in decoded):
         found = [finding for finding in found if finding.code != "host-bound"]  # said once, with how much it costs
     found += decoded
     return sorted(found, key=lambda finding: (-finding.saves_s, -finding.gain_bound, finding.code))
+
+
+def _is_worth_a_line(profile: Profile, loss: Loss) -> bool:
+    return loss.code not in WAITING or not is_small(profile, loss, LEAST.get(loss.code, LEAST_SHARE))
 
 
 class Explained(Frozen):

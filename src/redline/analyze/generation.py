@@ -8,9 +8,9 @@ from statistics import median
 from redline.analyze.blocks import timed_blocks
 from redline.analyze.statistics import percentile
 from redline.identity import batch_of
-from redline.record import CacheKind, GenerationInfo, RunRecord
+from redline.record import RunRecord
 from redline.spec import Frozen
-from redline.work import Ceilings
+from redline.work import CacheKind, Ceilings, GenerationInfo
 
 READING_SHARE = 0.6
 """Of the time per token, in which the weights could just be read: from here on memory is what limits decoding."""

@@ -39,7 +39,6 @@ from redline.identity import batch_of
 from redline.record import (
     BatchOrigin,
     Block,
-    CacheKind,
     Capabilities,
     ColdStart,
     Failure,
@@ -49,7 +48,7 @@ from redline.record import (
     device_of,
 )
 from redline.spec import Frozen, Task
-from redline.work import Ceilings
+from redline.work import CacheKind, Ceilings
 
 CeilingsOf = Callable[[RunRecord], Ceilings | None]
 """What is known of the limits of the device a record was measured on."""

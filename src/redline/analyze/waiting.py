@@ -14,7 +14,6 @@ from redline.analyze.finding import (
     finding_of,
     host_is_cleared,
     is_about_code,
-    is_small,
     share_of,
     try_recipe,
     waiting_gain,
@@ -32,9 +31,6 @@ LAUNCHES_MISSING = 0.5
 """Of the device's work: with fewer launches in the trace, nothing can be said of the host."""
 WIDE_TYPES = frozenset(("float", "float32", "double", "float64", ""))
 """Of messages, as collectives name them; where none is named, it may be any."""
-LEAST: dict[LossCode, float] = {"host": 0.05, "launch": 0.05}
-"""Of the time, where it is more than usual: recording slows the host down, so that a smaller share says little about the
-program without the profiler; and a microsecond or two between kernels is what every program pays."""
 
 
 def _waiting(profile: Profile, loss: Loss, code: str, *, evidence: str, todo: Advice | str) -> Finding:
@@ -395,7 +391,3 @@ WAITING: dict[LossCode, Rule] = {
     "straggler": straggler,
 }
 """Asked only of losses that are not small."""
-
-
-def is_worth_a_line(profile: Profile, loss: Loss) -> bool:
-    return loss.code not in WAITING or not is_small(profile, loss, LEAST.get(loss.code, LEAST_SHARE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,13 +32,11 @@ from redline.report.export import JsonDocument, json_document
 from redline.report.folder import ReportFiles, write_folder
 from redline.report.notebook import Bars, Shown
 from redline.report.plots import batch_figure, class_figure, epoch_figure, kernel_figure, phase_figure
-from redline.report.terminal import one_line
-from redline.report.train import figure, rate
+from redline.report.quick import QuickResults, QuickSide, quick_headline, quick_html, quick_text
 from redline.search.train import After
-from redline.spec import Frozen, MeasureSpec, RunSpec
+from redline.spec import MOST_ITEMS, MeasureSpec, RunSpec, require_range
 from redline.trace.classes import library_of
 from redline.trace.decode import read_trace
-from redline.units import format_bytes, format_seconds, format_share
 
 ALIASES = {"cifar-10": "cifar10", "cifar": "cifar10"}
 CAPTURED_STEPS = 5
@@ -54,58 +51,6 @@ WORTH_IT = 1.03
 
 class QuickSettings(DataSettings, ModelSettings, total=False):
     """Which data and how they are loaded; which model and where it runs."""
-
-
-class QuickSide(Frozen):
-    """Before, or after."""
-
-    batch: int | None
-    samples_per_s: float | None
-    peak_bytes: int | None
-    epoch_s: float | None
-    accuracy: float | None
-
-
-class QuickResults(Frozen):
-    """The figures of a quick profile. None is unknown, never a guess."""
-
-    model: str
-    dataset: str
-    device: str
-    item: str | None
-    before: QuickSide
-    """One epoch with the batch that was asked for."""
-    after: QuickSide
-    """All epochs with the batch that was found."""
-    changed: str
-    """What makes the difference between the two."""
-    largest_batch: int | None
-    """The largest that was tried and fits; the search looks no further than 16 times what was asked for."""
-    knee_batch: int | None
-    epochs: tuple[dict[str, Any], ...]
-    train_loss: float | None
-    val_loss: float | None
-    accuracy: float | None
-    best_accuracy: float | None
-    phases: dict[str, float]
-    """Shares of the training time; `data` is waiting for batches."""
-    kernel_classes: dict[str, float]
-    """Shares of the busy time."""
-    kernel_libraries: dict[str, float]
-    """The same by whose kernels they are: cuDNN, cuBLAS, Triton, native. On a CPU of the operators."""
-    peak_bytes: int | None
-    data_wait_share: float | None
-    utilisation: float | None
-    stem: str | None
-    bound: str
-
-    @property
-    def batch(self) -> int | None:
-        return self.after.batch
-
-    @property
-    def samples_per_s(self) -> float | None:
-        return self.after.samples_per_s
 
 
 class QuickProfile(Shown):
@@ -144,19 +89,6 @@ class QuickProfile(Shown):
         }
         return {name: each for name, each in made.items() if each is not None}
 
-    @property
-    def headline(self) -> str:
-        results = self.results
-        speed = (
-            "" if results.samples_per_s is None else f" at {rate(results.samples_per_s)} {results.item or 'items'}/s"
-        )
-        reached = (
-            "" if results.accuracy is None else f" to {results.accuracy:.0%} accuracy in {len(results.epochs)} epochs"
-        )
-        longest = max(results.phases, key=lambda name: results.phases[name], default=None)
-        phase = f"; {results.phases[longest]:.0%} of the time is the {longest}" if longest else ""
-        return f"{results.model} trains{speed}{reached} with batch {results.batch} on {results.device}{phase}"
-
     def save(self, folder: str | Path) -> ReportFiles:
         """Dashboard, Markdown, pictures, CSV, JSON, and the trace, for Perfetto or chrome://tracing."""
         files = write_folder(self._contents(), Path(folder))
@@ -185,30 +117,15 @@ class QuickProfile(Shown):
         bars = [(f"{name}, batch {batch}", speed, None, None) for name, batch, speed in timed]
         return Bars(self.results.model, "samples per second", bars)
 
+    @property
+    def headline(self) -> str:
+        return quick_headline(self.results)
+
     def __str__(self) -> str:
-        lines = [self.headline, *(f"- {name}: {value}" for name, value in self._facts())]
-        lines += [f"- {finding.code}: {finding.evidence}; next: {finding.next}" for finding in self.findings]
-        return "\n".join(map(one_line, lines))
+        return quick_text(self.results, self.findings)
 
     def _repr_html_(self) -> str:
-        """The figures as a list that shows anywhere, and the dashboard below in a frame of its own."""
-        facts = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in self._facts())
-        found = "".join(
-            f"<li><b>{html.escape(each.code)}</b>: {html.escape(str(each.evidence))}; "
-            f"next: {html.escape(str(each.next))}</li>"
-            for each in self.findings
-        )
-        page = html.escape(dashboard(self._contents()))
-        frame = f'<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
-        return f"<h3>{html.escape(self.headline)}</h3>{self._table()}<ul>{facts}{found}</ul>{frame}"
-
-    def _table(self) -> str:
-        rows = "".join(
-            f"<tr><td>{name}</td>{''.join(f'<td>{html.escape(value)}</td>' for value in _side_cells(side))}</tr>"
-            for name, side in (("before", self.results.before), ("after", self.results.after))
-        )
-        head = "".join(f"<th>{name}</th>" for name in ("", "batch", "samples/s", "memory", "epoch", "accuracy"))
-        return f"<table><tr>{head}</tr>{rows}</table>"
+        return quick_html(self.results, self.findings, dashboard(self._contents()))
 
     def _contents(self) -> Contents:
         return contents_of(
@@ -218,22 +135,6 @@ class QuickProfile(Shown):
             profiles=[self.profile],
             ceilings_of=self._ceilings_of,
         )
-
-    def _facts(self) -> list[tuple[str, str]]:
-        results = self.results
-        sides = (", ".join(_side_cells(side)) for side in (results.before, results.after))
-        told = (
-            ("before (batch, samples/s, memory, epoch, accuracy)", next(sides)),
-            ("after", next(sides)),
-            ("what changed", results.changed),
-            ("losses", f"training {figure(results.train_loss)}, held-out {figure(results.val_loss)}"),
-            ("accuracy", format_share(results.accuracy) if results.accuracy is not None else ""),
-            ("phases", _shares(results.phases)),
-            ("kernel classes", _shares(results.kernel_classes)),
-            ("libraries", _shares(results.kernel_libraries)),
-            ("bound", results.bound),
-        )
-        return [(name, value) for name, value in told if value]
 
 
 @takes_settings
@@ -276,8 +177,7 @@ def _check(model_name: str, epochs: int, batch_size: int) -> None:
     if not isinstance(model_name, str):
         raise UsageError(f"model_name is a name, got {type(model_name).__name__}: redline.train takes live modules")
     for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        if value < 1:
-            raise SpecError(f"{name} must be 1 or more, got {value}")
+        require_range(name, value, 1, MOST_ITEMS)
 
 
 def _sized(spec: RunSpec, batch: int, epochs: int | None = None) -> RunSpec:
@@ -385,18 +285,3 @@ def _libraries(profile: Profile) -> dict[str, float]:
         times[library_of(name)] += seconds
     whole = sum(times.values())
     return {name: times[name] / whole for name in sorted(times, key=lambda name: -times[name])} if whole else {}
-
-
-def _shares(shares: dict[str, float], most: int = 5) -> str:
-    largest = sorted(shares.items(), key=lambda pair: -pair[1])[:most]
-    return ", ".join(f"{name} {format_share(share)}" for name, share in largest)
-
-
-def _side_cells(side: QuickSide) -> list[str]:
-    return [
-        str(side.batch or "n/a"),
-        rate(side.samples_per_s),
-        format_bytes(side.peak_bytes),
-        format_seconds(side.epoch_s),
-        format_share(side.accuracy) if side.accuracy is not None else "n/a",
-    ]

@@ -60,7 +60,8 @@ def ladder(
     from redline.api.ladder import ladder as climb
     from redline.api.report import report_records
     from redline.api.workspace import Workspace
-    from redline.cli.progress import LiveTrain, tell_report
+    from redline.cli.progress import LiveTrain
+    from redline.cli.report import tell_report
     from redline.report.batch import check_place
     from redline.report.folder import check_folder
     from redline.report.ladder import ladder_report

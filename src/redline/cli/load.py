@@ -78,7 +78,8 @@ def load(
     from redline.api.load import load as load_models
     from redline.api.report import report_records
     from redline.api.workspace import Workspace
-    from redline.cli.progress import LiveLoad, tell_report
+    from redline.cli.progress import LiveLoad
+    from redline.cli.report import tell_report
     from redline.report.batch import check_place
     from redline.report.folder import check_folder
     from redline.report.load import load_report

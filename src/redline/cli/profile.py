@@ -107,7 +107,8 @@ def profile(
     """
     from redline.api.report import report_records
     from redline.api.workspace import Workspace
-    from redline.cli.progress import LiveObserver, tell_report
+    from redline.cli.progress import LiveObserver
+    from redline.cli.report import tell_report
     from redline.report.export import json_document
     from redline.report.folder import check_folder
     from redline.report.profile import ProfileReport, sort_named

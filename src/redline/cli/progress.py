@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +22,6 @@ from redline.protocol import Progress
 from redline.record import RunRecord
 from redline.report.batch import search_title, trial_header, trial_line
 from redline.report.course import Course, ended_words, in_columns, shortened, stage_words
-from redline.report.folder import ReportFiles
 from redline.report.race import pair_line
 from redline.report.sweep import estimate_text
 from redline.report.terminal import make_console, one_line
@@ -350,12 +348,11 @@ class LiveTrain(LiveObserver):
             self._tell(record, told)
 
 
-class LiveTune(LiveObserver):
+class LiveTune(LiveRace):
     """A permanent line for each trial and for the leader; a live line for what is happening."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._replicate = ""
         self._attempts: dict[str, tuple[str, str]] = {}
         """Of recipes that are being prepared: their number and why they are tried."""
         self._leader = ""
@@ -386,9 +383,6 @@ class LiveTune(LiveObserver):
             self._leader = told
             self._stay(told)
 
-    def replicate(self, number: int, planned: int, recipes: Sequence[str]) -> None:
-        self._replicate = f"replicate {number} of {planned}"
-
     def standing(self, pairs: Sequence[Pair]) -> None:
         """Nothing: the report shows it."""
 
@@ -401,16 +395,3 @@ class LiveTune(LiveObserver):
 
     def _stay(self, words: str) -> None:
         self.say(Text(words, style="dim"), on_stdout=False)
-
-
-def tell_report(files: ReportFiles, *, on_stderr: bool = True) -> None:
-    """What a report says and where it is; beside a measurement on stderr, as stdout is the measurement's."""
-    console = make_console(stderr=on_stderr)
-    console.print(Text(one_line(files.headline), style="bold"))
-    for each in files.notes:
-        console.print(Text(f"note: {one_line(str(each))}", style="yellow"))
-    if not files.records:
-        console.print(Text("no record to report; start with 'redline demo'", style="dim"))
-    pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"
-    console.print(Text(f"dashboard: {files.dashboard}"))
-    console.print(Text(f"also written: report.md, {pictures}, results.csv, results.json", style="dim"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redline.cli.options import OUTPUT, WHICH, Exit, Json, opt, print_json
 from redline.cli.profile import open_in_browser
+
+if TYPE_CHECKING:
+    from redline.report.folder import ReportFiles
 
 
 def report(
@@ -36,7 +39,6 @@ def report(
       redline report --sweep resnet50-grid -o report
     """
     from redline.api.report import write_report
-    from redline.cli.progress import tell_report
     from redline.report.export import json_document
 
     files = write_report(ids or [], out, last=last, sweep=sweep, tune=tune, across=across)
@@ -47,3 +49,20 @@ def report(
     if open_:
         open_in_browser(Path(files.dashboard))
     return Exit.DONE
+
+
+def tell_report(files: ReportFiles, *, on_stderr: bool = True) -> None:
+    """What a report says and where it is; beside a measurement on stderr, as stdout is the measurement's."""
+    from rich.text import Text
+
+    from redline.report.terminal import make_console, one_line
+
+    console = make_console(stderr=on_stderr)
+    console.print(Text(one_line(files.headline), style="bold"))
+    for each in files.notes:
+        console.print(Text(f"note: {one_line(str(each))}", style="yellow"))
+    if not files.records:
+        console.print(Text("no record to report; start with 'redline demo'", style="dim"))
+    pictures = ", ".join(Path(picture).name for picture in files.pictures) or "no picture"
+    console.print(Text(f"dashboard: {files.dashboard}"))
+    console.print(Text(f"also written: report.md, {pictures}, results.csv, results.json", style="dim"))

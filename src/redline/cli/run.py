@@ -64,7 +64,8 @@ def run(
     from redline.api.report import report_records
     from redline.api.run import run as run_models
     from redline.api.workspace import Workspace
-    from redline.cli.progress import LiveObserver, tell_report
+    from redline.cli.progress import LiveObserver
+    from redline.cli.report import tell_report
     from redline.report.folder import check_folder
     from redline.report.run import RunReport
     from redline.report.terminal import make_console

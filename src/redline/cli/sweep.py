@@ -97,7 +97,8 @@ def sweep(
     from redline.api.report import report_records
     from redline.api.sweep import sweep as sweep_models
     from redline.api.workspace import Workspace
-    from redline.cli.progress import LiveSweep, tell_report
+    from redline.cli.progress import LiveSweep
+    from redline.cli.report import tell_report
     from redline.report.folder import check_folder
     from redline.report.sweep import sweep_report
     from redline.report.terminal import make_console

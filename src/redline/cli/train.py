@@ -148,7 +148,8 @@ def train(
     from redline.api.report import report_records
     from redline.api.train import train as train_models
     from redline.api.workspace import Workspace
-    from redline.cli.progress import LiveTrain, tell_report
+    from redline.cli.progress import LiveTrain
+    from redline.cli.report import tell_report
     from redline.report.batch import check_place
     from redline.report.folder import check_folder
     from redline.report.terminal import make_console

@@ -96,7 +96,8 @@ def tune(
     from redline.api.report import report_records
     from redline.api.tune import tune as tune_model
     from redline.api.workspace import Workspace
-    from redline.cli.progress import LiveTune, tell_report
+    from redline.cli.progress import LiveTune
+    from redline.cli.report import tell_report
     from redline.report.folder import check_file, check_folder, write_text
     from redline.report.terminal import make_console
     from redline.report.tune import tune_report

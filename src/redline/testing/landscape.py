@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from redline import environment, record
 from redline.environment import Memory
 from redline.questions import SwitchChoice
-from redline.record import Block, Failure, GenerationInfo, Numerics
+from redline.record import Block, Failure, Numerics
 from redline.spec import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, RunSpec
 from redline.training import DATA_PHASE, DataInfo, Epoch, Fed, FedPart
-from redline.work import Ceilings, Facts, WorkCount
+from redline.work import Ceilings, Facts, GenerationInfo, WorkCount
 
 T = TypeVar("T")
 PerSpec: TypeAlias = T | Mapping[str, T] | Callable[[RunSpec], T]

@@ -16,8 +16,8 @@ from redline.bench.workload.structure import named_tensors
 from redline.bench.workload.workload import Workload, assemble
 from redline.errors import BenchError
 from redline.note import Note, note
-from redline.record import CacheKind
 from redline.spec import DEFAULT_PROMPT, WorkloadSpec
+from redline.work import CacheKind
 
 
 def rotary_frequencies(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from redline.bench.workload.decoder import Decoder, OwnDecoder, WholeGenerator, WriterCode, drawn_prompt
 from redline.errors import SpecError
-from redline.record import CacheKind
 from redline.spec import DEFAULT_NEW_TOKENS, WorkloadSpec
+from redline.work import CacheKind
 
 SEEN_TOKENS = 8
 SEEING = 1e-5

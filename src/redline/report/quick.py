@@ -1,0 +1,131 @@
+"""A quick profile for a person: the figures, one sentence, and a page for a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from redline.analyze.finding import Finding
+from redline.report.terminal import one_line
+from redline.report.train import figure, rate
+from redline.spec import Frozen
+from redline.units import format_bytes, format_seconds, format_share
+
+
+class QuickSide(Frozen):
+    """Before, or after."""
+
+    batch: int | None
+    samples_per_s: float | None
+    peak_bytes: int | None
+    epoch_s: float | None
+    accuracy: float | None
+
+
+class QuickResults(Frozen):
+    """The figures of a quick profile. None is unknown, never a guess."""
+
+    model: str
+    dataset: str
+    device: str
+    item: str | None
+    before: QuickSide
+    """One epoch with the batch that was asked for."""
+    after: QuickSide
+    """All epochs with the batch that was found."""
+    changed: str
+    """What makes the difference between the two."""
+    largest_batch: int | None
+    """The largest that was tried and fits; the search looks no further than 16 times what was asked for."""
+    knee_batch: int | None
+    epochs: tuple[dict[str, Any], ...]
+    train_loss: float | None
+    val_loss: float | None
+    accuracy: float | None
+    best_accuracy: float | None
+    phases: dict[str, float]
+    """Shares of the training time; `data` is waiting for batches."""
+    kernel_classes: dict[str, float]
+    """Shares of the busy time."""
+    kernel_libraries: dict[str, float]
+    """The same by whose kernels they are: cuDNN, cuBLAS, Triton, native. On a CPU of the operators."""
+    peak_bytes: int | None
+    data_wait_share: float | None
+    utilisation: float | None
+    stem: str | None
+    bound: str
+
+    @property
+    def batch(self) -> int | None:
+        return self.after.batch
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.after.samples_per_s
+
+
+def quick_headline(results: QuickResults) -> str:
+    speed = "" if results.samples_per_s is None else f" at {rate(results.samples_per_s)} {results.item or 'items'}/s"
+    reached = "" if results.accuracy is None else f" to {results.accuracy:.0%} accuracy in {len(results.epochs)} epochs"
+    longest = max(results.phases, key=lambda name: results.phases[name], default=None)
+    phase = f"; {results.phases[longest]:.0%} of the time is the {longest}" if longest else ""
+    return f"{results.model} trains{speed}{reached} with batch {results.batch} on {results.device}{phase}"
+
+
+def quick_text(results: QuickResults, findings: Sequence[Finding]) -> str:
+    lines = [quick_headline(results), *(f"- {name}: {value}" for name, value in _facts(results))]
+    lines += [f"- {finding.code}: {finding.evidence}; next: {finding.next}" for finding in findings]
+    return "\n".join(map(one_line, lines))
+
+
+def quick_html(results: QuickResults, findings: Sequence[Finding], dashboard: str) -> str:
+    """The figures as a list that shows anywhere, and the dashboard below in a frame of its own."""
+    facts = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in _facts(results))
+    found = "".join(
+        f"<li><b>{html.escape(each.code)}</b>: {html.escape(str(each.evidence))}; "
+        f"next: {html.escape(str(each.next))}</li>"
+        for each in findings
+    )
+    frame = f'<iframe srcdoc="{html.escape(dashboard)}" style="width:100%;height:900px;border:0"></iframe>'
+    return f"<h3>{html.escape(quick_headline(results))}</h3>{_table(results)}<ul>{facts}{found}</ul>{frame}"
+
+
+def _table(results: QuickResults) -> str:
+    rows = "".join(
+        f"<tr><td>{name}</td>{''.join(f'<td>{html.escape(value)}</td>' for value in _side_cells(side))}</tr>"
+        for name, side in (("before", results.before), ("after", results.after))
+    )
+    head = "".join(f"<th>{name}</th>" for name in ("", "batch", "samples/s", "memory", "epoch", "accuracy"))
+    return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _facts(results: QuickResults) -> list[tuple[str, str]]:
+    sides = (", ".join(_side_cells(side)) for side in (results.before, results.after))
+    told = (
+        ("before (batch, samples/s, memory, epoch, accuracy)", next(sides)),
+        ("after", next(sides)),
+        ("what changed", results.changed),
+        ("losses", f"training {figure(results.train_loss)}, held-out {figure(results.val_loss)}"),
+        ("accuracy", format_share(results.accuracy) if results.accuracy is not None else ""),
+        ("phases", _shares(results.phases)),
+        ("kernel classes", _shares(results.kernel_classes)),
+        ("libraries", _shares(results.kernel_libraries)),
+        ("bound", results.bound),
+    )
+    return [(name, value) for name, value in told if value]
+
+
+def _shares(shares: dict[str, float], most: int = 5) -> str:
+    largest = sorted(shares.items(), key=lambda pair: -pair[1])[:most]
+    return ", ".join(f"{name} {format_share(share)}" for name, share in largest)
+
+
+def _side_cells(side: QuickSide) -> list[str]:
+    return [
+        str(side.batch or "n/a"),
+        rate(side.samples_per_s),
+        format_bytes(side.peak_bytes),
+        format_seconds(side.epoch_s),
+        format_share(side.accuracy) if side.accuracy is not None else "n/a",
+    ]
