@@ -143,6 +143,8 @@ class TestTraces:
         assert bound_of_trace(seen(busy_share=0.4, exposed_communication_s=5.9), slow).label == "host"
         assert bound_of_trace(seen(busy_share=0.4, exposed_communication_s=6.1), slow).label == "communication"
         assert bound_of_trace(seen(exposed_communication_s=9.0), slow).label == "host", "nothing is known to be busy"
+        # A device that kernels fill does not wait for the host, however long issuing takes.
+        assert [bound_of_trace(seen(busy_share=share), slow).label for share in (0.89, 0.9)] == ["host", "device"]
 
     def test_work_whose_records_are_missing_says_nothing(self) -> None:
         assert bound_of_trace(seen(launches_without_device=True, host_wait_s=9.0)).label == "unknown"

@@ -41,6 +41,9 @@ HOST_WAIT_SHARE = 0.2
 """Of a trace without issue times: the device waited so long for the host. Recording slows the host down by half or
 more, so that a smaller share proves nothing about the run without the profiler."""
 
+DEVICE_BUSY_SHARE = 0.9
+"""Kernels fill this share of a step or more: a faster host would hardly make it shorter."""
+
 DATA_WAIT_SHARE = 0.1
 EXPOSED_SHARE = 0.1
 """Communication or copies that overlap nothing else, as a share of the whole time."""
@@ -314,7 +317,7 @@ def _host_in_trace(trace: TraceEvidence, record: RunRecord | None) -> Tested:
     issued = telling_host_share(record) if record is not None else None
     share = trace.share(trace.host_wait_s + trace.sync_s)
     if issued is not None:
-        if issued <= HOST_BOUND_SHARE:
+        if issued <= HOST_BOUND_SHARE or (trace.busy_share or 0.0) >= DEVICE_BUSY_SHARE:
             return None
         busy = "" if trace.busy_share is None else f"; kernels keep the device busy {trace.busy_share:.0%} of the step"
         evidence = f"issue/step {issued:.2f}: the device waits for the host{busy}"

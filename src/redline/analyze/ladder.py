@@ -26,6 +26,8 @@ class Rung(Frozen):
     epoch_s: float | None = None
     samples_per_s: float | None = None
     accuracy: float | None = None
+    steps: int = 0
+    """Optimizer steps the accuracy was reached in: larger batches take fewer in as many epochs."""
     peak_bytes: int | None = None
     top_operator: str | None = None
     """The one that takes most of a step's time, where the rung was profiled."""
@@ -58,9 +60,10 @@ def rung_of(name: str, record: RunRecord, profile: Profile | None = None) -> Run
         epoch_s=row.epoch_s,
         samples_per_s=row.samples_per_s,
         accuracy=row.accuracy,
+        steps=sum(epoch.steps for epoch in row.epochs),
         peak_bytes=row.peak_bytes,
         top_operator=top_operator(profile) if profile is not None else None,
-        limit=limit_of(row, profile),
+        limit=limit_of(row, profile, _cores(record)),
         epochs=len(row.epochs),
         is_cut=row.state == "cut",
         data_wait_share=row.data_wait_share,
@@ -89,23 +92,55 @@ def with_gains(rungs: Sequence[Rung]) -> list[Rung]:
 
 
 def top_operator(profile: Profile) -> str | None:
-    """By the time of the device where there is one, else of the host; without those it called."""
+    """By the time of the device where there is one, else of the host; without those it called.
+
+    A replayed graph is one launch: of its kernels the class that takes most is named.
+    """
     times = {row.name: row.device_self_s if profile.has_device else row.cpu_self_s for row in profile.operators}
     best = max(times, key=lambda name: times[name], default=None)
-    return best.removeprefix("aten::") if best is not None and times[best] > 0 else None
+    if best is None or times[best] <= 0:
+        return None
+    replayed = any(row.name == best and row.source == "graph" for row in profile.operators)
+    most = max(profile.classes, key=lambda row: row.total_s, default=None) if replayed else None
+    return best.removeprefix("aten::") if most is None else f"{most.name} kernels of the graph"
 
 
-def limit_of(row: TrainingSummary, profile: Profile | None) -> str:
+LIMITS: dict[str, str] = {
+    "host": "the host, which issues the work,",
+    "launch": "the gaps between kernels",
+    "compute": "arithmetic",
+    "memory": "memory bandwidth",
+    "data": "copies to the device",
+    "communication": "communication",
+}
+
+
+def limit_of(row: TrainingSummary, profile: Profile | None, cores: int | None) -> str:
+    """What is in the way, in one sentence."""
     if row.failure is not None or not row.epochs:
         return ""
     if row.bound.label == "data":
-        return f"the loader: {row.bound.evidence}"
-    if profile is not None and profile.bound.label not in ("unknown", "device"):
-        return f"{profile.bound.label}: {profile.bound.evidence}"
+        return f"the loader limits it: {row.bound.evidence}"
+    found = profile.bound if profile is not None else row.bound
+    if found.label not in ("unknown", "device") and row.device != "cpu":
+        return f"{LIMITS[found.label]} limits it: {found.evidence}"
     longest = max(row.phase_shares, key=lambda name: row.phase_shares[name], default=None)
     if longest is None:
         return "nothing was told apart"
     operator = top_operator(profile) if profile is not None else None
     most = f", most of it {operator}" if operator else ""
-    busy = f"; the device is busy {format_share(row.utilisation)} of the time" if row.utilisation is not None else ""
-    return f"the {longest} takes {format_share(row.phase_shares[longest])} of a step{most}{busy}"
+    whose = "the device limits it: " if found.label == "device" and row.device != "cpu" else ""
+    phase = "recorded step" if longest == "step" else longest
+    return f"{whose}the {phase} takes {format_share(row.phase_shares[longest])} of the time{most}{_busy(row, cores)}"
+
+
+def _busy(row: TrainingSummary, cores: int | None) -> str:
+    if row.utilisation is None:
+        return ""
+    if row.device == "cpu" and cores:
+        return f"; {row.utilisation * cores:.1f} of the machine's {cores} cores are busy"
+    return f"; the device is busy {format_share(row.utilisation)} of the time"
+
+
+def _cores(record: RunRecord) -> int | None:
+    return record.prepared.environment.logical_cores if record.prepared is not None else None

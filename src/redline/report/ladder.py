@@ -12,9 +12,9 @@ from redline.analyze.ladder import Rung
 from redline.report.canvas import COLOURS, new_figure, save_figure
 from redline.report.terminal import Fitted, cell, make_table, one_line, table
 from redline.report.train import rate
-from redline.units import format_bytes, format_seconds, format_share
+from redline.units import format_bytes, format_seconds, format_share, significant
 
-HEADERS = ["rung", "batch", "epoch", "items/s", "accuracy", "memory", "top operator", "× last", "× first"]
+HEADERS = ["rung", "batch", "epoch", "items/s", "accuracy", "steps", "memory", "top operator", "× last", "× first"]
 
 
 def ladder_report(rungs: Sequence[Rung]) -> RenderableType:
@@ -23,6 +23,8 @@ def ladder_report(rungs: Sequence[Rung]) -> RenderableType:
     parts += [Text(f"{rung.name}: failed: {one_line(rung.failure)}", style="red") for rung in rungs if rung.failure]
     for why, together in _skipped(rungs).items():
         parts.append(Text(f"skipped ({one_line(why)}): {', '.join(together)}", style="yellow"))
+    if told := accuracy_remark(rungs):
+        parts.append(Text(told, style="dim"))
     if any(rung.is_cut for rung in rungs):
         told = (
             "~ the time for a rung was over before its epochs were: what the whole epoch would have taken at that speed"
@@ -37,8 +39,22 @@ def conclusion(rungs: Sequence[Rung]) -> str:
     if len(ran) < 2:
         return "next: see above why the rungs did not run"
     best = max(ran, key=lambda rung: rung.samples_per_s or 0.0)
-    gain = f"{best.gain_over_first:.3g}× the first rung" if best.gain_over_first else "the first rung itself"
-    return f"{best.name}: {rate(best.samples_per_s)} items/s, {gain}"
+    gain = f"{_times(best.gain_over_first)} the first rung" if best.gain_over_first else "the first rung itself"
+    limit = f"; {best.limit}" if best.limit else ""
+    return f"{best.name}: {rate(best.samples_per_s)} items/s, {gain}{limit}"
+
+
+def accuracy_remark(rungs: Sequence[Rung]) -> str:
+    """Why accuracies differ where recipes need not be the reason; empty where all took as many steps."""
+    steps = [rung.steps for rung in rungs if rung.accuracy is not None and rung.steps]
+    if not steps or max(steps) < 1.5 * min(steps):
+        return ""
+    told = f"accuracy is that after so many steps, {min(steps)} to {max(steps)} here"
+    return f"{told}: larger batches take fewer in as many epochs, so it does not compare recipes"
+
+
+def _times(gain: float | None) -> str:
+    return "–" if gain is None else f"{significant(gain, 3)}×"
 
 
 def _table(rungs: Sequence[Rung]) -> Fitted:
@@ -47,18 +63,20 @@ def _table(rungs: Sequence[Rung]) -> Fitted:
         shown.add_column(header, justify="left" if header in ("rung", "top operator") else "right", overflow="fold")
     for rung in rungs:
         shown.add_row(*(Text(one_line(each), style="dim" if rung.skipped else "") for each in _cells(rung)))
-    return Fitted(shown, ("top operator", "memory", "accuracy", "batch", HEADERS[-2], HEADERS[2]))
+    return Fitted(shown, ("steps", "top operator", "memory", "accuracy", "batch", HEADERS[-2], HEADERS[2]))
 
 
 def ladder_markdown(rungs: Sequence[Rung]) -> Iterator[str]:
     yield from table(HEADERS, [[cell(each) for each in _cells(rung)] for rung in rungs])
     yield ""
     yield from (f"- {cell(rung.name)}: {cell(rung.limit or rung.skipped or rung.failure or '')}" for rung in rungs)
+    if told := accuracy_remark(rungs):
+        yield f"- {told}"
 
 
 def _cells(rung: Rung) -> list[str]:
     if rung.skipped or rung.failure:
-        return [rung.name, str(rung.batch or "–"), "skipped" if rung.skipped else "failed", *["–"] * 6]
+        return [rung.name, str(rung.batch or "–"), "skipped" if rung.skipped else "failed", *["–"] * (len(HEADERS) - 3)]
     epoch = format_seconds(rung.epoch_s)
     return [
         rung.name,
@@ -66,10 +84,11 @@ def _cells(rung: Rung) -> list[str]:
         f"~{epoch}" if rung.is_cut else epoch,
         rate(rung.samples_per_s),
         format_share(rung.accuracy),
+        str(rung.steps or "–"),
         format_bytes(rung.peak_bytes),
         rung.top_operator or "–",
-        f"{rung.gain_over_last:.2f}×" if rung.gain_over_last else "–",
-        f"{rung.gain_over_first:.3g}×" if rung.gain_over_first else "–",
+        _times(rung.gain_over_last),
+        _times(rung.gain_over_first),
     ]
 
 
@@ -89,7 +108,7 @@ def draw_ladder(rungs: Sequence[Rung], path: Path) -> Path:
         colour = COLOURS[0] if rung.device == "cpu" else COLOURS[2]
         axes.barh(number, rung.samples_per_s, color=colour, height=0.65)
         accuracy = f", accuracy {rung.accuracy:.0%}" if rung.accuracy is not None else ""
-        gain = f", {rung.gain_over_first:.3g}×" if rung.gain_over_first else ""
+        gain = f", {_times(rung.gain_over_first)}" if rung.gain_over_first else ""
         text = f"  {rate(rung.samples_per_s)} items/s{gain}, epoch {format_seconds(rung.epoch_s)}{accuracy}"
         axes.annotate(text, (rung.samples_per_s, number), va="center", fontsize=8)
     axes.set_yticks(range(len(ran)), [one_line(rung.name, 46).replace("$", r"\$") for rung in ran], fontsize=8.5)

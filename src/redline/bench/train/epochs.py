@@ -29,6 +29,8 @@ TELL_EVERY_S = 1.0
 KEPT_STEPS = 2_000
 """At most this many steps of an epoch are kept one by one, evenly spread; sums are over all."""
 KEPT_LOOKS = 60
+DRIVER_LOOKS_BACK_S = 1.0
+"""A GPU's driver tells the utilisation of up to this long ago: earlier looks see what was before the epoch."""
 ISSUED = 8
 """Steps whose time to issue is kept: only the first of an epoch are issued without waiting for those before."""
 WARM_SHARE: dict[Schedule, float] = {"one-cycle": 0.2, "cosine": 0.05, "constant": 0.0}
@@ -65,6 +67,7 @@ class Training:
         self._device = stepper.device
         self._highest_rate = learning_rate
         self._train = stepper.supply.train(spec.data.workers)
+        self._looks_back_s = DRIVER_LOOKS_BACK_S if stepper.device.is_accelerator else 0.0
         self._spent_s = 0.0
         self._sum = torch.zeros((), device=self._device.torch_device)
 
@@ -118,7 +121,7 @@ class Training:
             host_wait_s=passed.host_wait_s,
             gradient_scale=self._stepper.step.gradient_scale,
             peak_bytes=memory.peak_rss_bytes if memory.peak_reserved_bytes is None else memory.peak_reserved_bytes,
-            utilisation=_mean([look.utilisation for look in sampling.samples]),
+            utilisation=_mean([look.utilisation for look in sampling.samples if look.at_s >= self._looks_back_s]),
             energy_j=sampling.energy_j,
             is_cut=passed.is_cut,
         )
