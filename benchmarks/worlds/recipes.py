@@ -17,7 +17,7 @@ from random import Random
 from redline.note import note
 from redline.questions import Relief, SwitchChoice
 from redline.record import Capabilities, Failure, FailureScope, Numerics
-from redline.spec import RunSpec
+from redline.spec import RunSpec, Task
 from redline.testing.landscape import EXACT, Landscape
 
 Switches = frozenset[str]
@@ -72,6 +72,9 @@ class RecipeTruth:
     build_s: float
     first_use_s: dict[str, float]
     """What the first process with a switch pays: libraries and kernels that come from disk."""
+    each_use_s: dict[str, float] = field(default_factory=dict)
+    """What every process with a switch pays."""
+    task: Task = "infer"
     clock: Callable[[], float] = lambda: math.inf
     """Of the simulation: what another process is still compiling is not in the cache."""
     _compiled: dict[Switches, float] = field(default_factory=dict)
@@ -109,6 +112,7 @@ class RecipeTruth:
     def first_call_s(self, switches: Switches) -> float:
         """Every call is a process that calls it first: some of what it waits for is there from the second on."""
         once_s = sum(self.first_use_s.get(switch, 0.0) for switch in switches - self._used)
+        once_s += sum(self.each_use_s.get(switch, 0.0) for switch in switches)
         self._used |= switches
         fault = self.fault_of(switches)
         return once_s + self._compile_s(switches) + (fault.after_s if fault is not None else 0.0)

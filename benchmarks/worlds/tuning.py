@@ -17,7 +17,8 @@ from worlds.recipes import RecipeTruth
 
 
 def simulated_spec(truth: RecipeTruth) -> RunSpec:
-    return RunSpec(workload=WorkloadSpec(model="simulated", batch=32), device="cpu" if truth.on_cpu else "cuda:0")
+    workload = WorkloadSpec(model="simulated", task=truth.task, batch=32)
+    return RunSpec(workload=workload, device="cpu" if truth.on_cpu else "cuda:0")
 
 
 def simulated_space(truth: RecipeTruth) -> Space:

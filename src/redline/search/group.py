@@ -33,9 +33,9 @@ from redline.protocol import (
     Squeeze,
     SqueezeReply,
 )
-from redline.record import Block, BlockKind, Failure, RunRecord, StopReason, TimeKind, new_id
+from redline.record import Block, BlockKind, Closed, ColdStart, Failure, RunRecord, StopReason, TimeKind, new_id
 from redline.search.observer import Journal, Observer
-from redline.spec import RunSpec
+from redline.spec import MeasureSpec, RunSpec
 
 SOLO_BLOCKS = 3
 """Before a GPU is shared with siblings: what processes that take turns do to each other shows against these."""
@@ -185,6 +185,22 @@ class Group:
         self.pending.append(pending)
         return pending
 
+    def hand_over(self, entry: Entry, measure: MeasureSpec) -> Pending:
+        """The process of an entry under a record of its own, prepared as it is, for another group to adopt.
+
+        The record of the entry is whole with what was timed so far.
+        """
+        prepared = entry.record.prepared
+        assert prepared is not None
+        self.entries.remove(entry)
+        self._keep(entry, None)
+        # It was started for the entry: what that took is told there.
+        reply = PreparedReply(prepared=msgspec.structs.replace(prepared, cold_start=ColdStart()))
+        spec = msgspec.structs.replace(entry.spec, measure=measure)
+        notes = (note("timed-before", "its process had been timed on trial before"),)
+        record = RunRecord(id=new_id(), spec=spec, created_at=time.time(), notes=notes)
+        return Pending(record, entry.session, contended=False, reply=reply)
+
     def admit(self, pending: Pending) -> Entry | None:
         """What was prepared, among the entries. None: it failed and is done, or there was no room beside the others."""
         self.is_ready(pending)
@@ -300,7 +316,6 @@ class Group:
 
     def close(self, entry: Entry) -> RunRecord:
         """The whole record of a session, which ends here; it was interrupted where no rule has stopped it."""
-        entry.stopped = entry.stopped or "interrupted"
         if entry in self.entries:
             self.entries.remove(entry)
         needed_bytes = _squeezed(entry)
@@ -308,6 +323,10 @@ class Group:
         if needed_bytes is not None:
             memory = msgspec.structs.replace(closed.memory, needed_bytes=needed_bytes)
             closed = msgspec.structs.replace(closed, memory=memory)
+        return self._keep(entry, closed)
+
+    def _keep(self, entry: Entry, closed: Closed | None) -> RunRecord:
+        entry.stopped = entry.stopped or "interrupted"
         record = msgspec.structs.replace(entry.record, stopped=entry.stopped, closed=closed)
         self.journal.finish(record)
         self.observer.closed(record)
@@ -317,7 +336,7 @@ class Group:
 
 def _squeezed(entry: Entry) -> int | None:
     """The least memory that would have done, where the spec asks for it; after the timing, which it would disturb."""
-    is_whole = entry.is_sound and entry.stopped != "interrupted"
+    is_whole = entry.is_sound and entry.stopped not in (None, "interrupted")
     if not entry.spec.measure.squeeze_memory or not is_whole:
         return None
     entry.session.resume()

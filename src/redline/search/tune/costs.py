@@ -26,6 +26,8 @@ KNOWN_COMPILE = 1.5
 """The same once others like it were timed."""
 ENDLESS = 0.1
 """The chance that compiling takes longer than anybody waits for."""
+LONG_FIRST_USE = 1.5
+"""Times what a plain trial takes."""
 LONGER = 2.0
 """What preparing a recipe will take over what it had taken when it was given up."""
 TIMED_S, TIMED_ON_CPU_S = 1.0, 3.0
@@ -54,8 +56,8 @@ class Costs:
         """Switches that take time to prepare."""
         self.timed_s = TIMED_ON_CPU_S if tuner.on_cpu else TIMED_S
         facts = tuner.tune.facts
-        self._compile_s = compile_s(facts, on_cpu=tuner.on_cpu)
-        self._by_block_s = by_block_s(facts, on_cpu=tuner.on_cpu)
+        self._compile_s = compile_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task)
+        self._by_block_s = by_block_s(facts, on_cpu=tuner.on_cpu, task=tuner.space.task)
         self._known: dict[Switches, float] = {}
         self._paid_first: set[Switches] = set()
         """Those that were the first with one of their switches."""
@@ -114,6 +116,17 @@ class Costs:
     def is_quicker_by_block(self) -> bool:
         """Whether compiling block by block takes so much less that it can stand in for compiling the model."""
         return self._by_block_s <= BY_BLOCK_SAVES * self._compile_s
+
+    @property
+    def unsettled(self) -> Switches:
+        """Switches whose first use took long: nobody knows yet how much of that the next recipe with them pays again."""
+        long = {
+            recipe
+            for recipe in self._paid_first
+            if not self._kind(recipe) and self._known[recipe] > LONG_FIRST_USE * self._plain_s(recipe)
+        }
+        met_elsewhere = {switch for recipe in self._known if recipe not in long for switch in recipe}
+        return frozenset(switch for recipe in long for switch in recipe - met_elsewhere)
 
     def caution(self, switches: Switches) -> float:
         """By how much more a recipe may take than is expected, beside another that compiles or after others like it."""

@@ -31,6 +31,8 @@ GRACE = 0.1
 """Of the budget: by so much the replicate may exceed it without which the winner would have no interval."""
 RACE_MARGIN = 1.25
 """What a replicate may take over what trials of its recipes took: it is timed for longer."""
+RACE_TIMED = 1.3
+"""To time a process of a race, over what timing a trial takes: it is timed alone before it takes turns."""
 ABLATION_REPLICATES = 2
 FULL_LOSS_PATH = 20
 
@@ -104,14 +106,21 @@ def _with_time_for_all_replicates(tuner: Tuner, finalists: list[Switches], done:
 
 
 def _with_time_for_an_interval(tuner: Tuner, finalists: list[Switches]) -> list[Switches]:
-    """Where the fastest takes too long to be opened twice more, the fastest that does not: it may have an interval."""
-    costs = Costs(tuner)
-    if last_race_s(tuner, costs, finalists[0]) <= tuner.left_s:
+    """Where the fastest takes too long to be opened twice more, the fastest that does not: it may have an interval.
+
+    What is expected of a race is not exact: one that clearly beats all others may take a little more than is left.
+    """
+    costs, fastest = Costs(tuner), finalists[0]
+    needed_s = last_race_s(tuner, costs, fastest)
+    if needed_s <= tuner.left_s:
         return finalists
     known = sorted((each for each in tuner.seen().values() if tuner.may_win(each)), key=lambda each: each.log_s)
     others = [tuner.space.switches_of(each.recipe) for each in known]
     fitting = [each for each in others if each != BASELINE and last_race_s(tuner, costs, each) <= tuner.left_s]
-    return fitting[:1] or finalists
+    if not fitting or fastest not in tuner.seen():
+        return fitting[:1] or finalists
+    is_ahead = tuner.seen()[fitting[0]].log_s > tuner.seen()[fastest].log_s + NEAR
+    return [fastest] if is_ahead and needed_s <= RACE_MARGIN * tuner.left_s else fitting[:1]
 
 
 def replicate_s(tuner: Tuner, racers: Sequence[Switches]) -> float:
@@ -222,7 +231,7 @@ def _run_finals_at_once(tuner: Tuner, race: Race, racers: Sequence[Switches]) ->
     if RACE_MARGIN * one_by_one_s <= tuner.left_s and not any(map(tuner.twins_of, racers)):
         return False
     for count in range(missing, fewest - 1, -1):
-        margin = RACE_MARGIN if done + count == FEWEST_REPLICATES else 1.0  # what is kept for these is meant to be used
+        margin = RACE_MARGIN if done + count == FEWEST_REPLICATES else 0.9  # what is kept for these is meant to be used
         if at_once_s(tuner, costs, racers, count) <= margin * tuner.left_s:
             names = [tuner.space.text(each) for each in racers]
             tuner.observer.replicate(len(tuner.tune.finals) + 1, tuner.asked.replicates, names)
@@ -416,13 +425,13 @@ def fewest_replicates(tuner: Tuner) -> int:
     return min(FEWEST_REPLICATES, tuner.asked.replicates)
 
 
-def twin_specs(tuner: Tuner, switches: Switches) -> list[RunSpec]:
-    """The processes of a recipe in the shortest race that gives an interval.
+def twin_specs(tuner: Tuner, switches: Switches, *, count: int) -> list[RunSpec]:
+    """Processes of a recipe in the shortest race that gives an interval.
 
-    The trial of it checks the numbers; in training the path of losses is longer here.
+    The trial checks the numbers; in training the path of losses is longer here.
     """
-    is_first = [number == 0 and tuner.asked.spec.workload.task == "train" for number in range(fewest_replicates(tuner))]
-    return [final_spec(tuner, switches, first=first, hurried=True) for first in is_first]
+    is_checked = tuner.asked.spec.workload.task == "train" and switches != BASELINE
+    return [final_spec(tuner, switches, first=is_checked and number == 0, hurried=True) for number in range(count)]
 
 
 def planned_replicates(tuner: Tuner, costs: Costs, racers: Sequence[Switches]) -> int:
@@ -451,12 +460,14 @@ def at_once_s(
     `opened`: those that still have to be; None: those of which there are too few twins.
     """
     workers = len(racers) * replicates
-    if workers > tuner.jobs or not tuner.has_memory_for(workers):
+    missing = [
+        replicates - tuner.twins_of(each) if opened is None else replicates * (each in opened) for each in racers
+    ]
+    still = [costs.replicate_s(each) for each, count in zip(racers, missing, strict=True) if count > 0]
+    preparing = sum(max(count, 0) for count in missing)
+    if preparing > tuner.jobs or not tuner.has_memory_for(workers):
         return math.inf
-    if opened is None:
-        opened = [each for each in racers if tuner.twins_of(each) < replicates]
-    beside = len(opened) * replicates - 1
-    return max(map(costs.replicate_s, opened)) * (1 + CONTENTION * beside) + workers * costs.timed_s
+    return max(still, default=0.0) * (1 + CONTENTION * (preparing - 1)) + workers * RACE_TIMED * costs.timed_s
 
 
 def ablation_s(tuner: Tuner, costs: Costs) -> float:

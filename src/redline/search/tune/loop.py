@@ -12,7 +12,14 @@ from redline.search.tune.checks import check_model_as_it_is, prove, prove_fastes
 from redline.search.tune.costs import Candidate, Costs
 from redline.search.tune.finals import ablate, decide, fewest_race_s, race_s, simplify, untold_switches
 from redline.search.tune.model import Beliefs
-from redline.search.tune.planner import kept_s, next_recipe, next_safe, safe_to_race, twins_for
+from redline.search.tune.planner import (
+    kept_s,
+    next_recipe,
+    next_safe,
+    prepare_race_beside,
+    safe_to_race,
+    twins_for,
+)
 from redline.search.tune.record import Untried
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.trials import Trials
@@ -111,6 +118,7 @@ def explore(tuner: Tuner) -> None:
                 _start(tuner, trials, chosen.switches, f"may bring {chosen.gain:.1%}")
             if not trials.in_flight:
                 break
+            prepare_race_beside(tuner, trials)
             trials.finish_one(keep_s=kept_s(tuner, beliefs, trials))
             prove_fastest(tuner)
     if tuner.baseline() is not None:
@@ -127,9 +135,8 @@ def _start_beside(tuner: Tuner, trials: Trials) -> None:
 
 
 def _start(tuner: Tuner, trials: Trials, switches: Switches, why: str) -> None:
-    for spec in twins_for(tuner, switches, len(trials.in_flight)):
-        trials.start_twin(spec)
-    trials.start(switches, why)
+    twins = twins_for(tuner, switches, len(trials.in_flight))
+    trials.start(switches, why, twins)
 
 
 BUDGET_STEP_S = 30.0

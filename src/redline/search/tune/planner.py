@@ -15,6 +15,7 @@ from redline.search.tune.finals import (
     RACE_MARGIN,
     ablation_s,
     fewest_race_s,
+    fewest_replicates,
     last_race_s,
     leaders_last_race_s,
     race_s,
@@ -65,15 +66,15 @@ def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candida
     costs, in_flight = Costs(tuner), trials.in_flight
     awaited = _awaited(tuner, beliefs, trials, costs)
 
-    unproven = _unproven(tuner)
-    on_trial = frozenset(switch for flight in in_flight for switch in unproven(flight))
+    unproven, unsettled = _unproven(tuner), costs.unsettled
+    on_trial = frozenset(switch for flight in in_flight for switch in unproven(flight) | (flight & unsettled))
 
     def may_start(switches: Switches) -> bool:
         """A switch that nobody has seen running is in one recipe at a time: what breaks with it would break them all.
 
-        Compilers use several processors each; and the first of its kind shows whether that works, and what it takes.
+        So is one that may take long in every process: all of them would be late. Compilers use several processors each; and the first of its kind shows whether that works, and what it takes.
         """
-        if on_trial & unproven(switches):
+        if on_trial & (unproven(switches) | (switches & unsettled)):
             return False
         if not awaited or not costs.compiles(switches):
             return True
@@ -127,7 +128,7 @@ def kept_s(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> float:
         row = beliefs.index.get(flight.switches) if is_first else None
         gain = max(fastest - float(expected[row]), LIKELY_GAIN) if row is not None else LIKELY_GAIN
         likely_s = costs.patience_s(flight.switches, beside, taken_s, within_s, LIKELY * LIKELY_GAIN / gain)
-        return max(likely_s, tuner.allowance_s - flight.waited_s)
+        return max(likely_s, tuner.allowance_s - trials.idle_s)
 
     return max(race_s, tuner.left_s - max(map(patience_s, trials.flights), default=math.inf))
 
@@ -195,19 +196,33 @@ def twins_for(tuner: Tuner, switches: Switches, others: int) -> list[RunSpec]:
     """What else to prepare beside the trial of a recipe that compiles, so that it can be raced as soon as it was timed.
 
     Where there may be no time to open it again afterwards: what is compiled is in a cache then, and still takes a third or
-    half as long. Not where compiling block by block stands in for it; and only on a GPU, as on a CPU they would compute where
-    it compiles.
+    half as long. Only on a GPU, as on a CPU they would compute where it compiles.
     """
     costs = Costs(tuner)
     is_known = any(map(costs.compiles, tuner.seen()))
-    has_other_way = costs.is_quicker_by_block and BY_BLOCK in tuner.space.by_switch
-    if tuner.on_cpu or is_known or has_other_way or tuner.twins or not costs.compiles(switches):
+    if tuner.on_cpu or is_known or tuner.twins or not costs.compiles(switches):
         return []
     needed_s = MAY_TAKE * costs.beside_s(switches, others) + fewest_race_s(tuner, costs, switches)
-    specs = twin_specs(tuner, switches)
+    specs = twin_specs(tuner, switches, count=fewest_replicates(tuner) - 1)  # what is on trial is the first
     workers = others + 1 + len(specs)
     has_room = workers <= tuner.jobs and tuner.has_memory_for(workers)
     return specs if needed_s > tuner.left_s and has_room else []
+
+
+def prepare_race_beside(tuner: Tuner, trials: Trials) -> None:
+    """While a recipe with twins compiles, prepare all else that a race needs: of that one, or of the fastest so far.
+
+    Then it can be waited for nearly to the end: whichever is raced, its processes are only to be timed.
+    """
+    leader, count, costs = tuner.leader(), fewest_replicates(tuner), Costs(tuner)
+    if tuner.lent is None or tuner.lent not in trials.in_flight or leader is None:
+        return
+    leading = tuner.space.switches_of(leader.recipe)
+    is_settled = all(map(costs.compiles, trials.in_flight))  # no quick one may overtake it soon
+    for switches in dict.fromkeys((BASELINE, leading if is_settled else BASELINE)):
+        missing = count - tuner.twins_of(switches)
+        if missing > 0 and trials.has_room_for_twins(missing):
+            trials.start_twins(twin_specs(tuner, switches, count=missing))
 
 
 def safe_to_race(tuner: Tuner) -> Switches | None:

@@ -16,11 +16,12 @@ from redline.record import RunRecord, TimeKind
 from redline.search.group import FEWEST_SOLO_BLOCKS, Entry, Group, Pending, StopRule
 from redline.search.observer import NoJournal, Observer
 from redline.search.tune.costs import CONTENTION, Costs
+from redline.search.tune.finals import final_measure
 from redline.search.tune.lessons import EXACTLY, accepts, find_cause, numerics_reason, rejection, scope_of
 from redline.search.tune.record import Lesson, Probe, Trial
 from redline.search.tune.space import BASELINE, Switches
 from redline.search.tune.tuner import Purpose, Tuner
-from redline.spec import RunSpec
+from redline.spec import MeasureSpec, RunSpec
 
 FEWEST_ROUNDS = 3
 MOST_ROUNDS = 8
@@ -74,7 +75,7 @@ class Flight:
     still_s: float = 0.0
     """While others were timed."""
     waited_s: float = 0.0
-    """Its share of the time that was spent waiting for workers to prepare."""
+    """For how long the search waited until it was prepared and did nothing else."""
     shared_s: float = 0.0
     """Seconds of others that were prepared at the same time, added up."""
 
@@ -98,6 +99,8 @@ class Trials:
         self._tuner = tuner
         self._anchor: Entry | None = None
         self._flights: list[Flight] = []
+        self.idle_s = 0.0
+        """Waited for workers since the last of them was ready."""
         self._crowded_out: list[Switches] = []
         """Ran out of memory beside others; tried again alone."""
         self._has_been_crowded = False
@@ -117,8 +120,8 @@ class Trials:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._let_go()
         self._leave_twins_to_the_race(is_over=kind is None)
+        self._let_go()
         self._group.__exit__(kind, error, trace)
         self._tuner.records.update((record.id, record) for record in self._group.done.values())
 
@@ -139,48 +142,79 @@ class Trials:
             return False
         return tuner.has_memory_for(len(self._flights) + 1 + twins + (self._anchor is not None))
 
-    def start(self, switches: Switches, why: str) -> None:
-        """Have a worker prepare this recipe."""
+    def start(self, switches: Switches, why: str, twins: Sequence[RunSpec] = ()) -> None:
+        """Have a worker prepare this recipe; and others its twins, with which it will go on into the last race."""
         tuner, position = self._tuner, next(self._positions)
         tuner.observer.attempting(tuner.space.text(switches), position + 1, why)
         pending = self._group.start(tuner.trial_spec(switches), position)
         self._flights.append(Flight(switches, pending, tuner.clock()))
+        if twins:
+            tuner.lent = switches
+            self.start_twins(twins)
 
     @property
     def _preparing(self) -> int:
         """Workers that prepare: twins are taken to be ready when the trial of their recipe is."""
         return len(self._flights) + sum(self._tuner.twins_of(flight.switches) for flight in self._flights)
 
-    def start_twin(self, spec: RunSpec) -> None:
-        """Have a worker prepare what is on trial once more, for the last race: it will not be opened again then."""
-        self._tuner.twins.append(self._group.start(spec, 0))
+    def start_twins(self, specs: Sequence[RunSpec]) -> None:
+        """Have workers prepare recipes once more, for the last race: they will not be opened again then."""
+        self._tuner.twins += [self._group.start(spec, 0) for spec in specs]
 
-    def _cancel_twins(self, switches: Switches | None = None) -> None:
-        """Those of this recipe, or all."""
+    def has_room_for_twins(self, count: int) -> bool:
+        """Whether so many more processes may wait for the last race beside all others."""
         tuner = self._tuner
-        for twin in list(tuner.twins):
-            if switches is None or tuner.space.switches_of(str(twin.record.spec.recipe)) == switches:
-                self._group.cancel(twin)
-                tuner.twins.remove(twin)
+        is_free = not self._has_been_crowded and self._preparing + count <= tuner.jobs
+        workers = len(self._flights) + len(tuner.twins) + count + (self._anchor is not None)
+        return is_free and tuner.has_memory_for(workers)
+
+    def _cancel_twins(self, switches: Switches) -> None:
+        """Those of this recipe."""
+        tuner = self._tuner
+        for twin in [each for each in tuner.twins if tuner.recipe_of(each.record) == switches]:
+            self._group.cancel(twin)
+            tuner.twins.remove(twin)
+        if tuner.lent == switches:
+            tuner.lent = None
 
     def _cancel_twins_without_prospect(self) -> None:
-        """Without its compiler the recipe turned out slower than the baseline: compiled it will hardly be the fastest."""
-        tuner, seen = self._tuner, self._tuner.seen()
+        """Of what is no longer the fastest; and where the recipe without its compiler turned out slower than the baseline:
+        compiled it will hardly be the fastest.
+        """
+        tuner, seen, leader = self._tuner, self._tuner.seen(), self._tuner.leader()
+        wanted = {BASELINE, tuner.lent, tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE}
+        for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - wanted:
+            self._cancel_twins(switches)
         compilers = {choice.switch for choice in tuner.space.choices if choice.capabilities.compiles}
-        for switches in {tuner.space.switches_of(str(twin.record.spec.recipe)) for twin in tuner.twins}:
+        for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - {BASELINE}:
             plain = seen.get(switches - compilers)
             if plain is not None and BASELINE in seen and plain.log_s > seen[BASELINE].log_s:
                 self._cancel_twins(switches)
 
     def _leave_twins_to_the_race(self, *, is_over: bool) -> None:
-        """The race takes over those of the fastest; the others have no use."""
-        tuner = self._tuner
+        """The race takes over those of the fastest, with its process on trial, and of the baseline; others have no use."""
+        tuner, anchor = self._tuner, self._anchor
         leader = tuner.leader() if is_over else None
-        wanted = tuner.space.switches_of(leader.recipe) if leader is not None else None
-        for switches in {tuner.space.switches_of(str(twin.record.spec.recipe)) for twin in tuner.twins} - {wanted}:
+        wanted = {BASELINE, tuner.space.switches_of(leader.recipe)} if leader is not None else set[Switches]()
+        for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - wanted:
             self._cancel_twins(switches)
         for twin in tuner.twins:
             self._group.release(twin)
+        if (
+            anchor is not None
+            and anchor.is_sound
+            and tuner.lent in wanted
+            and tuner.recipe_of(anchor.record) == tuner.lent
+        ):
+            self._anchor, anchor.stopped = None, "target"
+            tuner.twins.append(self._group.hand_over(anchor, self._race_measure(anchor)))
+            tuner.records[anchor.record.id] = anchor.record
+        tuner.lent = None
+
+    def _race_measure(self, entry: Entry) -> MeasureSpec:
+        """As all are timed in a hurried race; its numbers were looked at as on trial."""
+        measure = final_measure(on_cpu=self._tuner.on_cpu, checks=True, hurried=True)
+        return msgspec.structs.replace(measure, loss_path_steps=entry.spec.measure.loss_path_steps)
 
     def finish(self, switches: Switches) -> None:
         """Time those that are prepared until this one is done."""
@@ -235,7 +269,6 @@ class Trials:
             self._group.cancel(flight.pending)
             self._flights.remove(flight)
             self._cancel_twins(flight.switches)
-            tuner.charge_as_failed(flight.waited_s)
             tuner.observer.attempted(tuner.space.text(flight.switches), "given up: it holds what was ruled out")
 
     def _first_ready(self, keep_s: float) -> Flight | None:
@@ -249,19 +282,22 @@ class Trials:
                 before_s = tuner.clock()
                 is_ready = self._group.is_ready(flight.pending, LOOK_S)
                 passed_s = tuner.clock() - before_s
+                self.idle_s += passed_s
                 for each in self._flights:
-                    each.waited_s += passed_s / len(self._flights)
                     each.shared_s += passed_s * (self._preparing - 1)
                 tuner.charge(purpose)
                 if is_ready:
+                    # Without those that go on being prepared beside it, the search would have waited as long.
+                    flight.waited_s, self.idle_s = self.idle_s, 0.0
                     return flight
             if tuner.left_s <= keep_s:
                 return None
 
     def _give_up(self) -> None:
         tuner = self._tuner
+        tuner.charge_as_failed(self.idle_s)
+        self.idle_s = 0.0
         for flight in self._flights:
-            tuner.charge_as_failed(flight.waited_s)
             tuner.observer.attempted(tuner.space.text(flight.switches), "given up: no time left to prepare it")
         now_s = tuner.clock()
         tuner.given_up |= dict.fromkeys(self._crowded_out, 0.0)
@@ -333,6 +369,8 @@ class Trials:
     def _let_go(self) -> None:
         if self._anchor is not None:
             anchor, self._anchor = self._anchor, None
+            if self._tuner.recipe_of(anchor.record) == self._tuner.lent:
+                self._tuner.lent = None
             self._close(anchor)
 
     def _close(self, entry: Entry) -> None:

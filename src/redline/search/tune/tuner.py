@@ -83,6 +83,8 @@ class Tuner:
     """Took too long to prepare in this session: the seconds they had taken by then."""
     twins: list[Pending] = field(default_factory=list)
     """Processes for the last race that are prepared together with the trial of their recipe."""
+    lent: Switches | None = None
+    """The recipe with twins whose process on trial will go on into the last race."""
     replicate_scale: float = 1.0
     """What replicates took over what they were expected to take."""
     _failed_before_s: float = 0.0
@@ -173,14 +175,18 @@ class Tuner:
         return not limit or MEMORY_MARGIN * needed * workers <= limit
 
     def twins_of(self, switches: Switches) -> int:
-        """How many processes of this recipe are prepared for the last race already."""
-        return sum(self.space.switches_of(str(each.record.spec.recipe)) == switches for each in self.twins)
+        """How many processes of this recipe the last race will find prepared."""
+        return sum(self.recipe_of(each.record) == switches for each in self.twins) + (switches == self.lent)
+
+    def recipe_of(self, record: RunRecord) -> Switches:
+        return self.space.switches_of(str(record.spec.recipe))
 
     def drop_twins(self) -> None:
         """End those that no race has taken."""
         for pending in self.twins:
             pending.session.kill()
         self.twins.clear()
+        self.lent = None
 
     # What is kept
 
