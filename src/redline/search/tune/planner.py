@@ -25,7 +25,7 @@ from redline.search.tune.lessons import quantizing_of
 from redline.search.tune.model import Beliefs, Estimate, Floats
 from redline.search.tune.space import BASELINE, BY_BLOCK, Expectation, Space, Switches, expectation
 from redline.search.tune.trials import Flight, Trials
-from redline.search.tune.tuner import Tuner
+from redline.search.tune.tuner import CLEARLY_SLOWER, Tuner
 from redline.spec import RunSpec
 
 WORTH_A_TRIAL = 0.0025
@@ -94,9 +94,8 @@ def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candida
 
 def _unproven(tuner: Tuner) -> Callable[[Switches], Switches]:
     """Of a recipe, the switches that no sound recipe has held yet and that are not safe to try; those of one name stand for each other."""
-    names, lessons = tuner.space.variants, tuner.lessons()
-    safe = SafeRecipes(tuner.space, tuner.on_cpu, _host_share(tuner), lambda each: lessons.chance(each) == 1.0)
-    proven = {switch for recipe in (*tuner.seen(), *safe.in_order()) for switch in recipe}
+    names = tuner.space.variants
+    proven = {switch for recipe in (*tuner.seen(), *_safe_recipes(tuner).in_order()) for switch in recipe}
     shared = {names.get(switch) for switch in proven}
 
     def unproven(switches: Switches) -> Switches:
@@ -236,8 +235,7 @@ def safe_to_race(tuner: Tuner) -> Switches | None:
 
 def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Switches]:
     """What is safe to try and was not, the quickest to prepare first."""
-    lessons, tried = tuner.lessons(), {*tuner.tried(), *in_flight, *tuner.given_up}
-    safe = SafeRecipes(tuner.space, tuner.on_cpu, _host_share(tuner), lambda each: lessons.chance(each) == 1.0)
+    tried, safe = {*tuner.tried(), *in_flight, *tuner.given_up}, _safe_recipes(tuner)
     # Block by block stands in for what takes too long.
     is_needed_by_block = costs.is_quicker_by_block and not any(map(costs.compiles, tuner.seen()))
     return [
@@ -245,10 +243,27 @@ def _safe(tuner: Tuner, costs: Costs, in_flight: Sequence[Switches]) -> list[Swi
         for each in safe.in_order()
         if each not in tried
         and safe.may_run(each)
+        and not tuner.is_slow_without_compiler(each)
         and not is_done_with(each, tried, tuner)
         and (is_needed_by_block or BY_BLOCK not in each)
         and not any(costs.is_same_program(each, other) for other in in_flight)  # it will be in the cache
     ]
+
+
+def _safe_recipes(tuner: Tuner) -> SafeRecipes:
+    lessons, seen, baseline = tuner.lessons(), tuner.seen(), tuner.baseline()
+    slow = [
+        recipe
+        for recipe, each in seen.items()
+        if baseline is not None and not each.is_host_bound and each.log_s > baseline.log_s + CLEARLY_SLOWER
+    ]
+    return SafeRecipes(
+        tuner.space,
+        tuner.on_cpu,
+        _host_share(tuner),
+        lambda each: lessons.chance(each) == 1.0,
+        frozenset(switch for recipe in slow for switch in recipe),
+    )
 
 
 def _host_share(tuner: Tuner) -> float | None:
@@ -375,11 +390,14 @@ class SafeRecipes:
     """The time to issue a step of the baseline over the time of the step; None where it is not known."""
     may_run: Callable[[Switches], bool] = lambda _: True
     """Nothing that was learned speaks against it."""
+    slow: Switches = BASELINE
+    """Switches of recipes that turned out slower than the baseline."""
 
     def in_order(self) -> list[Switches]:
-        """Half precision, the layout and, in training, the optimizer; the same recorded as a graph where the host would be in the way of it; the same
+        """Half precision (or TF32, where that is slow here), the layout and, in training, the optimizer; the same recorded as a graph where the host would be in the way of it; the same
         through a compiler, the whole model and block by block."""
-        plain = self._best("precision") | self._best("layout") | self._best("optimizer")
+        precision = self._best("precision") if not self._is_slow("precision") else self._best("tf32")
+        plain = precision | self._best("layout") | self._best("optimizer")
         graphed = [plain | self._graph] if self._may_be_host_bound(plain) else []
         whole = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=False)))
         by_block = self._first_that_may_run(self._compiled(plain, self._compilers(by_block=True)))
@@ -415,6 +433,9 @@ class SafeRecipes:
         usable = [each for each in self._usable(self.space.families.get(family, ())) if self._expected(each).device < 0]
         chosen = min(usable, key=lambda each: self._expected(each).device, default=None)
         return frozenset({chosen.switch}) if chosen is not None else BASELINE
+
+    def _is_slow(self, family: str) -> bool:
+        return any(choice.switch in self.slow for choice in self.space.families.get(family, ()))
 
     def _may_be_host_bound(self, switches: Switches) -> bool:
         """Whether the host is expected to need nearly as long as the device, or longer."""

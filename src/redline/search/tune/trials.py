@@ -177,19 +177,15 @@ class Trials:
         if tuner.lent == switches:
             tuner.lent = None
 
-    def _cancel_twins_without_prospect(self) -> None:
-        """Of what is no longer the fastest; and where the recipe without its compiler turned out slower than the baseline:
-        compiled it will hardly be the fastest.
-        """
-        tuner, seen, leader = self._tuner, self._tuner.seen(), self._tuner.leader()
+    def _cancel_without_prospect(self, finished: Switches) -> None:
+        """What compiles a recipe that turned out slow without; and twins of what is no longer the fastest."""
+        tuner, leader = self._tuner, self._tuner.leader()
+        for flight in [each for each in self._flights if tuner.is_slow_without_compiler(each.switches)]:
+            if finished <= flight.switches:  # else it was begun in spite of that
+                self._cancel(flight, "given up: it is slow without its compiler")
         wanted = {BASELINE, tuner.lent, tuner.space.switches_of(leader.recipe) if leader is not None else BASELINE}
         for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - wanted:
             self._cancel_twins(switches)
-        compilers = {choice.switch for choice in tuner.space.choices if choice.capabilities.compiles}
-        for switches in {tuner.recipe_of(twin.record) for twin in tuner.twins} - {BASELINE}:
-            plain = seen.get(switches - compilers)
-            if plain is not None and BASELINE in seen and plain.log_s > seen[BASELINE].log_s:
-                self._cancel_twins(switches)
 
     def _leave_twins_to_the_race(self, *, is_over: bool) -> None:
         """The race takes over those of the fastest, with its process on trial, and of the baseline; others have no use."""
@@ -257,19 +253,22 @@ class Trials:
         self._tell_leader()
         if self._anchor is None or self._anchor is not entry:
             self._cancel_twins(flight.switches)
-        self._cancel_twins_without_prospect()
         if flight.switches != BASELINE:
+            self._cancel_without_prospect(flight.switches)
             self._learn(flight.switches, record)
             self._cancel_ruled_out()
 
     def _cancel_ruled_out(self) -> None:
         """What is being prepared and holds what has just been ruled out would only fail the same way."""
-        tuner, lessons = self._tuner, self._tuner.lessons()
+        lessons = self._tuner.lessons()
         for flight in [each for each in self._flights if lessons.rules_out(each.switches)]:
-            self._group.cancel(flight.pending)
-            self._flights.remove(flight)
-            self._cancel_twins(flight.switches)
-            tuner.observer.attempted(tuner.space.text(flight.switches), "given up: it holds what was ruled out")
+            self._cancel(flight, "given up: it holds what was ruled out")
+
+    def _cancel(self, flight: Flight, why: str) -> None:
+        self._group.cancel(flight.pending)
+        self._flights.remove(flight)
+        self._cancel_twins(flight.switches)
+        self._tuner.observer.attempted(self._tuner.space.text(flight.switches), why)
 
     def _first_ready(self, keep_s: float) -> Flight | None:
         tuner = self._tuner

@@ -39,6 +39,7 @@ MEMORY_MARGIN = 1.5
 """A recipe may need this many times the memory of the baseline."""
 METERED_BLOCK_S = 0.5
 """A counter of joules moves every 20 to 100 ms: blocks must be long enough for it."""
+CLEARLY_SLOWER = 0.05
 FAILED_SHARE = 0.1
 """Of the budget: what finding out why recipes break, and trying suspects, may take."""
 
@@ -249,6 +250,19 @@ class Tuner:
         """The fastest that may be recommended so far."""
         known = [each for each in self.seen().values() if self.may_win(each)]
         return min(known, key=lambda each: each.log_s, default=None)
+
+    def is_slow_without_compiler(self, switches: Switches) -> bool:
+        """Whether a recipe that compiles was slower than the baseline without its compiler, and not for the host's sake.
+
+        Compiled it will hardly be the fastest.
+        """
+        choices = self.space.choices
+        compilers = {choice.switch for choice in choices if choice.capabilities.compiles}
+        graphs = {choice.switch for choice in choices if choice.relieves == "host"}
+        plain, baseline = self.seen().get(switches - compilers - graphs), self.baseline()
+        if plain is None or baseline is None or not compilers & switches or plain.is_host_bound:
+            return False
+        return plain.log_s > baseline.log_s + CLEARLY_SLOWER
 
     def may_win(self, each: Estimate) -> bool:
         return each.too_late is None and unproven(each.recipe, self.tune) is None
