@@ -146,6 +146,7 @@ Code = Literal[
     "short-race",
     "gains-unknown",
     "untried",
+    "timed-before",
     "batch-not-searched",
     "batch-not-raced",
     "other-winner",

@@ -32,6 +32,8 @@ WORTH_A_TRIAL = 0.0025
 """Expected improvement, as a share of the fastest time so far."""
 USUAL_SHARE = 0.01
 """Of the budget: a trial that takes more of it must promise more."""
+LITTLE = 0.02
+"""Of what is left of the budget: a compile that takes no more need not wait for the first of its kind."""
 PROMISING = 0.02
 """Who promises this much may have the seconds that were meant for telling what each switch brings."""
 LARGE = 0.2
@@ -78,8 +80,10 @@ def next_recipe(tuner: Tuner, beliefs: Beliefs, trials: Trials) -> tuple[Candida
             return False
         if not awaited or not costs.compiles(switches):
             return True
+        is_dear = costs.expected_s(switches) > LITTLE * tuner.left_s
         is_early = any(
-            costs.is_same_program(switches, other) or costs.is_first_of_kind(other, switches) for other in in_flight
+            costs.is_same_program(switches, other) or (is_dear and costs.is_first_of_kind(other, switches))
+            for other in in_flight
         )
         return not is_early and len(awaited) < max(tuner.jobs // 2, 1)
 
